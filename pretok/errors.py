@@ -1,0 +1,41 @@
+"""What can go wrong, and the exit code each kind ends a command with.
+
+    PretokError
+    ├── UsageError        2   wrong command line, recipe or input; nothing was done
+    ├── MismatchError     2   what is on disk belongs to another input, config or tokenizer
+    ├── IntegrityError    2   a file of ours is damaged or not of our format
+    ├── PartitionsFailed  3   the job finished; the named partitions did not
+    └── Stopped          75   stopped early by a signal or a time limit; run again to continue
+
+A message says what is wrong, where, and what to do. Any other exception is a bug of ours (exit code 1).
+"""
+
+
+class PretokError(Exception):
+    """Base of every error a user can cause or mend; `exit_code` ends the command."""
+
+    exit_code = 2
+
+
+class UsageError(PretokError):
+    """The command line, the recipe or an input is wrong."""
+
+
+class MismatchError(PretokError):
+    """What is on disk was made from another input, config or tokenizer."""
+
+
+class IntegrityError(PretokError):
+    """A file of ours is damaged, missing or not of the expected format."""
+
+
+class PartitionsFailed(PretokError):
+    """The job finished, but the partitions named in the message did not."""
+
+    exit_code = 3
+
+
+class Stopped(PretokError):
+    """Stopped early on request; running the same command again continues."""
+
+    exit_code = 75

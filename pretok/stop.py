@@ -1,0 +1,58 @@
+"""When to stop: a signal or the end of the Slurm job -> one flag that long loops look at.
+
+Enters: SIGTERM, SIGUSR1, SIGINT; the job's end in SLURM_JOB_END_TIME (seconds since 1970) or, where Slurm does
+not export it, in PRETOK_JOB_END_TIME. Leaves: `StopFlag.reason`, a sentence once it is time to stop, else None.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+def job_end_time() -> float | None:
+    """End of the surrounding job in seconds since 1970, or None outside a job with a known end."""
+    value = os.environ.get("PRETOK_JOB_END_TIME") or os.environ.get("SLURM_JOB_END_TIME")
+    return float(value) if value else None
+
+
+class StopFlag:
+    """Context manager that turns signals and the job's end into `reason`.
+
+    `margin` is how many seconds before the job's end the work must stop. It may be set again later, when the
+    time a save takes has been measured. A second SIGINT ends the process at once, as a user at a terminal expects.
+    """
+
+    def __init__(self, margin: float = 60.0) -> None:
+        self.margin = margin
+        self._end = job_end_time()
+        self._signal: str | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopFlag:
+        for number in SIGNALS:
+            self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._signal = signal.Signals(number).name
+
+    @property
+    def reason(self) -> str | None:
+        """Why to stop now, or None to go on. Costs one clock read."""
+        if self._signal is not None:
+            return f"received {self._signal}"
+        if self._end is not None and time.time() > self._end - self.margin:
+            return f"the job ends in {max(0, round(self._end - time.time()))} s (margin {self.margin:.0f} s)"
+        return None

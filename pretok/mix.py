@@ -25,7 +25,7 @@ from typing import Any
 from pretok.errors import IntegrityError, MismatchError, UsageError
 from pretok.manifest import Manifest
 from pretok.order import Order
-from pretok.storage import fingerprint, read_json
+from pretok.storage import fingerprint, read_json, write_json
 
 FORMAT = "pretok-mix"
 VERSION = 1
@@ -107,6 +107,13 @@ def natural_mix(manifest: Manifest, split: str, seq_len: int, names: Iterable[st
             "take a smaller sequence length or another split"
         )
     return Mix(manifest.fingerprint, split, seq_len, seed, sources, (quotas,))
+
+
+def write_mix(path: Path, mix: Mix, report: dict[str, Any]) -> None:
+    """Write mix.json atomically; `report` is kept beside the order for people and other programs."""
+    data = mix.identity()
+    head = {key: data.pop(key) for key in ("format", "version")}
+    write_json(path, {**head, "fingerprint": mix.fingerprint, **data, "report": report})
 
 
 def load_mix(path: Path) -> Mix:

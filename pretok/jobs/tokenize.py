@@ -24,9 +24,9 @@ from pretok.jobs.seal import seal
 from pretok.manifest import FILE_NAME, load_manifest
 from pretok.partition import Partition, plan, shard_bytes
 from pretok.shard import token_dtype
-from pretok.storage import TEMPORARY_SUFFIX, read_json, write_json
+from pretok.storage import TEMPORARY_SUFFIX, atomic_open, read_json, write_json
 from pretok.tokenize import TokenizeTask, load_parts, tokenize_partition
-from pretok.vocab import Vocabulary, load_vocab
+from pretok.vocab import TOKENIZER_FILE, Vocabulary, load_vocab
 
 STATE = ".state"
 
@@ -94,6 +94,7 @@ def run_tokenize(
     sealed = _sealed_plans(shards, config)
     plans = [_plan_source(name, source, recipe, vocab, state, sealed, notice) for name, source in recipe.sources.items()]
     _remove_leftovers(shards)
+    _keep_tokenizer(shards, vocab)
     tasks = [
         _task(partition, source_plan, recipe, vocab)
         for source_plan in plans
@@ -236,6 +237,15 @@ def _refuse_changed_inputs(old: SourcePlan, inputs: list[InputFile], mended: set
             f"the inputs of source {old.name} changed since its shards were planned: {shown}. "
             "Restore them, name new files as a source of their own, or use another --out folder"
         )
+
+
+def _keep_tokenizer(shards: Path, vocab: Vocabulary) -> None:
+    """Copy the tokenizer beside the shards, which then need nothing else to be decoded and verified."""
+    path = shards / TOKENIZER_FILE
+    text = vocab.path.read_bytes()
+    if not path.exists() or path.read_bytes() != text:
+        with atomic_open(path) as file:
+            file.write(text)
 
 
 def _remove_leftovers(shards: Path) -> None:

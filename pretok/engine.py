@@ -1,8 +1,8 @@
 """Run one function over many items: on a Ray cluster, on a Ray started here, or in this process.
 
-Enters: a top-level function and a list of items. Leaves: (item, result or TaskError) as each completes. This is the
-only module that imports ray. Tasks must leave their results on disk whole or not at all, because any of them may run
-twice.
+Enters: a top-level function `task(item, report)` and a list of items. Leaves: each item's result or TaskError as it
+completes. This is the only module that imports ray. Tasks must leave their results on disk whole or not at all, because
+any of them may run twice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,12 +21,19 @@ from typing import Any, Generic, TypeVar
 from pretok.errors import Stopped, UsageError
 from pretok.stop import StopFlag
 
+logger = logging.getLogger(__name__)
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Counts = dict[str, int]
+Report = Callable[[Counts], None]
+"""What a task calls with increments (documents, bytes, ...) while it runs; for display only, retries count again."""
+Task = Callable[[Item, Report], Result]
 
 RETRIES = 3
 """How often an item is tried again after its task raised or its worker or node died."""
 POLL_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 WORKER_ENVIRONMENT = {
     # One task, one core: the libraries inside must not start a thread per core of the node.
     "OMP_NUM_THREADS": "1",
@@ -43,8 +52,8 @@ class TaskError:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress(Generic[Result]):
-    """What the engine yields: an item's index in the list, its result or error, and where it ran."""
+class Outcome(Generic[Result]):
+    """What the engine yields: an item's index in the list, its result or error, and the node it ran on."""
 
     index: int
     result: Result | TaskError
@@ -102,41 +111,52 @@ class Engine:
         self.workers = self.workers or int(ray.cluster_resources().get("CPU", 1))
 
     def map(
-        self, task: Callable[[Item], Result], items: Sequence[Item], retries: int = RETRIES
-    ) -> Iterator[Progress[Result]]:
+        self,
+        task: Task[Item, Result],
+        items: Sequence[Item],
+        on_report: Report | None = None,
+        retries: int = RETRIES,
+    ) -> Iterator[Outcome[Result]]:
         """Run `task` over `items`, started in the order given, yielded as they complete.
 
         A task that raises is tried `retries` times more, on whatever worker is free, before its TaskError is yielded.
+        `on_report` gets the tasks' increments, about once a second.
         """
         run = self._map_here if self.local else self._map_ray
-        yield from run(task, items, retries)
+        yield from run(task, items, on_report or (lambda counts: None), retries)
 
     def _check_stop(self) -> None:
         if reason := self.stop.reason:
-            raise Stopped(f"{reason}; stopped before the end. Run the same command again to continue")
+            raise Stopped(f"{reason}: stopped before the end; run the same command again to continue")
 
     def _map_here(
-        self, task: Callable[[Item], Result], items: Sequence[Item], retries: int
-    ) -> Iterator[Progress[Result]]:
-        node = os.uname().nodename
+        self, task: Task[Item, Result], items: Sequence[Item], on_report: Report, retries: int
+    ) -> Iterator[Outcome[Result]]:
+        def report(counts: Counts) -> None:
+            self._check_stop()
+            on_report(counts)
+
         for index, item in enumerate(items):
             for attempt in range(retries + 1):
                 self._check_stop()
                 try:
-                    result: Result | TaskError = task(item)
+                    result: Result | TaskError = task(item, report)
                     break
+                except Stopped:
+                    raise
                 except Exception as error:
                     result = _task_error(error)
                     if attempt < retries:
-                        logging.getLogger(__name__).warning("trying again: %s", result.message)
-            yield Progress(index, result, node)
+                        logger.warning("trying again: %s", result.message)
+            yield Outcome(index, result, os.uname().nodename)
 
     def _map_ray(
-        self, task: Callable[[Item], Result], items: Sequence[Item], retries: int
-    ) -> Iterator[Progress[Result]]:
+        self, task: Task[Item, Result], items: Sequence[Item], on_report: Report, retries: int
+    ) -> Iterator[Outcome[Result]]:
         import ray
 
         remote = ray.remote(max_retries=0, num_cpus=1)(_on_worker)
+        board = ray.remote(num_cpus=0)(_Board).remote()
         waiting = list(enumerate(items))[::-1]
         tries = [0] * len(items)
         running: dict[Any, int] = {}
@@ -145,8 +165,9 @@ class Engine:
                 self._check_stop()
                 while waiting and len(running) < (self.workers or 1):
                     index, item = waiting.pop()
-                    running[remote.remote(task, item)] = index
+                    running[remote.remote(task, item, board)] = index
                 done, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
+                on_report(ray.get(board.take.remote()))
                 for reference in done:
                     index = running.pop(reference)
                     try:
@@ -155,19 +176,47 @@ class Engine:
                         tries[index] += 1
                         failure = _task_error(error)
                         if tries[index] <= retries:
-                            logging.getLogger(__name__).warning("trying again: %s", failure.message)
+                            logger.warning("trying again: %s", failure.message)
                             waiting.append((index, items[index]))
                             continue
                         node, result = "", failure
-                    yield Progress(index, result, node)
+                    yield Outcome(index, result, node)
         finally:
             for reference in running:
                 with contextlib.suppress(Exception):
                     ray.cancel(reference, force=True)
 
 
-def _on_worker(task: Callable[[Any], Any], item: Any) -> tuple[str, Any]:
-    return os.uname().nodename, task(item)
+class _Board:
+    """Ray actor that adds up what tasks report until the driver takes it."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, counts: Counts) -> None:
+        self._counts.update(counts)
+
+    def take(self) -> Counts:
+        counts, self._counts = dict(self._counts), Counter()
+        return counts
+
+
+def _on_worker(task: Callable[[Any, Report], Any], item: Any, board: Any) -> tuple[str, Any]:
+    """Runs on a worker: sends its reports to the board every REPORT_SECONDS."""
+    pending: Counter[str] = Counter()
+    sent = time.monotonic()
+
+    def report(counts: Counts) -> None:
+        nonlocal sent
+        pending.update(counts)
+        if time.monotonic() - sent > REPORT_SECONDS:
+            board.add.remote(dict(pending))
+            pending.clear()
+            sent = time.monotonic()
+
+    result = task(item, report)
+    board.add.remote(dict(pending))
+    return os.uname().nodename, result
 
 
 def _task_error(error: Exception) -> TaskError:

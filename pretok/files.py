@@ -18,7 +18,10 @@ from typing import IO, Any, Protocol
 import xxhash
 
 from pretok.errors import UsageError
+from pretok.sample import sample_path
 
+SAMPLE = "sample:"
+"""Starts an input that is the text shipped with the package: `sample:it`."""
 HUB = "hub:"
 """Starts the name of a dataset on a hub: `hub:ID[:CONFIG[:SPLIT]]`."""
 IDENTITY_BYTES = 1 << 16
@@ -71,6 +74,8 @@ def expand(pattern: str) -> list[str]:
     """Paths that a path, a glob (`**` too) or a URL glob stands for, sorted. UsageError when it matches nothing."""
     if pattern.startswith(HUB):
         return [pattern]
+    if pattern.startswith(SAMPLE):
+        return [sample_path(pattern.removeprefix(SAMPLE))]
     if is_remote(pattern):
         import fsspec
 

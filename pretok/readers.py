@@ -130,7 +130,7 @@ def _checked(
         texts = texts.cast(pa.large_binary()).filter(pa.array(valid)).cast(pa.large_string())
         good = good[valid]
         rejects.sort(key=lambda reject: reject.record)
-    return TextBatch(index, records, texts, first + good, rejects)
+    return TextBatch(index, first, records, texts, first + good, rejects)
 
 
 def _read_text(piece: Piece, index: int, separator: str) -> Iterator[TextBatch]:

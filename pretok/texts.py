@@ -27,11 +27,13 @@ class Reject:
 class TextBatch:
     """Documents read from one piece.
 
-    piece: its index in the partition; records: how many records the batch covers, refused ones included; numbers:
-    (documents,) int64, the record each document was, from 0 within the piece; texts: (documents,) large_string.
+    piece: its index in the partition; first: number of the batch's first record, from 0 within the piece; records: how
+    many it covers, refused ones included; numbers: (documents,) int64, the record each document was, from 0 within the
+    piece; texts: (documents,) large_string.
     """
 
     piece: int
+    first: int
     records: int
     texts: pa.LargeStringArray
     numbers: npt.NDArray[np.int64]

@@ -83,7 +83,7 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.local:
-        import ray
+            import ray
 
             ray.shutdown()
 

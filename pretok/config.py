@@ -150,15 +150,19 @@ class Recipe(Part):
         return self.out / "mix.json"
 
 
-def load_recipe(path: Path, **changes: Any) -> Recipe:
-    """Read and validate a recipe; `changes` replace top-level values. UsageError says where and what is wrong."""
+def load_toml(path: Path) -> dict[str, Any]:
+    """A recipe file as a mapping, not validated. UsageError when it is missing or not TOML."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"recipe {path} does not exist") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
-    return make_recipe({**data, **{k: v for k, v in changes.items() if v is not None}}, str(path))
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read and validate a recipe. UsageError says what is wrong and where."""
+    return make_recipe(load_toml(path), str(path))
 
 
 def make_recipe(data: dict[str, Any], origin: str) -> Recipe:

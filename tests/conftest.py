@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -69,6 +70,8 @@ def here() -> Iterator[Engine]:
 def ray_address() -> Iterator[str]:
     """Address of one Ray head with two CPUs for the whole session: starting one costs 5 to 14 s."""
     port = free_port()
+    os.environ["RAY_AUTH_MODE"] = "token"  # as on a shared machine; the driver here needs it too
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     environment = {
         **os.environ,
         "RAY_USAGE_STATS_ENABLED": "0",

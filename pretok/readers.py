@@ -158,7 +158,8 @@ def _read_text(piece: Piece, index: int, separator: str) -> Iterator[TextBatch]:
         rejects = [Reject(first + int(i), "empty_text") for i in np.flatnonzero(empty)]
         lengths = np.array([len(part) for part in parts if part], np.int64)
         texts = from_buffers(
-            np.frombuffer(b"".join(parts), np.uint8), np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
+            np.frombuffer(b"".join(parts), np.uint8),
+            np.concatenate([np.zeros(1, np.int64), lengths.cumsum()]),
         )
         yield _checked(index, len(parts), first, np.flatnonzero(~empty), texts, rejects)
         first += len(parts)

@@ -77,15 +77,14 @@ def ray_address() -> Iterator[str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
     }
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}"]
+    limits = ["--num-cpus=2", "--include-dashboard=false", f"--object-store-memory={100 << 20}"]
     head = subprocess.Popen(
-        [
-            str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}",
-            "--node-ip-address=127.0.0.1", "--num-cpus=2", "--include-dashboard=false", f"--object-store-memory={100 << 20}",
-        ],
+        [*command, "--node-ip-address=127.0.0.1", *limits],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     try:
         yield f"127.0.0.1:{port}"
     finally:

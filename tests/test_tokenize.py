@@ -21,7 +21,6 @@ from pretok.manifest import load_manifest
 from pretok.shard import ShardReader
 from pretok.stop import StopFlag
 
-
 ROLLS = 250
 """Repetitions that make one file hold several batches, so that it rolls over."""
 
@@ -83,9 +82,7 @@ def test_ids_are_those_of_tokenizers_and_documents_keep_their_order(finished, sa
     tokenizer = Tokenizer.from_file(str(vocab_dir / "tokenizer.json"))
     it = sample_texts["it"]
     expected = {"it": it[:60] * 4 + it[60:80] + it[80:] * ROLLS, "en": sample_texts["en"]}
-    encoded = {
-        text: tokenizer.encode(text, add_special_tokens=False).ids for text in it + sample_texts["en"]
-    }
+    encoded = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in it + sample_texts["en"]}
     manifest = load_manifest(finished.shards_dir)
     for source, texts in expected.items():
         documents = {
@@ -131,7 +128,9 @@ def test_a_kill_anywhere_changes_nothing(after, tmp_path, inputs, finished, voca
         nonlocal sealed
         sealed += 1
         if sealed == after:
-            (self.prefix.parent / f".{self.prefix.name}.bin.gone-1.tmp").write_bytes(b"left by a killed process")
+            (self.prefix.parent / f".{self.prefix.name}.bin.gone-1.tmp").write_bytes(
+                b"left by a killed process"
+            )
             raise Killed
         return real(self)
 
@@ -206,7 +205,9 @@ def test_special_tokens_in_text_are_text(tmp_path, vocab_dir, here):
     run(made, here)
     tokenizer = Tokenizer.from_file(str(vocab_dir / "tokenizer.json"))
     special = {tokenizer.token_to_id(token) for token in SPECIAL}
-    assert special & set(tokenizer.encode(texts[0], add_special_tokens=False).ids)  # as special tokens they count
+    assert special & set(
+        tokenizer.encode(texts[0], add_special_tokens=False).ids
+    )  # as special tokens they count
     tokenizer.encode_special_tokens = True
     (shard,) = load_manifest(made.shards_dir).shards
     for text, ids in zip(texts, _documents(shard.prefix), strict=True):
@@ -273,7 +274,7 @@ def test_a_crashing_partition_is_retried_then_named(tmp_path, inputs, finished, 
     assert contents(made.shards_dir) == contents(finished.shards_dir)
     limit, failures = 99, 0
     made = recipe(tmp_path / "failed", vocab_dir, inputs)
-    with pytest.raises(PartitionsFailed, match="it-00001: .*: OSError: disk error"):
+    with pytest.raises(PartitionsFailed, match=r"it-00001: .*: OSError: disk error"):
         run(made, here)
     limit = 0
     run(made, here)

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pretok.errors import MismatchError, UsageError
-from pretok.manifest import Manifest, Shard, load_manifest
-from pretok.mix import Mix, load_mix, natural_mix
+from pretok.errors import IntegrityError, MismatchError, UsageError
+from pretok.manifest import FILE_NAME, Manifest, Shard, load_manifest
+from pretok.mix import MATERIALIZED, Mix, load_mix, natural_mix, parse_mix
 from pretok.order import Int64s
 from pretok.shard import Tokens, map_tokens
 
@@ -48,6 +48,8 @@ def open(
     sequence length), UsageError (no seq_len, unknown source, nothing to read).
     """
     manifest = load_manifest(Path(shards))
+    if MATERIALIZED in manifest.data:
+        return _open_materialized(manifest, mix, seq_len, split, source)
     if mix is None:
         if seq_len is None:
             raise UsageError("a stream without a mix needs a sequence length (seq_len)")
@@ -61,21 +63,48 @@ def open(
             f"{mix} was made for shards with fingerprint {plan.manifest}, {manifest.folder} has "
             f"{manifest.fingerprint}; make the mix again for these shards"
         )
-    if seq_len not in (None, plan.seq_len):
-        raise MismatchError(f"{mix} has sequences of {plan.seq_len} tokens, not {seq_len}")
+    _check_seq_len(plan, seq_len, str(mix))
     return View(manifest, plan)
+
+
+def _open_materialized(
+    manifest: Manifest, mix: str | Path | None, seq_len: int | None, split: str, source: str | None
+) -> View:
+    """Shards written in mixed order: the mix is theirs, everything asked for must agree with it."""
+    plan = parse_mix(manifest.data[MATERIALIZED], manifest.folder / FILE_NAME)
+    if mix is not None and (other := load_mix(Path(mix))).fingerprint != plan.fingerprint:
+        raise MismatchError(
+            f"{manifest.folder} holds the sequences of the mix {plan.fingerprint}, {mix} is {other.fingerprint}"
+        )
+    if source is not None or split != "train":
+        raise UsageError(
+            f"{manifest.folder} holds a mix in its order; its sources and other splits are in the shards that the "
+            "mix was made of"
+        )
+    _check_seq_len(plan, seq_len, str(manifest.folder))
+    expected = len(plan) * (plan.seq_len + 1)
+    if (tokens := sum(shard.tokens for shard in manifest.shards)) != expected:
+        raise IntegrityError(f"{manifest.folder} has {tokens} tokens, its mix needs {expected}")
+    return View(manifest, plan, materialized=True)
+
+
+def _check_seq_len(plan: Mix, seq_len: int | None, where: str) -> None:
+    if seq_len not in (None, plan.seq_len):
+        raise MismatchError(f"{where} has sequences of {plan.seq_len} tokens, not {seq_len}")
 
 
 class View:
     """A stream: `len(view)` positions, each a sequence of seq_len + 1 token ids.
 
     seq_len, vocab_size, eod_id; dtype: that of the shards; mix: the plan it follows; fingerprint: identifies the
-    shards, the mix and the order together; manifest_fingerprint: identifies the shards.
+    shards, the mix and the order together; manifest_fingerprint: identifies the shards the mix was made of; tokenizer:
+    what the manifest says of it; materialized: whether the shards hold the sequences in the order of the mix. The
+    fingerprints of a mix and of its materialized form are the same, so a run may go on with either.
 
     It may be forked and pickled: every process opens its own maps. One thread at a time.
     """
 
-    def __init__(self, manifest: Manifest, mix: Mix) -> None:
+    def __init__(self, manifest: Manifest, mix: Mix, materialized: bool = False) -> None:
         self.seq_len = mix.seq_len
         self.vocab_size = manifest.vocab_size
         self.eod_id = manifest.eod_id
@@ -83,7 +112,12 @@ class View:
         self.mix = mix
         self.fingerprint = mix.fingerprint
         self.manifest_fingerprint = mix.manifest
+        self.tokenizer: dict[str, Any] = manifest.data["tokenizer"]
+        self.materialized = materialized
         self._order = mix.order()
+        if materialized:
+            self._tokens = FlatTokens(manifest.shards, self.dtype)
+            return
         # One address space for all sources, one after the other: a sequence lies inside its source.
         streams = [manifest.of(source.name, mix.split) for source in mix.sources]
         self._bases: Int64s = np.cumsum([0, *(source.tokens for source in mix.sources)], dtype=np.int64)
@@ -128,9 +162,13 @@ class View:
         return array
 
     def _read(self, positions: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        source, _, index = self._order.locate(positions)
+        if self.materialized:
+            addresses = positions * (self.seq_len + 1)
+        else:
+            source, _, index = self._order.locate(positions)
+            addresses = self._bases[source] + index * self.seq_len
         out = np.empty((len(positions), self.seq_len + 1), dtype)
-        self._tokens.read(self._bases[source] + index * self.seq_len, out)
+        self._tokens.read(addresses, out)
         return out
 
 

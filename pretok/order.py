@@ -105,6 +105,13 @@ class Schedule:
         return (quotient << DIGIT) + digit + (2 * remainder >= self.length), remainder
 
 
+def prefix_bound(quotas: Sequence[int], quota: int) -> float:
+    """How many sequences the count of a source with `quota` may be away from its share, at any prefix of a stage."""
+    if not quota:
+        return 0.0
+    return 0.5 + quota / sum(quotas) * sum(1 for other in quotas if other) / 2
+
+
 def _fraction(numerator: Int64s, denominator: Int64s) -> tuple[Int64s, Int64s]:
     """The first 84 binary digits of numerator / denominator < 1, as two integers of 42.
 

@@ -16,8 +16,8 @@ from support import EOD, make_shards
 
 import pretok.stream
 from pretok.errors import UsageError
-from pretok.jobs.export import export
-from pretok.jobs.mix import MixRequest, make_mix
+from pretok.jobs.export import export_text
+from pretok.jobs.mix import MixRequest, run_mix
 from pretok.quota import parse_stage
 
 SEQ_LEN = 8
@@ -36,12 +36,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def mix(shards: Path) -> Path:
     path = shards / "mix.json"
-    make_mix(shards, path, MixRequest((parse_stage("320:it=0.75,en=0.25"),), seq_len=SEQ_LEN))
+    run_mix(shards, path, MixRequest((parse_stage("320:it=0.75,en=0.25"),), seq_len=SEQ_LEN))
     return path
 
 
 def test_weights_follow_the_mix(shards: Path, mix: Path) -> None:
-    blend = json.loads(export(shards, "megatron", mix))
+    blend = json.loads(export_text(shards, "megatron", mix))
     assert blend["test"] is None
     assert blend["valid"][1::2] == [str(shards / "it" / "it-val-00000")]
     weights = dict(zip(blend["train"][1::2], map(float, blend["train"][::2]), strict=True))
@@ -49,26 +49,26 @@ def test_weights_follow_the_mix(shards: Path, mix: Path) -> None:
     assert sum(weights.values()) == pytest.approx(320)
     italian = [weight for prefix, weight in weights.items() if Path(prefix).name.startswith("it")]
     assert italian == pytest.approx([240 * 4 / 6, 240 * 2 / 6])
-    natural = json.loads(export(shards, "megatron"))
+    natural = json.loads(export_text(shards, "megatron"))
     assert [float(weight) for weight in natural["train"][::2]] == [4 * 41, 4 * 41, 2 * 41, 4 * 71, 2 * 71]
 
 
 def test_stages_are_chosen(shards: Path, tmp_path: Path) -> None:
     path = tmp_path / "mix.json"
     stages = (parse_stage("160:it=1"), parse_stage("160:it=0.5,en=0.5"))
-    make_mix(shards, path, MixRequest(stages, seq_len=SEQ_LEN))
+    run_mix(shards, path, MixRequest(stages, seq_len=SEQ_LEN))
     with pytest.raises(UsageError, match="choose with --stage"):
-        export(shards, "megatron", path)
+        export_text(shards, "megatron", path)
     with pytest.raises(UsageError, match="no stage 3"):
-        export(shards, "megatron", path, stage=3)
+        export_text(shards, "megatron", path, stage=3)
     assert {
-        Path(p).name[:2] for p in json.loads(export(shards, "megatron", path, stage=1))["train"][1::2]
+        Path(p).name[:2] for p in json.loads(export_text(shards, "megatron", path, stage=1))["train"][1::2]
     } == {"it"}
-    assert len(json.loads(export(shards, "megatron", path, stage=2))["train"]) == 10
+    assert len(json.loads(export_text(shards, "megatron", path, stage=2))["train"]) == 10
     with pytest.raises(UsageError, match="all stages"):
-        export(shards, "nanogpt", path, stage=1)
+        export_text(shards, "nanogpt", path, stage=1)
     with pytest.raises(UsageError, match="known are megatron"):
-        export(shards, "jax")
+        export_text(shards, "jax")
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_megatron_core_reads_our_shards(shards: Path, mix: Path, tmp_path: Path)
     from megatron.core.datasets.indexed_dataset import IndexedDataset
     from megatron.core.datasets.utils import get_blend_from_list
 
-    blend = json.loads(export(shards, "megatron", mix))
+    blend = json.loads(export_text(shards, "megatron", mix))
     config = GPTDatasetConfig(
         random_seed=1,
         sequence_length=SEQ_LEN,
@@ -123,7 +123,7 @@ def test_snippets_run(shards: Path, mix: Path, monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("torch", reason="torch is not installed")
     view = pretok.stream.open(shards, mix)
     names: dict[str, Any] = {"batch_size": 4, "device": "cpu"}
-    exec(export(shards, "nanogpt", mix), names)
+    exec(export_text(shards, "nanogpt", mix), names)
     for first in (0, 4):
         inputs, targets = names["get_batch"]("train")
         expected = view.batch(range(first, first + 4))
@@ -133,8 +133,8 @@ def test_snippets_run(shards: Path, mix: Path, monkeypatch: pytest.MonkeyPatch) 
     litgpt.DataModule = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "litgpt", types.ModuleType("litgpt"))
     monkeypatch.setitem(sys.modules, "litgpt.data", litgpt)
-    exec(export(shards, "litgpt", mix), names)
+    exec(export_text(shards, "litgpt", mix), names)
     module = names["Pretok"]()
     module.connect(batch_size=4)
     np.testing.assert_array_equal(next(iter(module.train_dataloader())).numpy(), view.batch(range(4)))
-    assert "seq_len=16" in export(shards, "nanogpt", seq_len=16)
+    assert "seq_len=16" in export_text(shards, "nanogpt", seq_len=16)

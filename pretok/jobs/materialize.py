@@ -52,7 +52,7 @@ class MaterializeTask:
         return self.out / STATE / f"{self.name}.json"
 
 
-def materialize(
+def run_materialize(
     shards: Path,
     mix: Path,
     out: Path,

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from numba import types
 from tokenizers import Tokenizer
 
-from pretok._numba import njit
+from pretok._numba import I64, njit
 from pretok.pretokenize import disputed
 from pretok.shard import Tokens, token_dtype
 from pretok.texts import buffers
@@ -95,8 +96,7 @@ def choose_engine(tokenizer_json: str) -> tuple[Engine, str]:
     return reference, f"{reason}; encoding with tokenizers instead, at about 1.3 MB/s per core"
 
 
-@njit
-def _join(ids: Ids, offsets: Offsets, eod: int, out: Any, lengths: npt.NDArray[np.int32]) -> None:
+def _join(ids: Any, offsets: Any, eod: Any, out: Any, lengths: Any) -> None:
     """Cast ids into `out` with `eod` after each document; fills tokens per document."""
     at = 0
     for document in range(len(offsets) - 1):
@@ -106,6 +106,13 @@ def _join(ids: Ids, offsets: Offsets, eod: int, out: Any, lengths: npt.NDArray[n
         out[at] = eod
         at += 1
         lengths[document] = offsets[document + 1] - offsets[document] + 1
+
+
+_U32 = types.Array(types.uint32, 1, "C", readonly=True)
+_JOIN = {
+    np.dtype(dtype): njit(types.void(_U32, I64, types.int64, out[::1], types.int32[::1]))(_join)
+    for dtype, out in (("<u2", types.uint16), ("<i4", types.int32))
+}
 
 
 class Encoder:
@@ -129,7 +136,7 @@ class Encoder:
             ids, offsets = self._engine.encode(texts)
         out = np.empty(len(ids) + len(texts), self.dtype)
         lengths = np.empty(len(texts), np.int32)
-        _join(ids, offsets, self._eod, out, lengths)
+        _JOIN[self.dtype](ids, offsets, self._eod, out, lengths)
         return out, lengths
 
     def _encode_mixed(self, texts: pa.LargeStringArray, flags: npt.NDArray[np.bool_]) -> tuple[Ids, Offsets]:

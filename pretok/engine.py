@@ -89,7 +89,7 @@ class Engine:
 
     def _start_ray(self) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            import ray
+        import ray
 
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         environment = {"env_vars": {**WORKER_ENVIRONMENT, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}}

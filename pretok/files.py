@@ -28,11 +28,13 @@ IDENTITY_BYTES = 1 << 16
 COMPRESSED_READ = 1 << 17
 """Bytes of compressed input per step: about half a megabyte of text, so memory stays small at any ratio."""
 
-_CONTAINERS = {b"PAR1": "parquet", b"ARROW1": "arrow-file"}
+_PARQUET = b"PAR1"
+"""Begins and ends a Parquet file; a truncated one is recognised by its name and fails by name."""
 _COMPRESSIONS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip"}
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
 _SUFFIX_FORMAT = {
     ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".txt": "text", ".text": "text",
+    ".arrow": "arrow",
 }  # fmt: skip
 
 
@@ -112,24 +114,23 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
         hint = "name one of its splits" if (Path(path) / "dataset_dict.json").exists() else "give a glob such as"
         raise UsageError(f"{path} is a folder, not an input file: {hint} {path}/*")
     try:
-        head, size, identity = _identify(path)
+        head, tail, size, identity = _identify(path)
     except OSError as error:  # the partition that holds it fails by name; the rest of the job goes on
         return InputFile(path, "unreadable", "", 0, str(error.strerror or error)), f"{path} cannot be read: {error}"
     suffixes = Path(path).suffixes
     by_name = next((_SUFFIX_COMPRESSION[s] for s in suffixes[-1:] if s in _SUFFIX_COMPRESSION), "")
     compression = next((c for magic, c in _COMPRESSIONS.items() if head.startswith(magic)), "")
-    container = next((f for magic, f in _CONTAINERS.items() if head.startswith(magic)), "")
     stem = suffixes[:-1] if by_name else suffixes
     named_format = next((_SUFFIX_FORMAT[s] for s in stem[-1:] if s in _SUFFIX_FORMAT), "")
-    if container:
-        file_format = container
+    if head.startswith(_PARQUET) and tail.endswith(_PARQUET):
+        file_format = "parquet"
     elif declared_format != "auto":
         file_format = declared_format
-    elif named_format in ("jsonl", "text"):
+    elif named_format:
         file_format = named_format
     else:
         file_format = "jsonl" if _starts_an_object(head, compression) else "text"
-    if file_format == "arrow-file":
+    if file_format == "arrow":
         raise UsageError(f"{path} is a bare Arrow file; give the folder that datasets.save_to_disk wrote")
     if file_format == "parquet" and declared_format not in ("auto", "parquet"):
         raise UsageError(f"{path} is Parquet, but the source declares format {declared_format}")
@@ -140,21 +141,21 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     return InputFile(path, file_format, compression, size, identity), notice
 
 
-def _identify(path: str) -> tuple[bytes, int, str]:
-    """First bytes, size and identity of a file, by two reads."""
+def _identify(path: str) -> tuple[bytes, bytes, int, str]:
+    """First and last bytes, size and identity of a file, by two reads."""
     with open_input(path) as file:
         head = file.read(IDENTITY_BYTES)
         size = file.seek(0, 2)
         file.seek(max(0, size - IDENTITY_BYTES))
         tail = file.read(IDENTITY_BYTES)
-    return head, size, xxhash.xxh3_64_hexdigest(head + tail)
+    return head, tail, size, xxhash.xxh3_64_hexdigest(head + tail)
 
 
 def _describe_dataset(path: str) -> InputFile:
     files = json.loads((Path(path) / "state.json").read_bytes())["_data_files"]
     shards = [_identify(str(Path(path) / file["filename"])) for file in files]
-    identity = xxhash.xxh3_64_hexdigest("".join(i for _, _, i in shards))
-    return InputFile(path, "dataset", "", sum(size for _, size, _ in shards), identity)
+    identity = xxhash.xxh3_64_hexdigest("".join(identity for *_, identity in shards).encode())
+    return InputFile(path, "dataset", "", sum(size for _, _, size, _ in shards), identity)
 
 
 def _starts_an_object(head: bytes, compression: str) -> bool:

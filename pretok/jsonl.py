@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import types
 
-from pretok._numba import njit
+from pretok._numba import U8, njit
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -36,6 +37,10 @@ REASONS = (
 MAX_DEPTH = 1000
 """Containers nested deeper than this make a line malformed (the json module stops near the same depth)."""
 
+_OUT = types.uint8[::1]
+_SKIP = types.int64(U8, types.int64, types.int64)
+"""(block, at, end) -> position after what stands at `at`, or -1."""
+
 _PLAIN, _QUOTE, _ESCAPE, _CONTROL = range(4)
 _STRING_CLASS = np.zeros(256, np.uint8)
 _STRING_CLASS[:32] = _CONTROL
@@ -51,14 +56,19 @@ for _digit, _letters in enumerate(zip(b"0123456789abcdef", b"0123456789ABCDEF", 
     _HEX[list(_letters)] = _digit
 
 
-@njit
+_TRUE, _FALSE, _NULL, _NAN, _INFINITY = (
+    np.frombuffer(word, np.uint8).copy() for word in (b"true", b"false", b"null", b"NaN", b"Infinity")
+)
+
+
+@njit(_SKIP)
 def _skip_space(block: Bytes, at: int, end: int) -> int:
     while at < end and (block[at] == 32 or block[at] == 9 or block[at] == 13):
         at += 1
     return at
 
 
-@njit
+@njit(_SKIP)
 def _code_unit(block: Bytes, at: int, end: int) -> int:
     """Value of the four hexadecimal digits at `at`, or -1."""
     if at + 4 > end:
@@ -72,7 +82,7 @@ def _code_unit(block: Bytes, at: int, end: int) -> int:
     return value
 
 
-@njit
+@njit(_SKIP)
 def _skip_string(block: Bytes, at: int, end: int) -> int:
     """Position after the closing quote of the string whose first character is at `at`, or -1."""
     while at < end:
@@ -94,7 +104,7 @@ def _skip_string(block: Bytes, at: int, end: int) -> int:
     return -1
 
 
-@njit
+@njit(types.int64(_OUT, types.int64, types.int64))
 def _put_code_point(out: Bytes, size: int, point: int) -> int:
     """Write a code point as UTF-8 at `size`; the new size."""
     if point < 0x80:
@@ -116,7 +126,7 @@ def _put_code_point(out: Bytes, size: int, point: int) -> int:
     return size + 4
 
 
-@njit
+@njit(types.UniTuple(types.int64, 3)(U8, types.int64, types.int64, _OUT, types.int64))
 def _copy_string(block: Bytes, at: int, end: int, out: Bytes, size: int) -> tuple[int, int, int]:
     """Unescape the string at `at` into `out`. (position after it or -1, new size, OK or SURROGATE)."""
     status = OK
@@ -157,7 +167,7 @@ def _copy_string(block: Bytes, at: int, end: int, out: Bytes, size: int) -> tupl
     return -1, size, status
 
 
-@njit
+@njit(types.int64(U8, types.int64, types.int64, U8))
 def _skip_word(block: Bytes, at: int, end: int, word: Bytes) -> int:
     """Position after `word` if it stands at `at`, or -1."""
     if at + len(word) > end:
@@ -168,14 +178,14 @@ def _skip_word(block: Bytes, at: int, end: int, word: Bytes) -> int:
     return at + len(word)
 
 
-@njit
+@njit(_SKIP)
 def _skip_digits(block: Bytes, at: int, end: int) -> int:
     while at < end and 48 <= block[at] <= 57:
         at += 1
     return at
 
 
-@njit
+@njit(_SKIP)
 def _skip_number(block: Bytes, at: int, end: int) -> int:
     """Position after the number at `at`, or -1: -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?"""
     if at < end and block[at] == 45:
@@ -202,12 +212,7 @@ def _skip_number(block: Bytes, at: int, end: int) -> int:
     return at
 
 
-_TRUE, _FALSE, _NULL, _NAN, _INFINITY = (
-    np.frombuffer(word, np.uint8).copy() for word in (b"true", b"false", b"null", b"NaN", b"Infinity")
-)
-
-
-@njit
+@njit(_SKIP)
 def _skip_scalar(block: Bytes, at: int, end: int) -> int:
     """Position after the string, number or word at `at`, or -1."""
     if at >= end:
@@ -226,7 +231,7 @@ def _skip_scalar(block: Bytes, at: int, end: int) -> int:
     return _skip_number(block, at, end)
 
 
-@njit
+@njit(_SKIP)
 def _skip_key(block: Bytes, at: int, end: int) -> int:
     """Position of the value after the key, colon and space at `at`, or -1."""
     if at >= end or block[at] != 34:
@@ -240,7 +245,7 @@ def _skip_key(block: Bytes, at: int, end: int) -> int:
     return _skip_space(block, at + 1, end)
 
 
-@njit
+@njit(types.int64(U8, types.int64, types.int64, _OUT))
 def _skip_value(block: Bytes, at: int, end: int, closers: Bytes) -> int:
     """Position after any JSON value at `at`, or -1. `closers` is scratch: the bracket each open container awaits."""
     depth = 0
@@ -284,7 +289,7 @@ def _skip_value(block: Bytes, at: int, end: int, closers: Bytes) -> int:
             return at
 
 
-@njit
+@njit(types.boolean(U8, types.int64, types.int64, U8, _OUT))
 def _same_key(block: Bytes, start: int, stop: int, field: Bytes, scratch: Bytes) -> bool:
     """Whether the key between its quotes at start:stop is `field`, escapes resolved into `scratch` where it has any."""
     escaped = False
@@ -310,7 +315,7 @@ def _same_key(block: Bytes, start: int, stop: int, field: Bytes, scratch: Bytes)
     return True
 
 
-@njit
+@njit(types.UniTuple(types.int64, 2)(U8, types.int64, types.int64, U8, _OUT, types.int64, _OUT, _OUT))
 def _parse_line(
     block: Bytes, at: int, end: int, field: Bytes, out: Bytes, size: int, closers: Bytes, scratch: Bytes
 ) -> tuple[int, int]:
@@ -365,7 +370,7 @@ def _parse_line(
     return status, size if status == OK else start
 
 
-@njit
+@njit(types.UniTuple(types.int64, 2)(U8, U8, _OUT, types.int64[::1], types.int64[::1], _OUT))
 def _parse_block(
     block: Bytes,
     field: Bytes,

@@ -15,7 +15,6 @@ import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +169,8 @@ def _seal(view: View, out: Path, entries: list[dict[str, Any]]) -> None:
         "config": {},
         "software": {
             "python": platform.python_version(),
-            "pretok": version("pretok"),
-            "numpy": version("numpy"),
+            "pretok": pretok.__version__,
+            "numpy": np.__version__,
         },
         MATERIALIZED: mix_json(view.mix),
     }

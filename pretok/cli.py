@@ -9,17 +9,16 @@ import logging
 import sys
 import traceback
 
-import click
 import typer
 
-from pretok.commands.build_vocab import build_vocab
+
 from pretok.commands.inspect import inspect
 from pretok.commands.run import run
 from pretok.commands.stats import stats
 from pretok.commands.tokenize import tokenize
 from pretok.commands.verify import verify
-from pretok.console import console, notice
-from pretok.errors import PretokError
+from pretok.console import notice
+from pretok.errors import PretokError, Stopped
 
 app = typer.Typer(
     name="pretok",
@@ -29,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Text to token files for language models: vocabulary, shards, mix, stream.",
 )
-for command in (run, build_vocab, tokenize, verify, stats, inspect):
+for command in (run, tokenize, verify, stats, inspect):
     app.command()(command)
 
 
@@ -42,18 +41,17 @@ def main() -> None:
 def run_command(arguments: list[str]) -> int:
     """Run one command line and return its exit code; messages go to standard error."""
     try:
-        result = app(arguments, standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        app(arguments)  # ends with SystemExit, of code 2 when the arguments themselves are wrong
+    except SystemExit as end:
+        return int(end.code or 0)
     except PretokError as error:
         notice(f"pretok: {error}")
         return error.exit_code
-    except click.exceptions.ClickException as error:
-        error.show()
-        return 2
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        notice("pretok: interrupted")
-        return 75
+    except KeyboardInterrupt:
+        notice("pretok: interrupted; run the same command again to continue")
+        return Stopped.exit_code
     except Exception:
-        console.print(traceback.format_exc(), markup=False)
+        notice(traceback.format_exc())
         notice("pretok: internal error; this is a bug, please report it with the lines above")
         return 1
+    return 0

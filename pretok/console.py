@@ -1,6 +1,6 @@
 """What a person sees: a live bar on a terminal, a line every so often in a log, tables at the end.
 
-Everything goes to standard error, so that `--json` can own standard output.
+Progress and notices go to standard error; what a command was asked for goes to standard output.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pretok.units import short
 
 LOG_SECONDS = 30.0
 console = Console(stderr=True, highlight=False, soft_wrap=True)
+output = Console(highlight=False, soft_wrap=True)
 
 
 def notice(text: str) -> None:
@@ -36,9 +37,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     return made
 
 
-def show(made: Table) -> None:
-    """Print a table."""
-    console.print(made)
+def show(made: Table | str, *, result: bool = False) -> None:
+    """Print a table or a text; `result`: it is what the command was asked for."""
+    (output if result else console).print(made, markup=False)
 
 
 class Meter:

@@ -25,8 +25,10 @@ SAMPLE = "sample:"
 HUB = "hub:"
 """Starts the name of a dataset on a hub: `hub:ID[:CONFIG[:SPLIT]]`."""
 IDENTITY_BYTES = 1 << 16
-COMPRESSED_READ = 1 << 17
-"""Bytes of compressed input per step: about half a megabyte of text, so memory stays small at any ratio."""
+COMPRESSED_STEP = 1 << 15
+"""Bytes of compressed input per step: 100 KB of text as a rule, 30 MB where it shrinks a thousandfold."""
+READ_SIZE = 1 << 22
+"""Bytes per read from the file system."""
 
 _PARQUET = b"PAR1"
 """Begins and ends a Parquet file; a truncated one is recognised by its name and fails by name."""
@@ -65,7 +67,7 @@ def is_remote(path: str) -> bool:
 def open_input(path: str) -> IO[bytes]:
     """Open an input for reading bytes."""
     if not is_remote(path):
-        return Path(path).open("rb")
+        return Path(path).open("rb", buffering=READ_SIZE)
     import fsspec
 
     file: IO[bytes] = fsspec.open(path, "rb").open()
@@ -233,4 +235,4 @@ def read_bytes(path: str, compression: str, start: int = 0, stop: int | None = N
         except OSError as error:
             raise CorruptInputError(f"reading failed: {error}") from None
 
-    return decompress(blocks(COMPRESSED_READ), compression) if compression else blocks(1 << 22)
+    return decompress(blocks(COMPRESSED_STEP), compression) if compression else blocks(READ_SIZE)

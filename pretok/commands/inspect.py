@@ -21,13 +21,13 @@ def inspect(
 
         pretok inspect work/shards --source it --doc 17
     """
-    from pretok.console import notice, print_json
+    from pretok.console import print_json, show
     from pretok.jobs.inspect import run_inspect
 
     found = run_inspect(shards, source, doc, split)
     if json:
         print_json(asdict(found))
         return
-    notice(f"{found.file}, line or row {found.position}; document {found.document} of {found.shard}")
-    notice(f"{len(found.ids)} tokens, the last is the end-of-document token:")
-    notice("".join(f"[{token}]" for token in found.tokens))
+    show(f"{found.file}, line or row {found.position}; document {found.document} of {found.shard}", result=True)
+    show(f"{len(found.ids)} tokens, the last is the end-of-document token:", result=True)
+    show("".join(f"[{token}]" for token in found.tokens), result=True)

@@ -16,4 +16,4 @@ def stats(shards: Shards, json: Json = False) -> None:
     if json:
         print_json(stats_json(shards))
     else:
-        show_stats(shards)
+        show_stats(shards, result=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pretok import __version__
 from pretok.manifest import FILE_NAME, FORMAT, VERSION, load_manifest, manifest_fingerprint
 from pretok.shard import ShardReader, ShardWriter, token_dtype
 from pretok.storage import atomic_open, write_json
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pretok.jobs.tokenize import SourcePlan
 
 COPY_TOKENS = 1 << 24
-PACKAGES = ("pretok", "gigatoken", "tokenizers", "pyarrow", "numpy", "numba")
+PACKAGES = ("gigatoken", "tokenizers", "pyarrow", "numpy", "numba")
 """Whose versions the manifest records: what could change a byte of the shards."""
 
 
@@ -73,7 +74,11 @@ def seal(
         "plans": {name: by_name[name]["plan"] for name in sources},
         "parts": {name: by_name[name]["parts"] for name in sources},
         "config": config,
-        "software": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "software": {
+            "pretok": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
     }
     data["fingerprint"] = manifest_fingerprint(data)
     write_json(shards / FILE_NAME, data)

@@ -15,8 +15,8 @@ def stats_json(shards: Path) -> dict[str, Any]:
     return {key: data[key] for key in ("totals", "sources", "tokenizer", "failed", "fingerprint")}
 
 
-def show_stats(shards: Path) -> None:
-    """Print the counts per source and split, then rejects by reason."""
+def show_stats(shards: Path, *, result: bool = False) -> None:
+    """Print the counts per source and split, then rejects by reason; `result` as in `console.show`."""
     data = load_manifest(shards).data
     rows = []
     for name, counts in [*data["sources"].items(), ("total", data["totals"])]:
@@ -35,7 +35,7 @@ def show_stats(shards: Path) -> None:
                     f"{rejected:,}",
                 )
             )
-    show(table(str(shards), ("source", "tokens", "documents", "bytes of text", "bytes/token", "rejected"), rows))
+    show(table(str(shards), ("source", "tokens", "documents", "bytes of text", "bytes/token", "rejected"), rows), result=result)
     for name, counts in data["sources"].items():
         if counts["rejected"]:
             reasons = ", ".join(f"{reason} {number:,}" for reason, number in counts["rejected"].items())

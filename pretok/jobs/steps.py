@@ -10,7 +10,7 @@ from pretok.config import Recipe
 from pretok.console import Meter, notice, show, table
 from pretok.engine import Engine
 from pretok.errors import IntegrityError
-from pretok.jobs.build_vocab import run_build_vocab
+
 from pretok.jobs.stats import show_stats
 from pretok.jobs.tokenize import run_tokenize
 from pretok.jobs.verify import run_verify

@@ -3,9 +3,9 @@
 Enters: shards in stream order. Leaves: tokens from any address, across the borders of shards. Files are opened when
 first read, their number is bounded, and a copy in another process opens its own.
 
-It reads by pread(2) and not by memory map: a read asks the file system for exactly its bytes, where a page fault brings
-in what the kernel guesses (128 KiB or more around 8 KiB); a file that was cut or a failing disk is an error with a name,
-not SIGBUS; and pages do not count as memory of the process.
+It reads by pread(2) and not by memory map: a read asks the file system for exactly its bytes, where a page fault
+brings in what the kernel guesses (128 KiB to 8 MiB around 8 KiB); a file that was cut or a failing disk is an error
+with a name, not SIGBUS; and pages do not count as memory of the process.
 """
 
 from __future__ import annotations
@@ -69,13 +69,14 @@ class FlatTokens:
         file = self._files.get(shard)
         if file is None:
             file = self._open(shard)
-        itemsize = row.itemsize
-        done = os.preadv(file, [row], offset * itemsize)
-        while done < row.nbytes:  # pread may give less than asked for
-            more = os.preadv(file, [row.view(np.uint8)[done:]], offset * itemsize + done)
-            if not more:
+        at = offset * row.itemsize
+        rest = row.view(np.uint8).data
+        while rest:  # pread may give less than asked for
+            done = os.preadv(file, [rest], at)
+            if not done:
                 raise IntegrityError(f"{self._paths[shard]} was cut while it was being read")
-            done += more
+            rest = rest[done:]
+            at += done
 
     def _open(self, shard: int) -> int:
         if len(self._files) >= self.limit:
@@ -88,9 +89,7 @@ class FlatTokens:
             raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
         if (size := os.fstat(file).st_size) != tokens * self._dtype.itemsize:
             os.close(file)
-            raise IntegrityError(
-                f"{path} has {size} bytes, expected {tokens} tokens of {self._dtype.itemsize} bytes"
-            )
+            raise IntegrityError(f"{path} has {size} bytes, expected {tokens} tokens of {self._dtype.itemsize} bytes")
         os.posix_fadvise(file, 0, 0, self._advice)
         self._files[shard] = file
         return file

@@ -162,7 +162,7 @@ def _feistel(value: UInt64s, bits: UInt64s, keys: UInt64s) -> UInt64s:
 
 def _mix(half: UInt64s, key: UInt64s) -> UInt64s:
     """A 64-bit hash of a half under a key; its upper bits are the best mixed."""
-    mixed = (half ^ key) * _MULTIPLIERS[0]
+    mixed: UInt64s = (half ^ key) * _MULTIPLIERS[0]
     mixed ^= mixed >> _SHIFT
     mixed *= _MULTIPLIERS[1]
     return mixed
@@ -175,9 +175,7 @@ class Order:
     `names`. Each stage goes on in every source where the one before stopped.
     """
 
-    def __init__(
-        self, names: Sequence[str], sizes: Sequence[int], stages: Sequence[Sequence[int]], seed: int
-    ) -> None:
+    def __init__(self, names: Sequence[str], sizes: Sequence[int], stages: Sequence[Sequence[int]], seed: int) -> None:
         self.names = tuple(names)
         self.sizes: Int64s = np.array(sizes, np.int64)
         self.seed = seed

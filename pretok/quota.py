@@ -56,16 +56,14 @@ def parse_weights(text: str) -> dict[str, Fraction] | None:
     for part in text.split(","):
         name, _, value = part.strip().rpartition("=")
         if not name or name in weights or not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", value):
-            raise UsageError(
-                f"cannot read {part!r} in {text!r}; write 'natural' or weights like it=0.9,en=0.1"
-            )
+            raise UsageError(f"cannot read {part!r} in {text!r}; write 'natural' or weights like it=0.9,en=0.1")
         weights[name] = Fraction(value)
     return scaled(weights)
 
 
 def scaled(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
     """Weights that add up to 1 within rounding, made to add up exactly. Raises UsageError."""
-    total = sum(weights.values())
+    total = sum(weights.values(), Fraction(0))
     if abs(total - 1) > ROUNDING:
         shown = ", ".join(f"{name}={float(weight):g}" for name, weight in weights.items())
         raise UsageError(f"the weights {shown} add up to {float(total):g}, not to 1")
@@ -106,9 +104,7 @@ def stage_quotas(
             if stage.tokens is None
             else f"a budget of {stage.tokens} tokens holds no sequence of {seq_len} tokens"
         )
-    room = [
-        int(limit.max_epochs * source.sequences) - taken for source, taken in zip(sources, drawn, strict=True)
-    ]
+    room = [int(limit.max_epochs * source.sequences) - taken for source, taken in zip(sources, drawn, strict=True)]
     quotas = largest_remainder(total, weights)
     over = [number for number, quota in enumerate(quotas) if quota > room[number]]
     if not over:

@@ -136,13 +136,11 @@ class View:
     def __iter__(self) -> Iterator[Tokens]:
         return (self[position] for position in range(len(self)))
 
-    def batch(
-        self, positions: Sequence[int] | Int64s, dtype: npt.DTypeLike = np.int64
-    ) -> npt.NDArray[np.integer[Any]]:
+    def batch(self, positions: Sequence[int] | Int64s, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
         """Token ids at (n,) positions in any order: (n, seq_len + 1) of `dtype`. IndexError outside 0..len-1."""
         return self._read(self._checked(positions), np.dtype(dtype))
 
-    def __getitems__(self, positions: Sequence[int]) -> npt.NDArray[np.integer[Any]]:
+    def __getitems__(self, positions: Sequence[int]) -> npt.NDArray[Any]:
         """`batch` by the name torch's DataLoader calls; use `collate_fn=torch.from_numpy`."""
         return self.batch(positions)
 

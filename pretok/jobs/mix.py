@@ -15,7 +15,7 @@ Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `pretok.mix`) 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from pretok.config import Mix as RecipeMix
 
 MAX_EPOCHS = Fraction(4)
-"""Repeating text up to about four times costs little (Muennighoff et al., "Scaling Data-Constrained Language Models")."""
+"""Text read up to about four times is worth nearly as much as new text: Muennighoff et al., "Scaling Data-Constrained
+Language Models", 2023."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class MixRequest:
     seq_len: int = 4096
     seed: int = 0
     split: str = "train"
-    limit: Limit = Limit(MAX_EPOCHS, cap=False)
+    limit: Limit = field(default_factory=lambda: Limit(MAX_EPOCHS, cap=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,7 @@ def what_if(manifest: Manifest, request: MixRequest) -> list[WhatIf]:
     lengths = {planned * 2**power // 4 for power in range(5)}
     lengths |= {one_epoch(weights, mix.sources, before), most_that_fits(weights, room)}
     return [
-        _what_if(mix, before, Stage(length * mix.seq_len, last.weights), request)
-        for length in sorted(lengths - {0})
+        _what_if(mix, before, Stage(length * mix.seq_len, last.weights), request) for length in sorted(lengths - {0})
     ]
 
 
@@ -156,8 +156,7 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
                 "weights": dict(zip(names, map(str, weights), strict=True)),
                 "shares": {name: quota / sum(quotas) for name, quota in zip(names, quotas, strict=True)},
                 "prefix_bound_tokens": {
-                    name: prefix_bound(quotas, quota) * mix.seq_len
-                    for name, quota in zip(names, quotas, strict=True)
+                    name: prefix_bound(quotas, quota) * mix.seq_len for name, quota in zip(names, quotas, strict=True)
                 },
             }
         )
@@ -191,9 +190,7 @@ def show_mix(manifest: Manifest, request: MixRequest, report: dict[str, Any]) ->
     for number, stage in enumerate(report["stages"], 1):
         shares = ", ".join(f"{name} {share:.6%}" for name, share in stage["shares"].items())
         bound = max(stage["prefix_bound_tokens"].values())
-        notice(
-            f"stage {number}: {stage['tokens']:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it"
-        )
+        notice(f"stage {number}: {stage['tokens']:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it")
     columns = ("source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail")
     rows = [
         (

@@ -152,12 +152,14 @@ def _feistel(value: UInt64s, bits: UInt64s, keys: UInt64s) -> UInt64s:
     """A permutation of 0..2^bits-1, row by row; the halves have floor(bits / 2) and ceil(bits / 2) bits."""
     low_bits = bits >> np.uint64(1)
     high_bits = bits - low_bits
-    high = value >> low_bits
+    high: UInt64s = value >> low_bits
     low = value ^ (high << low_bits)
     for number in range(0, ROUNDS, 2):
         low ^= _mix(high, keys[:, number]) >> (np.uint64(64) - low_bits)
         high ^= _mix(low, keys[:, number + 1]) >> (np.uint64(64) - high_bits)
-    return high << low_bits | low
+    high <<= low_bits
+    high |= low
+    return high
 
 
 def _mix(half: UInt64s, key: UInt64s) -> UInt64s:

@@ -29,6 +29,8 @@ from pretok.storage import fingerprint, read_json, write_json
 
 FORMAT = "pretok-mix"
 VERSION = 1
+MATERIALIZED = "materialized"
+"""Key under which the manifest of shards written in mixed order carries the mix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,7 @@ class Mix:
             "seq_len": self.seq_len,
             "seed": self.seed,
             "sources": [
-                {"name": source.name, "tokens": source.tokens, "sequences": source.sequences}
-                for source in self.sources
+                {"name": source.name, "tokens": source.tokens, "sequences": source.sequences} for source in self.sources
             ],
             "stages": [{"quotas": list(quotas)} for quotas in self.stages],
         }
@@ -88,9 +89,7 @@ def mix_sources(manifest: Manifest, split: str, seq_len: int, names: Iterable[st
     found = []
     for name in names:
         if name not in manifest.sources:
-            raise UsageError(
-                f"{manifest.folder} has no source {name!r}; its sources are {', '.join(manifest.sources)}"
-            )
+            raise UsageError(f"{manifest.folder} has no source {name!r}; its sources are {', '.join(manifest.sources)}")
         tokens = sum(shard.tokens for shard in manifest.of(name, split))
         found.append(MixSource(name, tokens, max(tokens - 1, 0) // seq_len))
     return tuple(found)
@@ -111,9 +110,12 @@ def natural_mix(manifest: Manifest, split: str, seq_len: int, names: Iterable[st
 
 def write_mix(path: Path, mix: Mix, report: dict[str, Any]) -> None:
     """Write mix.json atomically; `report` is kept beside the order for people and other programs."""
-    data = mix.identity()
-    head = {key: data.pop(key) for key in ("format", "version")}
-    write_json(path, {**head, "fingerprint": mix.fingerprint, **data, "report": report})
+    write_json(path, {**mix_json(mix), "report": report})
+
+
+def mix_json(mix: Mix) -> dict[str, Any]:
+    """The JSON of a mix as `parse_mix` reads it."""
+    return {"fingerprint": mix.fingerprint, **mix.identity()}
 
 
 def load_mix(path: Path) -> Mix:
@@ -140,9 +142,7 @@ def parse_mix(data: Any, where: Path) -> Mix:
         )
         stated = data["fingerprint"]
     except (KeyError, TypeError) as error:
-        raise IntegrityError(
-            f"{where}: the mix is damaged ({error!r}); make it again with pretok mix"
-        ) from None
+        raise IntegrityError(f"{where}: the mix is damaged ({error!r}); make it again with pretok mix") from None
     if stated != mix.fingerprint:
         raise IntegrityError(
             f"{where}: the mix was edited or damaged: it states fingerprint {stated}, its contents have "

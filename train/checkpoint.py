@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
-from pretok.errors import IntegrityError, PretokError, UsageError
+from pretok.errors import IntegrityError, MismatchError, PretokError, UsageError
 from pretok.storage import TEMPORARY_SUFFIX, atomic_open, read_json, write_json
 from train.config import TrainConfig
+from train.model import ModelConfig
 
 META = "meta.json"
 _NAME = re.compile(r"step-\d{8}")
@@ -175,15 +177,18 @@ class Checkpoints:
         for path in set(metas) - to_keep(metas, self._config):
             _delete(path)
 
-    def load_newest(self, state: dict[str, Any]) -> dict[str, Any] | None:
+    def load_newest(
+        self, state: dict[str, Any], check: Callable[[dict[str, Any]], None]
+    ) -> dict[str, Any] | None:
         """Load the newest usable checkpoint into `state`'s tensors and return its meta; None when there is none.
 
-        A broken one is reported and the one before is used. IntegrityError when all are broken.
+        A broken one is reported and the one before is used. `check(meta)` raises when it must not be loaded.
+        IntegrityError when all are broken.
         """
         candidates: list[Any] = [complete_checkpoints(self.folder)]
         dist.broadcast_object_list(candidates, group=self._group)
         for path in reversed(candidates[0]):
-            problem, meta = self._try_load(path, state)
+            problem, meta = self._try_load(path, state, check)
             if problem is None:
                 return meta
             self._report(f"{path} is broken, trying the one before: {problem}")
@@ -193,7 +198,9 @@ class Checkpoints:
             )
         return None
 
-    def _try_load(self, path: Path, state: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    def _try_load(
+        self, path: Path, state: dict[str, Any], check: Callable[[dict[str, Any]], None]
+    ) -> tuple[str | None, dict[str, Any]]:
         problem: str | None = None
         meta: dict[str, Any] = {}
         try:
@@ -202,6 +209,7 @@ class Checkpoints:
             problem = f"{error}"
         problem = self._first(problem)
         if problem is None:
+            check(meta)
             try:
                 dcp.load(state, checkpoint_id=path, process_group=self._group)
             except Exception as error:  # anything a damaged file can raise
@@ -216,8 +224,13 @@ class Checkpoints:
         return next((answer for answer in answers if answer is not None), None)
 
 
-def load_weights(model: torch.nn.Module, checkpoint: Path) -> None:
-    """Load the model alone from a checkpoint folder, whatever mesh wrote it."""
+def load_weights(model: torch.nn.Module, checkpoint: Path, config: ModelConfig) -> None:
+    """Load the model alone from a checkpoint folder, whatever mesh wrote it; MismatchError for other sizes."""
+    saved = read_meta(checkpoint)["identity"]["model"]
+    ours = {name: getattr(config, name) for name in saved}
+    different = {name for name in saved if name != "seq_len" and saved[name] != ours[name]}
+    if different:
+        raise MismatchError(f"{checkpoint} holds a model of other sizes: {sorted(different)} differ")
     state = {"model": get_model_state_dict(model)}
     dcp.load(state, checkpoint_id=checkpoint)
     set_model_state_dict(model, state["model"])

@@ -40,7 +40,9 @@ class TrainConfig:
     micro_batch: int | None = _option(None, "sequences in one pass of one rank")
     accumulation: int | None = _option(None, "passes in a step")
     steps: int | None = _option(None, "length of the run in steps (default: the whole mix)")
-    tokens: int | None = _option(None, "length of the run in tokens, for example 1.2T; rounded down to whole steps")
+    tokens: int | None = _option(
+        None, "length of the run in tokens, for example 1.2T; rounded down to whole steps"
+    )
 
     lr: float = _option(3e-4, "peak learning rate")
     min_lr: float = _option(0.1, "end of the decay, as a part of lr")
@@ -233,16 +235,22 @@ def from_mapping(values: dict[str, Any], where: str) -> TrainConfig:
     hints = get_type_hints(TrainConfig)
     for name in values:
         if name not in hints:
-            raise UsageError(f"{where}: unknown setting {name!r}; the nearest known is {_nearest(name, hints)!r}")
+            raise UsageError(
+                f"{where}: unknown setting {name!r}; the nearest known is {_nearest(name, hints)!r}"
+            )
     return TrainConfig(**{name: _convert(name, value, hints[name]) for name, value in values.items()})
 
 
-def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[TrainConfig, argparse.Namespace]:
+def parse(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[TrainConfig, argparse.Namespace]:
     """Parse a parser that `add_flags` extended; also returns what is not a setting."""
     space, unknown = parser.parse_known_args(list(arguments))
     if unknown:
         known = [name for action in parser._actions for name in action.option_strings]
-        raise UsageError(f"unknown argument {unknown[0]!r}; the nearest known is {_nearest(unknown[0], known)!r}")
+        raise UsageError(
+            f"unknown argument {unknown[0]!r}; the nearest known is {_nearest(unknown[0], known)!r}"
+        )
     names = {item.name for item in fields(TrainConfig)}
     flags = {name: value for name, value in vars(space).items() if name in names}
     values: dict[str, Any] = {}

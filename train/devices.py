@@ -60,7 +60,7 @@ def find_device() -> Device:
     if not torch.cuda.is_available():
         name = "cpu"
         peak, source = peak_of(name)
-        return Device(torch.device("cpu"), name, "cpu:gloo", peak, source, None)
+        return Device(torch.device("cpu"), name, "gloo", peak, source, None)
     # A launcher that binds one GPU to each task leaves only number 0 visible.
     index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
     torch.cuda.set_device(index)

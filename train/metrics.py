@@ -35,6 +35,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Add one record to a JSON Lines file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
 def cut_after(path: Path, step: int) -> int:
     """Drop records after `step` (they were not saved and will be done again); returns how many."""
     records = read_lines(path)
@@ -227,5 +233,7 @@ def _open_tensorboard(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UsageError("--tensorboard needs the package tensorboard; metrics.jsonl is written without it") from None
+        raise UsageError(
+            "--tensorboard needs the package tensorboard; metrics.jsonl is written without it"
+        ) from None
     return SummaryWriter(str(folder), purge_step=step + 1)  # type: ignore[no-untyped-call]

@@ -97,7 +97,9 @@ def model_config(name: str, **sizes: int) -> ModelConfig:
         return replace(PRESETS[name], **sizes)
     path = Path(name)
     if path.suffix != ".toml" or not path.exists():
-        raise UsageError(f"--model {name}: neither a preset ({', '.join(PRESETS)}) nor an existing .toml file")
+        raise UsageError(
+            f"--model {name}: neither a preset ({', '.join(PRESETS)}) nor an existing .toml file"
+        )
     values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     if unknown := set(values) - {field.name for field in fields(ModelConfig)}:
         raise UsageError(f"{path}: unknown model keys {sorted(unknown)}")
@@ -257,7 +259,7 @@ class Decoder(nn.Module):
 
 
 def initial_tensor(
-    config: ModelConfig, name: str, shape: torch.Size, seed: int, device: torch.device
+    config: ModelConfig, seed: int, name: str, shape: torch.Size, device: torch.device
 ) -> Tensor:
     """The whole initial float32 value of one parameter; depends on seed and name alone, not on ranks."""
     if name.endswith("norm.weight"):

@@ -73,7 +73,6 @@ def process_group(device: Device, timeout: int, out: Path) -> Iterator[None]:
     flight.mkdir(parents=True, exist_ok=True)
     for name, value in {
         "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # the name before TORCH_FR_BUFFER_SIZE
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_FR_DUMP_TEMP_FILE": str(flight / "rank-"),
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(flight / "rank-"),
@@ -112,9 +111,7 @@ def _split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
         raise UsageError(f"tensor = {size} must divide kv_heads {config.kv_heads} and hidden {config.hidden}")
     into, out_of = ColwiseParallel, RowwiseParallel
     for block in model.layers:
-        plan: dict[str, Any] = {
-            f"self_attn.{name}": into() for name in ("q_proj", "k_proj", "v_proj")
-        }
+        plan: dict[str, Any] = {f"self_attn.{name}": into() for name in ("q_proj", "k_proj", "v_proj")}
         plan |= {"self_attn.o_proj": out_of(), "mlp.gate_proj": into(), "mlp.up_proj": into()}
         parallelize_module(block, mesh, plan | {"mlp.down_proj": out_of()})
     lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())

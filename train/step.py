@@ -8,6 +8,7 @@ ranks read the same decision for the same step.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -56,6 +57,22 @@ class Numbers:
     save: bool
 
 
+class Mark:
+    """A moment in the work of a device, taken without waiting for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        self._time = time.perf_counter()
+        if self.event is not None:
+            self.event.record()
+
+    def seconds_since(self, earlier: Mark) -> float:
+        """Seconds between two moments that have both passed."""
+        if self.event is None or earlier.event is None:
+            return self._time - earlier._time
+        return earlier.event.elapsed_time(self.event) / 1000
+
+
 class Readback:
     """Numbers on their way from the device: an all-reduced float64 vector copied without blocking."""
 
@@ -67,18 +84,16 @@ class Readback:
         dist.all_reduce(local)
         packed = torch.cat([local, shared.double()])
         self._step, self._tokens, self._copies = step, tokens, copies
-        self._ready = torch.cuda.Event() if packed.is_cuda else None
-        if self._ready is None:
-            self._host = packed
-        else:
+        self._host = packed
+        if packed.is_cuda:
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
-            self._ready.record()
+        self.end = Mark(packed.device)
 
     def read(self) -> Numbers:
         """Wait for the step to be done and return its numbers."""
-        if self._ready is not None:
-            self._ready.synchronize()
+        if self.end.event is not None:
+            self.end.event.synchronize()
         loss, checksum, stop, save, norm, skipped, in_a_row = self._host.tolist()
         return Numbers(
             step=self._step,
@@ -94,7 +109,7 @@ class Readback:
 
 def train_step(
     trainee: Trainee,
-    feed: Iterator[tuple[Tensor, int]],
+    batches: Iterator[tuple[Tensor, int]],
     step: int,
     rate: float,
     *,
@@ -107,7 +122,7 @@ def train_step(
     loss = torch.zeros((), dtype=torch.float64, device=trainee.device)
     checksums = 0
     for number in range(batch.accumulation):
-        tokens, checksum = next(feed)
+        tokens, checksum = next(batches)
         checksums += checksum
         if batch.accumulation > 1:
             gradient_sync(model, last=number == batch.accumulation - 1, sync=trainee.config.sync)
@@ -115,9 +130,7 @@ def train_step(
         total, nll = model(inputs, targets, trainee.documents(inputs))
         (total / rank_tokens).backward()  # fully_shard averages over data-parallel ranks
         loss += nll
-    norm = update(
-        trainee.optimizer, trainee.parameters, trainee.mesh, trainee.guard, trainee.config, rate
-    )
+    norm = update(trainee.optimizer, trainee.parameters, trainee.mesh, trainee.guard, trainee.config, rate)
     host = torch.tensor([float(checksums), float(stop), float(save)], dtype=torch.float64)
     if trainee.device.type == "cuda":
         host = host.pin_memory()
@@ -125,9 +138,7 @@ def train_step(
     shared = torch.stack([norm, trainee.guard.skipped, trainee.guard.in_a_row]).to(
         trainee.device, non_blocking=True
     )
-    return Readback(
-        step, local, shared, rank_tokens * batch.ranks, trainee.mesh["tensor"].size()
-    )
+    return Readback(step, local, shared, rank_tokens * batch.ranks, trainee.mesh["tensor"].size())
 
 
 def chain_hash(previous: str, checksum: int) -> str:

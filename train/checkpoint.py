@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
@@ -146,7 +147,7 @@ class Checkpoints:
         self._pending = None
         try:
             pending.future.result()  # done on every rank once it is done on one: its last act is collective
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             raise PretokError(
                 f"the checkpoint of step {pending.step} could not be written; the one before is untouched: {error}"
             ) from error
@@ -212,7 +213,7 @@ class Checkpoints:
             check(meta)
             try:
                 dcp.load(state, checkpoint_id=path, process_group=self._group)
-            except Exception as error:  # anything a damaged file can raise
+            except (Exception, CheckpointException) as error:  # anything a damaged file can raise
                 problem = f"{type(error).__name__}: {error}"
             problem = self._first(problem)
         return problem, meta

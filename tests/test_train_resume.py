@@ -1,4 +1,4 @@
-"""A run that is killed or stopped anywhere goes on, on any number of processes, as if nothing had happened."""
+"""A run killed or stopped anywhere goes on, on any number of processes, as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ def test_kill_during_a_save_leaves_the_one_before(
     started = Ranks(1, arguments(shards, run), tmp_path, before)
     assert started.wait() == [-signal.SIGKILL]
     folder = run / "checkpoints"
-    assert [path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."] == ["step-00000004"]
+    assert [path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."] == [
+        "step-00000004"
+    ]
     assert (folder / "latest").read_text() == "step-00000004\n"
     assert list(folder.glob(".*.tmp"))
     output = run_ranks(1, arguments(shards, run), tmp_path)
@@ -165,7 +167,9 @@ def test_all_broken_is_refused(shards: Path, whole: Path, tmp_path: Path) -> Non
     assert "no checkpoint" in ranks.text()
 
 
-def test_other_settings_are_refused_and_the_checkpoints_stay(shards: Path, whole: Path, tmp_path: Path) -> None:
+def test_other_settings_are_refused_and_the_checkpoints_stay(
+    shards: Path, whole: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     ranks = Ranks(2, arguments(shards, run, seed=1), tmp_path)

@@ -1,8 +1,8 @@
 """The command: `train --shards DIR ...`, `train plan`, `train tune`, `train export`.
 
-Enters: a command line. Leaves: an exit code: 0 done, 1 internal error, 2 wrong usage or input, 75 stopped early on
-request. Under torchrun every rank runs this; torchrun itself ends with 1 when its ranks end with 75, so chains of jobs
-look at RUN/done.json.
+Enters: a command line. Leaves: an exit code: 0 done, 1 internal error, 2 wrong usage or input, 75 stopped
+early on request. Under torchrun every rank runs this; torchrun itself ends with 1 when its ranks end with 75,
+so chains of jobs look at RUN/done.json.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from train.config import add_flags, parse
 
 EXAMPLE = """examples:
   train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
-  torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b --global-batch 512 \\
-      --micro-batch 4 --compile --out RUN
+  torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b \\
+      --global-batch 512 --micro-batch 4 --compile --out RUN
   train plan --help | train tune --help | train export --help
 """
 

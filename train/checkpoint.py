@@ -1,8 +1,9 @@
-"""Checkpoints: written beside the training, complete or invisible, kept and deleted by rule, loaded on any mesh.
+"""Checkpoints: written in the background, complete or invisible, deleted by rule, loaded on any mesh.
 
-Enters: the state dict of all ranks and a `meta` of JSON values. Leaves: RUN/checkpoints/step-XXXXXXXX/ with torch's
-distributed checkpoint and meta.json (run state, settings, provenance, every file's size). A folder of that name is
-complete: it is written under a temporary name and renamed when every rank's data is on disk; `latest` follows.
+Enters: the state dict of all ranks and a `meta` of JSON values. Leaves: RUN/checkpoints/step-XXXXXXXX/ with
+torch's distributed checkpoint and meta.json (run state, settings, provenance, every file's size). A folder of
+that name is complete: it is written under a temporary name and renamed when every rank's data is on disk;
+`latest` follows.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from pretok.errors import IntegrityError, MismatchError, PretokError, UsageError
 from pretok.storage import TEMPORARY_SUFFIX, atomic_open, read_json, write_json
@@ -48,7 +51,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def read_meta(checkpoint: Path) -> dict[str, Any]:
-    """meta.json of a checkpoint whose files all have the size it states; IntegrityError names what is wrong."""
+    """meta.json of a checkpoint whose files all have the sizes it states; else IntegrityError."""
     meta: dict[str, Any] = read_json(checkpoint / META)
     for name, size in meta["files"].items():
         path = checkpoint / name
@@ -75,7 +78,7 @@ def _delete(path: Path) -> None:
 
 
 class Checkpoints:
-    """Saves and loads for all ranks; every method is called by all of them. `report` prints a line on rank 0."""
+    """Saves and loads; every method is called by all ranks. `report` prints a line on rank 0."""
 
     def __init__(self, folder: Path, config: TrainConfig, pinned: bool, report: Any) -> None:
         self.folder = folder
@@ -94,7 +97,7 @@ class Checkpoints:
         dist.barrier(group=self._group)
 
     def check_space(self, checkpoint_bytes: int) -> None:
-        """UsageError unless the disk holds all checkpoints that retention keeps (milestones apart) and one more."""
+        """UsageError unless the disk holds what retention keeps (milestones apart) and one more."""
         if self._rank:
             return
         wanted = (self._config.keep_last + self._config.keep_best + 1) * checkpoint_bytes
@@ -104,21 +107,21 @@ class Checkpoints:
         free = shutil.disk_usage(self.folder).free
         if free + present < wanted:
             raise UsageError(
-                f"{self.folder} has {free / 1e9:.1f} GB free; {wanted / 1e9:.1f} GB are needed for checkpoints of "
-                f"{checkpoint_bytes / 1e9:.1f} GB. Free space, or lower --keep-last or --keep-best"
+                f"{self.folder} has {free / 1e9:.1f} GB free, but needs {wanted / 1e9:.1f} GB for "
+                f"checkpoints of {checkpoint_bytes / 1e9:.1f} GB. Free space, or lower --keep-last or --keep-best"
             )
 
     def save(self, step: int, state: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Copy the state to host memory and write it in the background. Waits for an unfinished save first."""
+        """Copy the state to host memory, write it in the background. Waits for an unfinished save first."""
         self.wait()
         started = time.monotonic()
         temporary = self._temporary(step)
         if self._rank == 0:
             temporary.mkdir()
         dist.barrier(group=self._group)
-        future: Any = dcp.async_save(
+        future: Any = async_save(
             state,
-            storage_writer=dcp.FileSystemWriter(temporary),
+            storage_writer=FileSystemWriter(temporary),
             process_group=self._group,
             async_stager=self._stager,
         )
@@ -149,7 +152,8 @@ class Checkpoints:
             pending.future.result()  # done on every rank once it is done on one: its last act is collective
         except (Exception, CheckpointException) as error:
             raise PretokError(
-                f"the checkpoint of step {pending.step} could not be written; the one before is untouched: {error}"
+                f"the checkpoint of step {pending.step} could not be written; "
+                f"the one before is untouched: {error}"
             ) from error
         self.save_seconds = time.monotonic() - pending.started
         if self._rank:
@@ -168,7 +172,10 @@ class Checkpoints:
         self._retain()
 
     def _retain(self) -> None:
-        """Delete what the rule does not keep; called when the newest is durable, so one good one always stays."""
+        """Delete what the rule does not keep.
+
+        Called when the newest is durable, so one good one always stays.
+        """
         metas = {}
         for path in complete_checkpoints(self.folder):
             try:
@@ -181,7 +188,7 @@ class Checkpoints:
     def load_newest(
         self, state: dict[str, Any], check: Callable[[dict[str, Any]], None]
     ) -> dict[str, Any] | None:
-        """Load the newest usable checkpoint into `state`'s tensors and return its meta; None when there is none.
+        """Load the newest usable checkpoint into `state`, return its meta; None when there is none.
 
         A broken one is reported and the one before is used. `check(meta)` raises when it must not be loaded.
         IntegrityError when all are broken.
@@ -212,7 +219,7 @@ class Checkpoints:
         if problem is None:
             check(meta)
             try:
-                dcp.load(state, checkpoint_id=path, process_group=self._group)
+                load(state, checkpoint_id=path, process_group=self._group)
             except (Exception, CheckpointException) as error:  # anything a damaged file can raise
                 problem = f"{type(error).__name__}: {error}"
             problem = self._first(problem)
@@ -226,12 +233,12 @@ class Checkpoints:
 
 
 def load_weights(model: torch.nn.Module, checkpoint: Path, config: ModelConfig) -> None:
-    """Load the model alone from a checkpoint folder, whatever mesh wrote it; MismatchError for other sizes."""
+    """Load the model alone from a checkpoint folder, of any mesh; MismatchError for other sizes."""
     saved = read_meta(checkpoint)["identity"]["model"]
     ours = {name: getattr(config, name) for name in saved}
     different = {name for name in saved if name != "seq_len" and saved[name] != ours[name]}
     if different:
         raise MismatchError(f"{checkpoint} holds a model of other sizes: {sorted(different)} differ")
     state = {"model": get_model_state_dict(model)}
-    dcp.load(state, checkpoint_id=checkpoint)
+    load(state, checkpoint_id=checkpoint)
     set_model_state_dict(model, state["model"])

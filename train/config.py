@@ -1,7 +1,7 @@
 """Settings of a run: one frozen dataclass, from a TOML file and from flags.
 
-Enters: `--config FILE.toml` and flags, which win. Leaves: a TrainConfig and a solved Batch. Unknown keys are refused
-with the nearest known one named.
+Enters: `--config FILE.toml` and flags, which win. Leaves: a TrainConfig and a solved Batch. Unknown keys are
+refused with the nearest known one named.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _option(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """All settings; the help of each says its unit and meaning. None means: derived, and printed at the start."""
+    """All settings; each one's help says its meaning. None: derived, and printed at the start."""
 
     shards: str = _option("", "folder of shards with their manifest.json")
     mix: str | None = _option(None, "mix.json; without it every source once")
@@ -66,7 +66,7 @@ class TrainConfig:
     precision: str = _option("auto", "of the passes; auto: bf16 on a GPU", choices=("auto", "bf16", "fp32"))
     sync: str = _option(
         "scatter",
-        "gradients inside a step: scatter each pass (4 N / shard bytes) or keep them whole to the last (4 N bytes)",
+        "gradients inside a step: scattered each pass (4 N / shard bytes) or whole to the last (4 N bytes)",
         choices=("scatter", "last"),
     )
     checkpointing: str = _option("none", "recompute activations: none, full, ops, or every-N blocks")
@@ -156,7 +156,7 @@ class Batch:
 def solve_batch(
     ranks: int, global_batch: int | None, micro_batch: int | None, accumulation: int | None
 ) -> Batch:
-    """Fill in what is not given. Of two unknowns the accumulation is 1; with nothing given the micro-batch is 8.
+    """Fill in what is not given. Of two unknowns accumulation is 1; with nothing given, micro_batch is 8.
 
     Raises UsageError with the nearest valid values when it does not divide.
     """
@@ -231,7 +231,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def from_mapping(values: dict[str, Any], where: str) -> TrainConfig:
-    """A TrainConfig of TOML values or flag texts. Raises UsageError naming the key and the nearest known one."""
+    """A TrainConfig of TOML values or flag texts. UsageError names an unknown key and the nearest known."""
     hints = get_type_hints(TrainConfig)
     for name in values:
         if name not in hints:

@@ -1,8 +1,8 @@
 """A stream of `pretok` -> this rank's micro-batches on its device.
 
-Enters: a View, the batch sizes, a position. Leaves: (tokens, checksum) pairs in order. The checksum covers positions and
-token ids, is taken where the batch is read, and adds up over ranks to a number that does not depend on how a global
-batch was divided.
+Enters: a View, the batch sizes, a position. Leaves: (tokens, checksum) pairs in order. The checksum covers
+positions and token ids, is taken where the batch is read, and adds up over ranks to a number that does not
+depend on how a global batch was divided.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pretok.stream import View
 from train.config import Batch, TrainConfig
 from train.loss import IGNORE
 
-Fetched = tuple[npt.NDArray[np.int32], int]
+Tokens = npt.NDArray[np.integer[Any]]
 
 
-def checksum(positions: list[int], tokens: npt.NDArray[np.int32]) -> int:
+def checksum(positions: list[int], tokens: Tokens) -> int:
     """Sum over sequences of the CRC-32 of position and token ids; below 2**53 for two million sequences."""
     rows = zip(np.asarray(positions, np.int64), tokens, strict=True)
     return sum(zlib.crc32(row.tobytes(), zlib.crc32(position.tobytes())) for position, row in rows)
@@ -43,23 +43,29 @@ class _Fetch:
     def __len__(self) -> int:
         return len(self.view)
 
-    def __getitems__(self, positions: list[int]) -> Fetched:
+    def __getitems__(self, positions: list[int]) -> tuple[Tokens, int]:
         tokens = self.view.batch(positions, np.int32)
         return tokens, checksum(positions, tokens)
 
 
-def _to_torch(fetched: Fetched) -> tuple[Tensor, int]:
+def _to_torch(fetched: tuple[Tokens, int]) -> tuple[Tensor, int]:
     return torch.from_numpy(fetched[0]), fetched[1]
 
 
 def _ignore_signals(_worker: int) -> None:
-    """A signal meant to stop the job reaches loader processes too; the trainer must find them alive to finish."""
+    """A signal meant to stop the job reaches loader processes too.
+
+    The trainer must find them alive to finish.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 class Feed:
-    """Iterates over (tokens (n, seq_len + 1) on the device, checksum); `waited` adds up the seconds spent waiting."""
+    """Iterates over (tokens (n, seq_len + 1) on the device, checksum).
+
+    `waited` adds up the seconds spent waiting.
+    """
 
     def __init__(
         self,
@@ -81,8 +87,9 @@ class Feed:
             identity=identity_of(view),
         )
         options: dict[str, Any] = {"prefetch_factor": config.prefetch} if config.workers else {}
-        self._loader: DataLoader[Any] = DataLoader(
-            _Fetch(view),  # type: ignore[arg-type] - torch asks for __getitems__ and __len__ alone
+        loader: Any = DataLoader  # its annotations know no dataset that reads whole batches
+        self._loader = loader(
+            _Fetch(view),
             batch_sampler=sampler,
             collate_fn=_to_torch,
             num_workers=config.workers,
@@ -91,8 +98,9 @@ class Feed:
             **options,
         )
         self._device = device
-        # On a stream of its own the copy runs beside the previous micro-batch, which the host has only queued.
-        self._copies = torch.cuda.Stream() if device.type == "cuda" else None
+        # On a stream of its own the copy runs beside the previous micro-batch, which the host has only
+        # queued.
+        self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.waited = 0.0
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:

@@ -1,7 +1,8 @@
 """The one table of devices: what a machine's accelerator is called, its backend and its peak.
 
-Enters: the name torch gives the device. Leaves: a Device. A peak is dense bf16 FLOP/s per device as torch counts
-devices (one graphics compute die of an MI250X is one). An unknown device has no peak, and what needs one says n/a.
+Enters: the name torch gives the device. Leaves: a Device. A peak is dense bf16 FLOP/s per device as torch
+counts devices (one graphics compute die of an MI250X is one). An unknown device has no peak, and what needs
+one says n/a.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Device:
 
 
 def peak_of(name: str) -> tuple[float | None, str]:
-    """Peak of a device by name, in FLOP/s, and where the figure comes from; (None, 'n/a: ...') when unknown."""
+    """Peak of a device by name, in FLOP/s, and its source; (None, 'n/a: ...') when unknown."""
     for part, peak, source in PEAKS:
         if part in name:
             return peak, source

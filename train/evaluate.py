@@ -1,7 +1,7 @@
 """Validation loss of every source.
 
-Enters: the validation split of the shards. Leaves: mean loss in nats per token, by source and over all, equal on all
-ranks; None when a stop was asked for on the way.
+Enters: the validation split of the shards. Leaves: mean loss in nats per token, by source and over all, equal
+on all ranks; None when a stop was asked for on the way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Validation:
 
 
 def validation_views(config: TrainConfig, seq_len: int) -> dict[str, View]:
-    """A view of each source's validation split that holds at least one sequence; UsageError when none does."""
+    """A view of each source's validation split that holds a sequence; UsageError when none does."""
     manifest = load_manifest(Path(config.shards))
     views = {}
     for name in manifest.sources:
@@ -40,8 +40,8 @@ def validation_views(config: TrainConfig, seq_len: int) -> dict[str, View]:
             views[name] = pretok.stream.open(config.shards, seq_len=seq_len, split="val", source=name)
     if not views:
         raise UsageError(
-            f"{config.shards} holds no validation sequence of {seq_len} tokens: tokenize with --val-fraction, "
-            "or do without --val-every and --keep-best"
+            f"{config.shards} holds no validation sequence of {seq_len} tokens: "
+            "tokenize with --val-fraction, or do without --val-every and --keep-best"
         )
     return views
 

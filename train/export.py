@@ -1,7 +1,8 @@
 """To a `transformers` Llama checkpoint, and back in.
 
-Enters: a checkpoint folder and the tokenizer's. Leaves: config.json, model.safetensors (the padding of the vocabulary
-cut off) and the tokenizer's files; no process group, no GPU. `exported_tensors` reads such a folder for --init-from.
+Enters: a checkpoint folder and the tokenizer's. Leaves: config.json, model.safetensors (the padding of the
+vocabulary cut off) and the tokenizer's files; no process group, no GPU. `exported_tensors` reads such a
+folder for --init-from.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from pretok.errors import MismatchError, UsageError
 from pretok.storage import TEMPORARY_SUFFIX, write_json
@@ -70,7 +71,7 @@ def llama_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
 
 
 def export(checkpoint: Path, tokenizer: Path, out: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write the Hugging Face folder `out`, which must not exist. Raises UsageError for a missing tokenizer."""
+    """Write the Hugging Face folder `out`. UsageError when it exists or the tokenizer does not."""
     if out.exists():
         raise UsageError(f"{out} exists already; name a new folder")
     if missing := [name for name in TOKENIZER_FILES if not (tokenizer / name).exists()]:
@@ -82,7 +83,7 @@ def export(checkpoint: Path, tokenizer: Path, out: Path, dtype: torch.dtype = to
     with torch.device("meta"):
         names = {name: value.shape for name, value in Decoder(config).state_dict().items()}
     state = {"model": {name: torch.empty(shape) for name, shape in names.items()}}
-    dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
+    load(state, checkpoint_id=checkpoint, no_dist=True)
     temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -101,7 +102,7 @@ def export(checkpoint: Path, tokenizer: Path, out: Path, dtype: torch.dtype = to
 
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """model.safetensors, or numbered files of at most SHARD_BYTES with their index, as `transformers` reads them."""
+    """model.safetensors, or files of at most SHARD_BYTES with an index, as `transformers` reads them."""
     files: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
@@ -113,7 +114,7 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     if len(files) == 1:
         save_file(files[0], folder / "model.safetensors", metadata={"format": "pt"})
         return
-    places = {}
+    places: dict[str, str] = {}
     for number, part in enumerate(files, 1):
         file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         save_file(part, folder / file_name, metadata={"format": "pt"})
@@ -131,8 +132,8 @@ def exported_tensors(folder: Path, config: ModelConfig) -> Callable[[str, torch.
     """
     theirs = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     wanted = llama_config(config, 0)
-    keys = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-    keys += ("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings")
+    keys = [key for key in wanted if key.endswith("_size") or key.startswith("num_")]
+    keys += ["model_type", "rms_norm_eps", "tie_word_embeddings"]
     if different := [
         f"{key} {theirs.get(key)} (here {wanted[key]})" for key in keys if theirs.get(key) != wanted[key]
     ]:

@@ -1,7 +1,8 @@
 """The run: from settings to a trained model, through any number of interruptions.
 
-Enters: a TrainConfig; what RUN already holds. Leaves: RUN/metrics.jsonl, RUN/checkpoints/, and RUN/done.json when the
-last step is saved. Raises Stopped (exit code 75) after saving, when a signal or the job's end asked for it.
+Enters: a TrainConfig; what RUN already holds. Leaves: RUN/metrics.jsonl, RUN/checkpoints/, and RUN/done.json
+when the last step is saved. Raises Stopped (exit code 75) after saving, when a signal or the job's end asked
+for it.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ from train.step import Mark, Readback, Trainee, chain_hash, train_step
 
 AUTO_FACTOR = 4
 AUTO_BOUNDS = (60.0, 7200.0)
-"""`auto` saves every 4 start-up times, so that a kill costs a few times what starting again costs; in seconds."""
+"""`auto` saves every 4 start-up times, in seconds; a kill then costs a few of them at most."""
 
 
 @dataclass
 class Progress:
-    """Where the run is: all that a checkpoint holds besides tensors. `step` steps are done, `position` sequences read."""
+    """Where the run is: all that a checkpoint holds besides tensors.
+
+    `step` steps are done, `position` sequences read.
+    """
 
     step: int = 0
     position: int = 0
@@ -51,7 +55,10 @@ class Progress:
 
 @dataclass
 class Run:
-    """Everything the loop works on. `pending` is the step whose numbers the host has not read, and its data wait."""
+    """Everything the loop works on.
+
+    `pending` is the step whose numbers the host has not read, and its data wait.
+    """
 
     plan: Plan
     device: Device
@@ -147,7 +154,7 @@ def _start(plan: Plan, device: Device, stop: StopFlag, out: Path) -> Run:
 
 
 def _state(trainee: Trainee) -> dict[str, Any]:
-    """All tensors of a checkpoint. Nothing draws random numbers after the initialisation; the state is kept anyway."""
+    """All tensors of a checkpoint. The generator is kept although nothing draws from it after the start."""
     model, optimizer = get_state_dict(trainee.model, trainee.optimizer)
     random = {"cpu": torch.get_rng_state()}
     if trainee.device.type == "cuda":
@@ -178,8 +185,11 @@ def _loop(run: Run) -> None:
     batches = iter(run.feed)
     run.goodput.enter("training")
     run.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
+    profiler = _profiler(Path(config.out), config.profile)
     while progress.step < plan.steps and not run.stop_agreed:
         _one_step(run, batches)
+        if profiler is not None:
+            profiler.step()
         if progress.step == first + 1:
             _after_first_step(run)
         if progress.step % config.gc_every == 0:
@@ -191,6 +201,8 @@ def _loop(run: Run) -> None:
         kind, amount = run.save_every
         if run.save_agreed or (kind == "steps" and progress.step % amount == 0):
             _save(run)
+    if profiler is not None:
+        profiler.stop()
     _flush(run)
     _save(run)
     with run.goodput.spent("saving"):
@@ -198,6 +210,20 @@ def _loop(run: Run) -> None:
     run.goodput.take_from_training(run.feed.waited)
     if dist.get_rank() == 0:
         _finish_files(run, first)
+
+
+def _profiler(out: Path, steps: int) -> Any:
+    """On rank 0, a started profiler that writes steps 4 to 3 + `steps` to RUN/profile.json; else None."""
+    if not steps or dist.get_rank():
+        return None
+
+    def write(finished: Any) -> None:
+        finished.export_chrome_trace(str(out / "profile.json"))
+
+    schedule = torch.profiler.schedule(wait=2, warmup=1, active=steps, repeat=1)
+    profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=write)
+    profiler.start()
+    return profiler
 
 
 def _one_step(run: Run, batches: Iterator[tuple[Tensor, int]]) -> None:
@@ -263,8 +289,9 @@ def _record(run: Run, done: Readback, waited: float) -> None:
     run.stop.margin = 30 + 2 * run.checkpoints.save_seconds + 3 * seconds
     if numbers.skipped_in_a_row > config.max_skips:
         raise PretokError(
-            f"steps {numbers.step - numbers.skipped_in_a_row + 1} to {numbers.step} were skipped (last gradient norm "
-            f"{numbers.grad_norm}); the newest checkpoint is from before them. Lower --lr, or raise --skip-sigma"
+            f"steps {numbers.step - numbers.skipped_in_a_row + 1} to {numbers.step} were skipped (last "
+            f"gradient norm {numbers.grad_norm}); the newest checkpoint holds only good steps. "
+            "Lower --lr, or raise --skip-sigma"
         )
 
 
@@ -297,7 +324,10 @@ def _validate(run: Run) -> None:
 
 
 def _save(run: Run) -> None:
-    """Save the state after the steps done so far, unless that was done. A state that is not finite is refused."""
+    """Save the state after the steps done so far, unless that was done.
+
+    A state that is not finite is refused.
+    """
     progress = run.progress
     _flush(run)
     run.save_agreed = False

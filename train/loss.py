@@ -1,10 +1,11 @@
 """Next-token loss without the whole matrix of logits.
 
-Enters: hidden states, the output matrix, targets. Leaves: the summed loss; its gradients are computed chunk by chunk
-in the forward pass, so logits exist for `chunk` tokens at a time and the backward pass does no second product.
+Enters: hidden states, the output matrix, targets. Leaves: the summed loss; its gradients are computed chunk
+by chunk in the forward pass, so logits exist for `chunk` tokens at a time and the backward pass does no
+second product.
 
-A matrix that is sharded by rows (a DTensor of tensor parallelism) gives each rank a slice of the vocabulary; three
-small all-reduces per chunk then replace the gathering of logits.
+A matrix that is sharded by rows (a DTensor of tensor parallelism) gives each rank a slice of the vocabulary;
+three small all-reduces per chunk then replace the gathering of logits.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ def chunk_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Losses of one chunk and their gradient.
 
-    logits: (n, v) for vocabulary entries offset .. offset + v, of which the first `columns` exist (the rest is
-    padding); target: (n,) int64. Returns nll (n,), z (n,) and the gradient of nll + z_loss * z, (n, v), all float32.
+    logits: (n, v) for vocabulary entries offset .. offset + v, of which the first `columns` exist (the rest
+    is padding); target: (n,) int64. Returns nll (n,), z (n,) and the gradient of nll + z_loss * z, (n, v),
+    all float32.
     """
     logits = logits.float()
     logits[:, columns:] = -torch.inf
@@ -115,9 +117,10 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Sum over tokens of -log softmax(hidden @ weight.T)[target], the columns past vocab_size left out.
 
-    hidden: (n, dim); weight: (padded vocabulary, dim), plain or a DTensor sharded by rows; target: (n,) int64,
-    IGNORE where no loss is wanted. Returns (total, nll), float32 scalars: total adds z_loss times the squared
-    log-partition (PaLM, section 5) and carries the gradient; nll is what is logged. `fuse` compiles the work on logits.
+    hidden: (n, dim); weight: (padded vocabulary, dim), plain or a DTensor sharded by rows; target: (n,)
+    int64, IGNORE where no loss is wanted. Returns (total, nll), float32 scalars: total adds z_loss times the
+    squared log-partition (PaLM, section 5) and carries the gradient; nll is what is logged. `fuse` compiles
+    the work on logits.
     """
     group, offset, rows = None, 0, weight
     if isinstance(weight, DTensor):

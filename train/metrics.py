@@ -1,7 +1,7 @@
 """What a run tells about itself: a line a step, the time it spent on what, and what software it was.
 
-Enters: numbers of finished steps. Leaves: RUN/metrics.jsonl (always), RUN/validation.jsonl, RUN/goodput.jsonl, and the
-same numbers in Weights & Biases or TensorBoard when asked. Only rank 0 writes.
+Enters: numbers of finished steps. Leaves: RUN/metrics.jsonl (always), RUN/validation.jsonl,
+RUN/goodput.jsonl, and the same numbers in Weights & Biases or TensorBoard when asked. Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from train.devices import Device
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSON Lines file; a last line that a kill cut short is left out. Empty when there is no file."""
+    """Records of a JSON Lines file; a last line that a kill cut short is left out.
+
+    Empty when there is no file.
+    """
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -73,7 +76,7 @@ def provenance() -> dict[str, Any]:
 
 
 class Goodput:
-    """Seconds by kind: initialisation, training, validation, saving, waiting for data. Kinds do not overlap."""
+    """Seconds by kind, without overlap; `data` is what training waited for data."""
 
     KINDS = ("initialisation", "training", "validation", "saving", "data")
 
@@ -104,7 +107,7 @@ class Goodput:
         self.seconds["data"] += data
 
     def record(self, lost_steps: int, steps: int) -> dict[str, Any]:
-        """One segment's line: seconds by kind, steps done, steps of the segment before that were done again."""
+        """One segment's line: seconds by kind, steps done, steps of earlier segments done again."""
         self.enter(self._kind)
         return {kind: round(value, 3) for kind, value in self.seconds.items()} | {
             "steps": steps,
@@ -190,7 +193,7 @@ class MetricsLog:
             for key, value in record.items()
         }
         self._files[name].write(json.dumps(clean) + "\n")
-        flat = clean | {f"val_{source}": loss for source, loss in clean.get("sources", {}).items()}
+        flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
         numbers = {key: value for key, value in flat.items() if isinstance(value, int | float)}
         step = numbers.pop("step")
         if self._wandb is not None:
@@ -236,4 +239,4 @@ def _open_tensorboard(folder: Path, step: int) -> Any:
         raise UsageError(
             "--tensorboard needs the package tensorboard; metrics.jsonl is written without it"
         ) from None
-    return SummaryWriter(str(folder), purge_step=step + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder), purge_step=step + 1)

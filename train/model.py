@@ -1,10 +1,12 @@
 """One Llama-style decoder, ignorant of parallelism.
 
-Enters: token ids (n, L). Leaves: logits, or the summed loss when targets are given. RMSNorm, rotary positions,
-grouped-query attention, SwiGLU, tied or untied embeddings; parameter names map one to one to `transformers`' Llama.
+Enters: token ids (n, L). Leaves: logits, or the summed loss when targets are given. RMSNorm, rotary
+positions, grouped-query attention, SwiGLU, tied or untied embeddings; parameter names map one to one to
+`transformers`' Llama.
 
-Sources: Touvron et al. 2023 (LLaMA); rotary positions in the halves convention of `transformers`; Ainslie et al.
-2023 (grouped queries); initialisation as GPT-2: normal 0.02, projections into the residual divided by sqrt(2 layers).
+Sources: Touvron et al. 2023 (LLaMA); rotary positions in the halves convention of `transformers`; Ainslie et
+al. 2023 (grouped queries); initialisation as GPT-2: normal 0.02, projections into the residual divided by
+sqrt(2 layers).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -73,10 +75,11 @@ class ModelConfig:
         )
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Training FLOPs per token: 6 per weight of a matrix product plus 12 layers x dim x seq_len of attention.
+        """Training FLOPs per token: 6 per weight of a matrix product plus 12 layers x dim x seq_len of
+        attention.
 
-        Source: PaLM, appendix B: attention counted whole, as if not causal; recomputation not counted. The lookup
-        of embeddings multiplies nothing; the output matrix counts once, tied or not.
+        Source: PaLM, appendix B: attention counted whole, as if not causal; recomputation not counted. The
+        lookup of embeddings multiplies nothing; the output matrix counts once, tied or not.
         """
         weights = self.layers * (self.block_parameters - 2 * self.dim) + self.padded_vocab * self.dim
         return 6.0 * weights + 12.0 * self.layers * self.dim * seq_len
@@ -91,10 +94,10 @@ PRESETS = {
 }
 
 
-def model_config(name: str, **sizes: int) -> ModelConfig:
-    """A preset by name or a TOML file of ModelConfig's fields, with `sizes` (vocab_size, seq_len) put in."""
+def model_config(name: str) -> ModelConfig:
+    """A preset by name, or the sizes in a TOML file of ModelConfig's fields."""
     if name in PRESETS:
-        return replace(PRESETS[name], **sizes)
+        return PRESETS[name]
     path = Path(name)
     if path.suffix != ".toml" or not path.exists():
         raise UsageError(
@@ -104,14 +107,16 @@ def model_config(name: str, **sizes: int) -> ModelConfig:
     if unknown := set(values) - {field.name for field in fields(ModelConfig)}:
         raise UsageError(f"{path}: unknown model keys {sorted(unknown)}")
     try:
-        return ModelConfig(**(values | sizes))
+        return ModelConfig(**values)
     except TypeError as error:
         raise UsageError(f"{path}: {error}") from None
 
 
 @lru_cache(maxsize=8)
 def rotary_table(length: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of position x frequency, (length, head_dim) float32, both halves holding the same frequencies."""
+    """cos and sin of position x frequency, (length, head_dim) float32, both halves holding the same
+    frequencies.
+    """
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     angles = torch.outer(torch.arange(length, dtype=torch.float64), theta**-exponent)
     angles = torch.cat([angles, angles], dim=1)
@@ -139,7 +144,10 @@ def document_ids(tokens: Tensor, eod_id: int) -> Tensor:
 
 
 def document_mask(documents: Tensor) -> Any:
-    """What attention may see inside one's own document: a flex block mask on a GPU, else a dense (n, 1, L, L) mask."""
+    """What attention may see inside one's own document:
+
+    A flex block mask on a GPU, else a dense (n, 1, L, L) mask.
+    """
     length = documents.shape[1]
     if documents.device.type == "cuda":
 
@@ -152,7 +160,10 @@ def document_mask(documents: Tensor) -> Any:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-    """Causal attention; q (n, heads, L, d), k and v (n, kv_heads, L, d); mask None, dense or a flex block mask."""
+    """Causal attention; q (n, heads, L, d), k and v (n, kv_heads, L, d).
+
+    Mask None, dense or a flex block mask.
+    """
     grouped = q.shape[1] != k.shape[1]
     if mask is None or isinstance(mask, Tensor):
         return F.scaled_dot_product_attention(
@@ -163,7 +174,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention. Head counts are read off the projections, which may hold a part of the heads."""
+    """Grouped-query attention. The projections may hold a part of the heads only."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -219,7 +230,10 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model. `loss_chunk` tokens have their logits in memory at a time; `fuse_loss` compiles the loss."""
+    """The whole model. `loss_chunk` tokens have their logits in memory at a time.
+
+    `fuse_loss` compiles the loss.
+    """
 
     def __init__(self, config: ModelConfig, *, loss_chunk: int = 4096, z_loss: float = 0.0) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """AdamW, its learning rate and the guard that skips bad steps without asking the host.
 
-Enters: the model's (sharded) parameters with their gradients. Leaves: updated parameters, or untouched ones when the
-gradient norm is not finite or far above its running statistics. Everything stays on the device.
+Enters: the model's (sharded) parameters with their gradients. Leaves: updated parameters, or untouched ones
+when the gradient norm is not finite or far above its running statistics. Everything stays on the device.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def local_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def global_norm(tensors: Sequence[Tensor], mesh: DeviceMesh) -> Tensor:
-    """Euclidean norm of all ranks' pieces together, a float32 scalar on the tensors' device; two all-reduces at most.
+    """Euclidean norm of all ranks' pieces together, a float32 scalar on the tensors' device; two all-reduces
+    at most.
 
     A tensor that is not split over the mesh dimension "tensor" is counted by one of its ranks only.
     """
@@ -144,7 +145,8 @@ def update(
     torch._foreach_mul_(local_tensors(gradients), (config.clip / (norm + 1e-6)).clamp(max=1.0))
     for group in optimizer.param_groups:
         group["lr"] = rate
-    # The fused kernel reads this flag on the device, as it does for torch.amp's scaler: 1 leaves everything as it is.
+    # The fused kernel reads this flag on the device, as it does for torch.amp's scaler: 1 leaves everything
+    # as it is.
     optimizer.found_inf = skip  # type: ignore[attr-defined]
     optimizer.step()
     optimizer.zero_grad()

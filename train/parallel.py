@@ -1,8 +1,8 @@
 """Ranks and meshes: the one place that knows the model runs on more than one device.
 
-Enters: a Decoder on the meta device and the settings. Leaves: the same Decoder split over a mesh with the dimensions
-(replicate, shard, tensor), its parameters materialised and filled. Pure DDP is shard = 1, pure FSDP replicate = 1,
-one process 1 x 1 x 1: all of them are one code path, FSDP2's `fully_shard`.
+Enters: a Decoder on the meta device and the settings. Leaves: the same Decoder split over a mesh with the
+dimensions (replicate, shard, tensor), its parameters materialised and filled. Pure DDP is shard = 1, pure
+FSDP replicate = 1, one process 1 x 1 x 1: all of them are one code path, FSDP2's `fully_shard`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def solve_layout(world: int, per_node: int, shard: int | None, tensor: int) -> L
 def process_group(device: Device, timeout: int, out: Path) -> Iterator[None]:
     """Join the ranks named by the environment (torchrun's variables), or be the only one.
 
-    A collective that hangs `timeout` seconds ends the process; NCCL's flight recorder then leaves RUN/flight/rank-*.
+    A collective that hangs `timeout` seconds ends the process; NCCL's flight recorder then leaves
+    RUN/flight/rank-*.
     """
     flight = out / "flight"
     flight.mkdir(parents=True, exist_ok=True)
@@ -82,7 +83,8 @@ def process_group(device: Device, timeout: int, out: Path) -> Iterator[None]:
     if "RANK" in os.environ:
         dist.init_process_group(device.backend, timeout=limit)
     else:
-        dist.init_process_group(device.backend, timeout=limit, store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(device.backend, timeout=limit, store=store, rank=0, world_size=1)
     try:
         yield
     finally:
@@ -104,7 +106,10 @@ def data_rank(mesh: DeviceMesh) -> int:
 
 
 def _split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
-    """Tensor parallelism: into a block by columns, out of it by rows, one all-reduce each; vocabulary by rows."""
+    """Tensor parallelism: into a block by columns, out of it by rows, one all-reduce each.
+
+    Vocabulary by rows.
+    """
     size = mesh.size()
     config = model.config
     if config.kv_heads % size or config.hidden % size or config.padded_vocab % size:
@@ -162,7 +167,8 @@ def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: D
     low = config.precision == "bf16" or (config.precision == "auto" and device.is_gpu)
     options: dict[str, Any] = {
         "mesh": mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
-        # Inputs are not cast: the embedding already gives the right dtype, and rotary tables must stay float32.
+        # Inputs are not cast: the embedding already gives the right dtype, and rotary tables must stay
+        # float32.
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if low else None,
             reduce_dtype=torch.float32,
@@ -179,9 +185,11 @@ def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: D
 def materialize(
     model: Decoder, device: torch.device, value: Callable[[str, torch.Size, torch.device], Tensor]
 ) -> None:
-    """Give meta parameters memory on `device` and fill each from value(name, shape, device), the whole tensor.
+    """Give meta parameters memory on `device` and fill each from value(name, shape, device), the whole
+    tensor.
 
-    Every rank makes the whole of one parameter at a time and keeps its piece, so values do not depend on the mesh.
+    Every rank makes the whole of one parameter at a time and keeps its piece, so values do not depend on the
+    mesh.
     """
     model.to_empty(device=device)
     with torch.no_grad():
@@ -204,8 +212,8 @@ def clean_name(name: str) -> str:
 def gradient_sync(model: nn.Module, *, last: bool, sync: str) -> None:
     """Before each pass of an accumulated step: which gradient communication it does.
 
-    'scatter': reduce-scatter now, all-reduce over replicas at the last pass; holds 4 N / shard bytes of gradients.
-    'last': nothing before the last pass; holds whole gradients, 4 N bytes.
+    'scatter': reduce-scatter now, all-reduce over replicas at the last pass; holds 4 N / shard bytes of
+    gradients. 'last': nothing before the last pass; holds whole gradients, 4 N bytes.
     """
     sharded = cast(FSDPModule, model)
     sharded.set_is_last_backward(last)

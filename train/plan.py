@@ -1,7 +1,8 @@
 """Before the run: does it fit, how long will it take, what will it cost.
 
-Enters: a model, a mesh, a batch, the settings that change memory. Leaves: two estimates of a rank's memory side by side
-(the rule of thumb and a count of every tensor), which micro-batch fits which device, time, energy and carbon dioxide.
+Enters: a model, a mesh, a batch, the settings that change memory. Leaves: two estimates of a rank's memory
+side by side (the rule of thumb and a count of every tensor), which micro-batch fits which device, time,
+energy and carbon dioxide.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from train.setup import OPTIMIZER_BYTES
 GIB = 2**30
 DEVICE_GB = (40, 64, 80, 141)
 HEADROOM = 0.9
-"""Part of a device's memory that a plan fills: the rest is for the context, the libraries and fragmentation."""
+"""Part of a device's memory that a plan fills: the rest is for the context, the libraries and fragmentation.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Memory:
 
 
 def rule_of_thumb(model: ModelConfig, layout: Layout, micro_batch: int, seq_len: int) -> Memory:
-    """4 bytes a parameter, 3 times that for gradient and moments, batch x tokens x width x 4 bytes, a tenth on top.
+    """4 bytes a parameter, 3 times that for gradient and moments, batch x tokens x width x 4 bytes, a tenth
+    on top.
 
     It counts one activation where a model keeps many, which is why the other estimate exists.
     """
@@ -55,7 +58,7 @@ def rule_of_thumb(model: ModelConfig, layout: Layout, micro_batch: int, seq_len:
 
 
 def _shapes(model: ModelConfig, tensor: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """(rows, columns) of the parameters of a block and of the root, as one tensor-parallel rank holds them."""
+    """(rows, columns) of the parameters of a block and of the root on one tensor-parallel rank."""
     dim, hidden, kv = model.dim, model.hidden // tensor, model.kv_heads * model.head_dim // tensor
     heads = dim // tensor
     block = [(heads, dim), (kv, dim), (kv, dim), (dim, heads), (hidden, dim), (hidden, dim), (dim, hidden)]
@@ -67,9 +70,9 @@ def _shapes(model: ModelConfig, tensor: int) -> tuple[list[tuple[int, int]], lis
 def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled: bool) -> int:
     """Bytes of activations that a block keeps for its backward pass, per token; width: bytes of a value.
 
-    Residual and norm output twice, q, attention output: 6 x dim; k, v; feed-forward: gate, up, their product, and
-    eagerly silu(gate) too; float32: the attention's log-sum and two norms' scales. Norms are counted as the fused
-    kernel of a GPU keeps them.
+    Residual and norm output twice, q, attention output: 6 x dim; k, v; feed-forward: gate, up, their product,
+    and eagerly silu(gate) too; float32: the attention's log-sum and two norms' scales. Norms are counted as
+    the fused kernel of a GPU keeps them.
     """
     dim, kv = model.dim, model.kv_heads * model.head_dim
     whole = 4 * dim * width + 8
@@ -98,7 +101,11 @@ def _activations(model: ModelConfig, config: TrainConfig, layout: Layout, tokens
 def count_tensors(
     model: ModelConfig, layout: Layout, micro_batch: int, accumulation: int, seq_len: int, config: TrainConfig
 ) -> Memory:
-    """Every tensor of a step under the chosen sharding, checkpointing and loss, in bytes on the fullest rank."""
+    """Every tensor at the highest point of a step, under the chosen sharding, checkpointing and loss.
+
+    Without accumulation gradients appear while activations go, so the highest point is one end of the
+    backward pass: what gradients take beyond the activations' place is counted. Bytes on the fullest rank.
+    """
     width = 4 if config.precision == "fp32" else 2
     block, root = _shapes(model, layout.tensor)
 
@@ -114,19 +121,20 @@ def count_tensors(
     gathered = width * (whole_size(root) + blocks_gathered * whole_size(block))
     # Gradients of one block in the pass's width, and its float32 input of the reduce-scatter.
     gathered += (width + 4) * whole_size(block)
-    gradients = 4 * own
-    if config.sync == "last" and accumulation > 1:
-        gradients += 4 * (model.layers * whole_size(block) + whole_size(root))
     tokens = micro_batch * seq_len
+    activations = _activations(model, config, layout, tokens, width)
+    gradients = 0 if config.offload else 4 * own
+    if accumulation == 1:
+        gradients = max(0, gradients - activations)
+    elif config.sync == "last":
+        gradients += 4 * (model.layers * whole_size(block) + whole_size(root))
     chunk = min(config.loss_chunk, tokens)
     vocabulary = model.padded_vocab // layout.tensor
-    # Logits in the pass's width, twice in float32, their gradient; the matrix's gradient in float32 and the pass's width.
+    # Logits in the pass's width, twice in float32, their gradient; the matrix's gradient in float32 and that
+    # width.
     loss = chunk * vocabulary * (2 * width + 8) + vocabulary * model.dim * (4 + width)
-    if config.offload:
-        return Memory(0, gradients - 4 * own, 0, gathered, _activations(model, config, layout, tokens, width), loss)
-    return Memory(
-        4 * own, gradients, 8 * own, gathered, _activations(model, config, layout, tokens, width), loss
-    )
+    on_device = 0 if config.offload else own
+    return Memory(4 * on_device, gradients, 8 * on_device, gathered, activations, loss)
 
 
 def largest_micro_batch(
@@ -225,19 +233,24 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="train plan",
         description="Memory, time, energy and disk of a run, before it; needs no data and no GPU.",
-        epilog="example:\n  train plan --model italia-9b --nodes 64 --devices-per-node 4 --device A100-SXM-64GB "
-        "--mfu 0.45 \\\n      --global-batch 1024 --micro-batch 2 --tokens 1.2T --node-kw 2.2 --pue 1.1 --grid 0.25",
+        epilog="example:\n  train plan --model italia-9b --nodes 64 --devices-per-node 4 --mfu 0.45 \\\n"
+        "      --device A100-SXM-64GB --global-batch 1024 --micro-batch 2 --tokens 1.2T \\\n"
+        "      --node-kw 2.2 --pue 1.1 --grid 0.25",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_flags(parser)
     parser.add_argument("--nodes", type=parse_count, default=1)
     parser.add_argument("--devices-per-node", type=parse_count, default=1)
-    parser.add_argument("--device", default="", help="part of the device's name, for its peak: H100, A100, MI250X, ...")
+    parser.add_argument(
+        "--device", default="", help="part of the device's name, for its peak: H100, A100, MI250X, ..."
+    )
     parser.add_argument("--peak", type=float, help="peak of one device in dense bf16 TFLOP/s, instead")
     parser.add_argument("--mfu", type=float, help="part of the peak expected, for example 0.45")
     parser.add_argument("--node-kw", type=float, help="power of one node in kW")
-    parser.add_argument("--pue", type=float, default=1.0, help="power usage effectiveness of the centre (default: 1)")
+    parser.add_argument(
+        "--pue", type=float, default=1.0, help="power usage effectiveness of the centre (default: 1)"
+    )
     parser.add_argument("--grid", type=float, help="carbon intensity in kg CO2 per kWh")
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     config, space = parse(parser, arguments)

@@ -1,7 +1,8 @@
-"""From settings to something that can be trained: the view, the sizes, the split and filled model, the optimizer.
+"""From settings to something that can be trained: the view, the sizes, the split and filled model, the
+optimizer.
 
-Enters: a TrainConfig inside a process group. Leaves: a Trainee and the View it learns from, and the facts of the run
-that a checkpoint must agree with to be resumed.
+Enters: a TrainConfig inside a process group. Leaves: a Trainee and the View it learns from, and the facts of
+the run that a checkpoint must agree with to be resumed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Plan:
 
 
 def make_plan(config: TrainConfig, world: int) -> Plan:
-    """Open the data and solve every size. Raises UsageError when something does not divide or is too short."""
+    """Open the data and solve every size. UsageError when something does not divide or is too short."""
     if not config.shards:
         raise UsageError("--shards is missing: the folder that pretok tokenize wrote")
     preset = model_config(config.model)
@@ -75,8 +76,8 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
     steps = available if steps is None else steps
     if not 0 < steps <= available:
         raise UsageError(
-            f"{steps} steps of {batch.global_batch} sequences do not fit: the data has {len(view)} sequences of "
-            f"{view.seq_len} tokens, enough for {available} steps"
+            f"{steps} steps of {batch.global_batch} sequences do not fit: the data has {len(view)} "
+            f"sequences of {view.seq_len} tokens, enough for {available} steps"
         )
     return Plan(config, view, model, layout, batch, steps)
 
@@ -91,7 +92,8 @@ def check_identity(plan: Plan, meta: dict[str, Any]) -> None:
     ]
     if different:
         raise MismatchError(
-            f"{plan.config.out} holds a run that cannot be continued with these settings: {'; '.join(different)}. "
+            f"{plan.config.out} holds a run that cannot be continued with these settings: "
+            f"{'; '.join(different)}. "
             "Give it back its settings, or another --out (with --init-from to keep the weights)"
         )
 
@@ -133,10 +135,10 @@ def describe(plan: Plan, device: Device) -> str:
     peak = "n/a" if device.peak is None else f"{device.peak / 1e12:.1f} TFLOP/s"
     return "\n".join(
         [
-            f"model {plan.config.model}: {model.parameters:,} parameters, sequences of {plan.view.seq_len} tokens, "
-            f"vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
-            f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x {layout.tensor} "
-            f"tensor parallel on {device.name}, peak {peak} ({device.peak_source})",
+            f"model {plan.config.model}: {model.parameters:,} parameters, sequences of "
+            f"{plan.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
+            f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
+            f"{layout.tensor} tensor parallel on {device.name}, peak {peak} ({device.peak_source})",
             f"global batch {batch.global_batch} = micro-batch {batch.micro_batch} x accumulation "
             f"{batch.accumulation} x {batch.ranks} data-parallel ranks",
             f"{plan.steps} steps, {plan.steps * batch.global_batch * plan.view.seq_len:,} tokens of "

@@ -1,8 +1,8 @@
 """One optimizer step, and how its numbers reach the host without stopping the device.
 
-Enters: micro-batches on the device. Leaves: updated parameters and a Numbers, read one step later, when the device has
-long finished it. What ranks must agree on (stop now, save now) travels in the same all-reduce as the loss, so all
-ranks read the same decision for the same step.
+Enters: micro-batches on the device. Leaves: updated parameters and a Numbers, read one step later, when the
+device has long finished it. What ranks must agree on (stop now, save now) travels in the same all-reduce as
+the loss, so all ranks read the same decision for the same step.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,7 +46,10 @@ class Trainee:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A finished step, equal on all ranks. loss: mean over tokens in nats; checksum: of all sequences consumed."""
+    """A finished step, equal on all ranks. loss: mean over tokens in nats; checksum:
+
+    Of all sequences consumed.
+    """
 
     step: int
     loss: float
@@ -61,7 +65,9 @@ class Mark:
     """A moment in the work of a device, taken without waiting for it."""
 
     def __init__(self, device: torch.device) -> None:
-        self.event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        self.event: Any = None
+        if device.type == "cuda":
+            self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._time = time.perf_counter()
         if self.event is not None:
             self.event.record()
@@ -70,14 +76,15 @@ class Mark:
         """Seconds between two moments that have both passed."""
         if self.event is None or earlier.event is None:
             return self._time - earlier._time
-        return earlier.event.elapsed_time(self.event) / 1000
+        return float(earlier.event.elapsed_time(self.event)) / 1000
 
 
 class Readback:
     """Numbers on their way from the device: an all-reduced float64 vector copied without blocking."""
 
     def __init__(self, step: int, local: Tensor, shared: Tensor, tokens: int, copies: int) -> None:
-        """local: (loss sum, checksum, stop, save) of this rank, reduced here; shared: equal everywhere already.
+        """local: (loss sum, checksum, stop, save) of this rank, reduced here; shared: equal everywhere
+        already.
 
         tokens: in the whole step; copies: ranks that hold the same data.
         """

@@ -25,10 +25,12 @@ from typing import Any
 from pretok.errors import IntegrityError, MismatchError, UsageError
 from pretok.manifest import Manifest
 from pretok.order import Order
-from pretok.storage import fingerprint, read_json
+from pretok.storage import fingerprint, read_json, write_json
 
 FORMAT = "pretok-mix"
 VERSION = 1
+MATERIALIZED = "materialized"
+"""Key under which the manifest of shards written in mixed order carries the mix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,16 @@ def natural_mix(manifest: Manifest, split: str, seq_len: int, names: Iterable[st
             "take a smaller sequence length or another split"
         )
     return Mix(manifest.fingerprint, split, seq_len, seed, sources, (quotas,))
+
+
+def write_mix(path: Path, mix: Mix, report: dict[str, Any]) -> None:
+    """Write mix.json atomically; `report` is kept beside the order for people and other programs."""
+    write_json(path, {**mix_json(mix), "report": report})
+
+
+def mix_json(mix: Mix) -> dict[str, Any]:
+    """The JSON of a mix as `parse_mix` reads it."""
+    return {"fingerprint": mix.fingerprint, **mix.identity()}
 
 
 def load_mix(path: Path) -> Mix:

@@ -35,15 +35,20 @@ class StopFlag:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopFlag:
-        for number in SIGNALS:
-            self._previous[number] = signal.signal(number, self._on_signal)
+        self.install()
         return self
+
+    def install(self) -> None:
+        """Take the signals; again after a library (Ray does) has put handlers of its own in place."""
+        for number in SIGNALS:
+            previous = signal.signal(number, self._on_signal)
+            self._previous.setdefault(number, previous)
 
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._signal = signal.Signals(number).name

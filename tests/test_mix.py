@@ -162,6 +162,15 @@ def test_a_later_stage_may_use_a_source_the_first_left_out() -> None:
         plan_mix(manifest, request("all:it=1", "all:it=0.5,en=0.5", seq_len=10))
 
 
+def test_the_limit_counts_all_stages() -> None:
+    manifest = manifest_of({"en": 1_001, "it": 90_001})
+    stages = ("30k:it=0.9,en=0.1", "20k:it=0.9,en=0.1")
+    with pytest.raises(UsageError, match=r"en would be read 5\.00 times.* a budget of 10000 tokens fits"):
+        plan_mix(manifest, request(*stages, seq_len=10))
+    mix, _ = plan_mix(manifest, request(*stages, seq_len=10, limit=CAPPED))
+    assert mix.stages == ((300, 2_700), (100, 1_900))
+
+
 def test_same_wish_same_file_other_wish_refused(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)]})
     out = tmp_path / "mix.json"

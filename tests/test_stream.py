@@ -166,6 +166,8 @@ def test_reading_forward_equals_reading_anywhere(tmp_path: Path) -> None:
         for start in starts:
             positions = range(start, min(start + size, len(view)))
             np.testing.assert_array_equal(view.batch(positions), everything[list(positions)])
+    for mixed in ([0, 2, 1, 3], [4, 4, 6], [9, 8, 7]):
+        np.testing.assert_array_equal(view.batch(mixed), everything[mixed])
 
 
 def test_a_mix_of_other_shards_is_refused(shards: Path, tmp_path: Path) -> None:

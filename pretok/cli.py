@@ -1,6 +1,6 @@
 """The `pretok` command: registers the commands and turns errors into exit codes.
 
-    0 done   1 internal error   2 wrong usage, config or input   3 some partitions failed   75 stopped early
+0 done   1 internal error   2 wrong usage, config or input   3 some partitions failed   75 stopped early
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import traceback
 
 import typer
 
-
+from pretok.commands.export import export
 from pretok.commands.inspect import inspect
+from pretok.commands.mix import mix
 from pretok.commands.run import run
 from pretok.commands.stats import stats
 from pretok.commands.tokenize import tokenize
@@ -28,13 +29,15 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Text to token files for language models: vocabulary, shards, mix, stream.",
 )
-for command in (run, tokenize, verify, stats, inspect):
+for command in (run, tokenize, verify, stats, inspect, mix, export):
     app.command()(command)
 
 
 def main() -> None:
     """Console entry point; ends the process with one of the exit codes above."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
     sys.exit(run_command(sys.argv[1:]))
 
 

@@ -214,6 +214,17 @@ def test_a_shard_of_another_size_is_refused(tmp_path: Path) -> None:
         view[0]
 
 
+def test_opening_touches_no_shard(tmp_path: Path) -> None:
+    folder = make_shards(tmp_path, {"it": [range(50)] * 9})
+    for path in folder.glob("it/*"):
+        path.unlink()
+    view = pretok.stream.open(folder, seq_len=6)
+    assert view.origin(3)[0] == "it"
+    assert view.prefix_counts(3) == {"it": 3}
+    with pytest.raises(IntegrityError, match="cannot read"):
+        view[3]
+
+
 def test_a_shard_cut_while_open_is_an_error_with_a_name(tmp_path: Path) -> None:
     folder = make_shards(tmp_path, {"it": [range(50)]})
     view = pretok.stream.open(folder, seq_len=49)

@@ -115,8 +115,8 @@ def prefix_bound(quotas: Sequence[int], quota: int) -> float:
 def _fraction(numerator: Int64s, denominator: Int64s) -> Int64s:
     """The first 42 binary digits of numerator / denominator < 1, as one integer.
 
-    They tell apart the lateness of two sources: their due times differ by a multiple of N / (2 q1 q2), which is at least
-    2 / N > 2^-40 because q1 + q2 <= N.
+    They tell apart the lateness of two sources: their due times differ by a multiple of N / (2 q1 q2), which is at
+    least 2 / N > 2^-40 because q1 + q2 <= N.
     """
     high = (numerator << DIGIT) // denominator
     low = ((numerator << DIGIT) - high * denominator << DIGIT) // denominator
@@ -173,7 +173,9 @@ class Order:
     `names`. Each stage goes on in every source where the one before stopped.
     """
 
-    def __init__(self, names: Sequence[str], sizes: Sequence[int], stages: Sequence[Sequence[int]], seed: int) -> None:
+    def __init__(
+        self, names: Sequence[str], sizes: Sequence[int], stages: Sequence[Sequence[int]], seed: int
+    ) -> None:
         self.names = tuple(names)
         self.sizes: Int64s = np.array(sizes, np.int64)
         self.seed = seed

@@ -41,7 +41,9 @@ CAPPED = Limit(Fraction(4), cap=True)
 def manifest_of(tokens: dict[str, int]) -> Manifest:
     """A manifest of sources of any size, one shard each; no file is behind it."""
     shards = tuple(Shard(Path(f"/x/{name}.bin"), name, "train", n, 1, "", "") for name, n in tokens.items())
-    return Manifest(Path("/x"), {"sources": {name: {} for name in tokens}}, "f" * 32, 50_000, 0, "uint16", shards)
+    return Manifest(
+        Path("/x"), {"sources": {name: {} for name in tokens}}, "f" * 32, 50_000, 0, "uint16", shards
+    )
 
 
 def request(*stages: str, **changes: Any) -> MixRequest:
@@ -77,7 +79,9 @@ def test_report_adds_up() -> None:
     }
     assert report["sources"]["it"]["unused_tokens"] == 30_000 - 9_600
     assert report["left_out"] == {"old": 77}
-    assert sum(source["sequences"] for source in report["sources"].values()) == report["sequences"] == len(mix)
+    assert (
+        sum(source["sequences"] for source in report["sources"].values()) == report["sequences"] == len(mix)
+    )
 
 
 @given(st.integers(0, 10**15), st.lists(st.integers(0, 10**6), min_size=1, max_size=50).filter(any))
@@ -151,7 +155,9 @@ def test_cap_keeps_the_budget_and_the_limit(sources: list[tuple[int, int]], tota
 
 def test_stages_go_on_where_the_one_before_stopped(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)]})
-    report = run_mix(shards, tmp_path / "mix.json", request("600:it=0.9,en=0.1", "400:it=0.5,en=0.5", seq_len=5))
+    report = run_mix(
+        shards, tmp_path / "mix.json", request("600:it=0.9,en=0.1", "400:it=0.5,en=0.5", seq_len=5)
+    )
     assert [stage["tokens"] for stage in report["stages"]] == [600, 400]
     view = pretok.stream.open(shards, tmp_path / "mix.json")
     assert view.prefix_counts(120) == {"en": 12, "it": 108}
@@ -256,7 +262,9 @@ def command() -> Callable[..., str]:
 
 
 def test_commands(tmp_path: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    shards = make_shards(tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)], "old": [range(9)]})
+    shards = make_shards(
+        tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)], "old": [range(9)]}
+    )
     path, out = tmp_path / "mix.json", tmp_path / "mixed"
     wish = ("mix", shards, "--weights", "it=0.9,en=0.1", "--tokens", 600, "--seq-len", 5, "--seed", 3)
     report = json.loads(command(*wish, "--json"))
@@ -282,7 +290,9 @@ def test_commands(tmp_path: Path, command: Callable[..., str], monkeypatch: pyte
 
     blend = command("export", shards, "--mix", path, "--to", "megatron")
     assert len(json.loads(blend)["train"]) == 4
-    assert command("export", shards, "--mix", path, "--to", "megatron", "--out", tmp_path / "blend.json") == ""
+    assert (
+        command("export", shards, "--mix", path, "--to", "megatron", "--out", tmp_path / "blend.json") == ""
+    )
     assert (tmp_path / "blend.json").read_text() == blend
 
 

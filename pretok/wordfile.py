@@ -82,6 +82,18 @@ def from_arrow(words: pa.LargeBinaryArray, counts: Ints, heldout: Ints) -> WordC
     return WordCounts(data, offsets, counts, heldout)
 
 
+def concatenate(parts: list[WordCounts]) -> WordCounts:
+    """All words of the parts, which must have none in common."""
+    shifts = np.cumsum([0, *(part.nbytes for part in parts)])
+    offsets = [part.offsets[:-1] + shift for part, shift in zip(parts, shifts[:-1], strict=True)]
+    return WordCounts(
+        np.concatenate([np.empty(0, np.uint8), *(part.data for part in parts)]),
+        np.concatenate([*offsets, shifts[-1:]]).astype(np.int64),
+        np.concatenate([np.empty(0, np.int64), *(part.counts for part in parts)]),
+        np.concatenate([np.empty(0, np.int64), *(part.heldout for part in parts)]),
+    )
+
+
 def split_buckets(words: WordCounts) -> Iterator[WordCounts]:
     """The words of each bucket, BUCKETS times; the order of the words inside of a bucket is kept."""
     bucket = (hash_documents(words.data, words.offsets, 0) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)

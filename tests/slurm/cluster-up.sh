@@ -192,12 +192,14 @@ INIT
     cat >"$BIN/node-crash" <<INIT
 #!/bin/bash
 read -r pid start _ < <(grep " $PREFIX-\$1\$" "$RUN/pids") || { echo "no node \$1" >&2; exit 1; }
-[ "\$(sed 's/.*) //' "/proc/\$pid/stat" 2>/dev/null | cut -d' ' -f20)" = "\$start" ] && kill -KILL "\$pid"
+[ "\$(sed 's/.*) //' "/proc/\$pid/stat" 2>/dev/null | awk '\$1 != "Z" {print \$20}')" = "\$start" ] || exit 0
+kill -KILL "\$pid"
+while [ -n "\$(ip netns pids $PREFIX-\$1)" ]; do sleep 0.05; done
 INIT
     cat >"$BIN/node-boot" <<INIT
 #!/bin/bash
 read -r pid start _ < <(grep " $PREFIX-\$1\$" "$RUN/pids") || { echo "no node \$1" >&2; exit 1; }
-[ "\$(sed 's/.*) //' "/proc/\$pid/stat" 2>/dev/null | cut -d' ' -f20)" = "\$start" ] && exit 0
+[ "\$(sed 's/.*) //' "/proc/\$pid/stat" 2>/dev/null | awk '\$1 != "Z" {print \$20}')" = "\$start" ] && exit 0
 exec "$BIN/.start" "$PREFIX-\$1" "$BIN/.node-init" "\$1"
 INIT
     cat >"$BIN/node-exec" <<INIT

@@ -35,9 +35,14 @@ class StopFlag:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopFlag:
-        for number in SIGNALS:
-            self._previous[number] = signal.signal(number, self._on_signal)
+        self.install()
         return self
+
+    def install(self) -> None:
+        """Take the signals; again after a library (Ray does) has put handlers of its own in place."""
+        for number in SIGNALS:
+            previous = signal.signal(number, self._on_signal)
+            self._previous.setdefault(number, previous)
 
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._previous.items():

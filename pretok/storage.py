@@ -80,3 +80,10 @@ def checksum(path: Path, block: int = 1 << 22) -> str:
         while data := file.read(block):
             digest.update(data)
     return f"xxh3:{digest.hexdigest()}"
+
+
+def read_json_lines(path: Path) -> Iterator[Any]:
+    """The objects of a JSON Lines file of ours."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)

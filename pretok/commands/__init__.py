@@ -1,0 +1,1 @@
+"""Commands: one module each, a thin typer function around a job."""

@@ -1,0 +1,33 @@
+"""`pretok inspect`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from pretok.commands.options import Json, Shards
+
+
+def inspect(
+    shards: Shards,
+    source: Annotated[str, typer.Option(help="Name of the source.", show_default=False)],
+    doc: Annotated[int, typer.Option(min=0, help="Number of the document in the source, from 0.")] = 0,
+    split: Annotated[str, typer.Option(help="train or val.")] = "train",
+    json: Json = False,
+) -> None:
+    """Show a document as its tokens, and the file and line or row it came from.
+
+        pretok inspect work/shards --source it --doc 17
+    """
+    from pretok.console import print_json, show
+    from pretok.jobs.inspect import run_inspect
+
+    found = run_inspect(shards, source, doc, split)
+    if json:
+        print_json(asdict(found))
+        return
+    show(f"{found.file}, line or row {found.position}; document {found.document} of {found.shard}", result=True)
+    show(f"{len(found.ids)} tokens, the last is the end-of-document token:", result=True)
+    show("".join(f"[{token}]" for token in found.tokens), result=True)

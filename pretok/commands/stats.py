@@ -1,0 +1,19 @@
+"""`pretok stats`."""
+
+from __future__ import annotations
+
+from pretok.commands.options import Json, Shards
+
+
+def stats(shards: Shards, json: Json = False) -> None:
+    """Exact tokens, documents, bytes and rejects per source and split.
+
+        pretok stats work/shards --json
+    """
+    from pretok.console import print_json
+    from pretok.jobs.stats import show_stats, stats_json
+
+    if json:
+        print_json(stats_json(shards))
+    else:
+        show_stats(shards, result=True)

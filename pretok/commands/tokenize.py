@@ -1,0 +1,45 @@
+"""`pretok tokenize`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretok.commands.options import Address, Inputs, Json, Out, Workers, read_recipe, start_engine
+
+
+def tokenize(
+    inputs: Inputs,
+    out: Out = None,
+    vocab: Annotated[
+        Path | None, typer.Option(help="Folder or tokenizer.json of any byte-level BPE. Default: OUT/vocab.")
+    ] = None,
+    val_fraction: Annotated[str | None, typer.Option(help="Share of documents held out, such as 0.001.")] = None,
+    shard_size: Annotated[str | None, typer.Option(help="Bytes of tokens per shard, such as 512MiB.")] = None,
+    workers: Workers = None,
+    address: Address = None,
+    json: Json = False,
+) -> None:
+    """Tokenize sources into memory-mapped shards with exact counts, under OUT/shards.
+
+    Run it again after a kill: what is sealed is kept. A new NAME=GLOB adds a source to a finished output.
+
+        pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --workers 16
+    """
+    from pretok.console import print_json
+    from pretok.jobs.stats import show_stats
+    from pretok.jobs.steps import tokenize_step
+    from pretok.manifest import load_manifest
+
+    changes = {
+        "vocab": {"path": vocab},
+        "shards": {"val_fraction": val_fraction, "size": shard_size},
+    }
+    recipe = read_recipe(inputs, out, changes)
+    with start_engine(workers, address) as engine:
+        tokenize_step(recipe, engine)
+    show_stats(recipe.shards_dir)
+    if json:
+        print_json(load_manifest(recipe.shards_dir).data["totals"])

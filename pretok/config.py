@@ -1,0 +1,203 @@
+"""Recipes: TOML (or `NAME=GLOB` arguments) -> one validated, frozen Recipe.
+
+Enters: a recipe file or command-line inputs. Leaves: a Recipe that every job reads its settings from. Unknown keys are
+refused with the nearest known key named. Relative paths start at the current folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from pretok.errors import UsageError
+from pretok.normalize import Normalization
+from pretok.readers import RecordFormat
+from pretok.units import parse_count
+
+DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
+"""End of document, padding, and a block for later use; their ids are 0 to 63."""
+
+Count = Annotated[int, BeforeValidator(parse_count)]
+"""A whole number, or a string such as "1.2T", "300B", "64MiB"."""
+
+
+def _safe_name(name: str) -> str:
+    if not name or not all(c.isalnum() or c in "-_" for c in name) or not name[0].isalnum():
+        raise ValueError(f"source name {name!r}: letters, digits, - and _ only; it becomes part of file names")
+    if name in ("rejects",) or name.endswith("-val"):
+        raise ValueError(f"source name {name!r} is reserved")
+    return name
+
+
+SourceName = Annotated[str, AfterValidator(_safe_name)]
+Share = Annotated[Fraction, BeforeValidator(lambda value: Fraction(str(value)))]
+
+
+class Part(BaseModel):
+    """Base of every recipe table: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Source(Part):
+    """[sources.NAME]: one language or collection.
+
+    inputs: paths, globs, URLs, `hub:ID[:CONFIG[:SPLIT]]` or `sample:it`; field: the text field or column; separator:
+    ends a document in plain text files ("" = one document a file).
+    """
+
+    inputs: tuple[str, ...] = Field(min_length=1)
+    format: Literal["auto", "jsonl", "parquet", "text"] = "auto"
+    field: str = "text"
+    separator: str = ""
+
+    @property
+    def record(self) -> RecordFormat:
+        """How documents are found in this source."""
+        return RecordFormat(self.field, self.separator)
+
+
+class Normalize(Part):
+    """[normalize]: what is changed in every document before vocabulary and encoding; nothing by default."""
+
+    unicode: Literal["none", "nfc"] = "none"
+    strip_bom: bool = False
+    crlf: bool = False
+
+    @property
+    def function(self) -> Normalization:
+        """The normalization these settings name."""
+        return Normalization(self.unicode, self.strip_bom, self.crlf)
+
+
+class Vocab(Part):
+    """[vocab]: `path` takes an existing tokenizer; otherwise the rest says how to train one.
+
+    size counts special tokens; sample: share of documents counted; holdout: share kept out of training for the report;
+    min_count: words rarer than this are dropped at the end; weights: share of each source in the counts (empty: as on
+    disk); superwords: how many of the entries are sequences of words.
+    """
+
+    path: Path | None = None
+    eod: str = "<|endoftext|>"
+    size: Annotated[int, Field(ge=257)] = 50_000
+    pattern: str = "cl100k"
+    special_tokens: tuple[str, ...] = DEFAULT_SPECIAL_TOKENS
+    sample: Annotated[Share, Field(gt=0, le=1)] = Fraction(1)
+    holdout: Annotated[Share, Field(ge=0, lt=1)] = Fraction(1, 100)
+    seed: int = 0
+    min_count: Annotated[int, Field(ge=1)] = 1
+    weights: dict[SourceName, Share] = {}
+    superwords: Annotated[int, Field(ge=0)] = 0
+
+
+class Shards(Part):
+    """[shards]: size in bytes of token files (0: 1 GiB, less for small sources); val_fraction: share of documents held
+    out for validation, chosen by a hash of the document."""
+
+    size: Count = 0
+    val_fraction: Annotated[Share, Field(ge=0, lt=1)] = Fraction(0)
+    seed: int = 0
+
+
+class Stage(Part):
+    """One stage of [mix]: so many tokens in these proportions."""
+
+    tokens: Count | Literal["all"] = "all"
+    weights: dict[SourceName, Share] | Literal["natural"] = "natural"
+
+
+class Mix(Stage):
+    """[mix]: one stage, or several in `stages`."""
+
+    seq_len: int = 4096
+    seed: int = 0
+    max_epochs: Share = Fraction(4)
+    cap: bool = False
+    stages: tuple[Stage, ...] = ()
+
+
+class Recipe(Part):
+    """A whole recipe. `train` and `slurm` hold what their programs read, unchecked here."""
+
+    out: Path
+    sources: dict[SourceName, Source] = Field(min_length=1)
+    normalize: Normalize = Normalize()
+    vocab: Vocab = Vocab()
+    shards: Shards = Shards()
+    mix: Mix | None = None
+    train: dict[str, Any] = {}
+    slurm: dict[str, Any] = {}
+
+    @property
+    def vocab_dir(self) -> Path:
+        """Where the tokenizer is or will be."""
+        return self.vocab.path or self.out / "vocab"
+
+    @property
+    def shards_dir(self) -> Path:
+        """Where the shards go."""
+        return self.out / "shards"
+
+    @property
+    def mix_path(self) -> Path:
+        """Where the mix goes."""
+        return self.out / "mix.json"
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """A recipe file as a mapping, not validated. UsageError when it is missing or not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"recipe {path} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read and validate a recipe. UsageError says what is wrong and where."""
+    return make_recipe(load_toml(path), str(path))
+
+
+def make_recipe(data: dict[str, Any], origin: str) -> Recipe:
+    """Validate a recipe given as a mapping; `origin` is named in errors."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain(detail) for detail in error.errors()]
+        raise UsageError(f"{origin}: " + "; ".join(lines)) from None
+
+
+def _explain(detail: Any) -> str:
+    """One pydantic error as a sentence, with the nearest known key for an unknown one."""
+    where = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] != "extra_forbidden":
+        return f"{where}: {detail['msg'].removeprefix('Value error, ')}"
+    table: type[Part] = Recipe
+    for part in detail["loc"][:-1]:
+        table = _TABLES.get(str(part), table)
+    known = sorted(table.model_fields)
+    near = difflib.get_close_matches(str(detail["loc"][-1]), known, 1, 0.4)
+    return f"unknown key {where}" + (f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(known)})")
+
+
+_TABLES: dict[str, type[Part]] = {
+    "sources": Source, "normalize": Normalize, "vocab": Vocab, "shards": Shards, "mix": Mix, "stages": Stage,
+}  # fmt: skip
+
+
+def parse_inputs(arguments: list[str]) -> dict[str, dict[str, Any]]:
+    """`NAME=GLOB` arguments -> the `sources` table of a recipe; a repeated name adds inputs."""
+    sources: dict[str, dict[str, Any]] = {}
+    for argument in arguments:
+        name, equals, pattern = argument.partition("=")
+        if not equals or not name or not pattern:
+            raise UsageError(f"{argument!r} is neither a recipe (.toml) nor NAME=GLOB, such as it='data/it/*.jsonl.zst'")
+        sources.setdefault(name, {"inputs": []})["inputs"].append(pattern)
+    return sources

@@ -1,0 +1,232 @@
+"""Run one function over many items: on a Ray cluster, on a Ray started here, or in this process.
+
+Enters: a top-level function `task(item, report)` and a list of items. Leaves: each item's result or TaskError as it
+completes. This is the only module that imports ray. Tasks must leave their results on disk whole or not at all, because
+any of them may run twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from pretok.errors import Stopped, UsageError
+from pretok.stop import StopFlag
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Counts = dict[str, int]
+Report = Callable[[Counts], None]
+"""What a task calls with increments (documents, bytes, ...) while it runs; for display only, retries count again."""
+Task = Callable[[Item, Report], Result]
+
+RETRIES = 3
+"""How often an item is tried again after its task raised or its worker or node died."""
+POLL_SECONDS = 1.0
+REPORT_SECONDS = 1.0
+WORKER_ENVIRONMENT = {
+    # One task, one core: the libraries inside must not start a thread per core of the node.
+    "OMP_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "NUMBA_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskError:
+    """Why an item failed for good: one line for the user, and the last traceback."""
+
+    message: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[Result]):
+    """What the engine yields: an item's index in the list, its result or error, and the node it ran on."""
+
+    index: int
+    result: Result | TaskError
+    node: str
+
+
+class Engine:
+    """Context manager around Ray.
+
+    workers: tasks in flight at most; 0 runs everything in this process without Ray; None: one per CPU of the cluster.
+    address: a Ray cluster (`auto` inside an allocation), None starts a local Ray. Raises Stopped out of `map` when
+    `stop` has a reason, after the tasks in flight were told to end.
+    """
+
+    def __init__(self, workers: int | None, address: str | None, stop: StopFlag) -> None:
+        self.workers = workers
+        self.address = address
+        self.stop = stop
+        self.local = workers == 0
+
+    def __enter__(self) -> Engine:
+        if not self.local:
+            self._start_ray()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.local:
+            import ray
+
+            ray.shutdown()
+
+    def _start_ray(self) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+
+        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        environment = {"env_vars": {**WORKER_ENVIRONMENT, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}}
+        try:
+            if self.address:
+                ray.init(address=self.address, runtime_env=environment, **quiet)
+            else:
+                ray.init(
+                    address="local",
+                    num_cpus=self.workers or _cpus(),
+                    include_dashboard=False,
+                    object_store_memory=100 << 20,  # tasks meet on disk; results are small records
+                    runtime_env=environment,
+                    **quiet,
+                )
+        except ConnectionError as error:
+            raise UsageError(f"no Ray cluster answers at {self.address}: {error}") from None
+        self.stop.install()
+        self.workers = self.workers or int(ray.cluster_resources().get("CPU", 1))
+
+    def map(
+        self,
+        task: Task[Item, Result],
+        items: Sequence[Item],
+        on_report: Report | None = None,
+        retries: int = RETRIES,
+    ) -> Iterator[Outcome[Result]]:
+        """Run `task` over `items`, started in the order given, yielded as they complete.
+
+        A task that raises is tried `retries` times more, on whatever worker is free, before its TaskError is yielded.
+        `on_report` gets the tasks' increments, about once a second.
+        """
+        run = self._map_here if self.local else self._map_ray
+        yield from run(task, items, on_report or (lambda counts: None), retries)
+
+    def _check_stop(self) -> None:
+        if reason := self.stop.reason:
+            raise Stopped(f"{reason}: stopped before the end; run the same command again to continue")
+
+    def _map_here(
+        self, task: Task[Item, Result], items: Sequence[Item], on_report: Report, retries: int
+    ) -> Iterator[Outcome[Result]]:
+        def report(counts: Counts) -> None:
+            self._check_stop()
+            on_report(counts)
+
+        for index, item in enumerate(items):
+            for attempt in range(retries + 1):
+                self._check_stop()
+                try:
+                    result: Result | TaskError = task(item, report)
+                    break
+                except Stopped:
+                    raise
+                except Exception as error:
+                    result = _task_error(error)
+                    if attempt < retries:
+                        logger.warning("trying again: %s", result.message)
+            yield Outcome(index, result, os.uname().nodename)
+
+    def _map_ray(
+        self, task: Task[Item, Result], items: Sequence[Item], on_report: Report, retries: int
+    ) -> Iterator[Outcome[Result]]:
+        import ray
+
+        remote = ray.remote(max_retries=0, num_cpus=1)(_on_worker)
+        board = ray.remote(num_cpus=0)(_Board).remote()
+        waiting = list(enumerate(items))[::-1]
+        tries = [0] * len(items)
+        running: dict[Any, int] = {}
+        try:
+            while waiting or running:
+                self._check_stop()
+                while waiting and len(running) < (self.workers or 1):
+                    index, item = waiting.pop()
+                    running[remote.remote(task, item, board)] = index
+                done, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
+                on_report(ray.get(board.take.remote()))
+                for reference in done:
+                    index = running.pop(reference)
+                    try:
+                        node, result = ray.get(reference)
+                    except Exception as error:  # the task raised, or its worker or node died
+                        tries[index] += 1
+                        failure = _task_error(error)
+                        if tries[index] <= retries:
+                            logger.warning("trying again: %s", failure.message)
+                            waiting.append((index, items[index]))
+                            continue
+                        node, result = "", failure
+                    yield Outcome(index, result, node)
+        finally:
+            for reference in running:
+                with contextlib.suppress(Exception):
+                    ray.cancel(reference, force=True)
+
+
+class _Board:
+    """Ray actor that adds up what tasks report until the driver takes it."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, counts: Counts) -> None:
+        self._counts.update(counts)
+
+    def take(self) -> Counts:
+        counts, self._counts = dict(self._counts), Counter()
+        return counts
+
+
+def _on_worker(task: Callable[[Any, Report], Any], item: Any, board: Any) -> tuple[str, Any]:
+    """Runs on a worker: sends its reports to the board every REPORT_SECONDS."""
+    pending: Counter[str] = Counter()
+    sent = time.monotonic()
+
+    def report(counts: Counts) -> None:
+        nonlocal sent
+        pending.update(counts)
+        if time.monotonic() - sent > REPORT_SECONDS:
+            board.add.remote(dict(pending))
+            pending.clear()
+            sent = time.monotonic()
+
+    result = task(item, report)
+    board.add.remote(dict(pending))
+    return os.uname().nodename, result
+
+
+def _task_error(error: Exception) -> TaskError:
+    cause = getattr(error, "cause", None) or error
+    message = str(cause).strip().splitlines()
+    return TaskError(
+        f"{type(cause).__name__}: {message[0] if message else ''}",
+        "".join(traceback.format_exception(error)),
+    )
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,160 @@
+"""The mix job: shards and wishes -> mix.json, its report, and what other budgets would mean.
+
+Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `pretok.mix`) and the report that is kept in it:
+
+    sequences, tokens                      of the whole mix
+    stages   [{tokens, weights, shares}]   asked for and given; weights as exact fractions
+    sources  {NAME: {sequences, tokens, epochs, repeated_tokens, unused_tokens, tail_tokens}}
+    left_out {NAME: tokens}                sources of the shards without a place in the mix
+    notes    [...]                         what --cap changed
+
+`unused_tokens` are whole sequences not drawn even once, `tail_tokens` the end of a source that fills no sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from pretok.errors import MismatchError, UsageError
+from pretok.manifest import Manifest, load_manifest
+from pretok.mix import Mix, MixSource, load_mix, mix_sources, write_mix
+from pretok.quota import Limit, Stage, most_that_fits, one_epoch, shares_of, stage_quotas
+
+MAX_EPOCHS = Fraction(4)
+"""Repeating text up to about four times costs little (Muennighoff et al., "Scaling Data-Constrained Language Models")."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixRequest:
+    """What a mix is asked to be."""
+
+    stages: tuple[Stage, ...]
+    seq_len: int = 4096
+    seed: int = 0
+    split: str = "train"
+    limit: Limit = Limit(MAX_EPOCHS, cap=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """One line of the table: the last stage with another budget. `problem` is why it cannot be, or None."""
+
+    tokens: int
+    epochs: dict[str, float]
+    problem: str | None
+
+
+def make_mix(shards: Path, out: Path, request: MixRequest) -> dict[str, Any]:
+    """Plan a mix, write it to `out` and return its report. An equal file is left as it is.
+
+    Raises UsageError (see `plan_mix`) and MismatchError when `out` holds another mix, which a run may depend on.
+    """
+    mix, report = plan_mix(load_manifest(shards), request)
+    if out.exists():
+        old = load_mix(out).fingerprint
+        if old != mix.fingerprint:
+            raise MismatchError(
+                f"{out} holds another mix (fingerprint {old}; this one has {mix.fingerprint}): delete it if no run "
+                "needs it, or choose another name"
+            )
+        return report
+    write_mix(out, mix, report)
+    return report
+
+
+def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, dict[str, Any]]:
+    """The mix and its report. Raises UsageError for unknown sources, or budgets and weights that do not fit."""
+    sources = _sources(manifest, request)
+    drawn = [0] * len(sources)
+    quotas: list[tuple[int, ...]] = []
+    notes: list[str] = []
+    for stage in request.stages:
+        given, changed = stage_quotas(stage, sources, drawn, request.seq_len, request.limit)
+        drawn = [before + quota for before, quota in zip(drawn, given, strict=True)]
+        quotas.append(tuple(given))
+        notes += changed
+    mix = Mix(manifest.fingerprint, request.split, request.seq_len, request.seed, sources, tuple(quotas))
+    return mix, _report(manifest, request, mix, notes)
+
+
+def what_if(manifest: Manifest, request: MixRequest) -> list[WhatIf]:
+    """The last stage with a quarter, half, twice and four times its budget, one epoch, and the most that fits."""
+    mix, _ = plan_mix(manifest, request)
+    last = request.stages[-1]
+    before = [sum(quotas) for quotas in zip(*mix.stages[:-1], strict=True)] or [0] * len(mix.sources)
+    weights = shares_of(last, mix.sources, mix.seq_len)
+    room = [
+        int(request.limit.max_epochs * source.sequences) - drawn
+        for source, drawn in zip(mix.sources, before, strict=True)
+    ]
+    planned = sum(mix.stages[-1])
+    lengths = {planned * 2**power // 4 for power in range(5)}
+    lengths |= {one_epoch(weights, mix.sources, before), most_that_fits(weights, room)}
+    return [
+        _what_if(mix, before, Stage(length * mix.seq_len, last.weights), request)
+        for length in sorted(lengths - {0})
+    ]
+
+
+def _what_if(mix: Mix, before: Sequence[int], stage: Stage, request: MixRequest) -> WhatIf:
+    anything = Limit(Fraction(10**9), cap=False)
+    problem = None
+    try:
+        quotas, _ = stage_quotas(stage, mix.sources, before, mix.seq_len, request.limit)
+    except UsageError as error:
+        problem = str(error)
+        quotas, _ = stage_quotas(stage, mix.sources, before, mix.seq_len, anything)
+    epochs = {
+        source.name: (drawn + quota) / source.sequences if source.sequences else 0.0
+        for source, drawn, quota in zip(mix.sources, before, quotas, strict=True)
+    }
+    return WhatIf(sum(quotas) * mix.seq_len, epochs, problem)
+
+
+def _sources(manifest: Manifest, request: MixRequest) -> tuple[MixSource, ...]:
+    """The sources any stage names, sorted; all of them when a stage is natural."""
+    names: set[str] = set()
+    for stage in request.stages:
+        names |= set(manifest.sources if stage.weights is None else stage.weights)
+    return mix_sources(manifest, request.split, request.seq_len, sorted(names))
+
+
+def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str]) -> dict[str, Any]:
+    names = [source.name for source in mix.sources]
+    stages = []
+    for stage, quotas in zip(request.stages, mix.stages, strict=True):
+        weights = shares_of(stage, mix.sources, mix.seq_len)
+        stages.append(
+            {
+                "tokens": sum(quotas) * mix.seq_len,
+                "weights": dict(zip(names, map(str, weights), strict=True)),
+                "shares": {name: quota / sum(quotas) for name, quota in zip(names, quotas, strict=True)},
+            }
+        )
+    sources = {}
+    for source, *drawn in zip(mix.sources, *mix.stages, strict=True):
+        sequences = sum(drawn)
+        sources[source.name] = {
+            "sequences": sequences,
+            "tokens": sequences * mix.seq_len,
+            "epochs": sequences / source.sequences if source.sequences else 0.0,
+            "repeated_tokens": max(sequences - source.sequences, 0) * mix.seq_len,
+            "unused_tokens": max(source.sequences - sequences, 0) * mix.seq_len,
+            "tail_tokens": source.tokens - source.sequences * mix.seq_len,
+        }
+    return {
+        "sequences": len(mix),
+        "tokens": len(mix) * mix.seq_len,
+        "stages": stages,
+        "sources": sources,
+        "left_out": {
+            name: sum(shard.tokens for shard in manifest.of(name, mix.split))
+            for name in manifest.sources
+            if name not in names
+        },
+        "notes": notes,
+    }

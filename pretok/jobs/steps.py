@@ -1,0 +1,45 @@
+"""The steps of a recipe, each with its progress: vocabulary -> tokens -> verification -> mix.
+
+Enters: a Recipe and an Engine. Leaves: OUT/vocab, OUT/shards, OUT/mix.json. A step whose result is there and unchanged
+is skipped, because each job finds its own finished work.
+"""
+
+from __future__ import annotations
+
+from pretok.config import Recipe
+from pretok.console import Meter, notice, show, table
+from pretok.engine import Engine
+from pretok.errors import IntegrityError
+
+from pretok.jobs.stats import show_stats
+from pretok.jobs.tokenize import run_tokenize
+from pretok.jobs.verify import run_verify
+
+VERIFY_DOCUMENTS = 300
+
+
+def tokenize_step(recipe: Recipe, engine: Engine) -> None:
+    """Tokenize all sources of the recipe."""
+    with Meter("tokenize") as meter:
+        summary = run_tokenize(recipe, engine, meter, notice)
+    if len(summary.nodes) > 1:
+        notice("partitions per node: " + ", ".join(f"{node} {count}" for node, count in summary.nodes.items()))
+
+
+def verify_step(recipe: Recipe, engine: Engine) -> None:
+    """Check the shards and a sample of their documents."""
+    with Meter("verify") as meter:
+        _, problems = run_verify(recipe.shards_dir, VERIFY_DOCUMENTS, engine, meter)
+    if problems:
+        raise IntegrityError("\n".join(problems))
+
+
+def run_steps(recipe: Recipe, engine: Engine) -> None:
+    """Every step in order; at the end what was made and where."""
+    if recipe.vocab.path is None:
+        run_build_vocab(recipe, engine)
+    tokenize_step(recipe, engine)
+    verify_step(recipe, engine)
+    show_stats(recipe.shards_dir)
+    made = [("vocabulary", recipe.vocab_dir), ("shards", recipe.shards_dir)]
+    show(table("made", ("what", "where"), [(what, str(where)) for what, where in made]))

@@ -1,0 +1,184 @@
+"""Inputs -> partitions: what one task reads, planned from sizes before any work.
+
+Enters: the inputs of one source. Leaves: a list of partitions, each of about one shard, that cover every byte, row
+group or row of every input exactly once. The plan depends on the inputs and the shard size alone, never on workers,
+so shard names and contents do not either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pretok.files import InputFile, open_input
+from pretok.hub import open_hub
+
+TEXT_PER_TOKEN = 4.0
+"""Bytes of text a token is assumed to cover: below what 50k vocabularies reach, so shards come out below target."""
+COMPRESSION_RATIO = 3.0
+"""Assumed bytes of text per byte of a zstd or gzip file."""
+MIN_SHARD, MAX_SHARD = 16 << 20, 1 << 30
+"""Bounds in bytes of the automatic shard size."""
+SHARDS_WANTED = 64
+"""A source smaller than this many full shards gets smaller ones, so that many workers share the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of one input. start, stop: bytes (jsonl), row groups (parquet) or rows (dataset); None: the whole file."""
+
+    file: InputFile
+    start: int | None = None
+    stop: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """What one task reads and in which order. `estimate`: expected bytes of text, for scheduling only."""
+
+    source: str
+    number: int
+    pieces: tuple[Piece, ...]
+    estimate: int
+
+    @property
+    def name(self) -> str:
+        """Name of the partition and of its first shard, such as `it-00007`."""
+        return f"{self.source}-{self.number:05d}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For the plan on disk."""
+        return {"number": self.number, "estimate": self.estimate, "pieces": [asdict(p) for p in self.pieces]}
+
+    @classmethod
+    def from_json(cls, source: str, data: dict[str, Any]) -> Partition:
+        """Inverse of `to_json`."""
+        pieces = tuple(Piece(InputFile(**p["file"]), p["start"], p["stop"]) for p in data["pieces"])
+        return cls(source, data["number"], pieces, data["estimate"])
+
+
+def text_estimate(file: InputFile, field: str) -> int:
+    """Expected bytes of text in a file, from its size or its Parquet metadata."""
+    if file.compression:
+        return int(file.size * COMPRESSION_RATIO)
+    if file.format == "parquet":
+        return sum(_row_groups(file.path, field))
+    return file.size
+
+
+def shard_bytes(inputs: list[InputFile], field: str, itemsize: int) -> int:
+    """Automatic shard size in bytes: 1 GiB, less for a source that would give fewer than 64 of them."""
+    tokens = sum(text_estimate(file, field) for file in inputs) / TEXT_PER_TOKEN
+    return int(min(MAX_SHARD, max(MIN_SHARD, tokens * itemsize / SHARDS_WANTED)))
+
+
+def plan(source: str, inputs: list[InputFile], field: str, target: int, itemsize: int) -> list[Partition]:
+    """Group and cut the inputs of one source into partitions of about `target` bytes of tokens.
+
+    Small files share a partition in path order; JSON Lines, Parquet and datasets larger than a partition are cut; other
+    large files stand alone and roll over into several shards when they are encoded.
+    """
+    limit = max(1, int(target / itemsize * TEXT_PER_TOKEN))
+    partitions: list[Partition] = []
+    group: list[Piece] = []
+    weight = 0
+
+    def close() -> None:
+        nonlocal weight
+        if group:
+            partitions.append(Partition(source, len(partitions), tuple(group), weight))
+            group.clear()
+            weight = 0
+
+    for file in inputs:
+        for piece, size in _cut(file, field, limit):
+            if weight and weight + size > limit:
+                close()
+            group.append(piece)
+            weight += size
+    close()
+    return partitions
+
+
+def _cut(file: InputFile, field: str, limit: int) -> list[tuple[Piece, int]]:
+    """Pieces of a file no larger than `limit` bytes of text where its format allows, with their sizes."""
+    if file.format == "hub":  # sizes are unknown: a shard there is a partition here
+        return [(Piece(file, i, i + 1), limit) for i in range(open_hub(file.path).num_shards)]
+    size = text_estimate(file, field)
+    if size <= limit or file.compression or file.format == "unreadable":
+        return [(Piece(file), size)]
+    if file.format == "jsonl":
+        borders = line_starts(file, _even_steps(file.size, limit))
+        return [(Piece(file, a, b), b - a) for a, b in zip(borders, borders[1:], strict=False)]
+    if file.format == "dataset":
+        rows = _even_steps(_dataset_rows(file.path), max(1, int(_dataset_rows(file.path) * limit / size)))
+        share = size // max(1, len(rows) - 1)
+        return [(Piece(file, a, b), share) for a, b in zip(rows, rows[1:], strict=False)]
+    if file.format == "parquet":
+        return _cut_row_groups(file, field, limit)
+    return [(Piece(file), size)]
+
+
+def _even_steps(total: int, step: int) -> list[int]:
+    """Borders 0..total of near-equal spans no longer than `step`."""
+    count = max(1, -(-total // step))
+    return [total * i // count for i in range(count + 1)]
+
+
+def line_starts(file: InputFile, nominal: list[int]) -> list[int]:
+    """Move each inner border forward to the start of a line; borders that meet become one."""
+    borders = [0]
+    with open_input(file.path) as stream:
+        for at in nominal[1:-1]:
+            if at <= borders[-1]:
+                continue
+            stream.seek(at - 1)
+            while block := stream.read(1 << 16):
+                found = block.find(b"\n")
+                if found >= 0:
+                    at += found
+                    break
+                at += len(block)
+            if borders[-1] < at < file.size:
+                borders.append(at)
+    return [*borders, file.size]
+
+
+def _row_groups(path: str, field: str) -> list[int]:
+    """Bytes of text in each row group; every column counts where the field is missing.
+
+    Empty for a file whose metadata cannot be read: it is planned whole and its partition fails by name.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with open_input(path) as stream, pq.ParquetFile(stream) as file:
+            meta = file.metadata
+            groups = []
+            for i in range(meta.num_row_groups):
+                columns = [meta.row_group(i).column(c) for c in range(meta.num_columns)]
+                wanted = [c for c in columns if c.path_in_schema == field] or columns
+                groups.append(sum(c.total_uncompressed_size for c in wanted))
+            return groups
+    except (pa.ArrowException, OSError):
+        return []
+
+
+def _cut_row_groups(file: InputFile, field: str, limit: int) -> list[tuple[Piece, int]]:
+    pieces: list[tuple[Piece, int]] = []
+    start = weight = 0
+    sizes = _row_groups(file.path, field)
+    for i, size in enumerate(sizes):
+        if weight and weight + size > limit:
+            pieces.append((Piece(file, start, i), weight))
+            start, weight = i, 0
+        weight += size
+    pieces.append((Piece(file, start, len(sizes)), weight))
+    return pieces
+
+
+def _dataset_rows(path: str) -> int:
+    from datasets import load_from_disk
+
+    return len(load_from_disk(path))

@@ -1,0 +1,259 @@
+"""One partition -> sealed parts: the task that a worker runs.
+
+Enters: a TokenizeTask. Leaves, for each part of the partition (one, unless an input that can't be cut fills several
+shards): the train shard under its final name; beside the plan, in the state folder, the validation documents as a small
+shard, the rejects, and last the part's record, which makes the part count as done.
+
+Everything follows from the task alone, so a task that runs twice writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pretok.encode import Encoder
+from pretok.errors import MismatchError
+from pretok.files import CorruptInputError
+from pretok.hashing import hash_documents, select
+from pretok.normalize import Normalization
+from pretok.overlap import ahead
+from pretok.partition import Partition
+from pretok.readers import RecordFormat, read_piece
+from pretok.shard import SealedShard, ShardWriter
+from pretok.storage import atomic_open, read_json, write_json
+from pretok.texts import TextBatch, buffers
+
+ROLL_OVER = Fraction(5, 4)
+"""A shard is full at this multiple of its target size: a partition a little over target still gives one shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeTask:
+    """All that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold."""
+
+    partition: Partition
+    shards_dir: Path
+    state_dir: Path
+    record: RecordFormat
+    normalization: Normalization
+    tokenizer_json: Path
+    eod_id: int
+    vocab_size: int
+    target: int
+    val_fraction: Fraction
+    val_seed: int
+
+
+@dataclass(slots=True)
+class PartRecord:
+    """What a sealed part holds; JSON in the state folder.
+
+    name: of its train shard; records: how many were read for it, per piece of the partition; rejected: by reason;
+    val_records: which records of the partition went to validation; errors: inputs whose rest could not be read;
+    last: whether the partition ends here; train, val: the sealed shards with `text_bytes`, None where empty.
+    """
+
+    name: str
+    part: int
+    records: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    val_records: list[int] = field(default_factory=list)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    last: bool = False
+    train: dict[str, Any] | None = None
+    val: dict[str, Any] | None = None
+
+    @property
+    def read(self) -> int:
+        """Records read for this part."""
+        return sum(self.records.values())
+
+
+def part_name(partition: str, part: int) -> str:
+    """Name of a part's shard: the partition's, with the part's number from the second on."""
+    return f"{partition}-{part}" if part else partition
+
+
+def load_parts(state_dir: Path, partition: str) -> list[PartRecord]:
+    """Records of the sealed parts of a partition, in order."""
+    parts: list[PartRecord] = []
+    while (path := state_dir / f"{part_name(partition, len(parts))}.json").exists():
+        parts.append(PartRecord(**read_json(path)))
+        if parts[-1].last:
+            break
+    return parts
+
+
+@lru_cache(maxsize=1)
+def _encoder(tokenizer_json: Path, eod_id: int, vocab_size: int) -> Encoder:
+    """The worker process's one encoder: loading it costs 0.2 s and its word cache starts cold."""
+    return Encoder(tokenizer_json.read_text(encoding="utf-8"), eod_id, vocab_size)
+
+
+def tokenize_partition(task: TokenizeTask, report: Callable[[dict[str, int]], None]) -> list[PartRecord]:
+    """Encode and seal all parts of a partition that are not sealed yet; the records of all of them.
+
+    `report` is told the increments of documents, tokens, bytes and rejected as they happen.
+    """
+    encoder = _encoder(task.tokenizer_json, task.eod_id, task.vocab_size)
+    done = load_parts(task.state_dir, task.partition.name)
+    if done and done[-1].last:
+        return done
+    batches = _skip(_batches(task), sum(part.read for part in done), task)
+    finished = False
+    while not finished:
+        with _PartWriter(task, encoder, len(done), sum(part.read for part in done)) as writer:
+            finished = True
+            for batch in batches:
+                report(writer.add(batch))
+                if writer.full:
+                    finished = False
+                    break
+            done.append(writer.seal(last=finished))
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Damage:
+    """Stands in the stream of batches where the rest of a piece is unreadable."""
+
+    piece: int
+    error: str
+
+
+def _batches(task: TokenizeTask) -> Iterator[TextBatch | _Damage]:
+    """All batches of the partition, normalized, read ahead in a thread; a damaged piece does not end the others."""
+
+    def normalized() -> Iterator[TextBatch | _Damage]:
+        for index, piece in enumerate(task.partition.pieces):
+            try:
+                yield from read_piece(piece, index, task.record)
+            except CorruptInputError as error:
+                yield _Damage(index, str(error))
+
+    return ahead(normalized())
+
+
+def _skip(
+    batches: Iterator[TextBatch | _Damage], records: int, task: TokenizeTask
+) -> Iterator[TextBatch | _Damage]:
+    """Read again, but leave out, the records that sealed parts hold."""
+    for batch in batches:
+        if records == 0:
+            yield batch
+            continue
+        if isinstance(batch, _Damage):
+            continue
+        records -= batch.records
+        if records < 0:
+            raise MismatchError(
+                f"partition {task.partition.name}: its sealed parts end inside a batch, so another version of pretok "
+                f"wrote them; delete {task.state_dir} and the shards of this source, and run again"
+            )
+
+
+class _PartWriter:
+    """Writes one part: encodes batches, sends documents to train or validation, notes rejects; seals all at once."""
+
+    def __init__(self, task: TokenizeTask, encoder: Encoder, part: int, first_record: int) -> None:
+        self._task = task
+        self._encoder = encoder
+        self._next_record = first_record
+        self._record = PartRecord(part_name(task.partition.name, part), part)
+        self._reasons: Counter[str] = Counter()
+        self._text_bytes = {"train": 0, "val": 0}
+        self._stack = ExitStack()
+        prefixes = {
+            "train": task.shards_dir / task.partition.source / self._record.name,
+            "val": task.state_dir / f"{self._record.name}.val",
+        }
+        self._writers = {
+            split: self._stack.enter_context(ShardWriter(prefix, encoder.dtype))
+            for split, prefix in prefixes.items()
+        }
+        rejects = task.state_dir / f"{self._record.name}.rejects.jsonl"
+        self._rejects = self._stack.enter_context(atomic_open(rejects, "w"))
+
+    def __enter__(self) -> _PartWriter:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
+
+    @property
+    def full(self) -> bool:
+        """Whether the train shard has reached its size."""
+        return self._writers["train"].tokens * self._encoder.dtype.itemsize >= self._task.target * ROLL_OVER
+
+    def add(self, batch: TextBatch | _Damage) -> dict[str, int]:
+        """Take a batch; the increments for progress."""
+        if isinstance(batch, _Damage):
+            piece = self._task.partition.pieces[batch.piece]
+            self._record.errors.append(
+                {"partition": self._task.partition.name, "file": piece.file.path, "error": batch.error}
+            )
+            return {}
+        piece_key = str(batch.piece)
+        self._record.records[piece_key] = self._record.records.get(piece_key, 0) + batch.records
+        for reject in batch.rejects:
+            self._reasons[reject.reason] += 1
+            line = {"piece": batch.piece, **asdict(reject)}
+            self._rejects.write(json.dumps(line, ensure_ascii=False) + "\n")
+        tokens = size = 0
+        if len(batch.texts):
+            texts = self._task.normalization(batch.texts)
+            size = len(buffers(texts)[0])
+            tokens = self._write(texts, batch)
+        self._next_record += batch.records
+        return {
+            "documents": len(batch.texts), "tokens": tokens, "bytes": size, "rejected": len(batch.rejects)
+        }  # fmt: skip
+
+    def _write(self, texts: pa.LargeStringArray, batch: TextBatch) -> int:
+        task = self._task
+        splits = [("train", texts)]
+        if task.val_fraction:
+            chosen = select(hash_documents(*buffers(texts), task.val_seed), task.val_fraction)
+            if chosen.any():
+                splits = [("train", texts.filter(pa.array(~chosen))), ("val", texts.filter(pa.array(chosen)))]
+                # numbers count from the piece's first record; the partition's count runs on over its pieces
+                before = self._next_record - batch.first
+                self._record.val_records += (before + batch.numbers[chosen]).tolist()
+        total = 0
+        for split, part in splits:
+            tokens, lengths = self._encoder.encode(part)
+            self._writers[split].append(tokens, lengths)
+            self._text_bytes[split] += len(buffers(part)[0])
+            total += len(tokens)
+        return total
+
+    def seal(self, *, last: bool) -> PartRecord:
+        """Seal shards and rejects, then the record. Checks that every record read is accounted for."""
+        record = self._record
+        record.last = last
+        record.rejected = dict(sorted(self._reasons.items()))
+        documents = sum(writer.documents for writer in self._writers.values())
+        if record.read != documents + self._reasons.total():
+            raise AssertionError(
+                f"{record.name}: read {record.read}, wrote {documents}, rejected {self._reasons.total()}"
+            )
+        for split, writer in self._writers.items():
+            if writer.documents:
+                setattr(record, split, _sealed(writer.seal(), self._text_bytes[split]))
+        self._stack.close()
+        write_json(self._task.state_dir / f"{record.name}.json", asdict(record))
+        return record
+
+
+def _sealed(shard: SealedShard, text_bytes: int) -> dict[str, Any]:
+    return {**asdict(shard), "text_bytes": text_bytes}

@@ -1,0 +1,106 @@
+"""What many tests need: a small vocabulary trained by the reference, real text where it is at hand, one Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pretok.engine import Engine
+from pretok.pretokenize import PATTERNS
+from pretok.sample import sample_path
+from pretok.stop import StopFlag
+
+ROOT = Path(__file__).parent.parent
+SPECIAL = ["<|endoftext|>", "<|pad|>", "<|reserved_0|>"]
+
+
+@pytest.fixture(scope="session")
+def sample_texts() -> dict[str, list[str]]:
+    """The texts of the embedded sample by language."""
+    return {
+        language: [json.loads(line)["text"] for line in Path(sample_path(language)).open(encoding="utf-8")]
+        for language in ("it", "en")
+    }
+
+
+@pytest.fixture(scope="session")
+def vocab_dir(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, list[str]]) -> Path:
+    """A folder with a tokenizer.json of 1,500 entries, trained by `tokenizers` itself."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERNS["cl100k"]), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sample_texts["it"] + sample_texts["en"], trainer)
+    folder = tmp_path_factory.mktemp("vocab")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def here() -> Iterator[Engine]:
+    """An engine that works in this process."""
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """Address of one Ray head with two CPUs for the whole session: starting one costs 5 to 14 s."""
+    port = free_port()
+    environment = {
+        **os.environ,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+    }
+    head = subprocess.Popen(
+        [
+            str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}",
+            "--node-ip-address=127.0.0.1", "--num-cpus=2", "--include-dashboard=false", f"--object-store-memory={100 << 20}",
+        ],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        head.terminate()
+        head.wait(30)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """A folder of real text: PRETOK_CORPUS, or `shared/corpus` beside the checkout."""
+    folder = Path(os.environ.get("PRETOK_CORPUS") or ROOT.parent / "shared" / "corpus")
+    if not (folder / "it").is_dir():
+        pytest.skip("no corpus: set PRETOK_CORPUS to a folder with it/ and en/")
+    return folder

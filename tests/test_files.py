@@ -1,0 +1,151 @@
+"""Listing, recognising and decompressing inputs."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretok.errors import UsageError
+from pretok.files import CorruptInputError, decompress, expand, list_inputs, read_bytes
+
+LINES = b"".join(b'{"text":"riga %d"}\n' % i for i in range(5000))
+
+
+def compress(data: bytes, how: str, frames: int) -> bytes:
+    """`data` as several zstd frames or gzip members."""
+    step = -(-len(data) // frames) or 1
+    parts = [data[i : i + step] for i in range(0, len(data), step)] or [b""]
+    make = zstandard.ZstdCompressor().compress if how == "zstd" else gzip.compress
+    return b"".join(make(part) for part in parts)
+
+
+@pytest.mark.parametrize("how", ["zstd", "gzip"])
+@given(data=st.binary(max_size=500), frames=st.integers(1, 4), block=st.integers(1, 64))
+def test_any_frames_in_any_blocks(how, data, frames, block):
+    packed = compress(data, how, frames)
+    blocks = (packed[i : i + block] for i in range(0, len(packed), block))
+    assert b"".join(decompress(blocks, how)) == data
+
+
+@pytest.mark.parametrize("how", ["zstd", "gzip"])
+@pytest.mark.parametrize("frames", [1, 3])
+def test_truncation_is_told_after_everything_readable(how, frames):
+    packed = compress(LINES, how, frames)
+    for cut in (1, len(packed) // 2, len(packed) - 1):
+        got = []
+        with pytest.raises(CorruptInputError, match="truncated"):
+            for block in decompress(iter([packed[:cut]]), how):
+                got.append(block)
+        assert LINES.startswith(b"".join(got))
+    if frames == 3:  # the whole frames before the cut are all there
+        assert len(b"".join(got)) >= 2 * (len(LINES) // 3)
+
+
+@pytest.mark.parametrize("how", ["zstd", "gzip"])
+def test_garbage_after_a_frame_is_told(how):
+    with pytest.raises(CorruptInputError, match="damaged"):
+        list(decompress(iter([compress(b"abc", how, 1) + b"garbage!"]), how))
+
+
+def test_gzip_padding_is_no_member():
+    assert b"".join(decompress(iter([gzip.compress(b"abc") + b"\0" * 600]), "gzip")) == b"abc"
+
+
+def test_long_windows(tmp_path):
+    path = tmp_path / "long.zst"
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=30)
+    path.write_bytes(zstandard.ZstdCompressor(compression_params=parameters).compress(LINES))
+    assert b"".join(read_bytes(str(path), "zstd")) == LINES
+
+
+def test_a_file_shorter_than_planned_is_told(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINES)
+    assert b"".join(read_bytes(str(path), "", 3, 10)) == LINES[3:10]
+    with pytest.raises(CorruptInputError, match="7 bytes shorter"):
+        list(read_bytes(str(path), "", 0, len(LINES) + 7))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "file_format", "compression", "told"),
+    [
+        ("a.jsonl", LINES, "jsonl", "", False),
+        ("a.jsonl.zst", compress(LINES, "zstd", 1), "jsonl", "zstd", False),
+        ("a.json.gz", compress(LINES, "gzip", 1), "jsonl", "gzip", False),
+        ("a.jsonl", compress(LINES, "zstd", 1), "jsonl", "zstd", True),
+        ("a.jsonl.zst", LINES, "jsonl", "", True),
+        ("a.jsonl.gz", compress(LINES, "zstd", 1), "jsonl", "zstd", True),
+        ("a.txt", b"ciao", "text", "", False),
+        ("noname", LINES, "jsonl", "", False),
+        ("noname", b"ciao", "text", "", False),
+        ("noname", compress(LINES, "gzip", 1), "jsonl", "gzip", True),
+        ("empty.jsonl", b"", "jsonl", "", False),
+        ("empty.jsonl.zst", b"", "jsonl", "", False),
+    ],
+)
+def test_formats_by_content(tmp_path, name, content, file_format, compression, told):
+    (tmp_path / name).write_bytes(content)
+    (file,), notices = list_inputs([str(tmp_path / name)], "auto")
+    assert (file.format, file.compression, file.size) == (file_format, compression, len(content))
+    assert bool(notices) == told
+    if told:
+        assert str(tmp_path / name) in notices[0]
+
+
+def test_parquet_by_content(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "lies.jsonl")
+    (file,), notices = list_inputs([str(tmp_path / "lies.jsonl")], "auto")
+    assert file.format == "parquet"
+    assert "not what its name says" in notices[0]
+
+
+def test_identity_tells_a_changed_file(tmp_path):
+    path = tmp_path / "a.jsonl"
+    seen = set()
+    for content in (LINES, LINES[:-3] + b'!"}'[:3], LINES + b"\n"):
+        path.write_bytes(content)
+        seen.add(list_inputs([str(path)], "auto")[0][0].identity)
+    assert len(seen) == 3
+
+
+def test_globs_are_sorted_and_each_file_comes_once(tmp_path):
+    for name in ("b.jsonl", "a.jsonl", "sub/c.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(LINES)
+    patterns = [f"{tmp_path}/**/*.jsonl", f"{tmp_path}/b.jsonl"]
+    found, _ = list_inputs(patterns, "auto")
+    assert [Path(f.path).name for f in found] == ["a.jsonl", "b.jsonl", "c.jsonl"]
+
+
+def test_what_matches_nothing_is_named(tmp_path):
+    with pytest.raises(UsageError, match="nothing-here"):
+        expand(str(tmp_path / "nothing-here*.jsonl"))
+    with pytest.raises(UsageError, match="is a folder"):
+        list_inputs([str(tmp_path)], "auto")
+
+
+def test_urls_go_through_fsspec(tmp_path):
+    import fsspec
+
+    with fsspec.open("memory://corpus/a.jsonl", "wb") as file:
+        file.write(LINES)
+    (found,), _ = list_inputs(["memory://corpus/*.jsonl"], "auto")
+    assert found.path == "memory:///corpus/a.jsonl"
+    assert b"".join(read_bytes(found.path, "")) == LINES
+
+
+def test_sample_and_unknown_sample():
+    (found,), _ = list_inputs(["sample:it"], "auto")
+    with Path(found.path).open(encoding="utf-8") as file:
+        documents = [json.loads(line)["text"] for line in file]
+    assert len(documents) >= 120
+    assert sum(len(d.encode()) for d in documents) >= 80_000
+    with pytest.raises(UsageError, match="there is en, it"):
+        expand("sample:fr")

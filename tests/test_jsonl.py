@@ -1,0 +1,107 @@
+"""The JSON Lines parser against the json module."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretok.jsonl import MAX_DEPTH, REASONS, field_bytes, parse_lines
+
+
+def parse(data: bytes, field: str = "text") -> tuple[list[str], list[bytes]]:
+    """(reason of each line, accepted texts)."""
+    texts, offsets, starts, status = parse_lines(np.frombuffer(data, np.uint8), field_bytes(field))
+    assert starts[0] == 0
+    assert starts[-1] == len(data)
+    cut = [texts[a:b].tobytes() for a, b in zip(offsets, offsets[1:], strict=False)]
+    return [REASONS[s] for s in status], cut
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(st.sampled_from(["text", "té", "id", "te", "texts"]) | st.text(), values, max_size=5)
+
+
+def expected(line: str) -> tuple[str, str | None]:
+    """What the json module makes of a line: (reason, text)."""
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        return "not_an_object", None
+    if "text" not in value:
+        return "missing_field", None
+    text = value["text"]
+    if text is None:
+        return "null_text", None
+    if not isinstance(text, str):
+        return "text_not_a_string", None
+    return ("", text) if text else ("empty_text", None)
+
+
+@given(st.lists(objects | values, min_size=1, max_size=6), st.booleans(), st.sampled_from([None, 1]))
+def test_equals_the_json_module(documents, ascii_only, spaces):
+    separators = (" , ", "\t: ") if spaces else (",", ":")
+    lines = [json.dumps(d, ensure_ascii=ascii_only, separators=separators) for d in documents]
+    reasons, texts = parse("\n".join(lines).encode())
+    wanted = [expected(line) for line in lines]
+    assert reasons == [reason for reason, _ in wanted]
+    assert [t.decode() for t in texts] == [text for _, text in wanted if text is not None]
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_give_one_status_a_line(data):
+    reasons, texts = parse(data)
+    assert len(reasons) == data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
+    assert reasons.count("") == len(texts)
+
+
+@given(objects, st.data())
+def test_a_cut_line_is_malformed(document, data):
+    line = json.dumps({**document, "text": "x"}).encode()
+    cut = data.draw(st.integers(1, len(line) - 1))
+    assert parse(line[:cut]) == (["malformed_json"], [])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"text":"a\\ud800b"}', "lone_surrogate"),
+        (b'{"text":"\\udc00"}', "lone_surrogate"),
+        (b'{"text":"\\ud800\\u0041"}', "lone_surrogate"),
+        (b'{"text":"a","other":"\\ud800"}', ""),
+        (b'{"text":"a","score":NaN,"x":-Infinity}', ""),
+        (b'{"text":"a"}{"text":"b"}', "malformed_json"),
+        (b'{"text":"a" "id":1}', "malformed_json"),
+        (b'{"text":"a",}', "malformed_json"),
+        (b"{'text':'a'}", "malformed_json"),
+        (b'{"text":"a\tb"}', "malformed_json"),
+        (b'{"text":"\\x41"}', "malformed_json"),
+        (b'{"text":"\\u12g4"}', "malformed_json"),
+        (b'{"text":"a","n":01}', "malformed_json"),
+        (b'{"text":"a","n":1.}', "malformed_json"),
+        (b'{"text":"a","n":tru}', "malformed_json"),
+        (b'{"\\u0074ext":"a"}', ""),
+        (b'{"text":"a","text":"b"}', ""),
+        (b'{"text":"a","text":null}', "null_text"),
+        (b" \t\r", "blank_line"),
+        (b"[1]", "not_an_object"),
+    ],
+)
+def test_hand_made_lines(line, reason):
+    reasons, texts = parse(line + b"\n" + b'{"text":"next"}')
+    assert reasons == [reason, ""]
+    assert texts[-1] == b"next"
+
+
+def test_repeated_key_takes_the_last_value():
+    assert parse(b'{"text":"first, longer","text":"b"}')[1] == [b"b"]
+
+
+def test_nesting_is_bounded_not_crashing():
+    deep = b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b',"text":"x"}'
+    deeper = b'{"a":' + b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1) + b',"text":"x"}'
+    assert parse(deep + b"\n" + deeper)[0] == ["", "malformed_json"]

@@ -1,0 +1,242 @@
+"""Plans: quotas exact to the sequence, limits that say what would fit, reports that add up."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import make_shards
+
+import pretok.stream
+from pretok.errors import MismatchError, UsageError
+from pretok.jobs.mix import MixRequest, make_mix, plan_mix, what_if
+from pretok.manifest import Manifest
+from pretok.mix import MixSource, load_mix
+from pretok.quota import (
+    Limit,
+    Stage,
+    largest_remainder,
+    parse_stage,
+    parse_tokens,
+    parse_weights,
+    stage_quotas,
+)
+
+FREE = Limit(Fraction(4), cap=False)
+CAPPED = Limit(Fraction(4), cap=True)
+
+
+def manifest_of(tokens: dict[str, int]) -> Manifest:
+    """A manifest of sources of any size, one shard each; no file is behind it."""
+    from pretok.manifest import Shard
+
+    shards = tuple(Shard(Path(f"/x/{name}.bin"), name, "train", n, 1, "", "") for name, n in tokens.items())
+    return Manifest(Path("/x"), {"sources": dict.fromkeys(tokens, {})}, "f" * 32, 50_000, 0, "uint16", shards)
+
+
+def request(*stages: str, **changes: Any) -> MixRequest:
+    return MixRequest(tuple(parse_stage(stage) for stage in stages), **changes)
+
+
+def test_ninety_ten_of_1_2_trillion_tokens_is_exact() -> None:
+    manifest = manifest_of({"en": 400 * 10**9 + 1, "it": 2 * 10**12})
+    mix, report = plan_mix(manifest, request("1.2T:it=0.9,en=0.1"))
+    assert [source.name for source in mix.sources] == ["en", "it"]
+    assert mix.stages == ((29_296_875, 263_671_875),)
+    assert report["tokens"] == 1_200_000_000_000
+    assert report["sources"]["it"]["tokens"] == 1_080_000_000_000
+    assert report["sources"]["en"]["tokens"] == 120_000_000_000
+    assert report["stages"][0]["shares"] == {"en": 0.1, "it": 0.9}
+    # At every prefix: within 1/2 + w S / 2 sequences, so within 5,735 tokens of the share of Italian.
+    order = mix.order()
+    for n in (1, 999, 123_456_789, len(mix)):
+        assert abs(order.prefix(n)[1] - Fraction(9, 10) * n) <= Fraction(1, 2) + Fraction(9, 10)
+
+
+def test_report_adds_up() -> None:
+    manifest = manifest_of({"en": 1_000, "it": 30_005, "old": 77})
+    mix, report = plan_mix(manifest, request("12k:it=0.8,en=0.2", seq_len=10))
+    assert report["sources"]["en"] == {
+        "sequences": 240,
+        "tokens": 2_400,
+        "epochs": 240 / 99,
+        "repeated_tokens": 1_410,
+        "unused_tokens": 0,
+        "tail_tokens": 10,
+    }
+    assert report["sources"]["it"]["unused_tokens"] == 30_000 - 9_600
+    assert report["left_out"] == {"old": 77}
+    assert (
+        sum(source["sequences"] for source in report["sources"].values()) == report["sequences"] == len(mix)
+    )
+
+
+@given(st.integers(0, 10**15), st.lists(st.integers(0, 10**6), min_size=1, max_size=50).filter(any))
+def test_largest_remainder(total: int, parts: list[int]) -> None:
+    weights = [Fraction(part, sum(parts)) for part in parts]
+    quotas = largest_remainder(total, weights)
+    assert sum(quotas) == total
+    assert all(abs(quota - total * weight) < 1 for quota, weight in zip(quotas, weights, strict=True))
+
+
+def test_natural_all_is_every_sequence_once() -> None:
+    mix, report = plan_mix(manifest_of({"en": 1_000, "it": 30_005}), request("all:natural", seq_len=10))
+    assert mix.stages == ((99, 3_000),)
+    assert {source["epochs"] for source in report["sources"].values()} == {1.0}
+
+
+def test_all_is_one_epoch_of_the_scarcest() -> None:
+    mix, _ = plan_mix(manifest_of({"en": 1_000, "it": 30_005}), request("all:it=0.9,en=0.1", seq_len=10))
+    assert mix.stages == ((99, 891),)
+
+
+def test_too_many_epochs_says_what_fits() -> None:
+    manifest = manifest_of({"en": 1_001, "it": 90_001})
+    with pytest.raises(UsageError) as caught:
+        plan_mix(manifest, request("50k:it=0.9,en=0.1", seq_len=10))
+    message = str(caught.value)
+    assert "source en would be read 5.00 times, more than 4" in message
+    assert "a budget of 40000 tokens fits" in message
+    assert "a weight of en up to 0.08" in message
+    for fits in ("40k:it=0.9,en=0.1", "50k:it=0.92,en=0.08"):
+        plan_mix(manifest, request(fits, seq_len=10))
+    plan_mix(manifest, request("50k:it=0.9,en=0.1", seq_len=10, limit=Limit(Fraction(5), cap=False)))
+
+
+def test_cap_fills_up_with_the_others_and_says_so() -> None:
+    manifest = manifest_of({"de": 2_001, "en": 1_001, "it": 90_001})
+    mix, report = plan_mix(manifest, request("50k:it=0.6,de=0.3,en=0.1", seq_len=10, limit=CAPPED))
+    assert mix.stages == ((800, 400, 3_800),)  # German and English at 4 epochs, Italian the rest
+    assert len(report["notes"]) == 2
+    assert "de is held at 4 epochs: 8000 tokens instead of 15000" in report["notes"][0]
+    with pytest.raises(UsageError, match=r"read 4 times the sources give 12000"):
+        plan_mix(manifest, request("50k:de=0.5,en=0.5", seq_len=10, limit=CAPPED))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20)), min_size=1, max_size=8),
+    st.integers(1, 400),
+)
+def test_cap_keeps_the_budget_and_the_limit(sources: list[tuple[int, int]], total: int) -> None:
+    if not (scale := sum(weight for _, weight in sources)):
+        return
+    found = [MixSource(f"s{number}", 0, sequences) for number, (sequences, _) in enumerate(sources)]
+    weights = {f"s{number}": Fraction(weight, scale) for number, (_, weight) in enumerate(sources)}
+    most = [4 * sequences if weight else 0 for sequences, weight in sources]
+    stage = Stage(total, weights)
+    if sum(most) < total:
+        with pytest.raises(UsageError, match="lower the budget"):
+            stage_quotas(stage, found, [0] * len(found), 1, CAPPED)
+        return
+    quotas, notes = stage_quotas(stage, found, [0] * len(found), 1, CAPPED)
+    assert sum(quotas) == total
+    assert all(quota <= limit for quota, limit in zip(quotas, most, strict=True))
+    full = {number for number, quota in enumerate(quotas) if quota == most[number]}
+    given = sum(quotas[number] for number in range(len(found)) if number not in full)
+    share = sum(sources[number][1] for number in range(len(found)) if number not in full)
+    for number in set(range(len(found))) - full:  # those not full keep their proportion
+        assert abs(quotas[number] - given * Fraction(sources[number][1], share)) < len(found)
+    if not notes:
+        assert quotas == largest_remainder(total, list(weights.values()))
+
+
+def test_stages_go_on_where_the_one_before_stopped(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)]})
+    report = make_mix(
+        shards, tmp_path / "mix.json", request("600:it=0.9,en=0.1", "400:it=0.5,en=0.5", seq_len=5)
+    )
+    assert [stage["tokens"] for stage in report["stages"]] == [600, 400]
+    view = pretok.stream.open(shards, tmp_path / "mix.json")
+    assert view.prefix_counts(120) == {"en": 12, "it": 108}
+    assert view.prefix_counts(200) == {"en": 52, "it": 148}
+    origins = [view.origin(position) for position in range(len(view))]
+    assert len(set(origins)) == len(origins)
+    assert {epoch for _, epoch, _ in origins} == {0}
+
+
+def test_a_later_stage_may_use_a_source_the_first_left_out() -> None:
+    manifest = manifest_of({"en": 1_001, "it": 1_001})
+    mix, _ = plan_mix(manifest, request("500:it=1", "all:it=0.5,en=0.5", seq_len=10))
+    assert mix.stages == ((0, 50), (50, 50))
+    with pytest.raises(UsageError, match="used up by the stages before"):
+        plan_mix(manifest, request("all:it=1", "all:it=0.5,en=0.5", seq_len=10))
+
+
+def test_same_wish_same_file_other_wish_refused(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)]})
+    out = tmp_path / "mix.json"
+    make_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5))
+    first = out.read_bytes()
+    make_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5))
+    assert out.read_bytes() == first
+    with pytest.raises(MismatchError, match=load_mix(out).fingerprint):
+        make_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5, seed=1))
+    out.unlink()
+    make_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5, seed=1))
+    assert out.read_bytes() != first
+
+
+def test_what_if_names_what_does_not_fit() -> None:
+    manifest = manifest_of({"en": 1_001, "it": 90_001})
+    rows = what_if(manifest, request("20k:it=0.9,en=0.1", seq_len=10))
+    assert [row.tokens for row in rows] == [5_000, 10_000, 20_000, 40_000, 80_000]
+    assert [row.epochs["en"] for row in rows] == [0.5, 1, 2, 4, 8]
+    assert [row.problem is None for row in rows] == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("1.2T", 1_200_000_000_000), ("300B", 3 * 10**11), ("17", 17), ("2.5k", 2500), ("all", None)],
+)
+def test_budgets(text: str, tokens: int | None) -> None:
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "x", "-3", "1.5", "3 T", "0"])
+def test_budgets_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="number of tokens"):
+        parse_tokens(text)
+
+
+def test_weights() -> None:
+    assert parse_weights("it=0.9, en=0.1") == {"it": Fraction(9, 10), "en": Fraction(1, 10)}
+    assert parse_weights("a=0.333,b=0.333,c=0.333") == dict.fromkeys("abc", Fraction(1, 3))
+    assert parse_weights("a=1e-4,b=0.9999") == {"a": Fraction(1, 10_000), "b": Fraction(9_999, 10_000)}
+    for wrong, message in [
+        ("it=0.9,en=0.2", "add up to 1.1"),
+        ("it=0.9,it=0.1", "cannot read 'it=0.1'"),
+        ("it", "cannot read"),
+        ("it=x,en=1", "cannot read"),
+        ("it=-1,en=2", "cannot read"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            parse_weights(wrong)
+    with pytest.raises(UsageError, match="TOKENS:WEIGHTS"):
+        parse_stage("1.2T")
+    with pytest.raises(UsageError, match="no source 'fr'"):
+        plan_mix(manifest_of({"it": 1_001}), request("500:fr=1"))
+    with pytest.raises(UsageError, match="it has 77 tokens, not one sequence of 100"):
+        plan_mix(manifest_of({"it": 77}), request("500:it=1", seq_len=100))
+    with pytest.raises(UsageError, match="holds no sequence of 100"):
+        plan_mix(manifest_of({"it": 777}), request("50:it=1", seq_len=100))
+
+
+def test_a_stream_of_a_mix_reads_every_sequence_of_every_epoch_once(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path / "shards", {"en": [range(1, 60)] * 3, "it": [range(1, 400)]})
+    make_mix(shards, tmp_path / "mix.json", request("1600:it=0.6,en=0.4", seq_len=5))
+    view = pretok.stream.open(shards, tmp_path / "mix.json")
+    per_source = {source.name: source.sequences for source in view.mix.sources}
+    seen: dict[tuple[str, int], list[int]] = {}
+    for position in range(len(view)):
+        source, epoch, index = view.origin(position)
+        seen.setdefault((source, epoch), []).append(index)
+    assert max(epoch for _, epoch in seen) == 3
+    for (source, epoch), indices in seen.items():
+        assert len(set(indices)) == len(indices)
+        if (source, epoch + 1) in seen:  # a full epoch
+            np.testing.assert_array_equal(np.sort(indices), np.arange(per_source[source]))

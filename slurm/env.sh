@@ -5,7 +5,7 @@
 source "$1"
 : "${SITE_VENV:?is empty in $1: the Python virtual environment with pretok, on the shared file system}"
 slurm=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-logs=${PRETOK_LOGS:-$SLURM_SUBMIT_DIR}
+logs=${PRETOK_CHAIN:-$SLURM_SUBMIT_DIR}
 say() { echo "$(date +%T) $SLURM_JOB_NAME $SLURM_JOB_ID: $*"; }
 
 set +u # module files of most sites read unset variables

@@ -1,7 +1,10 @@
 # ray_run COMMAND...: run COMMAND on the job's first node with RAY_ADDRESS set to a Ray cluster over all its nodes.
 # Returns COMMAND's exit code, or 1 when the Ray head ended first; nothing of Ray is left in either case. A worker node
 # that dies costs its running tasks only. SIGUSR1 and SIGTERM reach COMMAND, which stops in time and returns 75.
+# ray_stage STAGE OUT COMMAND ARGUMENTS...: a link of a chain that runs a `pretok` command so.
 # shellcheck shell=bash disable=SC2154
+
+source "$slurm/link.sh"
 
 ray_node() { # NODE RAY_START_OPTIONS...: Ray on one node, until it is ended
     # A step per node: Slurm ends a whole step when one of its nodes is gone. exec: this process is srun itself.
@@ -100,4 +103,12 @@ ray_run() {
     ray_stop "${nodes[0]}"
     trap - USR1 TERM
     return "$status"
+}
+
+ray_stage() {
+    local status=0
+    link_begin "$1"
+    link_preflight "$1" "$2"
+    ray_run python -m pretok "${@:3}" --out "$2" --address auto || status=$?
+    link_end "$1" "$status"
 }

@@ -1,6 +1,6 @@
 """The `pretok` command: registers the commands and turns errors into exit codes.
 
-    0 done   1 internal error   2 wrong usage, config or input   3 some partitions failed   75 stopped early
+0 done   1 internal error   2 wrong usage, config or input   3 some partitions failed   75 stopped early
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import sys
 import traceback
 
 import typer
-
 
 from pretok.commands.inspect import inspect
 from pretok.commands.run import run
@@ -34,7 +33,9 @@ for command in (run, tokenize, verify, stats, inspect):
 
 def main() -> None:
     """Console entry point; ends the process with one of the exit codes above."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
     sys.exit(run_command(sys.argv[1:]))
 
 

@@ -28,7 +28,9 @@ Count = Annotated[int, BeforeValidator(parse_count)]
 
 def _safe_name(name: str) -> str:
     if not name or not all(c.isalnum() or c in "-_" for c in name) or not name[0].isalnum():
-        raise ValueError(f"source name {name!r}: letters, digits, - and _ only; it becomes part of file names")
+        raise ValueError(
+            f"source name {name!r}: letters, digits, - and _ only; it becomes part of file names"
+        )
     if name in ("rejects",) or name.endswith("-val"):
         raise ValueError(f"source name {name!r} is reserved")
     return name
@@ -184,7 +186,9 @@ def _explain(detail: Any) -> str:
         table = _TABLES.get(str(part), table)
     known = sorted(table.model_fields)
     near = difflib.get_close_matches(str(detail["loc"][-1]), known, 1, 0.4)
-    return f"unknown key {where}" + (f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(known)})")
+    return f"unknown key {where}" + (
+        f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(known)})"
+    )
 
 
 _TABLES: dict[str, type[Part]] = {
@@ -198,6 +202,8 @@ def parse_inputs(arguments: list[str]) -> dict[str, dict[str, Any]]:
     for argument in arguments:
         name, equals, pattern = argument.partition("=")
         if not equals or not name or not pattern:
-            raise UsageError(f"{argument!r} is neither a recipe (.toml) nor NAME=GLOB, such as it='data/it/*.jsonl.zst'")
+            raise UsageError(
+                f"{argument!r} is neither a recipe (.toml) nor NAME=GLOB, such as it='data/it/*.jsonl.zst'"
+            )
         sources.setdefault(name, {"inputs": []})["inputs"].append(pattern)
     return sources

@@ -93,7 +93,11 @@ class Meter:
             notice(f"{self._title}: {self._state()}{self._remaining()}")
 
     def _state(self) -> str:
-        parts = [f"{short(self._counts[key])} {key}" for key in self._counts if key != "bytes" and self._counts[key]]
+        parts = [
+            f"{short(self._counts[key])} {key}"
+            for key in self._counts
+            if key != "bytes" and self._counts[key]
+        ]
         if size := self._counts["bytes"]:
             parts.append(f"{short(size)}B of text, {size / 1e6 / max(self.seconds, 1e-9):.1f} MB/s")
         return ", ".join(parts)

@@ -86,7 +86,11 @@ def expand(pattern: str) -> list[str]:
         fs, inner = fsspec.core.url_to_fs(pattern)
         paths = [fs.unstrip_protocol(path) for path in (fs.glob(inner) if glob.has_magic(inner) else [inner])]
     elif glob.has_magic(pattern):
-        paths = [p for p in glob.glob(pattern, recursive=True) if Path(p).is_file() or is_dataset(p)]
+        paths = [
+            p
+            for p in glob.glob(pattern, recursive=True)  # noqa: PTH207 - patterns may be absolute
+            if Path(p).is_file() or is_dataset(p)
+        ]
     else:
         paths = [pattern] if Path(pattern).exists() else []
     if not paths:
@@ -113,12 +117,16 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     if is_dataset(path):
         return _describe_dataset(path), ""
     if not is_remote(path) and Path(path).is_dir():
-        hint = "name one of its splits" if (Path(path) / "dataset_dict.json").exists() else "give a glob such as"
+        hint = (
+            "name one of its splits" if (Path(path) / "dataset_dict.json").exists() else "give a glob such as"
+        )
         raise UsageError(f"{path} is a folder, not an input file: {hint} {path}/*")
     try:
         head, tail, size, identity = _identify(path)
     except OSError as error:  # the partition that holds it fails by name; the rest of the job goes on
-        return InputFile(path, "unreadable", "", 0, str(error.strerror or error)), f"{path} cannot be read: {error}"
+        return InputFile(
+            path, "unreadable", "", 0, str(error.strerror or error)
+        ), f"{path} cannot be read: {error}"
     suffixes = Path(path).suffixes
     by_name = next((_SUFFIX_COMPRESSION[s] for s in suffixes[-1:] if s in _SUFFIX_COMPRESSION), "")
     compression = next((c for magic, c in _COMPRESSIONS.items() if head.startswith(magic)), "")
@@ -209,13 +217,15 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
                 if compression == "gzip":
                     data = data.lstrip(b"\0")  # tape padding after the last member
     if began and not partial:
-        raise CorruptInputError(f"the {compression} stream ends in the middle of a frame: the file is truncated")
+        raise CorruptInputError(
+            f"the {compression} stream ends in the middle of a frame: the file is truncated"
+        )
 
 
 def read_bytes(path: str, compression: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
     """The file's bytes, decompressed; `start` and `stop` cut an uncompressed one.
 
-    Raises CorruptInputError after the last readable byte when the file is damaged, shorter than `stop`, or a read fails.
+    Raises CorruptInputError after the last readable byte: the file is damaged, shorter than `stop`, or a read failed.
     """
 
     def blocks(size: int) -> Iterator[bytes]:
@@ -227,7 +237,9 @@ def read_bytes(path: str, compression: str, start: int = 0, stop: int | None = N
                     data = file.read(size if left is None else min(size, left))
                     if not data:
                         if left:
-                            raise CorruptInputError(f"the file is {left} bytes shorter than when it was planned")
+                            raise CorruptInputError(
+                                f"the file is {left} bytes shorter than when it was planned"
+                            )
                         return
                     if left is not None:
                         left -= len(data)

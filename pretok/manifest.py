@@ -80,7 +80,9 @@ def load_manifest(folder: Path) -> Manifest:
     """Read FOLDER/manifest.json. Raises IntegrityError (missing, damaged) or MismatchError (other format)."""
     path = Path(folder).absolute() / FILE_NAME
     if not path.exists():
-        raise IntegrityError(f"{path} does not exist: the folder holds no finished shards; run pretok tokenize")
+        raise IntegrityError(
+            f"{path} does not exist: the folder holds no finished shards; run pretok tokenize"
+        )
     data = read_json(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise IntegrityError(f"{path} is not a manifest of shards")

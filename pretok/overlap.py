@@ -8,11 +8,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import TypeVar, cast
 
 Item = TypeVar("Item")
-
-_END = object()
 
 
 def ahead(items: Iterator[Item], depth: int = 2) -> Iterator[Item]:
@@ -20,13 +18,13 @@ def ahead(items: Iterator[Item], depth: int = 2) -> Iterator[Item]:
 
     When the consumer stops early the thread ends at its next item.
     """
-    ready: queue.Queue[object] = queue.Queue(depth)
+    ready: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(depth)
     stopped = threading.Event()
 
-    def put(value: object) -> bool:
+    def put(item: Item | None, error: BaseException | None) -> bool:
         while not stopped.is_set():
             try:
-                ready.put(value, timeout=0.1)
+                ready.put((item, error), timeout=0.1)
                 return True
             except queue.Full:
                 continue
@@ -35,19 +33,21 @@ def ahead(items: Iterator[Item], depth: int = 2) -> Iterator[Item]:
     def produce() -> None:
         try:
             for item in items:
-                if not put((item, None)):
+                if not put(item, None):
                     return
-            put(_END)
+            put(None, StopIteration())
         except BaseException as error:
-            put((None, error))
+            put(None, error)
 
     thread = threading.Thread(target=produce, daemon=True, name="read-ahead")
     thread.start()
     try:
-        while (got := ready.get()) is not _END:
-            item, error = got  # type: ignore[misc]
+        while True:
+            item, error = ready.get()
+            if isinstance(error, StopIteration):
+                return
             if error is not None:
                 raise error
-            yield item
+            yield cast(Item, item)
     finally:
         stopped.set()

@@ -8,6 +8,7 @@ so shard names and contents do not either.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from pretok.files import InputFile, open_input
@@ -109,11 +110,11 @@ def _cut(file: InputFile, field: str, limit: int) -> list[tuple[Piece, int]]:
         return [(Piece(file), size)]
     if file.format == "jsonl":
         borders = line_starts(file, _even_steps(file.size, limit))
-        return [(Piece(file, a, b), b - a) for a, b in zip(borders, borders[1:], strict=False)]
+        return [(Piece(file, a, b), b - a) for a, b in pairwise(borders)]
     if file.format == "dataset":
         rows = _even_steps(_dataset_rows(file.path), max(1, int(_dataset_rows(file.path) * limit / size)))
         share = size // max(1, len(rows) - 1)
-        return [(Piece(file, a, b), share) for a, b in zip(rows, rows[1:], strict=False)]
+        return [(Piece(file, a, b), share) for a, b in pairwise(rows)]
     if file.format == "parquet":
         return _cut_row_groups(file, field, limit)
     return [(Piece(file), size)]

@@ -8,7 +8,7 @@ CorruptInputError after the batch that holds its last good record.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +53,8 @@ def read_piece(piece: Piece, index: int, record: RecordFormat) -> Iterator[TextB
 
 
 def _whole_records(blocks: Iterator[bytes], separator: bytes) -> Iterator[bytes]:
-    """Regroup blocks into larger ones that end where a record ends; the last one ends where the input does.
+    """Regroup blocks into spans of BATCH_BYTES to twice that (more if one record is longer) that end where a record
+    ends; the last span ends where the input does.
 
     On CorruptInputError what was read before it is yielded first, its unfinished last record left out.
     """
@@ -63,23 +64,30 @@ def _whole_records(blocks: Iterator[bytes], separator: bytes) -> Iterator[bytes]
         for block in blocks:
             waiting.append(block)
             size += len(block)
-            if size < BATCH_BYTES:
-                continue
-            data = b"".join(waiting)
-            cut = data.rfind(separator) + len(separator)
-            waiting, size = [data], 0  # a record longer than a batch: look again after as much more
-            if cut >= len(separator):
-                yield data[:cut]
-                waiting = [data[cut:]]
-                size = len(waiting[0])
+            if size >= BATCH_BYTES:
+                data = b"".join(waiting)
+                left = yield from _cut_records(data, separator)
+                waiting, size = [left], len(left) % BATCH_BYTES  # a longer record waits for as much more
     except CorruptInputError:
         data = b"".join(waiting)
-        cut = data.rfind(separator) + len(separator)
-        if cut >= len(separator):
-            yield data[:cut]
+        yield from _cut_records(data[: data.rfind(separator) + len(separator)], separator)
         raise
     if data := b"".join(waiting):
         yield data
+
+
+def _cut_records(data: bytes, separator: bytes) -> Generator[bytes, None, bytes]:
+    """Yield spans of whole records, no longer than 2 BATCH_BYTES unless one record is; returns the unfinished rest."""
+    start = 0
+    while start < len(data):
+        cut = data.rfind(separator, start, start + 2 * BATCH_BYTES)
+        if cut < 0:
+            cut = data.find(separator, start + 2 * BATCH_BYTES - len(separator) + 1)
+        if cut < 0:
+            break
+        yield data[start : cut + len(separator)]
+        start = cut + len(separator)
+    return data[start:]
 
 
 def _read_jsonl(piece: Piece, index: int, field: str) -> Iterator[TextBatch]:
@@ -150,7 +158,8 @@ def _read_text(piece: Piece, index: int, separator: str) -> Iterator[TextBatch]:
         rejects = [Reject(first + int(i), "empty_text") for i in np.flatnonzero(empty)]
         lengths = np.array([len(part) for part in parts if part], np.int64)
         texts = from_buffers(
-            np.frombuffer(b"".join(parts), np.uint8), np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
+            np.frombuffer(b"".join(parts), np.uint8),
+            np.concatenate([np.zeros(1, np.int64), lengths.cumsum()]),
         )
         yield _checked(index, len(parts), first, np.flatnonzero(~empty), texts, rejects)
         first += len(parts)

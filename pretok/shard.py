@@ -17,6 +17,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from pretok.storage import TEMPORARY_SUFFIX, atomic_open
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
-DTYPE_CODES = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
+DTYPE_CODES: dict[int, np.dtype[Any]] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
 """Megatron-LM's code -> dtype; the two that token ids need."""
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
@@ -90,7 +91,7 @@ class ShardWriter:
         """Add whole documents. tokens: all their ids in a row, EODs included; lengths: tokens per document."""
         if tokens.dtype != self.dtype:
             raise TypeError(f"shard {self.prefix} holds {self.dtype}, got tokens of {tokens.dtype}")
-        data = memoryview(np.ascontiguousarray(tokens)).cast("B")
+        data = np.ascontiguousarray(tokens).view(np.uint8).data
         self._digest.update(data)
         while data:  # an unbuffered write may be short
             data = data[self._file.write(data) :]
@@ -102,7 +103,9 @@ class ShardWriter:
         """Flush, write the index, rename both. Raises if the lengths do not add up to the tokens written."""
         lengths = np.concatenate(self._lengths) if self._lengths else np.empty(0, np.int32)
         if int(lengths.sum(dtype=np.int64)) != self.tokens:
-            raise AssertionError(f"{self.prefix}: lengths add up to {lengths.sum()}, tokens are {self.tokens}")
+            raise AssertionError(
+                f"{self.prefix}: lengths add up to {lengths.sum()}, tokens are {self.tokens}"
+            )
         os.fsync(self._file.fileno())
         self._file.close()
         index = index_bytes(lengths, self.dtype)
@@ -159,7 +162,9 @@ class ShardReader:
             raise IntegrityError(f"{index_path} has {len(index)} bytes, less than a header")
         magic, version, code, sequences, entries = HEADER.unpack(index[: HEADER.size].tobytes())
         if magic != MAGIC or version != VERSION or code not in DTYPE_CODES:
-            raise IntegrityError(f"{index_path}: magic {magic!r}, version {version}, dtype code {code} unknown")
+            raise IntegrityError(
+                f"{index_path}: magic {magic!r}, version {version}, dtype code {code} unknown"
+            )
         expected = HEADER.size + 12 * sequences + 8 * entries
         if len(index) != expected:
             raise IntegrityError(f"{index_path} has {len(index)} bytes, its header says {expected}")
@@ -196,7 +201,9 @@ def map_tokens(bin_path: Path, dtype: np.dtype[np.generic], tokens: int) -> Toke
     except OSError as error:
         raise IntegrityError(f"cannot read {bin_path}: {error.strerror}") from None
     if size != tokens * dtype.itemsize:
-        raise IntegrityError(f"{bin_path} has {size} bytes, expected {tokens} tokens of {dtype.itemsize} bytes")
+        raise IntegrityError(
+            f"{bin_path} has {size} bytes, expected {tokens} tokens of {dtype.itemsize} bytes"
+        )
     if tokens == 0:  # an empty file cannot be mapped
-        return np.empty(0, dtype)  # type: ignore[return-value]
+        return np.empty(0, dtype)
     return np.memmap(bin_path, dtype, mode="r", shape=(tokens,))

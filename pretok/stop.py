@@ -48,7 +48,7 @@ class StopFlag:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._signal = signal.Signals(number).name

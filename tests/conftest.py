@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -69,20 +70,21 @@ def here() -> Iterator[Engine]:
 def ray_address() -> Iterator[str]:
     """Address of one Ray head with two CPUs for the whole session: starting one costs 5 to 14 s."""
     port = free_port()
+    os.environ["RAY_AUTH_MODE"] = "token"  # as on a shared machine; the driver here needs it too
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     environment = {
         **os.environ,
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
     }
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}"]
+    limits = ["--num-cpus=2", "--include-dashboard=false", f"--object-store-memory={100 << 20}"]
     head = subprocess.Popen(
-        [
-            str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}",
-            "--node-ip-address=127.0.0.1", "--num-cpus=2", "--include-dashboard=false", f"--object-store-memory={100 << 20}",
-        ],
+        [*command, "--node-ip-address=127.0.0.1", *limits],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     try:
         yield f"127.0.0.1:{port}"
     finally:

@@ -1,6 +1,7 @@
 """The JSON Lines parser against the json module."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ def parse(data: bytes, field: str = "text") -> tuple[list[str], list[bytes]]:
     texts, offsets, starts, status = parse_lines(np.frombuffer(data, np.uint8), field_bytes(field))
     assert starts[0] == 0
     assert starts[-1] == len(data)
-    cut = [texts[a:b].tobytes() for a, b in zip(offsets, offsets[1:], strict=False)]
+    cut = [texts[a:b].tobytes() for a, b in pairwise(offsets)]
     return [REASONS[s] for s in status], cut
 
 
@@ -24,7 +25,9 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-objects = st.dictionaries(st.sampled_from(["text", "té", "id", "te", "texts"]) | st.text(), values, max_size=5)
+objects = st.dictionaries(
+    st.sampled_from(["text", "té", "id", "te", "texts"]) | st.text(), values, max_size=5
+)
 
 
 def expected(line: str) -> tuple[str, str | None]:

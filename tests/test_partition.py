@@ -1,6 +1,7 @@
 """Plans cover every byte, row group and row exactly once, and depend on the inputs alone."""
 
 import random
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -58,7 +59,7 @@ def test_row_groups_cover_every_row_once(tmp_path):
     spans = [(p.start, p.stop) for q in partitions for p in q.pieces]
     assert len(spans) > 5
     assert spans[0][0] == 0
-    assert all(b == c for (_, b), (c, _) in zip(spans, spans[1:], strict=False))
+    assert all(b == c for (_, b), (c, _) in pairwise(spans))
     assert spans[-1][1] == pq.ParquetFile(tmp_path / "a.parquet").num_row_groups
 
 
@@ -69,7 +70,9 @@ def test_compressed_files_are_not_cut(tmp_path):
     assert only.pieces[0].start is None
 
 
-@pytest.mark.parametrize(("size", "expected"), [(1 << 20, MIN_SHARD), (1 << 33, 1 << 26), (1 << 42, MAX_SHARD)])
+@pytest.mark.parametrize(
+    ("size", "expected"), [(1 << 20, MIN_SHARD), (1 << 33, 1 << 26), (1 << 42, MAX_SHARD)]
+)
 def test_automatic_shard_size(size, expected):
     from pretok.files import InputFile
 

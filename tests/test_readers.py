@@ -43,7 +43,9 @@ def jsonl(texts=TEXTS) -> bytes:
     return b"".join(json.dumps({"text": t, "id": i}).encode() + b"\n" for i, t in enumerate(texts))
 
 
-@pytest.fixture(params=["jsonl", "gz", "zst", "parquet", "dictionary", "binary", "dataset", "separator", "nested"])
+@pytest.fixture(
+    params=["jsonl", "gz", "zst", "parquet", "dictionary", "binary", "dataset", "separator", "nested"]
+)
 def same_texts(request, tmp_path):
     """The same documents in every format."""
     kind, record = request.param, RecordFormat()

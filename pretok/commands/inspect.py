@@ -19,7 +19,7 @@ def inspect(
 ) -> None:
     """Show a document as its tokens, and the file and line or row it came from.
 
-        pretok inspect work/shards --source it --doc 17
+    pretok inspect work/shards --source it --doc 17
     """
     from pretok.console import print_json, show
     from pretok.jobs.inspect import run_inspect
@@ -28,6 +28,8 @@ def inspect(
     if json:
         print_json(asdict(found))
         return
-    show(f"{found.file}, line or row {found.position}; document {found.document} of {found.shard}", result=True)
+    show(
+        f"{found.file}, line or row {found.position}; document {found.document} of {found.shard}", result=True
+    )
     show(f"{len(found.ids)} tokens, the last is the end-of-document token:", result=True)
     show("".join(f"[{token}]" for token in found.tokens), result=True)

@@ -21,9 +21,13 @@ Workers = Annotated[
     int | None,
     typer.Option(min=0, help="Tasks at a time; 0 works in this process without Ray. Default: one per CPU."),
 ]
-Address = Annotated[str | None, typer.Option(help="A Ray cluster, `auto` inside an allocation. Default: a local Ray.")]
+Address = Annotated[
+    str | None, typer.Option(help="A Ray cluster, `auto` inside an allocation. Default: a local Ray.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
-Shards = Annotated[Path, typer.Argument(metavar="SHARDS", help="Folder that holds manifest.json.", show_default=False)]
+Shards = Annotated[
+    Path, typer.Argument(metavar="SHARDS", help="Folder that holds manifest.json.", show_default=False)
+]
 
 
 def read_recipe(inputs: list[str], out: Path | None, changes: dict[str, dict[str, Any]]) -> Recipe:

@@ -18,7 +18,7 @@ def run(
 ) -> None:
     """Do every step of a recipe in order: vocabulary, tokens, verification, mix. Skips what is done and unchanged.
 
-        pretok run pipelines/demo.toml
+    pretok run pipelines/demo.toml
     """
     from pretok.jobs.steps import run_steps
 

@@ -8,7 +8,7 @@ from pretok.commands.options import Json, Shards
 def stats(shards: Shards, json: Json = False) -> None:
     """Exact tokens, documents, bytes and rejects per source and split.
 
-        pretok stats work/shards --json
+    pretok stats work/shards --json
     """
     from pretok.console import print_json
     from pretok.jobs.stats import show_stats, stats_json

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +16,9 @@ def tokenize(
     vocab: Annotated[
         Path | None, typer.Option(help="Folder or tokenizer.json of any byte-level BPE. Default: OUT/vocab.")
     ] = None,
-    val_fraction: Annotated[str | None, typer.Option(help="Share of documents held out, such as 0.001.")] = None,
+    val_fraction: Annotated[
+        str | None, typer.Option(help="Share of documents held out, such as 0.001.")
+    ] = None,
     shard_size: Annotated[str | None, typer.Option(help="Bytes of tokens per shard, such as 512MiB.")] = None,
     workers: Workers = None,
     address: Address = None,
@@ -33,7 +35,7 @@ def tokenize(
     from pretok.jobs.steps import tokenize_step
     from pretok.manifest import load_manifest
 
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "vocab": {"path": vocab},
         "shards": {"val_fraction": val_fraction, "size": shard_size},
     }

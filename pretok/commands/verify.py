@@ -19,7 +19,7 @@ def verify(
 ) -> None:
     """Check shards against their manifest: sizes, checksums, ids, totals, and documents encoded again.
 
-        pretok verify work/shards --full
+    pretok verify work/shards --full
     """
     from pretok.console import Meter, notice, print_json
     from pretok.errors import IntegrityError, PartitionsFailed
@@ -30,7 +30,11 @@ def verify(
     if json:
         print_json(report_json(manifest, problems))
     if problems:
-        raise IntegrityError("\n".join([f"{len(problems)} problems in {shards}:", *(f"  {p}" for p in problems)]))
+        raise IntegrityError(
+            "\n".join([f"{len(problems)} problems in {shards}:", *(f"  {p}" for p in problems)])
+        )
     notice(f"{shards}: {len(manifest.shards)} shards are as sealed (manifest {manifest.fingerprint})")
     if failed := manifest.data["failed"]:
-        raise PartitionsFailed(f"but {len(failed)} inputs were not read to their end; run pretok tokenize again")
+        raise PartitionsFailed(
+            f"but {len(failed)} inputs were not read to their end; run pretok tokenize again"
+        )

@@ -48,7 +48,9 @@ def _find(manifest: Manifest, source: str, split: str, document: int) -> tuple[S
     shards = manifest.of(source, split)
     ends = np.cumsum([shard.documents for shard in shards]).tolist() or [0]
     if not 0 <= document < ends[-1]:
-        raise UsageError(f"source {source} has {ends[-1]} {split} documents, numbered from 0; there is no {document}")
+        raise UsageError(
+            f"source {source} has {ends[-1]} {split} documents, numbered from 0; there is no {document}"
+        )
     at = bisect_right(ends, document)
     return shards[at], document - (ends[at - 1] if at else 0)
 

@@ -124,7 +124,9 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
     total = {key: counts["train"][key] + counts["val"][key] for key in ("tokens", "documents", "bytes")}
     read = sum(file["read"] for file in files)
     if read != total["documents"] + sum(rejected.values()):
-        raise AssertionError(f"source {plan.name}: read {read}, wrote {total['documents']}, rejected {rejected}")
+        raise AssertionError(
+            f"source {plan.name}: read {read}, wrote {total['documents']}, rejected {rejected}"
+        )
     return {
         "counts": {**total, "read": read, "rejected": rejected, **counts},
         "failed": [error for _, part in parts for error in part.errors],
@@ -166,7 +168,10 @@ def _merge_validation(
             for at in range(0, len(reader.tokens), COPY_TOKENS):
                 writer.append(reader.tokens[at : at + COPY_TOKENS], np.empty(0, np.int32))
             writer.append(reader.tokens[:0], reader.lengths)
-        sealed = {**asdict(writer.seal()), "text_bytes": sum(p.val["text_bytes"] for _, p in with_val if p.val)}
+        sealed = {
+            **asdict(writer.seal()),
+            "text_bytes": sum(p.val["text_bytes"] for _, p in with_val if p.val),
+        }
     origins = [(index, record) for index, part in with_val for record in part.val_records]
     with atomic_open(shards / source / f"{name}.origins.npy") as file:
         np.save(file, np.array(origins, "<i8"))
@@ -181,7 +186,13 @@ def _file_counts(plan: SourcePlan, parts: list[tuple[int, PartRecord]]) -> list[
         for piece, records in part.records.items():
             read[pieces[number][int(piece)].file.path] += records
     return [
-        {**asdict(file), "source": plan.name, "read": read[file.path], "written": read[file.path], "rejected": 0}
+        {
+            **asdict(file),
+            "source": plan.name,
+            "read": read[file.path],
+            "written": read[file.path],
+            "rejected": 0,
+        }
         for file in plan.inputs
     ]
 

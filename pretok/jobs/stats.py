@@ -35,7 +35,12 @@ def show_stats(shards: Path, *, result: bool = False) -> None:
                     f"{rejected:,}",
                 )
             )
-    show(table(str(shards), ("source", "tokens", "documents", "bytes of text", "bytes/token", "rejected"), rows), result=result)
+    show(
+        table(
+            str(shards), ("source", "tokens", "documents", "bytes of text", "bytes/token", "rejected"), rows
+        ),
+        result=result,
+    )
     for name, counts in data["sources"].items():
         if counts["rejected"]:
             reasons = ", ".join(f"{reason} {number:,}" for reason, number in counts["rejected"].items())

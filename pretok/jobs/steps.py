@@ -10,7 +10,6 @@ from pretok.config import Recipe
 from pretok.console import Meter, notice, show, table
 from pretok.engine import Engine
 from pretok.errors import IntegrityError
-
 from pretok.jobs.stats import show_stats
 from pretok.jobs.tokenize import run_tokenize
 from pretok.jobs.verify import run_verify
@@ -23,7 +22,9 @@ def tokenize_step(recipe: Recipe, engine: Engine) -> None:
     with Meter("tokenize") as meter:
         summary = run_tokenize(recipe, engine, meter, notice)
     if len(summary.nodes) > 1:
-        notice("partitions per node: " + ", ".join(f"{node} {count}" for node, count in summary.nodes.items()))
+        notice(
+            "partitions per node: " + ", ".join(f"{node} {count}" for node, count in summary.nodes.items())
+        )
 
 
 def verify_step(recipe: Recipe, engine: Engine) -> None:

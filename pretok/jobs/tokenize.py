@@ -86,13 +86,16 @@ def run_tokenize(
     on_report: Callable[[Counts], None],
     notice: Callable[[str], None],
 ) -> TokenizeSummary:
-    """Bring SHARDS to what the recipe says. Raises MismatchError, UsageError, Stopped, or PartitionsFailed at the end."""
+    """Bring SHARDS to what the recipe says. Raises MismatchError, UsageError, Stopped; PartitionsFailed at the end."""
     vocab = load_vocab(recipe.vocab_dir, eod=recipe.vocab.eod)
     shards = recipe.shards_dir
     state = shards / STATE
     config = shared_config(recipe, vocab)
     sealed = _sealed_plans(shards, config)
-    plans = [_plan_source(name, source, recipe, vocab, state, sealed, notice) for name, source in recipe.sources.items()]
+    plans = [
+        _plan_source(name, source, recipe, vocab, state, sealed, notice)
+        for name, source in recipe.sources.items()
+    ]
     _remove_leftovers(shards)
     _keep_tokenizer(shards, vocab)
     tasks = [
@@ -129,7 +132,9 @@ def _failure(partition: Partition, message: str) -> dict[str, Any]:
 
 def _describe_failures(failed: list[dict[str, Any]], shards: Path) -> str:
     lines = [f"  {f['partition']}: {f['file']}: {f['error']}" for f in failed[:20]]
-    more = [f"  and {len(failed) - 20} more, under `failed` in {shards / FILE_NAME}"] if len(failed) > 20 else []
+    more = (
+        [f"  and {len(failed) - 20} more, under `failed` in {shards / FILE_NAME}"] if len(failed) > 20 else []
+    )
     return "\n".join(
         [f"{len(failed)} inputs could not be read to their end; everything else is in the shards:", *lines, *more,
          "mend the files and run the same command again: only these partitions are done again"]
@@ -179,7 +184,9 @@ def _plan_source(
         return new
     old = SourcePlan.from_json(name, stored)
     if path.exists():
-        _refuse_changes(f"the unfinished shards of {name} in {state.parent}", read_json(path)["config"], config)
+        _refuse_changes(
+            f"the unfinished shards of {name} in {state.parent}", read_json(path)["config"], config
+        )
     mended = _mended(old, inputs, state / name)
     if not recipe.shards.size:  # the automatic size follows the inputs, which are compared below
         settings["target"] = old.settings["target"]

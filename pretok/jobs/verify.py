@@ -7,6 +7,7 @@ index consistency, ids, EOD per document, totals, and documents that decode and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def _sample(manifest: Manifest, sample: int | None) -> list[tuple[int, ...] | No
     chosen = np.sort(np.random.default_rng(SEED).choice(total, min(sample, total), replace=False))
     return [
         tuple(int(n - a) for n in chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)])
-        for a, b in zip(borders[:-1], borders[1:], strict=True)
+        for a, b in pairwise(borders)
     ]
 
 
@@ -74,8 +75,12 @@ def _check_tokenizer(manifest: Manifest) -> list[str]:
 
 def _check_files(manifest: Manifest) -> list[str]:
     """Shard files on disk that the manifest does not know: leftovers, or a stale manifest."""
-    known = {shard.prefix.with_name(shard.prefix.name + s) for shard in manifest.shards for s in (".bin", ".idx")}
-    found = {path for source in manifest.sources for path in (manifest.folder / source).glob("*.[bi][id][nx]")}
+    known = {
+        shard.prefix.with_name(shard.prefix.name + s) for shard in manifest.shards for s in (".bin", ".idx")
+    }
+    found = {
+        path for source in manifest.sources for path in (manifest.folder / source).glob("*.[bi][id][nx]")
+    }
     return [f"{path} is not in the manifest" for path in sorted(found - known)]
 
 
@@ -92,7 +97,9 @@ def _check_totals(manifest: Manifest) -> list[str]:
                 "bytes": sum(s["text_bytes"] for s in shards),
             }
             if counts[split] != found:
-                problems.append(f"manifest: {name} {split} says {counts[split]}, its shards add up to {found}")
+                problems.append(
+                    f"manifest: {name} {split} says {counts[split]}, its shards add up to {found}"
+                )
         files = [file for file in data["files"] if file["source"] == name]
         read, rejected = sum(f["read"] for f in files), sum(counts["rejected"].values())
         if not read == counts["read"] == counts["documents"] + rejected:

@@ -12,8 +12,10 @@ import traceback
 import typer
 
 from pretok.commands.inspect import inspect
+from pretok.commands.preflight import preflight
 from pretok.commands.run import run
 from pretok.commands.stats import stats
+from pretok.commands.submit import submit
 from pretok.commands.tokenize import tokenize
 from pretok.commands.verify import verify
 from pretok.console import notice
@@ -27,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Text to token files for language models: vocabulary, shards, mix, stream.",
 )
-for command in (run, tokenize, verify, stats, inspect):
+for command in (run, tokenize, verify, stats, inspect, submit, preflight):
     app.command()(command)
 
 

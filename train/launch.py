@@ -1,8 +1,8 @@
 """torchrun as a chain of Slurm jobs needs it: signals reach the ranks, and their exit code reaches Slurm.
 
-Enters: torchrun's own command line (`python -m train.launch --nnodes 2 ... -m train ...`). Leaves: the exit code of the
-first rank that failed. torchrun alone ends with 1 whatever its ranks end with, so 75 (stopped, run again) would be lost,
-and SIGUSR1, which Slurm sends before the time limit, would end torchrun and not reach the ranks.
+Enters: torchrun's own command line (`python -m train.launch --nnodes 2 ... -m train ...`). Leaves: the exit code of
+the first rank that failed. torchrun alone ends with 1 whatever its ranks end with, so 75 (stopped, run again) would be
+lost, and SIGUSR1, which Slurm sends before the time limit, would end torchrun and not reach the ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def rank_processes() -> list[int]:
     return found
 
 
-def _forward(number: int, frame: FrameType | None) -> None:
+def _forward(number: int, _: FrameType | None) -> None:
     for process in rank_processes():
         with suppress(ProcessLookupError):
             os.kill(process, number)
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run torchrun with `arguments` (default: the command line); return the exit code for Slurm."""
     signal.signal(signal.SIGUSR1, _forward)
     try:
-        run.run(run.parse_args(arguments))
+        run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code: int = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode

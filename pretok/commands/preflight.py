@@ -15,8 +15,12 @@ def preflight(
     min_write: Annotated[str, typer.Option(help="Write speed in bytes a second.")] = "20M",
     min_memory: Annotated[str, typer.Option(help="Available memory.")] = "4GiB",
     json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
-    collect: Annotated[bool, typer.Option("--collect", help="FOLDER holds reports of nodes: judge those.")] = False,
-    nodes: Annotated[str, typer.Option(help="With --collect: the nodes that must have reported, by comma.")] = "",
+    collect: Annotated[
+        bool, typer.Option("--collect", help="FOLDER holds reports of nodes: judge those.")
+    ] = False,
+    nodes: Annotated[
+        str, typer.Option(help="With --collect: the nodes that must have reported, by comma.")
+    ] = "",
 ) -> None:
     """Check that a node is fit for a long job: space, inodes, quota, write speed, clock, memory, GPUs.
 
@@ -42,7 +46,11 @@ def preflight(
         verdict = judge([report], [report["node"]])
     names = list(dict.fromkeys(name for found in verdict.checks.values() for name in found))
     rows = [
-        [node, *(found[name].value if name in found else "-" for name in names), "BAD" if node in verdict.bad else "ok"]
+        [
+            node,
+            *(found[name].value if name in found else "-" for name in names),
+            "BAD" if node in verdict.bad else "ok",
+        ]
         for node, found in verdict.checks.items()
     ]
     show(table("pre-flight", ["node", *names, ""], rows))

@@ -140,7 +140,11 @@ def _memory(limits: Limits) -> Check:
 def _gpus(limits: Limits) -> Check:
     """GPUs that this job may use here: by its environment, else all that NVIDIA's driver shows."""
     given = next((os.environ[name] for name in VISIBLE_DEVICES if name in os.environ), None)
-    found = len(list(Path("/dev").glob("nvidia[0-9]*"))) if given is None else len([g for g in given.split(",") if g])
+    found = (
+        len(list(Path("/dev").glob("nvidia[0-9]*")))
+        if given is None
+        else len([g for g in given.split(",") if g])
+    )
     problem = f"{found}, {limits.gpus} are expected" if found < limits.gpus else ""
     return Check("GPUs", str(found), problem)
 
@@ -174,7 +178,10 @@ def judge(reports: list[dict[str, Any]], nodes: list[str]) -> Verdict:
     checks: dict[str, dict[str, Check]] = {node: {} for node in nodes}
     for report in reports:
         checks.setdefault(report["node"], {}).update({c["name"]: Check(**c) for c in report["checks"]})
-    bad = {node: [f"{c.name}: {c.problem}" for c in found.values() if c.problem] for node, found in checks.items()}
+    bad = {
+        node: [f"{c.name}: {c.problem}" for c in found.values() if c.problem]
+        for node, found in checks.items()
+    }
     shared = sorted({problem for found in bad.values() for problem in found if problem.startswith(SHARED)})
     names = {name for found in checks.values() for name in found} - {SHARED}
     medians = _medians(checks)

@@ -30,8 +30,6 @@ SITE_PREFLIGHT=full
 SITE_PREFLIGHT_LIMITS="--min-memory 100GiB"
 
 site_setup() {
-    module load LUMI
+    # as public job scripts for LUMI set it: one interface beside each pair of GPUs
     export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 GLOO_SOCKET_IFNAME=$SITE_INTERFACE
-    export NCCL_NET_GDR_LEVEL=PHB      # network cards are next to the GPUs
-    export MIOPEN_USER_DB_PATH=$SITE_NODE_LOCAL/miopen-$SLURM_JOB_ID  # its default, $HOME, is one file for all ranks
 }

@@ -29,6 +29,5 @@ SITE_PREFLIGHT=full
 SITE_PREFLIGHT_LIMITS="--min-memory 100GiB"
 
 site_setup() {
-    module load cuda
     if [ -n "$SITE_INTERFACE" ]; then export NCCL_SOCKET_IFNAME=$SITE_INTERFACE GLOO_SOCKET_IFNAME=$SITE_INTERFACE; fi
 }

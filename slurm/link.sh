@@ -41,7 +41,7 @@ link_preflight() { # STAGE FOLDER OPTIONS of `pretok preflight`...: check every 
     srun --wait=60 --output="$reports/%N-node.json" \
         timeout 120 python -m pretok preflight "$@" "${limits[@]}" --json || true
     if [ "$stage" = train ] && [ "${SITE_PREFLIGHT:-full}" = full ]; then
-        SLURM_STDOUTMODE="$reports/%N-torch.json" on_each_node -m train.preflight || true
+        (SLURM_STDOUTMODE="$reports/%N-torch.json" on_each_node -m train.preflight) || true
     fi
     bad=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
     if bad=$(python -m pretok preflight "$reports" --collect --nodes "$bad"); then return 0; fi

@@ -10,6 +10,7 @@ Between stages a job waits for the success of the one before (afterok), between 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,6 +29,8 @@ StageName = Literal["vocab", "tokenize", "mix", "train"]
 STAGES: tuple[StageName, ...] = ("vocab", "tokenize", "mix", "train")
 NONE = "none"
 """What a profile says where its site has no such thing; an empty value is one that nobody has filled in."""
+SIGNAL_SECONDS = 180
+"""How long before its end a job is asked to stop; a sixth of a short job."""
 
 
 class StageSettings(BaseModel):
@@ -63,6 +66,20 @@ def read_settings(table: dict[str, Any], overrides: dict[str, Any]) -> SlurmSett
     except ValidationError as error:
         lines = [f"slurm.{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
         raise UsageError("; ".join(lines)) from None
+
+
+def parse_time(text: str) -> int:
+    """Seconds of a time as sbatch takes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. UsageError for another form."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a time such as 90 (minutes), 12:00:00 or 2-00:00:00")
+    days, *rest = match.groups()
+    fields = [int(value) for value in rest if value is not None]
+    if days is not None or len(fields) == 3:
+        hours, minutes, seconds = [*fields, 0, 0][:3]
+    else:
+        hours, minutes, seconds = [0, *fields, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +220,7 @@ def _options(
 ) -> tuple[str, ...]:
     own: StageSettings = getattr(settings, stage)
     kind = "GPU" if stage == "train" else "CPU"
+    time = own.time or profile.get(f"{kind}_TIME")
     values = {
         "job-name": f"{recipe.out.name}-{stage}",
         "output": f"{folder.absolute()}/%x-%j.out",
@@ -213,7 +231,8 @@ def _options(
         "cpus-per-task": profile.get(f"{kind}_CORES"),
         "mem": profile.get(f"{kind}_MEMORY"),
         "gpus-per-node": profile.get("GPUS") if stage == "train" else "",
-        "time": own.time or profile.get(f"{kind}_TIME"),
+        "time": time,
+        "signal": f"B:USR1@{min(SIGNAL_SECONDS, parse_time(time) // 6)}",
         "exclude": settings.exclude or "",
     }
     given = [f"--{name}={value}" for name, value in values.items() if value]

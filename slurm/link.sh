@@ -18,15 +18,23 @@ link_progress() { # STAGE PROGRESS: stop the chain when its last two links left 
     if [ "$(tail -n 3 "$chain/progress-$1" | uniq -c | awk 'NR == 1 {print $1}')" = 3 ]; then
         say "the last two links got no further than '${2:-the start}': the chain stops. Read their logs in $chain, mend" \
             "the cause, submit again" >&2
-        link_followers "$1" | xargs -r scancel --state=PENDING
+        link_cancel "$1"
         exit 1
     fi
 }
 
-link_end() { # STAGE STATUS: mark the stage as done, explain 75, end the job
+link_cancel() { # STAGE: cancel the chain's links that have not started
+    link_followers "$1" | xargs -r scancel --state=PENDING
+}
+
+link_end() { # STAGE STATUS: mark the stage as done, explain the exit code, end the job
     case $2 in
         0) if [ -n "$chain" ]; then touch "$chain/done-$1"; fi ;;
         75) say "stopped in time; the next link, or the same command again, continues" ;;
+        2)
+            say "$1 refused its settings or its input (exit code 2): the next links would too, they are cancelled" >&2
+            link_cancel "$1"
+            ;;
         *) say "$1 ended with exit code $2" >&2 ;;
     esac
     exit "$2"

@@ -7,6 +7,7 @@ lost, and SIGUSR1, which Slurm sends before the time limit, would end torchrun a
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -38,13 +39,16 @@ def _forward(number: int, _: FrameType | None) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run torchrun with `arguments` (default: the command line); return the exit code for Slurm."""
     signal.signal(signal.SIGUSR1, _forward)
+    # What torchrun logs when all ranks end with 75, or one node a moment before another, reads like a crash.
+    for name in ("multiprocessing.api", "agent.server.api"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     try:
         run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code: int = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
         if code != 75:
-            print(f"{os.uname().nodename}: local rank {rank} ended with exit code {code}", file=sys.stderr)
+            print(f"{os.uname().nodename}: rank {rank} ended with exit code {code}", file=sys.stderr)
         return code
     return 0
 

@@ -107,8 +107,9 @@ class Checkpoints:
         free = shutil.disk_usage(self.folder).free
         if free + present < wanted:
             raise UsageError(
-                f"{self.folder} has {free / 1e9:.1f} GB free, but needs {wanted / 1e9:.1f} GB for "
-                f"checkpoints of {checkpoint_bytes / 1e9:.1f} GB. Free space, or lower --keep-last or --keep-best"
+                f"{self.folder} has {free / 1e9:.1f} GB free and needs {wanted / 1e9:.1f} for "
+                f"checkpoints of {checkpoint_bytes / 1e9:.1f} GB. "
+                "Free space, or lower --keep-last or --keep-best"
             )
 
     def save(self, step: int, state: dict[str, Any], meta: dict[str, Any]) -> None:

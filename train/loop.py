@@ -334,7 +334,7 @@ def _save(run: Run) -> None:
     if run.saved_step == progress.step:
         return
     with run.goodput.spent("saving"):
-        size = global_norm(run.trainee.parameters, run.trainee.mesh).item()
+        size = global_norm(run.trainee.parameters, run.trainee.groups).item()
         if not torch.isfinite(torch.tensor(size)):
             raise PretokError(f"parameters are not finite after step {progress.step}; nothing was saved")
         meta = {

@@ -69,26 +69,44 @@ def local_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
-def global_norm(tensors: Sequence[Tensor], mesh: DeviceMesh) -> Tensor:
-    """Euclidean norm of all ranks' pieces together, a float32 scalar on the tensors' device; two all-reduces
-    at most.
+@dataclass(frozen=True, slots=True)
+class NormGroups:
+    """The ranks that hold different pieces of the parameters; None where one rank holds all.
+
+    Kept, because slicing a mesh in every step costs the host more than the step's bookkeeping.
+    """
+
+    shard: dist.ProcessGroup | None
+    tensor: dist.ProcessGroup | None
+    tensor_rank: int
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh) -> NormGroups:
+        """Groups of a mesh with the dimensions (replicate, shard, tensor)."""
+        shard, tensor = (mesh[name] for name in ("shard", "tensor"))
+        return cls(
+            shard.get_group() if shard.size() > 1 else None,
+            tensor.get_group() if tensor.size() > 1 else None,
+            tensor.get_local_rank(),
+        )
+
+
+def global_norm(tensors: Sequence[Tensor], groups: NormGroups) -> Tensor:
+    """Euclidean norm of all ranks' pieces together, a float32 scalar on the tensors' device.
 
     A tensor that is not split over the mesh dimension "tensor" is counted by one of its ranks only.
     """
-    tensor_dim = mesh["tensor"]
-    whole_elsewhere = tensor_dim.size() > 1 and tensor_dim.get_local_rank() > 0
     counted = [
         tensor
         for tensor in tensors
-        if not whole_elsewhere
+        if groups.tensor_rank == 0
         or (isinstance(tensor, DTensor) and "tensor" in (tensor.device_mesh.mesh_dim_names or ()))
     ]
     local = local_tensors(counted)
-    squares = [norm.float().square() for norm in torch._foreach_norm(local)] if local else []
-    total = torch.stack(squares).sum() if squares else local_tensors(tensors)[0].new_zeros(())
-    for name in ("shard", "tensor"):
-        if mesh[name].size() > 1:
-            dist.all_reduce(total, group=mesh[name].get_group())
+    total = torch.stack([norm.float().square() for norm in torch._foreach_norm(local)]).sum()
+    for group in (groups.shard, groups.tensor):
+        if group is not None:
+            dist.all_reduce(total, group=group)
     return total.sqrt()
 
 
@@ -133,14 +151,14 @@ class Guard:
 def update(
     optimizer: torch.optim.AdamW,
     parameters: Sequence[nn.Parameter],
-    mesh: DeviceMesh,
+    groups: NormGroups,
     guard: Guard,
     config: TrainConfig,
     rate: float,
 ) -> Tensor:
     """Clip, judge, step and clear the gradients. Returns the gradient norm before clipping, on the device."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = global_norm(gradients, mesh)
+    norm = global_norm(gradients, groups)
     skip = guard.judge(norm, config.skip_sigma)
     torch._foreach_mul_(local_tensors(gradients), (config.clip / (norm + 1e-6)).clamp(max=1.0))
     for group in optimizer.param_groups:

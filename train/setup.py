@@ -25,7 +25,7 @@ from train.config import Batch, TrainConfig, solve_batch
 from train.devices import Device
 from train.export import exported_tensors
 from train.model import Decoder, ModelConfig, initial_tensor, model_config
-from train.optim import Guard, build_optimizer
+from train.optim import Guard, NormGroups, build_optimizer
 from train.parallel import Layout, build_mesh, materialize, parallelize, solve_layout
 from train.step import Trainee
 
@@ -121,6 +121,7 @@ def build_trainee(plan: Plan, device: Device) -> Trainee:
         optimizer=build_optimizer(model, config),
         guard=Guard.fresh(place),
         mesh=mesh,
+        groups=NormGroups.of(mesh),
         batch=plan.batch,
         config=config,
         device=device.device,

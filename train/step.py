@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from train.config import Batch, TrainConfig
 from train.model import Decoder, document_ids
-from train.optim import Guard, update
+from train.optim import Guard, NormGroups, update
 from train.parallel import gradient_sync
 
 
@@ -33,6 +33,7 @@ class Trainee:
     optimizer: torch.optim.AdamW
     guard: Guard
     mesh: DeviceMesh
+    groups: NormGroups
     batch: Batch
     config: TrainConfig
     device: torch.device
@@ -137,7 +138,7 @@ def train_step(
         total, nll = model(inputs, targets, trainee.documents(inputs))
         (total / rank_tokens).backward()  # fully_shard averages over data-parallel ranks
         loss += nll
-    norm = update(trainee.optimizer, trainee.parameters, trainee.mesh, trainee.guard, trainee.config, rate)
+    norm = update(trainee.optimizer, trainee.parameters, trainee.groups, trainee.guard, trainee.config, rate)
     host = torch.tensor([float(checksums), float(stop), float(save)], dtype=torch.float64)
     if trainee.device.type == "cuda":
         host = host.pin_memory()
@@ -145,7 +146,7 @@ def train_step(
     shared = torch.stack([norm, trainee.guard.skipped, trainee.guard.in_a_row]).to(
         trainee.device, non_blocking=True
     )
-    return Readback(step, local, shared, rank_tokens * batch.ranks, trainee.mesh["tensor"].size())
+    return Readback(step, local, shared, rank_tokens * batch.ranks, trainee.mesh.size(2))
 
 
 def chain_hash(previous: str, checksum: int) -> str:

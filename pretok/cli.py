@@ -14,6 +14,7 @@ import typer
 from pretok.commands.export import export
 from pretok.commands.inspect import inspect
 from pretok.commands.mix import mix
+from pretok.commands.preflight import preflight
 from pretok.commands.run import run
 from pretok.commands.stats import stats
 from pretok.commands.submit import submit

@@ -89,7 +89,9 @@ class FlatTokens:
             raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
         if (size := os.fstat(file).st_size) != tokens * self._dtype.itemsize:
             os.close(file)
-            raise IntegrityError(f"{path} has {size} bytes, expected {tokens} tokens of {self._dtype.itemsize} bytes")
+            raise IntegrityError(
+                f"{path} has {size} bytes, expected {tokens} tokens of {self._dtype.itemsize} bytes"
+            )
         os.posix_fadvise(file, 0, 0, self._advice)
         self._files[shard] = file
         return file

@@ -121,7 +121,9 @@ class PositionSampler:
                 f"{state['layout']}; it cannot go on with {self._layout()}: save between steps to change them"
             )
         if not 0 <= state["position"] <= self.length:
-            raise MismatchError(f"position {state['position']} lies outside the stream of {self.length} sequences")
+            raise MismatchError(
+                f"position {state['position']} lies outside the stream of {self.length} sequences"
+            )
         self.position = state["position"]
         self._skip = self._yielded = state["micro_batches"]
 

@@ -63,7 +63,8 @@ class Mix:
             "seq_len": self.seq_len,
             "seed": self.seed,
             "sources": [
-                {"name": source.name, "tokens": source.tokens, "sequences": source.sequences} for source in self.sources
+                {"name": source.name, "tokens": source.tokens, "sequences": source.sequences}
+                for source in self.sources
             ],
             "stages": [{"quotas": list(quotas)} for quotas in self.stages],
         }
@@ -89,7 +90,9 @@ def mix_sources(manifest: Manifest, split: str, seq_len: int, names: Iterable[st
     found = []
     for name in names:
         if name not in manifest.sources:
-            raise UsageError(f"{manifest.folder} has no source {name!r}; its sources are {', '.join(manifest.sources)}")
+            raise UsageError(
+                f"{manifest.folder} has no source {name!r}; its sources are {', '.join(manifest.sources)}"
+            )
         tokens = sum(shard.tokens for shard in manifest.of(name, split))
         found.append(MixSource(name, tokens, max(tokens - 1, 0) // seq_len))
     return tuple(found)
@@ -142,7 +145,9 @@ def parse_mix(data: Any, where: Path) -> Mix:
         )
         stated = data["fingerprint"]
     except (KeyError, TypeError) as error:
-        raise IntegrityError(f"{where}: the mix is damaged ({error!r}); make it again with pretok mix") from None
+        raise IntegrityError(
+            f"{where}: the mix is damaged ({error!r}); make it again with pretok mix"
+        ) from None
     if stated != mix.fingerprint:
         raise IntegrityError(
             f"{where}: the mix was edited or damaged: it states fingerprint {stated}, its contents have "

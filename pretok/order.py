@@ -177,7 +177,9 @@ class Order:
     `names`. Each stage goes on in every source where the one before stopped.
     """
 
-    def __init__(self, names: Sequence[str], sizes: Sequence[int], stages: Sequence[Sequence[int]], seed: int) -> None:
+    def __init__(
+        self, names: Sequence[str], sizes: Sequence[int], stages: Sequence[Sequence[int]], seed: int
+    ) -> None:
         self.names = tuple(names)
         self.sizes: Int64s = np.array(sizes, np.int64)
         self.seed = seed

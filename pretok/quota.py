@@ -56,7 +56,9 @@ def parse_weights(text: str) -> dict[str, Fraction] | None:
     for part in text.split(","):
         name, _, value = part.strip().rpartition("=")
         if not name or name in weights or not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", value):
-            raise UsageError(f"cannot read {part!r} in {text!r}; write 'natural' or weights like it=0.9,en=0.1")
+            raise UsageError(
+                f"cannot read {part!r} in {text!r}; write 'natural' or weights like it=0.9,en=0.1"
+            )
         weights[name] = Fraction(value)
     return scaled(weights)
 
@@ -104,7 +106,9 @@ def stage_quotas(
             if stage.tokens is None
             else f"a budget of {stage.tokens} tokens holds no sequence of {seq_len} tokens"
         )
-    room = [int(limit.max_epochs * source.sequences) - taken for source, taken in zip(sources, drawn, strict=True)]
+    room = [
+        int(limit.max_epochs * source.sequences) - taken for source, taken in zip(sources, drawn, strict=True)
+    ]
     quotas = largest_remainder(total, weights)
     over = [number for number, quota in enumerate(quotas) if quota > room[number]]
     if not over:

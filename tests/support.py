@@ -49,7 +49,9 @@ def make_shards(
             "eod_id": EOD,
             "dtype": dtype.name,
         },
-        "totals": {key: sum(source[key] for source in counts.values()) for key in ("tokens", "documents", "bytes")},
+        "totals": {
+            key: sum(source[key] for source in counts.values()) for key in ("tokens", "documents", "bytes")
+        },
         "sources": counts,
         "shards": shards,
         "files": [],

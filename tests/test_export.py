@@ -61,9 +61,9 @@ def test_stages_are_chosen(shards: Path, tmp_path: Path) -> None:
         export_text(shards, "megatron", path)
     with pytest.raises(UsageError, match="no stage 3"):
         export_text(shards, "megatron", path, stage=3)
-    assert {Path(p).name[:2] for p in json.loads(export_text(shards, "megatron", path, stage=1))["train"][1::2]} == {
-        "it"
-    }
+    assert {
+        Path(p).name[:2] for p in json.loads(export_text(shards, "megatron", path, stage=1))["train"][1::2]
+    } == {"it"}
     assert len(json.loads(export_text(shards, "megatron", path, stage=2))["train"]) == 10
     with pytest.raises(UsageError, match="all stages"):
         export_text(shards, "nanogpt", path, stage=1)
@@ -114,7 +114,9 @@ def test_megatron_core_reads_our_shards(shards: Path, mix: Path, tmp_path: Path)
     assert sources == [10, 30]
     assert len(valid) >= 4
     documents = IndexedDataset(str(shards / "it" / "it-00000"))
-    assert [document.tolist() for document in documents] == [[*document, EOD] for document in DOCUMENTS["it"][:4]]
+    assert [document.tolist() for document in documents] == [
+        [*document, EOD] for document in DOCUMENTS["it"][:4]
+    ]
 
 
 def test_snippets_run(shards: Path, mix: Path, monkeypatch: pytest.MonkeyPatch) -> None:

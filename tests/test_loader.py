@@ -23,7 +23,9 @@ layouts = st.sampled_from(
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory: pytest.TempPathFactory) -> View:
-    folder = make_shards(tmp_path_factory.mktemp("shards"), {"en": [range(1, 300)], "it": [range(300, 999)] * 2})
+    folder = make_shards(
+        tmp_path_factory.mktemp("shards"), {"en": [range(1, 300)], "it": [range(300, 999)] * 2}
+    )
     return pretok.stream.open(folder, seq_len=SEQ_LEN)
 
 
@@ -124,7 +126,9 @@ def torch() -> Any:
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_dataloader_fetches_whole_micro_batches(view: View, torch: Any, workers: int) -> None:
     sampler = PositionSampler(len(view), global_batch=12, micro_batch=3, rank=1, world_size=2)
-    loader = torch.utils.data.DataLoader(view, batch_sampler=sampler, collate_fn=torch.from_numpy, num_workers=workers)
+    loader = torch.utils.data.DataLoader(
+        view, batch_sampler=sampler, collate_fn=torch.from_numpy, num_workers=workers
+    )
     assert len(loader) == len(sampler)
     for positions, batch in zip(sampler, loader, strict=True):
         np.testing.assert_array_equal(batch.numpy(), view.batch(positions))

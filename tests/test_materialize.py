@@ -83,7 +83,9 @@ def test_what_does_not_agree_is_refused(shards: Path, mix: Path, tmp_path: Path)
         pretok.stream.open(out)
 
 
-def test_a_stopped_run_goes_on(shards: Path, mix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on(
+    shards: Path, mix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Shards that were finished are not written again; the result is the same to the byte."""
     run(shards, mix, tmp_path / "whole")
     written: list[str] = []

@@ -34,7 +34,9 @@ CAPPED = Limit(Fraction(4), cap=True)
 def manifest_of(tokens: dict[str, int]) -> Manifest:
     """A manifest of sources of any size, one shard each; no file is behind it."""
     shards = tuple(Shard(Path(f"/x/{name}.bin"), name, "train", n, 1, "", "") for name, n in tokens.items())
-    return Manifest(Path("/x"), {"sources": {name: {} for name in tokens}}, "f" * 32, 50_000, 0, "uint16", shards)
+    return Manifest(
+        Path("/x"), {"sources": {name: {} for name in tokens}}, "f" * 32, 50_000, 0, "uint16", shards
+    )
 
 
 def request(*stages: str, **changes: Any) -> MixRequest:
@@ -70,7 +72,9 @@ def test_report_adds_up() -> None:
     }
     assert report["sources"]["it"]["unused_tokens"] == 30_000 - 9_600
     assert report["left_out"] == {"old": 77}
-    assert sum(source["sequences"] for source in report["sources"].values()) == report["sequences"] == len(mix)
+    assert (
+        sum(source["sequences"] for source in report["sources"].values()) == report["sequences"] == len(mix)
+    )
 
 
 @given(st.integers(0, 10**15), st.lists(st.integers(0, 10**6), min_size=1, max_size=50).filter(any))
@@ -144,7 +148,9 @@ def test_cap_keeps_the_budget_and_the_limit(sources: list[tuple[int, int]], tota
 
 def test_stages_go_on_where_the_one_before_stopped(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)]})
-    report = run_mix(shards, tmp_path / "mix.json", request("600:it=0.9,en=0.1", "400:it=0.5,en=0.5", seq_len=5))
+    report = run_mix(
+        shards, tmp_path / "mix.json", request("600:it=0.9,en=0.1", "400:it=0.5,en=0.5", seq_len=5)
+    )
     assert [stage["tokens"] for stage in report["stages"]] == [600, 400]
     view = pretok.stream.open(shards, tmp_path / "mix.json")
     assert view.prefix_counts(120) == {"en": 12, "it": 108}

@@ -142,7 +142,9 @@ def test_sources_are_used_up_before_they_repeat(sizes: list[int], stages: list[l
 
 def test_order_never_changes() -> None:
     """Golden values: a change here breaks every run that is to be resumed."""
-    order = Order(["en", "it"], [1_000_003, 77_777_777], [[10_000_000, 90_000_000], [50_000_000, 50_000_000]], seed=7)
+    order = Order(
+        ["en", "it"], [1_000_003, 77_777_777], [[10_000_000, 90_000_000], [50_000_000, 50_000_000]], seed=7
+    )
     positions = np.array([0, 1, 2, 3, 4, 5, 54_321_987, 99_999_999, 100_000_000, 100_000_001, 199_999_999])
     source, epoch, sequence = order.locate(positions)
     assert source.tolist() == [1, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1]

@@ -65,7 +65,8 @@ def test_view_equals_the_concatenation(
     vocab_size: int,
 ) -> None:
     documents = {
-        f"s{number}": [range(vocab_size - n, vocab_size) for n in of_source] for number, of_source in enumerate(lengths)
+        f"s{number}": [range(vocab_size - n, vocab_size) for n in of_source]
+        for number, of_source in enumerate(lengths)
     }
     flats = {name: flat(of_source) for name, of_source in documents.items()}
     folder = make_shards(
@@ -81,7 +82,9 @@ def test_view_equals_the_concatenation(
         return
     view = pretok.stream.open(folder, seq_len=seq_len)
     assert view.prefix_counts(len(view)) == expected
-    assert len({view.origin(position) for position in range(len(view))}) == len(view) == sum(expected.values())
+    assert (
+        len({view.origin(position) for position in range(len(view))}) == len(view) == sum(expected.values())
+    )
     check(view, flats)
 
 

@@ -12,8 +12,12 @@ from pretok.commands.options import Shards
 
 def export(
     shards: Shards,
-    to: Annotated[str, typer.Option(metavar="megatron|nanogpt|litgpt", help="Whose reader.", show_default=False)],
-    mix: Annotated[Path | None, typer.Option(metavar="MIX.json", help="Shares and order. Default: natural.")] = None,
+    to: Annotated[
+        str, typer.Option(metavar="megatron|nanogpt|litgpt", help="Whose reader.", show_default=False)
+    ],
+    mix: Annotated[
+        Path | None, typer.Option(metavar="MIX.json", help="Shares and order. Default: natural.")
+    ] = None,
     stage: Annotated[int | None, typer.Option(min=1, help="megatron: which stage of the mix.")] = None,
     seq_len: Annotated[int, typer.Option(min=1, help="nanogpt, litgpt: without a mix.")] = 4096,
     out: Annotated[Path | None, typer.Option(help="Default: standard output.")] = None,

@@ -16,19 +16,25 @@ def mix(
         Path | None,
         typer.Option(metavar="MIX.json", help="Where the mix goes. Without it nothing is written."),
     ] = None,
-    weights: Annotated[str, typer.Option(help="Share of each source, as it=0.9,en=0.1, or `natural`.")] = "natural",
+    weights: Annotated[
+        str, typer.Option(help="Share of each source, as it=0.9,en=0.1, or `natural`.")
+    ] = "natural",
     tokens: Annotated[
         str, typer.Option(help="Budget, as 1.2T or 300B; `all` is one epoch of the scarcest source.")
     ] = "all",
     stage: Annotated[
         list[str] | None,
-        typer.Option(metavar="TOKENS:WEIGHTS", help="A stage of a curriculum, instead of both; may be repeated."),
+        typer.Option(
+            metavar="TOKENS:WEIGHTS", help="A stage of a curriculum, instead of both; may be repeated."
+        ),
     ] = None,
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 4096,
     seed: Annotated[int, typer.Option(help="Another seed, another order.")] = 0,
     split: Annotated[str, typer.Option(help="train or val.")] = "train",
     max_epochs: Annotated[float, typer.Option(min=0, help="How often a source may be read.")] = 4.0,
-    cap: Annotated[bool, typer.Option("--cap", help="Hold sources at --max-epochs; the others fill up.")] = False,
+    cap: Annotated[
+        bool, typer.Option("--cap", help="Hold sources at --max-epochs; the others fill up.")
+    ] = False,
     materialize: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write the sequences as shards in their order.")
     ] = None,

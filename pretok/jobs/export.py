@@ -18,7 +18,9 @@ from pretok.manifest import Shard, load_manifest
 FORMATS = ("megatron", "nanogpt", "litgpt")
 
 
-def export_text(shards: Path, to: str, mix: Path | None = None, stage: int | None = None, seq_len: int = 4096) -> str:
+def export_text(
+    shards: Path, to: str, mix: Path | None = None, stage: int | None = None, seq_len: int = 4096
+) -> str:
     """The text for one trainer. Raises UsageError for an unknown one and what `pretok.stream.open` raises."""
     if to not in FORMATS:
         raise UsageError(f"cannot export to {to!r}; known are {', '.join(FORMATS)}")

@@ -118,7 +118,8 @@ def what_if(manifest: Manifest, request: MixRequest) -> list[WhatIf]:
     lengths = {planned * 2**power // 4 for power in range(5)}
     lengths |= {one_epoch(weights, mix.sources, before), most_that_fits(weights, room)}
     return [
-        _what_if(mix, before, Stage(length * mix.seq_len, last.weights), request) for length in sorted(lengths - {0})
+        _what_if(mix, before, Stage(length * mix.seq_len, last.weights), request)
+        for length in sorted(lengths - {0})
     ]
 
 
@@ -156,7 +157,8 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
                 "weights": dict(zip(names, map(str, weights), strict=True)),
                 "shares": {name: quota / sum(quotas) for name, quota in zip(names, quotas, strict=True)},
                 "prefix_bound_tokens": {
-                    name: prefix_bound(quotas, quota) * mix.seq_len for name, quota in zip(names, quotas, strict=True)
+                    name: prefix_bound(quotas, quota) * mix.seq_len
+                    for name, quota in zip(names, quotas, strict=True)
                 },
             }
         )
@@ -190,7 +192,9 @@ def show_mix(manifest: Manifest, request: MixRequest, report: dict[str, Any]) ->
     for number, stage in enumerate(report["stages"], 1):
         shares = ", ".join(f"{name} {share:.6%}" for name, share in stage["shares"].items())
         bound = max(stage["prefix_bound_tokens"].values())
-        notice(f"stage {number}: {stage['tokens']:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it")
+        notice(
+            f"stage {number}: {stage['tokens']:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it"
+        )
     columns = ("source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail")
     rows = [
         (

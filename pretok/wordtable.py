@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from numba import types
 
 from pretok._numba import BYTES, I64, U8, njit
-from pretok.hashing import P1, P2, P3, hash_bytes, load64, rotate
+from pretok._wide import load64
+from pretok.hashing import P1, P2, P3, hash_bytes, rotate
 from pretok.pretokenize import code_of, next_word
 from pretok.texts import buffers
 from pretok.unicode import class_table

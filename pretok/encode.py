@@ -83,9 +83,8 @@ class FastEngine:
         return layout.content.data, layout.offsets.data
 
 
-def choose_engine(tokenizer_json: str) -> tuple[Engine, str]:
+def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[Engine, str]:
     """The fastest engine that is exact for this tokenizer, and a notice when that is the slow one."""
-    reference = ReferenceEngine(tokenizer_json)
     try:
         fast = FastEngine(tokenizer_json)
     except ValueError as error:
@@ -126,8 +125,8 @@ class Encoder:
     def __init__(self, tokenizer_json: str, eod_id: int, vocab_size: int) -> None:
         self.dtype = token_dtype(vocab_size)
         self._eod = eod_id
-        self._engine, self.notice = choose_engine(tokenizer_json)
         self._reference = ReferenceEngine(tokenizer_json)
+        self._engine, self.notice = choose_engine(tokenizer_json, self._reference)
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Tokens, npt.NDArray[np.int32]]:
         """(tokens (n,) in the shard dtype, lengths (documents,) int32 that include the EOD)."""

@@ -76,5 +76,3 @@ def _empty_tasks(count: int) -> float:
 def measure_ray() -> dict[str, Any]:
     """Empty tasks a second through the engine, two workers."""
     return {"empty_tasks_per_second": fresh(_empty_tasks, EMPTY_TASKS)}
-
-

@@ -421,9 +421,7 @@ def _parse_block(
     while at < len(block):
         end = _line_end(block.ctypes, at, len(block))
         starts[lines] = at
-        status[lines], size = _parse_line(
-            block.ctypes, at, end, field, out.ctypes, size, closers, scratch
-        )
+        status[lines], size = _parse_line(block.ctypes, at, end, field, out.ctypes, size, closers, scratch)
         if status[lines] == OK:
             texts += 1
             offsets[texts] = size

@@ -125,7 +125,11 @@ def _read_jsonl(piece: Piece, index: int, field: str) -> Iterator[TextBatch]:
         texts, offsets, starts, status = parse_lines(np.frombuffer(data, np.uint8), name)
         good = np.flatnonzero(status == OK)
         rejects = [
-            Reject(first + int(line), REASONS[status[line]], _explain(bytes(data[starts[line] : starts[line + 1]])))
+            Reject(
+                first + int(line),
+                REASONS[status[line]],
+                _explain(bytes(data[starts[line] : starts[line + 1]])),
+            )
             for line in np.flatnonzero(status != OK)
         ]
         yield _checked(index, len(status), first, good, from_buffers(texts, offsets), rejects)

@@ -84,7 +84,9 @@ def run_job(sources: dict[str, list[str]], vocab: Path, folder: Path, workers: i
     }
 
 
-def job(inputs: Inputs, sources: dict[str, list[str]], workers: int, cpus: int | None = None) -> dict[str, float]:
+def job(
+    inputs: Inputs, sources: dict[str, list[str]], workers: int, cpus: int | None = None
+) -> dict[str, float]:
     """`run_job` in a fresh process."""
     return fresh(run_job, sources, inputs.vocab, inputs.folder, workers, cpus=cpus)
 

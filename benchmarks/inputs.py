@@ -32,7 +32,9 @@ class Inputs:
     @property
     def zst(self) -> dict[str, list[str]]:
         """The corpus as it is, by source."""
-        return {name: [str(p) for p in sorted((self.corpus / name).glob("*.jsonl.zst"))] for name in LANGUAGES}
+        return {
+            name: [str(p) for p in sorted((self.corpus / name).glob("*.jsonl.zst"))] for name in LANGUAGES
+        }
 
     @property
     def parquet(self) -> dict[str, list[str]]:

@@ -18,7 +18,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 RESULTS = Path(__file__).with_name("results.json")
-PACKAGES = ("gigatoken", "tokenizers", "datatrove", "datasets", "megatron-core", "ray", "pyarrow", "numba", "numpy")
+PACKAGES = (
+    "gigatoken",
+    "tokenizers",
+    "datatrove",
+    "datasets",
+    "megatron-core",
+    "ray",
+    "pyarrow",
+    "numba",
+    "numpy",
+)
 Result = TypeVar("Result")
 
 
@@ -30,7 +40,9 @@ def fresh(
         return pool.submit(function, *args).result()
 
 
-def fresh_pair(function: Callable[..., Result], first: tuple[Any, ...], second: tuple[Any, ...]) -> list[Result]:
+def fresh_pair(
+    function: Callable[..., Result], first: tuple[Any, ...], second: tuple[Any, ...]
+) -> list[Result]:
     """Call a function in two new processes at once."""
     with ProcessPoolExecutor(2, get_context("spawn"), _prepare, (None, {})) as pool:
         return [call.result() for call in (pool.submit(function, *first), pool.submit(function, *second))]
@@ -63,7 +75,9 @@ def peak_bytes() -> int:
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    model = next((line.partition(":")[2].strip() for line in cpuinfo.splitlines() if "model name" in line), "?")
+    model = next(
+        (line.partition(":")[2].strip() for line in cpuinfo.splitlines() if "model name" in line), "?"
+    )
     memory = int(Path("/proc/meminfo").read_text(encoding="ascii").split()[1]) / 1e6
     return {
         "cpu": model,

@@ -73,7 +73,11 @@ def datatrove(folder: Path, tokenizer: Path, output: Path) -> float:
     from datatrove.pipeline.tokens import DocumentTokenizer
 
     tokens = DocumentTokenizer(
-        str(output / "tokens"), str(tokenizer), eos_token=EOD, shuffle_documents=False, save_final_metadata=False
+        str(output / "tokens"),
+        str(tokenizer),
+        eos_token=EOD,
+        shuffle_documents=False,
+        save_final_metadata=False,
     )
     executor = LocalPipelineExecutor(
         [JsonlReader(str(folder)), tokens], tasks=2, workers=2, logging_dir=str(output / "logs")
@@ -91,7 +95,9 @@ def datasets_map(folder: Path, tokenizer: Path, output: Path) -> float:
 
     def work() -> None:
         encode = _Encode(str(tokenizer))
-        data.map(encode, batched=True, num_proc=2, remove_columns=data.column_names, load_from_cache_file=False)
+        data.map(
+            encode, batched=True, num_proc=2, remove_columns=data.column_names, load_from_cache_file=False
+        )
 
     seconds, _ = timed(work)
     shutil.rmtree(output)

@@ -136,7 +136,7 @@ def _derive(corpus: Path, folder: Path) -> dict[str, int]:
                     size = len(text.encode())
                     text_bytes += size
                     if seen % SLICE_STEP == 0:
-                        (first, second)[seen // SLICE_STEP % 2].write(line)
+                        min(first, second, key=lambda file: file.tell()).write(line)
                         slice_bytes += size
                     seen += 1
     long_text = "\n".join(json.loads(line)["text"] for line in italian)[:LONG_DOCUMENT]

@@ -33,10 +33,17 @@ Result = TypeVar("Result")
 
 
 def fresh(
-    function: Callable[..., Result], *args: Any, cpus: int | None = None, env: Mapping[str, str] | None = None
+    function: Callable[..., Result],
+    *args: Any,
+    cpus: int | None = None,
+    env: Mapping[str, str] | None = None,
+    quiet: bool = False,
 ) -> Result:
-    """Call a top-level function in a new process, confined to `cpus` CPUs, with `env` set before its imports."""
-    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (cpus, dict(env or {}))) as pool:
+    """Call a top-level function in a new process, confined to `cpus` CPUs, with `env` set before its imports.
+
+    `quiet` drops what it and its own processes print.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (cpus, dict(env or {}), quiet)) as pool:
         return pool.submit(function, *args).result()
 
 
@@ -44,12 +51,16 @@ def fresh_pair(
     function: Callable[..., Result], first: tuple[Any, ...], second: tuple[Any, ...]
 ) -> list[Result]:
     """Call a function in two new processes at once."""
-    with ProcessPoolExecutor(2, get_context("spawn"), _prepare, (None, {})) as pool:
+    with ProcessPoolExecutor(2, get_context("spawn"), _prepare, (None, {}, False)) as pool:
         return [call.result() for call in (pool.submit(function, *first), pool.submit(function, *second))]
 
 
-def _prepare(cpus: int | None, env: dict[str, str]) -> None:
+def _prepare(cpus: int | None, env: dict[str, str], quiet: bool) -> None:
     os.environ.update(env)
+    if quiet:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
     if cpus:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
 
@@ -64,12 +75,6 @@ def timed(function: Callable[[], Result]) -> tuple[float, Result]:
 def medians(runs: list[dict[str, float]]) -> dict[str, float]:
     """Median of each key over the runs."""
     return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-
-
-def peak_bytes() -> int:
-    """Peak resident memory of this process since it started its program."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def machine() -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _read_jsonl(piece: Piece, index: int, field: str) -> Iterator[TextBatch]:
     first = 0
     stream = read_bytes(piece.file.path, piece.file.compression, piece.start or 0, piece.stop)
     for at, data in enumerate(_whole_records(stream, b"\n")):
-        if at == 0 and data[:3] == b"\xef\xbb\xbf":
+        if at == 0 and bytes(data[:3]) == b"\xef\xbb\xbf":
             data = data[3:]  # a BOM is no part of the JSON text (RFC 8259, 8.1)
         texts, offsets, starts, status = parse_lines(np.frombuffer(data, np.uint8), name)
         good = np.flatnonzero(status == OK)

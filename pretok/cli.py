@@ -11,7 +11,9 @@ import traceback
 
 import typer
 
+from pretok.commands.export import export
 from pretok.commands.inspect import inspect
+from pretok.commands.mix import mix
 from pretok.commands.run import run
 from pretok.commands.stats import stats
 from pretok.commands.tokenize import tokenize
@@ -27,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Text to token files for language models: vocabulary, shards, mix, stream.",
 )
-for command in (run, tokenize, verify, stats, inspect):
+for command in (run, tokenize, verify, stats, inspect, mix, export):
     app.command()(command)
 
 

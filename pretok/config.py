@@ -78,7 +78,8 @@ class Normalize(Part):
 
 
 class Vocab(Part):
-    """[vocab]: `path` takes an existing tokenizer; otherwise the rest says how to train one.
+    """[vocab]: `path` takes an existing tokenizer, and `eod` names its end-of-document token if it does not; otherwise
+    the rest says how to train one, whose first special token ends a document.
 
     size counts special tokens; sample: share of documents counted; holdout: share kept out of training for the report;
     min_count: words rarer than this are dropped at the end; weights: share of each source in the counts (empty: as on
@@ -86,7 +87,7 @@ class Vocab(Part):
     """
 
     path: Path | None = None
-    eod: str = "<|endoftext|>"
+    eod: str | None = None
     size: Annotated[int, Field(ge=257)] = 50_000
     pattern: str = "cl100k"
     special_tokens: tuple[str, ...] = DEFAULT_SPECIAL_TOKENS

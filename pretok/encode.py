@@ -1,10 +1,11 @@
 """Texts -> token ids, exactly as `tokenizers` gives them, at the speed of `gigatoken`.
 
-Enters: batches of texts and a tokenizer.json. Leaves: the ids of all documents in a row, EOD after each, in the dtype of
-the shards, and the tokens per document. Text that spells a special token is text.
+Enters: batches of texts and a tokenizer.json. Leaves: the ids of all documents in a row, EOD after each, in the dtype
+of the shards, and the tokens per document. Text that spells a special token is text.
 
 `gigatoken` encodes; `tokenizers` is the reference. It takes over for documents with characters that the two engines
-class differently (`disputed`), and for whole vocabularies whose pattern gigatoken lacks or, on a probe, encodes differently.
+class differently (`disputed`), and for whole vocabularies whose pattern gigatoken lacks or, on a probe, encodes
+differently.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class FastEngine:
         import gigatoken
 
         plain = json.loads(tokenizer_json)
-        plain["added_tokens"] = []  # nothing in a document may become a special token
+        # Nothing in a document may become a special token; the other added tokens are words of the vocabulary.
+        plain["added_tokens"] = [token for token in plain["added_tokens"] if not token["special"]]
         try:
             self._tokenizer: Any = gigatoken.Tokenizer.from_json(json.dumps(plain))
         except Exception as error:  # the library raises several kinds

@@ -29,6 +29,8 @@ from pretok.storage import fingerprint, read_json, write_json
 
 FORMAT = "pretok-mix"
 VERSION = 1
+MATERIALIZED = "materialized"
+"""Key under which the manifest of shards written in mixed order carries the mix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,12 @@ def natural_mix(manifest: Manifest, split: str, seq_len: int, names: Iterable[st
 
 def write_mix(path: Path, mix: Mix, report: dict[str, Any]) -> None:
     """Write mix.json atomically; `report` is kept beside the order for people and other programs."""
-    data = mix.identity()
-    head = {key: data.pop(key) for key in ("format", "version")}
-    write_json(path, {**head, "fingerprint": mix.fingerprint, **data, "report": report})
+    write_json(path, {**mix_json(mix), "report": report})
+
+
+def mix_json(mix: Mix) -> dict[str, Any]:
+    """The JSON of a mix as `parse_mix` reads it."""
+    return {"fingerprint": mix.fingerprint, **mix.identity()}
 
 
 def load_mix(path: Path) -> Mix:

@@ -105,6 +105,13 @@ class Schedule:
         return (quotient << DIGIT) + digit + (2 * remainder >= self.length), remainder
 
 
+def prefix_bound(quotas: Sequence[int], quota: int) -> float:
+    """How many sequences the count of a source with `quota` may be away from its share, at any prefix of a stage."""
+    if not quota:
+        return 0.0
+    return 0.5 + quota / sum(quotas) * sum(1 for other in quotas if other) / 2
+
+
 def _fraction(numerator: Int64s, denominator: Int64s) -> tuple[Int64s, Int64s]:
     """The first 84 binary digits of numerator / denominator < 1, as two integers of 42.
 
@@ -145,17 +152,19 @@ def _feistel(value: UInt64s, bits: UInt64s, keys: UInt64s) -> UInt64s:
     """A permutation of 0..2^bits-1, row by row; the halves have floor(bits / 2) and ceil(bits / 2) bits."""
     low_bits = bits >> np.uint64(1)
     high_bits = bits - low_bits
-    high = value >> low_bits
+    high: UInt64s = value >> low_bits
     low = value ^ (high << low_bits)
     for number in range(0, ROUNDS, 2):
         low ^= _mix(high, keys[:, number]) >> (np.uint64(64) - low_bits)
         high ^= _mix(low, keys[:, number + 1]) >> (np.uint64(64) - high_bits)
-    return high << low_bits | low
+    high <<= low_bits
+    high |= low
+    return high
 
 
 def _mix(half: UInt64s, key: UInt64s) -> UInt64s:
     """A 64-bit hash of a half under a key; its upper bits are the best mixed."""
-    mixed = (half ^ key) * _MULTIPLIERS[0]
+    mixed: UInt64s = (half ^ key) * _MULTIPLIERS[0]
     mixed ^= mixed >> _SHIFT
     mixed *= _MULTIPLIERS[1]
     return mixed

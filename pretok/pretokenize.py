@@ -18,7 +18,7 @@ import numpy.typing as npt
 from numba import types
 
 from pretok import unicode as u
-from pretok._numba import I64, U8, njit
+from pretok._numba import BYTES, I64, U8, njit
 from pretok.errors import UsageError
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -48,11 +48,11 @@ KNOWN = LETTER | u.NUMBER | BLANK
 HEAD = u.UPPER | u.CASELESS | u.MARK
 TAIL = u.LOWER | u.CASELESS | u.MARK
 
-_POSITION = types.int64(U8, types.int64, types.int64, U8)
-_RUN = types.int64(U8, types.int64, types.int64, U8, types.int64)
+_POSITION = types.int64(BYTES, types.int64, types.int64, BYTES)
+_RUN = types.int64(BYTES, types.int64, types.int64, BYTES, types.int64)
 
 
-@njit(types.UniTuple(types.int64, 2)(U8, types.int64, types.int64, U8))
+@njit(types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, BYTES), inline=True)
 def read_class(data: Any, i: Any, end: Any, table: Any) -> Any:
     """(flags of the code point at i, position after it); i must be less than `end`."""
     lead = np.int64(data[i])
@@ -67,7 +67,7 @@ def read_class(data: Any, i: Any, end: Any, table: Any) -> Any:
     return np.int64(table[min(point, u.CODE_POINTS - 1)]), i + size
 
 
-@njit(_RUN)
+@njit(_RUN, inline=True)
 def skip(data: Any, i: Any, end: Any, table: Any, flags: Any) -> Any:
     """Position after the run of code points with one of `flags` that begins at i."""
     while i < end:
@@ -78,7 +78,7 @@ def skip(data: Any, i: Any, end: Any, table: Any, flags: Any) -> Any:
     return i
 
 
-@njit(_RUN)
+@njit(_RUN, inline=True)
 def skip_not(data: Any, i: Any, end: Any, table: Any, flags: Any) -> Any:
     """Position after the run of code points with none of `flags` that begins at i."""
     while i < end:
@@ -89,7 +89,7 @@ def skip_not(data: Any, i: Any, end: Any, table: Any, flags: Any) -> Any:
     return i
 
 
-@njit(types.int64(U8, types.int64, types.int64, types.boolean))
+@njit(types.int64(BYTES, types.int64, types.int64, types.boolean), inline=True)
 def contraction(data: Any, i: Any, end: Any, fold: Any) -> Any:
     """Position after 's 't 're 've 'm 'll 'd at i, or i; `fold` ignores case, and then U+017F (ſ) is an s."""
     if i + 1 >= end or data[i] != 39:
@@ -107,7 +107,7 @@ def contraction(data: Any, i: Any, end: Any, fold: Any) -> Any:
     return i
 
 
-@njit(types.int64(U8, types.int64, types.int64, U8, types.boolean))
+@njit(types.int64(BYTES, types.int64, types.int64, BYTES, types.boolean))
 def skip_blanks(data: Any, i: Any, end: Any, table: Any, lines: Any) -> Any:
     r"""\s+(?!\S)|\s+ and before these, if `lines`, \s*[\r\n]+, where i is white space.
 
@@ -128,7 +128,7 @@ def skip_blanks(data: Any, i: Any, end: Any, table: Any, lines: Any) -> Any:
     return i if i == end or last == start else last
 
 
-@njit(types.int64(U8, types.int64, types.int64, U8, types.int64, types.int64, types.boolean))
+@njit(types.int64(BYTES, types.int64, types.int64, BYTES, types.int64, types.int64, types.boolean))
 def _no_letters(data: Any, i: Any, end: Any, table: Any, flag: Any, after: Any, slash: Any) -> Any:
     """What cl100k and o200k do where no word of letters begins; `flag` and `after` are read_class at i.
 
@@ -219,7 +219,7 @@ def word_o200k(data: Any, i: Any, end: Any, table: Any) -> Any:
     return _no_letters(data, i, end, table, flag, after, True)
 
 
-@njit(types.int64(U8, types.int64, types.int64, U8, types.int64))
+@njit(types.int64(BYTES, types.int64, types.int64, BYTES, types.int64))
 def next_word(data: Any, i: Any, end: Any, table: Any, code: Any) -> Any:
     """End of the word that begins at i < end, by the pattern of CODES numbered `code`."""
     if code == CL100K:
@@ -235,7 +235,7 @@ def _word_ends(data: Any, offsets: Any, table: Any, code: Any, ends: Any) -> Any
     for d in range(len(offsets) - 1):
         i, end = offsets[d], offsets[d + 1]
         while i < end:
-            i = next_word(data, i, end, table, code)
+            i = next_word(data.ctypes, i, end, table.ctypes, code)
             ends[words] = i
             words += 1
     return words
@@ -250,7 +250,7 @@ def _disputed(data: Any, offsets: Any, table: Any) -> Any:
             if data[i] < 0xCC:  # below U+0300 everything is assigned, and a byte at a time will do
                 i += 1
                 continue
-            flag, i = read_class(data, i, end, table)
+            flag, i = read_class(data.ctypes, i, end, table.ctypes)
             if flag == u.UNASSIGNED:
                 found[d] = True
                 break

@@ -13,8 +13,8 @@ from fractions import Fraction
 
 from pretok.errors import UsageError
 from pretok.mix import MixSource
+from pretok.units import parse_count
 
-UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 ROUNDING = Fraction(1, 1000)
 """How far from 1 the weights may add up; they are scaled to 1."""
 
@@ -39,13 +39,13 @@ def parse_tokens(text: str) -> int | None:
     """'1.2T', '300B', '4096' -> tokens; 'all' -> None. Raises UsageError."""
     if text == "all":
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMBGT]?)", text)
-    tokens = Fraction(match[1]) * UNITS[match[2]] if match else Fraction(0)
-    if tokens < 1 or tokens.denominator != 1:
-        raise UsageError(
-            f"cannot read {text!r} as a number of tokens; write 'all', 300B, 1.2T or a whole number"
-        )
-    return int(tokens)
+    try:
+        tokens = int(parse_count(text))
+    except ValueError as error:
+        raise UsageError(f"cannot read a budget: {error}; or write 'all'") from None
+    if tokens < 1:
+        raise UsageError(f"a budget of {text} tokens is empty")
+    return tokens
 
 
 def parse_weights(text: str) -> dict[str, Fraction] | None:
@@ -60,9 +60,15 @@ def parse_weights(text: str) -> dict[str, Fraction] | None:
                 f"cannot read {part!r} in {text!r}; write 'natural' or weights like it=0.9,en=0.1"
             )
         weights[name] = Fraction(value)
-    total = sum(weights.values())
+    return scaled(weights)
+
+
+def scaled(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """Weights that add up to 1 within rounding, made to add up exactly. Raises UsageError."""
+    total = sum(weights.values(), Fraction(0))
     if abs(total - 1) > ROUNDING:
-        raise UsageError(f"the weights {text} add up to {float(total):g}, not to 1")
+        shown = ", ".join(f"{name}={float(weight):g}" for name, weight in weights.items())
+        raise UsageError(f"the weights {shown} add up to {float(total):g}, not to 1")
     return {name: weight / total for name, weight in weights.items()}
 
 

@@ -1,8 +1,8 @@
 """Streams: any position of a mix -> its tokens, from any process, without an index.
 
 Enters: a shards folder and a mix.json, or none for every sequence of every source once. Leaves: a `View`, a sequence
-of token arrays that torch's DataLoader takes as a dataset. Opening reads two small files; shards are mapped when first
-read, and the number of open maps is bounded. numpy and the standard library only.
+of token arrays that torch's DataLoader takes as a dataset. Opening reads two small files; shards are opened when first
+read, and the number of open files is bounded. numpy and the standard library only.
 
     view = pretok.stream.open("shards", "mix.json")
     view[i]                 # (seq_len + 1,) token ids at position i
@@ -13,8 +13,6 @@ read, and the number of open maps is bounded. numpy and the standard library onl
 
 from __future__ import annotations
 
-import resource
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pretok.errors import MismatchError, UsageError
-from pretok.manifest import Manifest, Shard, load_manifest
-from pretok.mix import Mix, load_mix, natural_mix
-from pretok.order import Int64s
-from pretok.shard import Tokens, map_tokens
+from pretok.errors import IntegrityError, MismatchError, UsageError
+from pretok.flat import FlatTokens, Int64s
+from pretok.manifest import FILE_NAME, Manifest, load_manifest
+from pretok.mix import MATERIALIZED, Mix, load_mix, natural_mix, parse_mix
+from pretok.shard import Tokens
+
+AHEAD = 1024
+"""Positions whose addresses are computed at once for a reader that moves forward."""
+NEAR = 8
+"""How many times its own length a request may lie ahead of the last one's end to count as moving forward."""
 
 
 def open(
@@ -48,6 +51,8 @@ def open(
     sequence length), UsageError (no seq_len, unknown source, nothing to read).
     """
     manifest = load_manifest(Path(shards))
+    if MATERIALIZED in manifest.data:
+        return _open_materialized(manifest, mix, seq_len, split, source)
     if mix is None:
         if seq_len is None:
             raise UsageError("a stream without a mix needs a sequence length (seq_len)")
@@ -61,21 +66,48 @@ def open(
             f"{mix} was made for shards with fingerprint {plan.manifest}, {manifest.folder} has "
             f"{manifest.fingerprint}; make the mix again for these shards"
         )
-    if seq_len not in (None, plan.seq_len):
-        raise MismatchError(f"{mix} has sequences of {plan.seq_len} tokens, not {seq_len}")
+    _check_seq_len(plan, seq_len, str(mix))
     return View(manifest, plan)
+
+
+def _open_materialized(
+    manifest: Manifest, mix: str | Path | None, seq_len: int | None, split: str, source: str | None
+) -> View:
+    """Shards written in mixed order: the mix is theirs, everything asked for must agree with it."""
+    plan = parse_mix(manifest.data[MATERIALIZED], manifest.folder / FILE_NAME)
+    if mix is not None and (other := load_mix(Path(mix))).fingerprint != plan.fingerprint:
+        raise MismatchError(
+            f"{manifest.folder} holds the sequences of the mix {plan.fingerprint}, {mix} is {other.fingerprint}"
+        )
+    if source is not None or split != "train":
+        raise UsageError(
+            f"{manifest.folder} holds a mix in its order; its sources and other splits are in the shards that the "
+            "mix was made of"
+        )
+    _check_seq_len(plan, seq_len, str(manifest.folder))
+    expected = len(plan) * (plan.seq_len + 1)
+    if (tokens := sum(shard.tokens for shard in manifest.shards)) != expected:
+        raise IntegrityError(f"{manifest.folder} has {tokens} tokens, its mix needs {expected}")
+    return View(manifest, plan, materialized=True)
+
+
+def _check_seq_len(plan: Mix, seq_len: int | None, where: str) -> None:
+    if seq_len not in (None, plan.seq_len):
+        raise MismatchError(f"{where} has sequences of {plan.seq_len} tokens, not {seq_len}")
 
 
 class View:
     """A stream: `len(view)` positions, each a sequence of seq_len + 1 token ids.
 
     seq_len, vocab_size, eod_id; dtype: that of the shards; mix: the plan it follows; fingerprint: identifies the
-    shards, the mix and the order together; manifest_fingerprint: identifies the shards.
+    shards, the mix and the order together; manifest_fingerprint: identifies the shards the mix was made of; tokenizer:
+    what the manifest says of it; materialized: whether the shards hold the sequences in the order of the mix. The
+    fingerprints of a mix and of its materialized form are the same, so a run may go on with either.
 
-    It may be forked and pickled: every process opens its own maps. One thread at a time.
+    It may be forked and pickled: every process opens its own files. One thread at a time.
     """
 
-    def __init__(self, manifest: Manifest, mix: Mix) -> None:
+    def __init__(self, manifest: Manifest, mix: Mix, materialized: bool = False) -> None:
         self.seq_len = mix.seq_len
         self.vocab_size = manifest.vocab_size
         self.eod_id = manifest.eod_id
@@ -83,11 +115,15 @@ class View:
         self.mix = mix
         self.fingerprint = mix.fingerprint
         self.manifest_fingerprint = mix.manifest
+        self.tokenizer: dict[str, Any] = manifest.data["tokenizer"]
+        self.materialized = materialized
         self._order = mix.order()
         # One address space for all sources, one after the other: a sequence lies inside its source.
-        streams = [manifest.of(source.name, mix.split) for source in mix.sources]
         self._bases: Int64s = np.cumsum([0, *(source.tokens for source in mix.sources)], dtype=np.int64)
-        self._tokens = FlatTokens([shard for stream in streams for shard in stream], self.dtype)
+        shards = [shard for source in mix.sources for shard in manifest.of(source.name, mix.split)]
+        self._tokens = FlatTokens(manifest.shards if materialized else shards, self.dtype, materialized)
+        self._ahead: Int64s = np.empty(0, np.int64)  # addresses of the positions from _ahead_start on
+        self._ahead_start = self._expected = 0
 
     def __len__(self) -> int:
         return self._order.length
@@ -100,13 +136,11 @@ class View:
     def __iter__(self) -> Iterator[Tokens]:
         return (self[position] for position in range(len(self)))
 
-    def batch(
-        self, positions: Sequence[int] | Int64s, dtype: npt.DTypeLike = np.int64
-    ) -> npt.NDArray[np.integer[Any]]:
+    def batch(self, positions: Sequence[int] | Int64s, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
         """Token ids at (n,) positions in any order: (n, seq_len + 1) of `dtype`. IndexError outside 0..len-1."""
         return self._read(self._checked(positions), np.dtype(dtype))
 
-    def __getitems__(self, positions: Sequence[int]) -> npt.NDArray[np.integer[Any]]:
+    def __getitems__(self, positions: Sequence[int]) -> npt.NDArray[Any]:
         """`batch` by the name torch's DataLoader calls; use `collate_fn=torch.from_numpy`."""
         return self.batch(positions)
 
@@ -128,57 +162,27 @@ class View:
         return array
 
     def _read(self, positions: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        return self._tokens.read(self._addresses(positions), self.seq_len + 1).astype(dtype, copy=False)
+
+    def _addresses(self, positions: Int64s) -> Int64s:
+        """Where the sequences at `positions` start in `_tokens`. A reader that moves forward gets them from a block
+        computed at once: the arithmetic costs the same for one position as for a hundred."""
+        if not len(positions):
+            return positions
+        start, end = int(positions[0]), int(positions[-1]) + 1
+        near = 0 <= start - self._expected <= NEAR * len(positions)
+        self._expected = end
+        if end - start != len(positions) or (np.diff(positions) != 1).any():
+            return self._locate(positions)
+        if not self._ahead_start <= start <= end <= self._ahead_start + len(self._ahead):
+            if not near:
+                return self._locate(positions)
+            self._ahead = self._locate(np.arange(start, min(max(end, start + AHEAD), len(self))))
+            self._ahead_start = start
+        return self._ahead[start - self._ahead_start : end - self._ahead_start]
+
+    def _locate(self, positions: Int64s) -> Int64s:
+        if self.materialized:
+            return positions * (self.seq_len + 1)
         source, _, index = self._order.locate(positions)
-        out = np.empty((len(positions), self.seq_len + 1), dtype)
-        self._tokens.read(self._bases[source] + index * self.seq_len, out)
-        return out
-
-
-class FlatTokens:
-    """The tokens of many shards as one array, read by memory map; at most `limit` maps are open."""
-
-    def __init__(self, shards: Sequence[Shard], dtype: np.dtype[Any]) -> None:
-        self.limit = _map_limit()
-        self._dtype = dtype
-        self._paths = [shard.path for shard in shards]
-        self._starts: Int64s = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
-        self._maps: OrderedDict[int, npt.NDArray[Any]] = OrderedDict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": OrderedDict()}  # a map would be pickled as all its bytes
-
-    def read(self, addresses: Int64s, out: npt.NDArray[Any]) -> None:
-        """Fill out[row] (n, length) with the tokens from addresses[row] (n,) on, across borders of shards."""
-        length = out.shape[1]
-        first = np.searchsorted(self._starts, addresses, side="right") - 1
-        offsets = addresses - self._starts[first]
-        rows = np.argsort(first, kind="stable")  # every shard is opened once, whatever the bound
-        for row, shard, offset in zip(
-            rows.tolist(), first[rows].tolist(), offsets[rows].tolist(), strict=True
-        ):
-            part = self._map(shard)[offset : offset + length]
-            out[row, : len(part)] = part
-            filled = len(part)
-            while filled < length:
-                shard += 1
-                part = self._map(shard)[: length - filled]
-                out[row, filled : filled + len(part)] = part
-                filled += len(part)
-
-    def _map(self, shard: int) -> npt.NDArray[Any]:
-        tokens = self._maps.get(shard)
-        if tokens is not None:
-            self._maps.move_to_end(shard)
-            return tokens
-        if len(self._maps) >= self.limit:
-            self._maps.popitem(last=False)
-        length = int(self._starts[shard + 1] - self._starts[shard])
-        # Slicing a plain array costs a third of slicing a numpy.memmap.
-        tokens = self._maps[shard] = map_tokens(self._paths[shard], self._dtype, length).view(np.ndarray)
-        return tokens
-
-
-def _map_limit() -> int:
-    """A quarter of the files this process may open: every map holds one."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 4096 if soft == resource.RLIM_INFINITY else max(8, min(4096, soft // 4))
+        return self._bases[source] + index * self.seq_len

@@ -76,6 +76,18 @@ def test_an_unknown_pattern_falls_back_and_says_so(tokenizer_json):
     assert tokens[:-1].tolist() == Tokenizer.from_str(json.dumps(changed)).encode("l'acqua").ids
 
 
+def test_added_tokens_that_are_not_special_stay_tokens(tokenizer_json):
+    changed = json.loads(tokenizer_json)
+    template = changed["added_tokens"][0]
+    changed["added_tokens"].append({**template, "id": 1500, "content": "<tool>", "special": False})
+    text = pa.array(["usa <tool> e <|endoftext|> qui<tool>"], pa.large_string())
+    fast, reference = FastEngine(json.dumps(changed)), ReferenceEngine(json.dumps(changed))
+    expected = reference.encode(text)[0]
+    assert np.count_nonzero(expected == 1500) == 2
+    assert not (expected == 0).any()
+    assert np.array_equal(fast.encode(text)[0], expected)
+
+
 def test_a_tokenizer_that_truncates_is_not_obeyed(tokenizer_json):
     changed = Tokenizer.from_str(tokenizer_json)
     changed.enable_truncation(3)

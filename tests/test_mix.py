@@ -14,8 +14,8 @@ from support import make_shards
 
 import pretok.stream
 from pretok.errors import MismatchError, UsageError
-from pretok.jobs.mix import MixRequest, make_mix, plan_mix, what_if
-from pretok.manifest import Manifest
+from pretok.jobs.mix import MixRequest, plan_mix, run_mix, what_if
+from pretok.manifest import Manifest, Shard
 from pretok.mix import MixSource, load_mix
 from pretok.quota import (
     Limit,
@@ -33,10 +33,10 @@ CAPPED = Limit(Fraction(4), cap=True)
 
 def manifest_of(tokens: dict[str, int]) -> Manifest:
     """A manifest of sources of any size, one shard each; no file is behind it."""
-    from pretok.manifest import Shard
-
     shards = tuple(Shard(Path(f"/x/{name}.bin"), name, "train", n, 1, "", "") for name, n in tokens.items())
-    return Manifest(Path("/x"), {"sources": dict.fromkeys(tokens, {})}, "f" * 32, 50_000, 0, "uint16", shards)
+    return Manifest(
+        Path("/x"), {"sources": {name: {} for name in tokens}}, "f" * 32, 50_000, 0, "uint16", shards
+    )
 
 
 def request(*stages: str, **changes: Any) -> MixRequest:
@@ -52,10 +52,11 @@ def test_ninety_ten_of_1_2_trillion_tokens_is_exact() -> None:
     assert report["sources"]["it"]["tokens"] == 1_080_000_000_000
     assert report["sources"]["en"]["tokens"] == 120_000_000_000
     assert report["stages"][0]["shares"] == {"en": 0.1, "it": 0.9}
-    # At every prefix: within 1/2 + w S / 2 sequences, so within 5,735 tokens of the share of Italian.
+    bound = report["stages"][0]["prefix_bound_tokens"]["it"]
+    assert bound == pytest.approx(1.4 * 4096)
     order = mix.order()
     for n in (1, 999, 123_456_789, len(mix)):
-        assert abs(order.prefix(n)[1] - Fraction(9, 10) * n) <= Fraction(1, 2) + Fraction(9, 10)
+        assert abs(order.prefix(n)[1] - Fraction(9, 10) * n) * 4096 <= bound
 
 
 def test_report_adds_up() -> None:
@@ -147,7 +148,7 @@ def test_cap_keeps_the_budget_and_the_limit(sources: list[tuple[int, int]], tota
 
 def test_stages_go_on_where_the_one_before_stopped(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)]})
-    report = make_mix(
+    report = run_mix(
         shards, tmp_path / "mix.json", request("600:it=0.9,en=0.1", "400:it=0.5,en=0.5", seq_len=5)
     )
     assert [stage["tokens"] for stage in report["stages"]] == [600, 400]
@@ -170,14 +171,14 @@ def test_a_later_stage_may_use_a_source_the_first_left_out() -> None:
 def test_same_wish_same_file_other_wish_refused(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)]})
     out = tmp_path / "mix.json"
-    make_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5))
+    run_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5))
     first = out.read_bytes()
-    make_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5))
+    run_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5))
     assert out.read_bytes() == first
     with pytest.raises(MismatchError, match=load_mix(out).fingerprint):
-        make_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5, seed=1))
+        run_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5, seed=1))
     out.unlink()
-    make_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5, seed=1))
+    run_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5, seed=1))
     assert out.read_bytes() != first
 
 
@@ -187,6 +188,9 @@ def test_what_if_names_what_does_not_fit() -> None:
     assert [row.tokens for row in rows] == [5_000, 10_000, 20_000, 40_000, 80_000]
     assert [row.epochs["en"] for row in rows] == [0.5, 1, 2, 4, 8]
     assert [row.problem is None for row in rows] == [True, True, True, True, False]
+    capped = what_if(manifest, request("20k:it=0.9,en=0.1", seq_len=10, limit=CAPPED))
+    assert capped[-1].epochs == {"en": 4, "it": 76_000 / 90_000}
+    assert [row.capped for row in capped] == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize(
@@ -197,9 +201,9 @@ def test_budgets(text: str, tokens: int | None) -> None:
     assert parse_tokens(text) == tokens
 
 
-@pytest.mark.parametrize("text", ["", "x", "-3", "1.5", "3 T", "0"])
+@pytest.mark.parametrize("text", ["", "x", "-3", "1.5", "3 TT", "0"])
 def test_budgets_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match="number of tokens"):
+    with pytest.raises(UsageError, match="budget"):
         parse_tokens(text)
 
 
@@ -228,7 +232,7 @@ def test_weights() -> None:
 
 def test_a_stream_of_a_mix_reads_every_sequence_of_every_epoch_once(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards", {"en": [range(1, 60)] * 3, "it": [range(1, 400)]})
-    make_mix(shards, tmp_path / "mix.json", request("1600:it=0.6,en=0.4", seq_len=5))
+    run_mix(shards, tmp_path / "mix.json", request("1600:it=0.6,en=0.4", seq_len=5))
     view = pretok.stream.open(shards, tmp_path / "mix.json")
     per_source = {source.name: source.sequences for source in view.mix.sources}
     seen: dict[tuple[str, int], list[int]] = {}

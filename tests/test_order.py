@@ -101,7 +101,7 @@ def test_permutation_reaches_everything_once(size: int, seed: int, epoch: int) -
 
 
 def test_permutation_looks_random() -> None:
-    """Neither fixed points, nor neighbours that stay neighbours, nor two epochs alike: each is expected once or less."""
+    """Neither fixed points, nor neighbours that stay neighbours, nor two epochs alike: once or less expected."""
     size = 100_000
     orders = [
         permute(np.arange(size), np.full(size, size), np.broadcast_to(round_keys(0, "it", epoch), (size, 6)))

@@ -98,7 +98,7 @@ def test_unknown_pattern_names_those_there_are() -> None:
 
 def probe_tokenizer(pattern: str, first: int) -> str:
     """A tokenizer.json that knows the bytes and the pairs (first, any byte): a pair shows where no word ends."""
-    characters = {byte: character for byte, character in enumerate(byte_characters())}
+    characters = dict(enumerate(byte_characters()))
     vocab = {c: i for i, c in enumerate(characters.values())}
     merges = [[characters[first], characters[b]] for b in range(256)]
     vocab |= {a + b: 256 + i for i, (a, b) in enumerate(merges)}
@@ -137,7 +137,6 @@ def test_engines_differ_only_in_disputed_code_points(pattern: str) -> None:
     for first, points in (("a", SCALARS), ("A", SCALARS), ("1", SCALARS), ("!", EDGES), ("\n", EDGES)):
         documents = [first + chr(c) for c in points if chr(c) != first]
         data, offsets = pack(documents)
-        array = awkward.from_regular(documents) if False else documents
         engine = gigatoken.Tokenizer.from_json(probe_tokenizer(pattern, ord(first)))
         tokens = np.asarray(awkward.num(engine.encode_batch(documents, parallel=False)))
         joined = tokens < np.diff(offsets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
@@ -124,12 +125,12 @@ def test_positions_outside_are_refused(shards: Path) -> None:
         view.prefix_counts(len(view) + 1)
 
 
-def test_open_maps_are_bounded(shards: Path) -> None:
+def test_open_files_are_bounded(shards: Path) -> None:
     view, bounded = (pretok.stream.open(shards, seq_len=7) for _ in range(2))
     bounded._tokens.limit = 1
     np.testing.assert_array_equal(bounded.batch(range(len(bounded))), view.batch(range(len(view))))
-    assert len(bounded._tokens._maps) == 1
-    assert len(view._tokens._maps) > 3
+    assert len(bounded._tokens._files) == 1
+    assert len(view._tokens._files) > 3
 
 
 def _sums(view: View, results: multiprocessing.queues.Queue[list[int]]) -> None:
@@ -139,7 +140,7 @@ def _sums(view: View, results: multiprocessing.queues.Queue[list[int]]) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_other_processes_read_the_same(shards: Path, method: str) -> None:
     view = pretok.stream.open(shards, seq_len=7)
-    expected = view.batch(range(len(view))).sum(axis=1).tolist()  # maps are open before the fork
+    expected = view.batch(range(len(view))).sum(axis=1).tolist()  # files are open before the fork
     context = multiprocessing.get_context(method)
     results = context.Queue()
     process = context.Process(target=_sums, args=(view, results))
@@ -148,12 +149,26 @@ def test_other_processes_read_the_same(shards: Path, method: str) -> None:
     process.join()
 
 
-def test_pickle_carries_no_tokens(shards: Path) -> None:
+def test_a_view_that_was_read_can_be_pickled(shards: Path) -> None:
     view = pretok.stream.open(shards, seq_len=7)
-    before = len(pickle.dumps(view))
     expected = view.batch(range(len(view)))
-    assert len(pickle.dumps(view)) - before < 300  # two cached round keys, no map
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(view)).batch(range(len(view))), expected)
+    copy = pickle.loads(pickle.dumps(view))
+    assert not copy._tokens._files
+    np.testing.assert_array_equal(copy.batch(range(len(view))), expected)
+
+
+def test_reading_forward_equals_reading_anywhere(tmp_path: Path) -> None:
+    """Addresses are computed ahead for readers that move forward, in whole or with gaps; the tokens are the same."""
+    folder = make_shards(tmp_path, {"en": [range(1, 900)] * 6, "it": [range(1, 700)] * 9})
+    view = pretok.stream.open(folder, seq_len=3)
+    assert len(view) > 2 * pretok.stream.AHEAD
+    everything = view.batch(np.random.default_rng(0).permutation(len(view)))  # no request ahead of another
+    everything = everything[np.argsort(np.random.default_rng(0).permutation(len(view)))]
+    for size, step in ((1, 1), (7, 7), (4, 12), (5, 60), (3000, 3000), (2, -40)):
+        starts = range(0, len(view), step) if step > 0 else range(len(view) - size, -1, step)
+        for start in starts:
+            positions = range(start, min(start + size, len(view)))
+            np.testing.assert_array_equal(view.batch(positions), everything[list(positions)])
 
 
 def test_a_mix_of_other_shards_is_refused(shards: Path, tmp_path: Path) -> None:
@@ -192,7 +207,20 @@ def test_a_shard_of_another_size_is_refused(tmp_path: Path) -> None:
     view = pretok.stream.open(folder, seq_len=6)
     with (folder / "it" / "it-00000.bin").open("ab") as file:
         file.write(b"\0\0")
-    with pytest.raises(IntegrityError, match=r"it-00000\.bin has 104 bytes, expected 51 tokens"):
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=r"it-00000\.bin has 104 bytes, expected 51 tokens"):
+            view[0]
+    (folder / "it" / "it-00000.bin").unlink()
+    with pytest.raises(IntegrityError, match=r"cannot read .*it-00000\.bin: No such file"):
+        view[0]
+
+
+def test_a_shard_cut_while_open_is_an_error_with_a_name(tmp_path: Path) -> None:
+    folder = make_shards(tmp_path, {"it": [range(50)]})
+    view = pretok.stream.open(folder, seq_len=49)
+    view[0]
+    os.truncate(folder / "it" / "it-00000.bin", 30)
+    with pytest.raises(IntegrityError, match=r"it-00000\.bin was cut"):
         view[0]
 
 

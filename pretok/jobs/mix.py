@@ -3,7 +3,8 @@
 Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `pretok.mix`) and the report that is kept in it:
 
     sequences, tokens                      of the whole mix
-    stages   [{tokens, weights, shares}]   asked for and given; weights as exact fractions
+    stages   [{tokens, weights, shares, prefix_bound_tokens}]   weights asked for, as exact fractions; shares given;
+                                           how far any prefix may be from them
     sources  {NAME: {sequences, tokens, epochs, repeated_tokens, unused_tokens, tail_tokens}}
     left_out {NAME: tokens}                sources of the shards without a place in the mix
     notes    [...]                         what --cap changed
@@ -14,18 +15,24 @@ Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `pretok.mix`) 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pretok.console import notice, show, table
 from pretok.errors import MismatchError, UsageError
 from pretok.manifest import Manifest, load_manifest
 from pretok.mix import Mix, MixSource, load_mix, mix_sources, write_mix
-from pretok.quota import Limit, Stage, most_that_fits, one_epoch, shares_of, stage_quotas
+from pretok.order import prefix_bound
+from pretok.quota import Limit, Stage, most_that_fits, one_epoch, scaled, shares_of, stage_quotas
+
+if TYPE_CHECKING:
+    from pretok.config import Mix as RecipeMix
 
 MAX_EPOCHS = Fraction(4)
-"""Repeating text up to about four times costs little (Muennighoff et al., "Scaling Data-Constrained Language Models")."""
+"""Text read up to about four times is worth nearly as much as new text: Muennighoff et al., "Scaling Data-Constrained
+Language Models", 2023."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +43,35 @@ class MixRequest:
     seq_len: int = 4096
     seed: int = 0
     split: str = "train"
-    limit: Limit = Limit(MAX_EPOCHS, cap=False)
+    limit: Limit = field(default_factory=lambda: Limit(MAX_EPOCHS, cap=False))
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """One line of the table: the last stage with another budget. `problem` is why it cannot be, or None."""
+    """One line of the table: the last stage with another budget, and how often each source is read by its end.
+
+    capped: some source is held at its limit; problem: why it cannot be, or None.
+    """
 
     tokens: int
     epochs: dict[str, float]
+    capped: bool
     problem: str | None
 
 
-def make_mix(shards: Path, out: Path, request: MixRequest) -> dict[str, Any]:
+def recipe_request(mix: RecipeMix) -> MixRequest:
+    """What the [mix] table of a recipe asks for."""
+    stages = tuple(
+        Stage(
+            None if stage.tokens == "all" else stage.tokens,
+            None if stage.weights == "natural" else scaled(stage.weights),
+        )
+        for stage in (mix.stages or (mix,))
+    )
+    return MixRequest(stages, mix.seq_len, mix.seed, limit=Limit(mix.max_epochs, mix.cap))
+
+
+def run_mix(shards: Path, out: Path, request: MixRequest) -> dict[str, Any]:
     """Plan a mix, write it to `out` and return its report. An equal file is left as it is.
 
     Raises UsageError (see `plan_mix`) and MismatchError when `out` holds another mix, which a run may depend on.
@@ -104,15 +127,15 @@ def _what_if(mix: Mix, before: Sequence[int], stage: Stage, request: MixRequest)
     anything = Limit(Fraction(10**9), cap=False)
     problem = None
     try:
-        quotas, _ = stage_quotas(stage, mix.sources, before, mix.seq_len, request.limit)
+        quotas, notes = stage_quotas(stage, mix.sources, before, mix.seq_len, request.limit)
     except UsageError as error:
         problem = str(error)
-        quotas, _ = stage_quotas(stage, mix.sources, before, mix.seq_len, anything)
+        quotas, notes = stage_quotas(stage, mix.sources, before, mix.seq_len, anything)
     epochs = {
         source.name: (drawn + quota) / source.sequences if source.sequences else 0.0
         for source, drawn, quota in zip(mix.sources, before, quotas, strict=True)
     }
-    return WhatIf(sum(quotas) * mix.seq_len, epochs, problem)
+    return WhatIf(sum(quotas) * mix.seq_len, epochs, bool(notes), problem)
 
 
 def _sources(manifest: Manifest, request: MixRequest) -> tuple[MixSource, ...]:
@@ -133,6 +156,10 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
                 "tokens": sum(quotas) * mix.seq_len,
                 "weights": dict(zip(names, map(str, weights), strict=True)),
                 "shares": {name: quota / sum(quotas) for name, quota in zip(names, quotas, strict=True)},
+                "prefix_bound_tokens": {
+                    name: prefix_bound(quotas, quota) * mix.seq_len
+                    for name, quota in zip(names, quotas, strict=True)
+                },
             }
         )
     sources = {}
@@ -158,3 +185,46 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
         },
         "notes": notes,
     }
+
+
+def show_mix(manifest: Manifest, request: MixRequest, report: dict[str, Any]) -> None:
+    """Print the stages, the sources, what is left out or was changed, and the what-if table."""
+    for number, stage in enumerate(report["stages"], 1):
+        shares = ", ".join(f"{name} {share:.6%}" for name, share in stage["shares"].items())
+        bound = max(stage["prefix_bound_tokens"].values())
+        notice(
+            f"stage {number}: {stage['tokens']:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it"
+        )
+    columns = ("source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail")
+    rows = [
+        (
+            name,
+            f"{part['sequences']:,}",
+            f"{part['tokens']:,}",
+            f"{part['epochs']:.4f}",
+            *(f"{part[key]:,}" for key in ("repeated_tokens", "unused_tokens", "tail_tokens")),
+        )
+        for name, part in report["sources"].items()
+    ]
+    show(table(f"{report['tokens']:,} tokens in sequences of {request.seq_len}", columns, rows))
+    for name, tokens in report["left_out"].items():
+        notice(f"not in the mix: {name}, {tokens:,} tokens")
+    for note in report["notes"]:
+        notice(note)
+    _show_what_if(manifest, request, list(report["sources"]))
+
+
+def _show_what_if(manifest: Manifest, request: MixRequest, names: list[str]) -> None:
+    lines = what_if(manifest, request)
+    rows = [
+        (
+            f"{line.tokens:,}",
+            *(f"{line.epochs[name]:.2f}" for name in names),
+            "no" if line.problem else "capped" if line.capped else "yes",
+        )
+        for line in lines
+    ]
+    subject = "the last stage" if len(request.stages) > 1 else "the mix"
+    show(table(f"if {subject} had", ("tokens", *(f"epochs of {name}" for name in names), "fits"), rows))
+    if problems := [line.problem for line in lines if line.problem]:
+        notice(problems[0])

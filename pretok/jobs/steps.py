@@ -9,10 +9,12 @@ from __future__ import annotations
 from pretok.config import Recipe
 from pretok.console import Meter, notice, show, table
 from pretok.engine import Engine
-from pretok.errors import IntegrityError
+from pretok.errors import IntegrityError, UsageError
+from pretok.jobs.mix import recipe_request, run_mix, show_mix
 from pretok.jobs.stats import show_stats
 from pretok.jobs.tokenize import run_tokenize
 from pretok.jobs.verify import run_verify
+from pretok.manifest import load_manifest
 
 VERIFY_DOCUMENTS = 300
 
@@ -35,6 +37,15 @@ def verify_step(recipe: Recipe, engine: Engine) -> None:
         raise IntegrityError("\n".join(problems))
 
 
+def mix_step(recipe: Recipe) -> None:
+    """Fix the mix that the recipe asks for."""
+    if recipe.mix is None:
+        raise UsageError("the recipe has no [mix] table")
+    request = recipe_request(recipe.mix)
+    report = run_mix(recipe.shards_dir, recipe.mix_path, request)
+    show_mix(load_manifest(recipe.shards_dir), request, report)
+
+
 def run_steps(recipe: Recipe, engine: Engine) -> None:
     """Every step in order; at the end what was made and where."""
     if recipe.vocab.path is None:
@@ -43,4 +54,7 @@ def run_steps(recipe: Recipe, engine: Engine) -> None:
     verify_step(recipe, engine)
     show_stats(recipe.shards_dir)
     made = [("vocabulary", recipe.vocab_dir), ("shards", recipe.shards_dir)]
+    if recipe.mix is not None:
+        mix_step(recipe)
+        made.append(("mix", recipe.mix_path))
     show(table("made", ("what", "where"), [(what, str(where)) for what, where in made]))

@@ -1,0 +1,103 @@
+"""Many shards as one array of tokens, of which any part can be read.
+
+Enters: shards in stream order. Leaves: tokens from any address, across the borders of shards. Files are opened when
+first read, their number is bounded, and a copy in another process opens its own.
+
+It reads by pread(2) and not by memory map: a read asks the file system for exactly its bytes, where a page fault
+brings in what the kernel guesses (128 KiB to 8 MiB around 8 KiB); a file that was cut or a failing disk is an error
+with a name, not SIGBUS; and pages do not count as memory of the process.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pretok.errors import IntegrityError
+from pretok.manifest import Shard
+
+Int64s = npt.NDArray[np.int64]
+
+
+class FlatTokens:
+    """The tokens of `shards`, one after the other. `limit`: how many files are open at most.
+
+    sequential: whether addresses are read in order, so that the kernel may read ahead.
+    """
+
+    def __init__(self, shards: Sequence[Shard], dtype: np.dtype[Any], sequential: bool) -> None:
+        self.limit = _file_limit()
+        self._dtype = dtype
+        self._advice = os.POSIX_FADV_SEQUENTIAL if sequential else os.POSIX_FADV_RANDOM
+        self._paths = [shard.path for shard in shards]
+        self._starts: Int64s = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
+        self._files: OrderedDict[int, int] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": OrderedDict()}
+
+    def __del__(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def read(self, addresses: Int64s, length: int) -> npt.NDArray[Any]:
+        """(n,) addresses -> (n, length) tokens in the dtype of the shards. Raises IntegrityError."""
+        out = np.empty((len(addresses), length), self._dtype)
+        first = np.searchsorted(self._starts, addresses, side="right") - 1
+        rows = np.argsort(first, kind="stable")  # every shard is opened once, whatever the limit
+        offsets = addresses[rows] - self._starts[first[rows]]
+        room = np.minimum(self._starts[first[rows] + 1] - addresses[rows], length)
+        for row, shard, offset, filled in zip(
+            rows.tolist(), first[rows].tolist(), offsets.tolist(), room.tolist(), strict=True
+        ):
+            self._fill(out[row, :filled], shard, offset)
+            while filled < length:
+                shard += 1
+                part = min(length - filled, int(self._starts[shard + 1] - self._starts[shard]))
+                self._fill(out[row, filled : filled + part], shard, 0)
+                filled += part
+        return out
+
+    def _fill(self, row: npt.NDArray[Any], shard: int, offset: int) -> None:
+        """Read tokens from `offset` of one shard on into `row`."""
+        file = self._files.get(shard)
+        if file is None:
+            file = self._open(shard)
+        at = offset * row.itemsize
+        rest = row.view(np.uint8).data
+        while rest:  # pread may give less than asked for
+            done = os.preadv(file, [rest], at)
+            if not done:
+                raise IntegrityError(f"{self._paths[shard]} was cut while it was being read")
+            rest = rest[done:]
+            at += done
+
+    def _open(self, shard: int) -> int:
+        if len(self._files) >= self.limit:
+            os.close(self._files.popitem(last=False)[1])
+        path = self._paths[shard]
+        tokens = int(self._starts[shard + 1] - self._starts[shard])
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
+        if (size := os.fstat(file).st_size) != tokens * self._dtype.itemsize:
+            os.close(file)
+            raise IntegrityError(
+                f"{path} has {size} bytes, expected {tokens} tokens of {self._dtype.itemsize} bytes"
+            )
+        os.posix_fadvise(file, 0, 0, self._advice)
+        self._files[shard] = file
+        return file
+
+
+def _file_limit() -> int:
+    """A quarter of the files this process may open."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 4096 if soft == resource.RLIM_INFINITY else max(8, min(4096, soft // 4))

@@ -1,0 +1,142 @@
+"""Ranks for the tests of the trainer: real processes that run the real command.
+
+torch takes seconds to import, so one server process imports it once and every rank is forked from there.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.support import make_shards
+from train.metrics import read_lines
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.train_support", "train.loop", "train.__main__"])
+
+SIZES = """
+vocab_size = 60
+dim = 32
+layers = 2
+heads = 4
+kv_heads = 2
+hidden = 64
+tied = {tied}
+"""
+
+
+def model_file(folder: Path, *, tied: bool = True) -> str:
+    """A TOML file of a tiny model's sizes."""
+    path = folder / f"model-{tied}.toml"
+    path.write_text(SIZES.format(tied=str(tied).lower()))
+    return str(path)
+
+
+def random_shards(folder: Path) -> Path:
+    """Two sources of random documents, 60 vocabulary entries, with validation splits."""
+    rng = np.random.default_rng(0)
+
+    def documents(count: int) -> list[list[int]]:
+        return [rng.integers(1, 60, size=rng.integers(20, 90)).tolist() for _ in range(count)]
+
+    return make_shards(
+        folder,
+        {"it": documents(90), "en": documents(30)},
+        val={"it": documents(7), "en": documents(3)},
+        vocab_size=60,
+    )
+
+
+def _rank_main(
+    arguments: Sequence[str], environment: Mapping[str, str], output: str, before: Callable[[], None] | None
+) -> None:
+    os.environ.update(environment)
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+    os.dup2(1, 2)
+    import torch
+
+    from train.__main__ import main
+
+    torch.set_num_threads(1)
+    if before is not None:
+        before()
+    main(list(arguments))
+    sys.stdout.flush()
+
+
+class Ranks:
+    """`count` processes of `train ARGUMENTS`; `before` runs in each of them first."""
+
+    def __init__(
+        self, count: int, arguments: Sequence[object], folder: Path, before: Callable[[], None] | None = None
+    ) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.output = folder / f"output-{port}"
+        self.processes: list[BaseProcess] = []
+        for rank in range(count):
+            environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
+            texts = [str(argument) for argument in arguments]
+            process = _CONTEXT.Process(
+                target=_rank_main, args=(texts, environment, f"{self.output}-{rank}", before)
+            )
+            process.start()
+            self.processes.append(process)
+
+    def wait(self, timeout: float = 120) -> list[int | None]:
+        """Exit codes of all ranks; kills what is left after `timeout` seconds."""
+        end = time.monotonic() + timeout
+        for process in self.processes:
+            process.join(max(0.0, end - time.monotonic()))
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+        return [process.exitcode for process in self.processes]
+
+    def text(self) -> str:
+        """What all ranks wrote."""
+        paths = sorted(self.output.parent.glob(f"{self.output.name}-*"))
+        return "".join(path.read_text() for path in paths)
+
+    def signal(self, number: signal.Signals, ranks: Sequence[int] | None = None) -> None:
+        """Send a signal to some ranks, or to all."""
+        for rank in range(len(self.processes)) if ranks is None else ranks:
+            pid = self.processes[rank].pid
+            assert pid is not None
+            os.kill(pid, number)
+
+    def wait_for_step(self, run: Path, step: int, timeout: float = 60) -> None:
+        """Until metrics.jsonl holds `step`."""
+        end = time.monotonic() + timeout
+        while not any(record["step"] >= step for record in read_lines(run / "metrics.jsonl")):
+            assert time.monotonic() < end, self.text()
+            assert any(process.is_alive() for process in self.processes), self.text()
+            time.sleep(0.005)
+
+
+def run_ranks(count: int, arguments: Sequence[object], folder: Path) -> str:
+    """Run to the end, all ranks ending well; returns their output."""
+    ranks = Ranks(count, arguments, folder)
+    codes = ranks.wait()
+    assert codes == [0] * count, ranks.text()
+    return ranks.text()
+
+
+def column(run: Path, name: str) -> list[Any]:
+    """One value of every step, in order; the steps are those from 1 on, each once."""
+    records = read_lines(run / "metrics.jsonl")
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    return [record[name] for record in records]

@@ -1,0 +1,264 @@
+"""Settings of a run: one frozen dataclass, from a TOML file and from flags.
+
+Enters: `--config FILE.toml` and flags, which win. Leaves: a TrainConfig and a solved Batch. Unknown keys are
+refused with the nearest known one named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pretok.errors import UsageError
+
+
+def _option(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """All settings; each one's help says its meaning. None: derived, and printed at the start."""
+
+    shards: str = _option("", "folder of shards with their manifest.json")
+    mix: str | None = _option(None, "mix.json; without it every source once")
+    out: str = _option("run", "folder of the run; one that holds checkpoints is resumed")
+    model: str = _option("debug", "debug, 160m, 1b, 3b, italia-9b or a TOML file of sizes")
+    init_from: str | None = _option(None, "start from the weights of an exported folder or a checkpoint")
+    seq_len: int | None = _option(None, "tokens in a sequence (default: the mix's, else the model's)")
+    seed: int = _option(0, "seed of the initialisation, and of the order when there is no mix")
+    attention: str = _option(
+        "causal", "document: see only one's own document", choices=("causal", "document")
+    )
+
+    global_batch: int | None = _option(None, "sequences in a step over all ranks")
+    micro_batch: int | None = _option(None, "sequences in one pass of one rank")
+    accumulation: int | None = _option(None, "passes in a step")
+    steps: int | None = _option(None, "length of the run in steps (default: the whole mix)")
+    tokens: int | None = _option(
+        None, "length of the run in tokens, for example 1.2T; rounded down to whole steps"
+    )
+
+    lr: float = _option(3e-4, "peak learning rate")
+    min_lr: float = _option(0.1, "end of the decay, as a part of lr")
+    warmup: int = _option(100, "steps of linear warm-up")
+    schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
+    decay: float = _option(0.2, "wsd: part of the run that decays at its end; 0 keeps it extendable")
+    beta1: float = _option(0.9, "AdamW")
+    beta2: float = _option(0.95, "AdamW")
+    eps: float = _option(1e-8, "AdamW")
+    weight_decay: float = _option(0.1, "AdamW; never on norms")
+    decay_embeddings: bool = _option(False, "weight decay on embeddings too")
+    clip: float = _option(1.0, "largest gradient norm")
+    z_loss: float = _option(0.0, "weight of the squared log-partition")
+    skip_sigma: float = _option(6.0, "skip a step whose gradient norm lies so many deviations up; 0: never")
+    max_skips: int = _option(10, "stop after so many skipped steps in a row")
+
+    shard: int | None = _option(None, "ranks that share one copy of the parameters (default: a node's)")
+    tensor: int = _option(1, "ranks that share every matrix product")
+    reshard: bool = _option(True, "free gathered parameters after the forward pass (ZeRO-3); off: ZeRO-2")
+    offload: bool = _option(False, "parameters and optimizer in host memory")
+    precision: str = _option("auto", "of the passes; auto: bf16 on a GPU", choices=("auto", "bf16", "fp32"))
+    sync: str = _option(
+        "scatter",
+        "gradients inside a step: scattered each pass (4 N / shard bytes) or whole to the last (4 N bytes)",
+        choices=("scatter", "last"),
+    )
+    checkpointing: str = _option("none", "recompute activations: none, full, ops, or every-N blocks")
+    compile: bool = _option(False, "torch.compile of each block")
+    loss_chunk: int = _option(4096, "tokens whose logits are in memory at a time")
+    timeout: int = _option(900, "seconds after which a hung collective ends the job")
+
+    workers: int = _option(2, "loader processes of a rank")
+    prefetch: int = _option(4, "batches each loader process holds ready")
+    val_every: int = _option(0, "evaluate every so many steps; 0: never")
+    val_sequences: int = _option(256, "sequences evaluated of each source, at most")
+
+    save_every: str = _option("auto", "100 (steps), 10m (minutes), or auto: 4 times the start-up time")
+    keep_last: int = _option(3, "newest checkpoints kept")
+    keep_best: int = _option(0, "checkpoints kept by validation loss; one among the best is saved at once")
+    milestone: int = _option(0, "keep every checkpoint whose step is a multiple; 0: none")
+
+    log_every: int = _option(10, "steps between lines on the terminal")
+    gc_every: int = _option(50, "steps between garbage collections, on all ranks together")
+    wandb: str | None = _option(None, "Weights & Biases project; offline unless WANDB_MODE says otherwise")
+    tensorboard: bool = _option(False, "write TensorBoard events to RUN/tensorboard")
+    profile: int = _option(0, "write a profile of so many steps to RUN/profile.json")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            choices = item.metadata["choices"]
+            if choices and (value := getattr(self, item.name)) not in choices:
+                raise UsageError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
+        parse_save_every(self.save_every)
+        parse_checkpointing(self.checkpointing)
+        for name in ("keep_last", "tensor", "loss_chunk", "log_every", "gc_every"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as JSON values."""
+        return asdict(self)
+
+
+def parse_count(text: str) -> int:
+    """'1000', '1_000', '1.2T', '500M', '16k' -> a whole number."""
+    scale = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}.get(text[-1:].lower(), 1)
+    number = text if scale == 1 else text[:-1]
+    try:
+        value = float(number) * scale if "." in number else int(number) * scale
+    except ValueError:
+        raise UsageError(f"{text!r} is not a count such as 1000, 500M or 1.2T") from None
+    return round(value)
+
+
+def parse_save_every(text: str) -> tuple[str, float]:
+    """'100' -> ('steps', 100), '10m' -> ('seconds', 600), 'auto' -> ('auto', 0)."""
+    if text == "auto":
+        return "auto", 0.0
+    kind, number, scale = ("seconds", text[:-1], 60.0) if text.endswith("m") else ("steps", text, 1.0)
+    try:
+        value = float(number) if kind == "seconds" else int(number)
+    except ValueError:
+        value = 0
+    if value <= 0:
+        raise UsageError(f"save_every is {text!r}; it must be steps (100), minutes (10m) or auto")
+    return kind, value * scale
+
+
+def parse_checkpointing(text: str) -> tuple[str, int]:
+    """'none' | 'full' | 'ops' | 'every-N' -> (kind, N); full is every block."""
+    if text in ("none", "ops"):
+        return text, 0
+    if text == "full":
+        return "every", 1
+    head, _, number = text.partition("every-")
+    if head == "" and number.isdigit() and int(number) > 0:
+        return "every", int(number)
+    raise UsageError(f"checkpointing is {text!r}; it must be none, full, ops or every-N")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """global_batch = micro_batch x accumulation x data-parallel ranks, all in sequences."""
+
+    global_batch: int
+    micro_batch: int
+    accumulation: int
+    ranks: int
+
+
+def solve_batch(
+    ranks: int, global_batch: int | None, micro_batch: int | None, accumulation: int | None
+) -> Batch:
+    """Fill in what is not given. Of two unknowns accumulation is 1; with nothing given, micro_batch is 8.
+
+    Raises UsageError with the nearest valid values when it does not divide.
+    """
+    for name, value in (
+        ("global_batch", global_batch),
+        ("micro_batch", micro_batch),
+        ("accumulation", accumulation),
+    ):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}; it must be at least 1")
+    if global_batch is None:
+        micro_batch, accumulation = micro_batch or 8, accumulation or 1
+        return Batch(micro_batch * accumulation * ranks, micro_batch, accumulation, ranks)
+    if micro_batch is None:
+        accumulation = accumulation or 1
+    unit = ranks * (micro_batch or 1) * (accumulation or 1)
+    both = micro_batch is not None and accumulation is not None
+    if global_batch % unit or (both and global_batch != unit):
+        below, above = global_batch // unit * unit, -(-global_batch // unit) * unit
+        nearest = str(unit) if both else " or ".join(str(n) for n in (below, above) if n)
+        factors = [f"{ranks} data-parallel ranks"]
+        factors += [f"micro_batch {micro_batch}"] if micro_batch else []
+        factors += [f"accumulation {accumulation}"] if accumulation else []
+        raise UsageError(
+            f"global_batch {global_batch} is not a multiple of {' x '.join(factors)} = {unit}"
+            f"{' or not equal to it' if both else ''}; nearest: {nearest}"
+        )
+    if micro_batch is None:
+        return Batch(global_batch, global_batch // unit, accumulation or 1, ranks)
+    return Batch(global_batch, micro_batch, global_batch // (ranks * micro_batch), ranks)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+    return match[0] if match else ""
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """A TOML value or a flag's text as the field's type."""
+    allowed = [kind for kind in getattr(hint, "__args__", (hint,)) if kind is not type(None)]
+    kind = allowed[0]
+    if kind is int and isinstance(value, str):
+        return parse_count(value)
+    if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            raise UsageError(f"{name} is {value!r}; it must be a number") from None
+    if kind is str and isinstance(value, int) and name == "save_every":
+        return str(value)
+    if type(value) is not kind:
+        raise UsageError(f"{name} is {value!r}; it must be of type {kind.__name__}")
+    return value
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag for each field of TrainConfig, and --config."""
+    parser.add_argument("--config", help="TOML file of these settings, with _ for -; flags win over it")
+    hints = get_type_hints(TrainConfig)
+    for item in fields(TrainConfig):
+        flag = "--" + item.name.replace("_", "-")
+        text = item.metadata["help"].replace("%", "%%")
+        if item.default not in (None, ""):
+            text += f" (default: {item.default})"
+        if hints[item.name] is bool:
+            parser.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+            )
+        else:
+            metavar = "|".join(item.metadata["choices"]) or None
+            parser.add_argument(flag, default=argparse.SUPPRESS, help=text, metavar=metavar)
+
+
+def from_mapping(values: dict[str, Any], where: str) -> TrainConfig:
+    """A TrainConfig of TOML values or flag texts. UsageError names an unknown key and the nearest known."""
+    hints = get_type_hints(TrainConfig)
+    for name in values:
+        if name not in hints:
+            raise UsageError(
+                f"{where}: unknown setting {name!r}; the nearest known is {_nearest(name, hints)!r}"
+            )
+    return TrainConfig(**{name: _convert(name, value, hints[name]) for name, value in values.items()})
+
+
+def parse(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[TrainConfig, argparse.Namespace]:
+    """Parse a parser that `add_flags` extended; also returns what is not a setting."""
+    space, unknown = parser.parse_known_args(list(arguments))
+    if unknown:
+        known = [name for action in parser._actions for name in action.option_strings]
+        raise UsageError(
+            f"unknown argument {unknown[0]!r}; the nearest known is {_nearest(unknown[0], known)!r}"
+        )
+    names = {item.name for item in fields(TrainConfig)}
+    flags = {name: value for name, value in vars(space).items() if name in names}
+    values: dict[str, Any] = {}
+    if space.config:
+        path = Path(space.config)
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"--config {path}: {error}") from None
+    from_mapping(values, space.config or "")  # so that an error names the file
+    return from_mapping(values | flags, "command line"), space

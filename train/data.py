@@ -1,0 +1,140 @@
+"""A stream of `pretok` -> this rank's micro-batches on its device.
+
+Enters: a View, the batch sizes, a position. Leaves: (tokens, checksum) pairs in order. The checksum covers
+positions and token ids, is taken where the batch is read, and adds up over ranks to a number that does not
+depend on how a global batch was divided.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from pretok.loader import PositionSampler, identity_of
+from pretok.stop import SIGNALS
+from pretok.stream import View
+from train.config import Batch, TrainConfig
+from train.loss import IGNORE
+
+Tokens = npt.NDArray[np.integer[Any]]
+
+
+def checksum(positions: list[int], tokens: Tokens) -> int:
+    """Sum over sequences of the CRC-32 of position and token ids; below 2**53 for two million sequences."""
+    rows = zip(np.asarray(positions, np.int64), tokens, strict=True)
+    return sum(zlib.crc32(row.tobytes(), zlib.crc32(position.tobytes())) for position, row in rows)
+
+
+class _Fetch:
+    """Dataset whose one call reads a micro-batch: (n, seq_len + 1) int32 ids and their checksum."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitems__(self, positions: list[int]) -> tuple[Tokens, int]:
+        tokens = self.view.batch(positions, np.int32)
+        return tokens, checksum(positions, tokens)
+
+
+def _to_torch(fetched: tuple[Tokens, int]) -> tuple[Tensor, int]:
+    return torch.from_numpy(fetched[0]), fetched[1]
+
+
+def _ignore_signals(_worker: int) -> None:
+    """A signal meant to stop the job reaches loader processes too.
+
+    The trainer must find them alive to finish.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class Feed:
+    """Iterates over (tokens (n, seq_len + 1) on the device, checksum).
+
+    `waited` adds up the seconds spent waiting.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        batch: Batch,
+        rank: int,
+        position: int,
+        end: int,
+        config: TrainConfig,
+        device: torch.device,
+    ) -> None:
+        sampler = PositionSampler(
+            end,
+            global_batch=batch.global_batch,
+            micro_batch=batch.micro_batch,
+            rank=rank,
+            world_size=batch.ranks,
+            position=position,
+            identity=identity_of(view),
+        )
+        options: dict[str, Any] = {"prefetch_factor": config.prefetch} if config.workers else {}
+        loader: Any = DataLoader  # its annotations know no dataset that reads whole batches
+        self._loader = loader(
+            _Fetch(view),
+            batch_sampler=sampler,
+            collate_fn=_to_torch,
+            num_workers=config.workers,
+            pin_memory=device.type == "cuda",
+            worker_init_fn=_ignore_signals,
+            **options,
+        )
+        self._device = device
+        # On a stream of its own the copy runs beside the previous micro-batch, which the host has only
+        # queued.
+        self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.waited = 0.0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        batches = iter(self._loader)
+        while True:
+            started = time.perf_counter()
+            fetched = next(batches, None)
+            self.waited += time.perf_counter() - started
+            if fetched is None:
+                return
+            yield self._copy(fetched[0]), fetched[1]
+
+    def _copy(self, tokens: Tensor) -> Tensor:
+        if self._copies is None:
+            return tokens
+        with torch.cuda.stream(self._copies):
+            on_device = tokens.to(self._device, non_blocking=True)
+        torch.cuda.current_stream().wait_stream(self._copies)
+        on_device.record_stream(torch.cuda.current_stream())
+        return on_device
+
+
+def validation_batches(
+    view: View, sequences: int, micro_batch: int, rank: int, ranks: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(inputs, targets) of this rank's part of the first `sequences` positions; every rank gets equally many.
+
+    Where the sequences do not divide, the first ones are repeated with targets that carry no loss.
+    """
+    rounds = -(-sequences // (micro_batch * ranks))
+    for number in range(rounds):
+        first = (number * ranks + rank) * micro_batch
+        positions = np.arange(first, first + micro_batch)
+        tokens = torch.from_numpy(view.batch(positions % sequences)).to(device)
+        targets = tokens[:, 1:].clone()
+        targets[torch.from_numpy(positions >= sequences).to(device)] = IGNORE
+        yield tokens[:, :-1], targets

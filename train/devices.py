@@ -1,0 +1,78 @@
+"""The one table of devices: what a machine's accelerator is called, its backend and its peak.
+
+Enters: the name torch gives the device. Leaves: a Device. A peak is dense bf16 FLOP/s per device as torch
+counts devices (one graphics compute die of an MI250X is one). An unknown device has no peak, and what needs
+one says n/a.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+TERA = 1e12
+
+PEAKS: tuple[tuple[str, float, str], ...] = (
+    ("GH200", 989.5 * TERA, "NVIDIA GH200 datasheet, half of the figure with sparsity"),
+    ("H200", 989.5 * TERA, "NVIDIA H200 datasheet, half of the figure with sparsity"),
+    ("H100 PCIe", 756.5 * TERA, "NVIDIA H100 datasheet, half of the figure with sparsity"),
+    ("H100 NVL", 835.5 * TERA, "NVIDIA H100 datasheet, half of the figure with sparsity"),
+    ("H100", 989.5 * TERA, "NVIDIA H100 datasheet (SXM), half of the figure with sparsity"),
+    (
+        "A100-SXM-64GB",
+        312 * TERA * 124 / 108,
+        "Leonardo's custom A100: the A100 datasheet's 312 TFLOP/s scaled by its 124 of 108 multiprocessors",
+    ),
+    ("A100", 312 * TERA, "NVIDIA A100 datasheet"),
+    ("MI250X", 191.5 * TERA, "AMD MI250X datasheet, 383 TFLOP/s for two dies, one die counted"),
+)
+"""(part of the device's name, dense bf16 FLOP/s, source); the first match wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One rank's device. `peak` in FLOP/s and `memory` in bytes are None where unknown."""
+
+    device: torch.device
+    name: str
+    backend: str
+    peak: float | None
+    peak_source: str
+    memory: int | None
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether torch's `cuda` functions apply: NVIDIA by CUDA, AMD by ROCm."""
+        return self.device.type == "cuda"
+
+
+def peak_of(name: str) -> tuple[float | None, str]:
+    """Peak of a device by name, in FLOP/s, and its source; (None, 'n/a: ...') when unknown."""
+    for part, peak, source in PEAKS:
+        if part in name:
+            return peak, source
+    return None, f"n/a: no peak known for {name!r}"
+
+
+def find_device() -> Device:
+    """This process's device: the GPU numbered LOCAL_RANK where there is one, else the CPU."""
+    if not torch.cuda.is_available():
+        name = "cpu"
+        peak, source = peak_of(name)
+        return Device(torch.device("cpu"), name, "gloo", peak, source, None)
+    # A launcher that binds one GPU to each task leaves only number 0 visible.
+    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    properties = torch.cuda.get_device_properties(index)
+    peak, source = peak_of(properties.name)
+    # "nccl" is also the name of RCCL in torch for ROCm; gloo carries what lives on the host.
+    return Device(
+        torch.device("cuda", index),
+        properties.name,
+        "cpu:gloo,cuda:nccl",
+        peak,
+        source,
+        properties.total_memory,
+    )

@@ -1,0 +1,156 @@
+"""To a `transformers` Llama checkpoint, and back in.
+
+Enters: a checkpoint folder and the tokenizer's. Leaves: config.json, model.safetensors (the padding of the
+vocabulary cut off) and the tokenizer's files; no process group, no GPU. `exported_tensors` reads such a
+folder for --init-from.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from pretok.errors import MismatchError, UsageError
+from pretok.storage import TEMPORARY_SUFFIX, write_json
+from train.checkpoint import complete_checkpoints, read_meta
+from train.model import Decoder, ModelConfig
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+SHARD_BYTES = 5 * 10**9
+
+
+def find_checkpoint(run: Path, step: int | None) -> Path:
+    """A checkpoint of a run folder: the newest, or that of a step. UsageError names what there is."""
+    found = complete_checkpoints(run / "checkpoints")
+    wanted = [path for path in found if step is None or path.name == f"step-{step:08d}"]
+    if not wanted:
+        names = ", ".join(path.name for path in found) or "none"
+        raise UsageError(
+            f"{run} has no checkpoint{'' if step is None else f' of step {step}'}; there are: {names}"
+        )
+    return wanted[-1]
+
+
+def _outside_name(name: str) -> str:
+    return name if name.startswith("lm_head") else f"model.{name}"
+
+
+def llama_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
+    """config.json of `transformers`' LlamaForCausalLM."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.dim,
+        "intermediate_size": model.hidden,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": model.seq_len,
+        "rms_norm_eps": model.norm_eps,
+        "rope_theta": model.rope_theta,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": model.tied,
+        "bos_token_id": eod_id,
+        "eos_token_id": eod_id,
+        "torch_dtype": "float32",
+    }
+
+
+def export(checkpoint: Path, tokenizer: Path, out: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write the Hugging Face folder `out`. UsageError when it exists or the tokenizer does not."""
+    if out.exists():
+        raise UsageError(f"{out} exists already; name a new folder")
+    if missing := [name for name in TOKENIZER_FILES if not (tokenizer / name).exists()]:
+        raise UsageError(
+            f"{tokenizer} lacks {missing}; give the vocabulary folder that the shards were made with"
+        )
+    meta = read_meta(checkpoint)
+    config = ModelConfig(**meta["identity"]["model"])
+    with torch.device("meta"):
+        names = {name: value.shape for name, value in Decoder(config).state_dict().items()}
+    state = {"model": {name: torch.empty(shape) for name, shape in names.items()}}
+    load(state, checkpoint_id=checkpoint, no_dist=True)
+    temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    tensors = {}
+    for name, value in state["model"].items():
+        rows = config.vocab_size if name in ("embed_tokens.weight", "lm_head.weight") else len(value)
+        tensors[_outside_name(name)] = value[:rows].to(dtype).contiguous()
+    _write_tensors(temporary, tensors)
+    write_json(
+        temporary / "config.json",
+        llama_config(config, meta["eod_id"]) | {"torch_dtype": str(dtype).removeprefix("torch.")},
+    )
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(tokenizer / name, temporary / name)
+    temporary.rename(out)
+
+
+def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """model.safetensors, or files of at most SHARD_BYTES with an index, as `transformers` reads them."""
+    files: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if files[-1] and size + tensor.nbytes > SHARD_BYTES:
+            files.append({})
+            size = 0
+        files[-1][name] = tensor
+        size += tensor.nbytes
+    if len(files) == 1:
+        save_file(files[0], folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    places: dict[str, str] = {}
+    for number, part in enumerate(files, 1):
+        file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        save_file(part, folder / file_name, metadata={"format": "pt"})
+        places |= dict.fromkeys(part, file_name)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    write_json(
+        folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places}
+    )
+
+
+def exported_tensors(folder: Path, config: ModelConfig) -> Callable[[str, torch.Size, torch.device], Tensor]:
+    """Values of parameters by name from a Hugging Face Llama folder; rows of padding are zero.
+
+    Raises MismatchError when its sizes are not those of `config`.
+    """
+    theirs = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    wanted = llama_config(config, 0)
+    keys = [key for key in wanted if key.endswith("_size") or key.startswith("num_")]
+    keys += ["model_type", "rms_norm_eps", "tie_word_embeddings"]
+    if different := [
+        f"{key} {theirs.get(key)} (here {wanted[key]})" for key in keys if theirs.get(key) != wanted[key]
+    ]:
+        raise MismatchError(f"{folder} holds another model: {'; '.join(different)}")
+    theta = theirs.get("rope_theta") or (theirs.get("rope_parameters") or {}).get("rope_theta")
+    if theta != config.rope_theta:
+        raise MismatchError(f"{folder} has rope_theta {theta}, the model here {config.rope_theta}")
+    index = folder / "model.safetensors.index.json"
+    places = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.exists() else {}
+
+    def value(name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        outside = _outside_name(name)
+        path = folder / places.get(outside, "model.safetensors")
+        with safe_open(path, "pt") as file:
+            stored = file.get_tensor(outside)
+        whole = torch.zeros(shape, device=device)
+        whole[: len(stored)] = stored
+        return whole
+
+    return value

@@ -1,0 +1,135 @@
+"""Next-token loss without the whole matrix of logits.
+
+Enters: hidden states, the output matrix, targets. Leaves: the summed loss; its gradients are computed chunk
+by chunk in the forward pass, so logits exist for `chunk` tokens at a time and the backward pass does no
+second product.
+
+A matrix that is sharded by rows (a DTensor of tensor parallelism) gives each rank a slice of the vocabulary;
+three small all-reduces per chunk then replace the gathering of logits.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+IGNORE = -100
+"""A target that carries no loss, as torch's cross_entropy has it."""
+
+
+def chunk_loss(
+    logits: Tensor, target: Tensor, columns: int, offset: int, z_loss: float, group: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses of one chunk and their gradient.
+
+    logits: (n, v) for vocabulary entries offset .. offset + v, of which the first `columns` exist (the rest
+    is padding); target: (n,) int64. Returns nll (n,), z (n,) and the gradient of nll + z_loss * z, (n, v),
+    all float32.
+    """
+    logits = logits.float()
+    logits[:, columns:] = -torch.inf
+    local = target - offset
+    mine = (local >= 0) & (local < logits.shape[1])
+    local = torch.where(mine, local, 0)
+    top = logits.amax(1) if columns else logits.new_full((len(logits),), -torch.inf)
+    if group is not None:
+        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
+    shifted = (logits - top[:, None]).exp_()
+    at_target = torch.where(mine, logits.gather(1, local[:, None])[:, 0], 0.0)
+    sums = torch.stack([shifted.sum(1), at_target])
+    if group is not None:
+        dist.all_reduce(sums, group=group)
+    log_z = sums[0].log() + top
+    counted = target != IGNORE
+    nll = torch.where(counted, log_z - sums[1], 0.0)
+    z = torch.where(counted, log_z.square(), 0.0)
+    weight = torch.where(counted, (1 + 2 * z_loss * log_z) / sums[0], 0.0)
+    grad = shifted.mul_(weight[:, None])
+    grad.scatter_add_(1, local[:, None], -(mine & counted).to(grad.dtype)[:, None])
+    return nll, z, grad
+
+
+@cache
+def _compiled_chunk_loss() -> Any:
+    return torch.compile(chunk_loss, dynamic=False)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        columns: int,
+        offset: int,
+        chunk: int,
+        z_loss: float,
+        group: Any,
+        fuse: bool,
+        needs_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        nll = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        total = torch.zeros_like(nll)
+        grad_hidden = torch.empty_like(hidden) if needs_grad else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
+        one_chunk = _compiled_chunk_loss() if fuse and group is None else chunk_loss
+        for start in range(0, len(hidden), chunk):
+            rows = slice(start, start + chunk)
+            part, z, grad = one_chunk(hidden[rows] @ weight.T, target[rows], columns, offset, z_loss, group)
+            nll += part.sum()
+            total += part.sum() + z_loss * z.sum()
+            if grad_hidden is not None and grad_weight is not None:
+                grad = grad.to(weight.dtype)
+                grad_hidden[rows] = grad @ weight
+                grad_weight += grad.T @ hidden[rows]  # float32: a sum of many bfloat16 chunks would lose bits
+        if needs_grad:
+            if group is not None:
+                dist.all_reduce(grad_hidden, group=group)
+            ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.dtype = weight.dtype
+        ctx.mark_non_differentiable(nll)
+        return total, nll
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        scale = grads[0]
+        # In place: both were made for this one use.
+        grad_hidden.mul_(scale)
+        return grad_hidden, grad_weight.mul_(scale).to(ctx.dtype), *[None] * 8
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    vocab_size: int,
+    *,
+    chunk: int = 4096,
+    z_loss: float = 0.0,
+    fuse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Sum over tokens of -log softmax(hidden @ weight.T)[target], the columns past vocab_size left out.
+
+    hidden: (n, dim); weight: (padded vocabulary, dim), plain or a DTensor sharded by rows; target: (n,)
+    int64, IGNORE where no loss is wanted. Returns (total, nll), float32 scalars: total adds z_loss times the
+    squared log-partition (PaLM, section 5) and carries the gradient; nll is what is logged. `fuse` compiles
+    the work on logits.
+    """
+    group, offset, rows = None, 0, weight
+    if isinstance(weight, DTensor):
+        group = weight.device_mesh.get_group()
+        rows = weight.to_local()
+        offset = dist.get_rank(group) * (weight.shape[0] // dist.get_world_size(group))
+    columns = max(0, min(len(rows), vocab_size - offset))
+    needs_grad = torch.is_grad_enabled()
+    result: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
+        hidden, rows, target, columns, offset, chunk, z_loss, group, fuse, needs_grad
+    )  # type: ignore[no-untyped-call]
+    return result

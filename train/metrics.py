@@ -1,0 +1,242 @@
+"""What a run tells about itself: a line a step, the time it spent on what, and what software it was.
+
+Enters: numbers of finished steps. Leaves: RUN/metrics.jsonl (always), RUN/validation.jsonl,
+RUN/goodput.jsonl, and the same numbers in Weights & Biases or TensorBoard when asked. Only rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from pretok.errors import UsageError
+from pretok.storage import atomic_open
+from train.config import TrainConfig
+from train.devices import Device
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Records of a JSON Lines file; a last line that a kill cut short is left out.
+
+    Empty when there is no file.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Add one record to a JSON Lines file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def cut_after(path: Path, step: int) -> int:
+    """Drop records after `step` (they were not saved and will be done again); returns how many."""
+    records = read_lines(path)
+    kept = [record for record in records if record["step"] <= step]
+    if path.exists():
+        with atomic_open(path, "w") as file:
+            file.writelines(json.dumps(record) + "\n" for record in kept)
+    return len(records) - len(kept)
+
+
+def provenance() -> dict[str, Any]:
+    """Code version, software and machine of this process, as JSON values."""
+    git = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "WORLD_SIZE", "HOSTNAME", "CUDA_VISIBLE_DEVICES")
+    return {
+        "commit": git.stdout.strip() or None,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "host": platform.node(),
+        "command": sys.argv,
+        "environment": {name: os.environ[name] for name in names if name in os.environ},
+    }
+
+
+class Goodput:
+    """Seconds by kind, without overlap; `data` is what training waited for data."""
+
+    KINDS = ("initialisation", "training", "validation", "saving", "data")
+
+    def __init__(self, started: float) -> None:
+        self.seconds = dict.fromkeys(self.KINDS, 0.0)
+        self._since = started
+        self._kind = "initialisation"
+
+    def enter(self, kind: str) -> None:
+        """From now on time counts as `kind`."""
+        now = time.monotonic()
+        self.seconds[self._kind] += now - self._since
+        self._since, self._kind = now, kind
+
+    @contextmanager
+    def spent(self, kind: str) -> Iterator[None]:
+        """Count the body as `kind`, then return to what was before."""
+        before = self._kind
+        self.enter(kind)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def take_from_training(self, data: float) -> None:
+        """Of the training time, `data` seconds were spent waiting for data."""
+        self.seconds["training"] -= data
+        self.seconds["data"] += data
+
+    def record(self, lost_steps: int, steps: int) -> dict[str, Any]:
+        """One segment's line: seconds by kind, steps done, steps of earlier segments done again."""
+        self.enter(self._kind)
+        return {kind: round(value, 3) for kind, value in self.seconds.items()} | {
+            "steps": steps,
+            "lost_steps": lost_steps,
+        }
+
+
+def summarize_goodput(path: Path) -> str:
+    """All segments of a run in one line: hours and the part of them spent on steps that counted."""
+    records = read_lines(path)
+    total = {kind: sum(record[kind] for record in records) for kind in Goodput.KINDS}
+    hours = sum(total.values())
+    steps = sum(record["steps"] for record in records)
+    lost = sum(record["lost_steps"] for record in records)
+    useful = total["training"] * (1 - lost / steps) if steps else 0.0
+    parts = ", ".join(f"{kind} {value / hours:.1%}" for kind, value in total.items()) if hours else ""
+    return (
+        f"goodput: {useful / hours if hours else 0:.1%} of {hours / 3600:.2f} h in {len(records)} segments; "
+        f"{parts}; {lost} steps done twice"
+    )
+
+
+class MetricsLog:
+    """Writes step records everywhere they go. On ranks other than 0 every method does nothing."""
+
+    def __init__(self, out: Path, config: TrainConfig, device: Device, rank: int, step: int) -> None:
+        self.lost_steps = 0
+        self._rank = rank
+        self._config = config
+        self._device = device
+        self._files: dict[str, IO[str]] = {}
+        self._wandb: Any = None
+        self._tensorboard: Any = None
+        if rank:
+            return
+        for name in ("metrics", "validation"):
+            lost = cut_after(out / f"{name}.jsonl", step)
+            self.lost_steps = lost if name == "metrics" else self.lost_steps
+            self._files[name] = (out / f"{name}.jsonl").open("a", buffering=1, encoding="utf-8")
+        if config.wandb is not None:
+            self._wandb = _open_wandb(out, config)
+        if config.tensorboard:
+            self._tensorboard = _open_tensorboard(out / "tensorboard", step)
+
+    def report(self, text: str) -> None:
+        """A line on the terminal."""
+        if not self._rank:
+            print(text, flush=True)
+
+    def step(self, record: dict[str, Any]) -> None:
+        """One optimizer step. Values that are not finite become null."""
+        if self._rank:
+            return
+        self._write("metrics", record)
+        if record["step"] % self._config.log_every == 0:
+            mfu = "n/a" if record["mfu"] is None else f"{record['mfu']:.1%}"
+            self.report(
+                f"step {record['step']}  loss {record['loss']:.4f}  norm {record['grad_norm']:.3f}  "
+                f"lr {record['lr']:.2e}  {record['tokens_per_second_per_device']:,.0f} tokens/s/device  "
+                f"MFU {mfu}  data wait {record['data_wait'] / record['seconds']:.2%}"
+            )
+
+    def validation(self, record: dict[str, Any]) -> None:
+        """One evaluation."""
+        if self._rank:
+            return
+        self._write("validation", record)
+        losses = "  ".join(f"{name} {loss:.4f}" for name, loss in record["sources"].items())
+        self.report(f"step {record['step']}  validation loss {record['val_loss']:.4f}  {losses}")
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def _write(self, name: str, record: dict[str, Any]) -> None:
+        clean = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
+        self._files[name].write(json.dumps(clean) + "\n")
+        flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
+        numbers = {key: value for key, value in flat.items() if isinstance(value, int | float)}
+        step = numbers.pop("step")
+        if self._wandb is not None:
+            self._wandb.log(numbers, step=step)
+        if self._tensorboard is not None:
+            for key, value in numbers.items():
+                self._tensorboard.add_scalar(key, value, step)
+
+    def utilisation(self) -> int | None:
+        """Per cent of time the GPU was busy of late, by NVML; None where there is none."""
+        if not self._device.is_gpu or self._rank:
+            return None
+        try:
+            return int(torch.cuda.utilization())
+        except (ImportError, RuntimeError, OSError):  # no NVML bindings, or no right to ask
+            return None
+
+
+def _open_wandb(out: Path, config: TrainConfig) -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise UsageError("--wandb needs the package wandb; metrics.jsonl is written without it") from None
+    # One id for the whole chain of jobs.
+    path = out / "wandb-id"
+    if not path.exists():
+        with atomic_open(path, "w") as file:
+            file.write(uuid.uuid4().hex)
+    return wandb.init(
+        project=config.wandb,
+        id=path.read_text(encoding="utf-8"),
+        resume="allow",
+        dir=str(out),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        config=config.as_dict(),
+    )
+
+
+def _open_tensorboard(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UsageError(
+            "--tensorboard needs the package tensorboard; metrics.jsonl is written without it"
+        ) from None
+    return SummaryWriter(str(folder), purge_step=step + 1)

@@ -1,0 +1,285 @@
+"""One Llama-style decoder, ignorant of parallelism.
+
+Enters: token ids (n, L). Leaves: logits, or the summed loss when targets are given. RMSNorm, rotary
+positions, grouped-query attention, SwiGLU, tied or untied embeddings; parameter names map one to one to
+`transformers`' Llama.
+
+Sources: Touvron et al. 2023 (LLaMA); rotary positions in the halves convention of `transformers`; Ainslie et
+al. 2023 (grouped queries); initialisation as GPT-2: normal 0.02, projections into the residual divided by
+sqrt(2 layers).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tomllib
+from dataclasses import dataclass, fields
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name
+from torch import Tensor, nn
+
+from pretok.errors import UsageError
+from train.loss import linear_cross_entropy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """Sizes of a decoder. `vocab_size` is the tokenizer's; matrices have `padded_vocab` rows."""
+
+    vocab_size: int = 50_000
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    seq_len: int = 4096
+    tied: bool = True
+    rope_theta: float = 500_000.0
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads or self.heads % self.kv_heads or (self.dim // self.heads) % 2:
+            raise UsageError(
+                f"model: heads ({self.heads}) must divide dim ({self.dim}) into even parts, "
+                f"and kv_heads ({self.kv_heads}) must divide heads"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.dim // self.heads
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the embedding: the vocabulary rounded up to a multiple of 128."""
+        return -(-self.vocab_size // 128) * 128
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of one block."""
+        attention = 2 * self.dim * self.dim + 2 * self.dim * self.kv_heads * self.head_dim
+        return attention + 3 * self.dim * self.hidden + 2 * self.dim
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model, padding included."""
+        return (
+            self.layers * self.block_parameters
+            + self.dim
+            + self.padded_vocab * self.dim * (1 if self.tied else 2)
+        )
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Training FLOPs per token: 6 per weight of a matrix product plus 12 layers x dim x seq_len of
+        attention.
+
+        Source: PaLM, appendix B: attention counted whole, as if not causal; recomputation not counted. The
+        lookup of embeddings multiplies nothing; the output matrix counts once, tied or not.
+        """
+        weights = self.layers * (self.block_parameters - 2 * self.dim) + self.padded_vocab * self.dim
+        return 6.0 * weights + 12.0 * self.layers * self.dim * seq_len
+
+
+PRESETS = {
+    "debug": ModelConfig(dim=128, layers=2, heads=4, kv_heads=2, hidden=384, seq_len=128),
+    "160m": ModelConfig(dim=768, layers=12, heads=12, kv_heads=12, hidden=2048, seq_len=2048, tied=False),
+    "1b": ModelConfig(dim=2048, layers=16, heads=16, kv_heads=8, hidden=8192),
+    "3b": ModelConfig(dim=3072, layers=28, heads=24, kv_heads=8, hidden=8192),
+    "italia-9b": ModelConfig(dim=4096, layers=40, heads=32, kv_heads=8, hidden=14_336, tied=False),
+}
+
+
+def model_config(name: str) -> ModelConfig:
+    """A preset by name, or the sizes in a TOML file of ModelConfig's fields."""
+    if name in PRESETS:
+        return PRESETS[name]
+    path = Path(name)
+    if path.suffix != ".toml" or not path.exists():
+        raise UsageError(
+            f"--model {name}: neither a preset ({', '.join(PRESETS)}) nor an existing .toml file"
+        )
+    values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    if unknown := set(values) - {field.name for field in fields(ModelConfig)}:
+        raise UsageError(f"{path}: unknown model keys {sorted(unknown)}")
+    try:
+        return ModelConfig(**values)
+    except TypeError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+@lru_cache(maxsize=8)
+def rotary_table(length: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of position x frequency, (length, head_dim) float32, both halves holding the same
+    frequencies.
+    """
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), theta**-exponent)
+    angles = torch.cat([angles, angles], dim=1)
+    return angles.cos().float().to(device), angles.sin().float().to(device)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions on x (n, heads, L, head_dim), computed in float32, returned in x's dtype."""
+    wide = x.float()
+    left, right = wide.chunk(2, dim=-1)
+    return (wide * cos + torch.cat([-right, left], dim=-1) * sin).to(x.dtype)
+
+
+@cache
+def _flex() -> tuple[Any, Any]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    return torch.compile(create_block_mask), torch.compile(flex_attention)
+
+
+def document_ids(tokens: Tensor, eod_id: int) -> Tensor:
+    """(n, L) number of end-of-document tokens before each position: equal inside one document."""
+    ends = (tokens == eod_id).to(torch.int32)
+    return ends.cumsum(1) - ends
+
+
+def document_mask(documents: Tensor) -> Any:
+    """What attention may see inside one's own document:
+
+    A flex block mask on a GPU, else a dense (n, 1, L, L) mask.
+    """
+    length = documents.shape[1]
+    if documents.device.type == "cuda":
+
+        def visible(n: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (documents[n, query] == documents[n, key]) & (query >= key)
+
+        return _flex()[0](visible, len(documents), None, length, length, device=documents.device)
+    same = documents[:, :, None] == documents[:, None, :]
+    return same.tril()[:, None]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+    """Causal attention; q (n, heads, L, d), k and v (n, kv_heads, L, d).
+
+    Mask None, dense or a flex block mask.
+    """
+    grouped = q.shape[1] != k.shape[1]
+    if mask is None or isinstance(mask, Tensor):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+        )
+    result: Tensor = _flex()[1](q, k, v, block_mask=mask, enable_gqa=grouped)
+    return result
+
+
+class Attention(nn.Module):
+    """Grouped-query attention. The projections may hold a part of the heads only."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        kv_dim = config.kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.dim, config.dim, bias=False)
+        self.k_proj = nn.Linear(config.dim, kv_dim, bias=False)
+        self.v_proj = nn.Linear(config.dim, kv_dim, bias=False)
+        self.o_proj = nn.Linear(config.dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
+        """x: (n, L, dim)."""
+        n, length, _ = x.shape
+        q, k, v = (
+            project(x).view(n, length, -1, self.head_dim).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, mask)
+        result: Tensor = self.o_proj(out.transpose(1, 2).reshape(n, length, -1))
+        return result
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.dim, config.hidden, bias=False)
+        self.up_proj = nn.Linear(config.dim, config.hidden, bias=False)
+        self.down_proj = nn.Linear(config.hidden, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (n, L, dim)."""
+        result: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return result
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward, each added to the residual."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
+        """x: (n, L, dim)."""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
+        result: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return result
+
+
+class Decoder(nn.Module):
+    """The whole model. `loss_chunk` tokens have their logits in memory at a time.
+
+    `fuse_loss` compiles the loss.
+    """
+
+    def __init__(self, config: ModelConfig, *, loss_chunk: int = 4096, z_loss: float = 0.0) -> None:
+        super().__init__()
+        self.config = config
+        self.loss_chunk = loss_chunk
+        self.z_loss = z_loss
+        self.fuse_loss = False
+        self.embed_tokens = nn.Embedding(config.padded_vocab, config.dim)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.lm_head = None if config.tied else nn.Linear(config.dim, config.padded_vocab, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Any:
+        """Logits (n, L, padded vocabulary), or with targets the pair (total, nll) of `linear_cross_entropy`.
+
+        tokens, targets: (n, L) integers; documents: (n, L) from `document_ids` to mask other documents.
+        """
+        config = self.config
+        x = self.embed_tokens(tokens)
+        cos, sin = rotary_table(tokens.shape[1], config.head_dim, config.rope_theta, x.device)
+        mask = None if documents is None else document_mask(documents)
+        for block in self.layers:
+            x = block(x, cos, sin, mask)
+        x = self.norm(x)
+        weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        if targets is None:
+            return F.linear(x, weight)
+        return linear_cross_entropy(
+            x.flatten(0, 1),
+            weight,
+            targets.flatten(),
+            config.vocab_size,
+            chunk=self.loss_chunk,
+            z_loss=self.z_loss,
+            fuse=self.fuse_loss,
+        )
+
+
+def initial_tensor(
+    config: ModelConfig, seed: int, name: str, shape: torch.Size, device: torch.device
+) -> Tensor:
+    """The whole initial float32 value of one parameter; depends on seed and name alone, not on ranks."""
+    if name.endswith("norm.weight"):
+        return torch.ones(shape, device=device)
+    key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
+    into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+    std = 0.02 / math.sqrt(2 * config.layers) if into_residual else 0.02
+    return torch.randn(shape, generator=generator, device=device) * std

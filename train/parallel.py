@@ -1,0 +1,230 @@
+"""Ranks and meshes: the one place that knows the model runs on more than one device.
+
+Enters: a Decoder on the meta device and the settings. Leaves: the same Decoder split over a mesh with the
+dimensions (replicate, shard, tensor), its parameters materialised and filled. Pure DDP is shard = 1, pure
+FSDP replicate = 1, one process 1 x 1 x 1: all of them are one code path, FSDP2's `fully_shard`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from pretok.errors import UsageError
+from train.config import TrainConfig, parse_checkpointing
+from train.devices import Device
+from train.model import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many ranks each mesh dimension has."""
+
+    replicate: int
+    shard: int
+    tensor: int
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different data."""
+        return self.replicate * self.shard
+
+
+def solve_layout(world: int, per_node: int, shard: int | None, tensor: int) -> Layout:
+    """Sizes of the mesh: by default one copy of the parameters per node, replicas across nodes.
+
+    Raises UsageError when the sizes do not divide.
+    """
+    if world % tensor:
+        raise UsageError(f"tensor = {tensor} does not divide the {world} ranks")
+    data_ranks = world // tensor
+    if shard is None:
+        shard = max(1, per_node // tensor)
+        shard = shard if data_ranks % shard == 0 else data_ranks
+    if shard < 1 or data_ranks % shard:
+        valid = [n for n in range(1, data_ranks + 1) if data_ranks % n == 0]
+        raise UsageError(f"shard = {shard} does not divide {data_ranks} data-parallel ranks; valid: {valid}")
+    return Layout(data_ranks // shard, shard, tensor)
+
+
+@contextmanager
+def process_group(device: Device, timeout: int, out: Path) -> Iterator[None]:
+    """Join the ranks named by the environment (torchrun's variables), or be the only one.
+
+    A collective that hangs `timeout` seconds ends the process; NCCL's flight recorder then leaves
+    RUN/flight/rank-*.
+    """
+    flight = out / "flight"
+    flight.mkdir(parents=True, exist_ok=True)
+    for name, value in {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(flight / "rank-"),
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(flight / "rank-"),
+    }.items():
+        os.environ.setdefault(name, value)
+    limit = timedelta(seconds=timeout)
+    if "RANK" in os.environ:
+        dist.init_process_group(device.backend, timeout=limit)
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(device.backend, timeout=limit, store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def build_mesh(device: Device, layout: Layout) -> DeviceMesh:
+    """Ranks in order: tensor innermost and shard next, so both stay inside a node."""
+    return init_device_mesh(
+        device.device.type,
+        (layout.replicate, layout.shard, layout.tensor),
+        mesh_dim_names=("replicate", "shard", "tensor"),
+    )
+
+
+def data_rank(mesh: DeviceMesh) -> int:
+    """Which part of each global batch this rank reads; the same for ranks that share matrix products."""
+    return mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
+
+
+def _split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
+    """Tensor parallelism: into a block by columns, out of it by rows, one all-reduce each.
+
+    Vocabulary by rows.
+    """
+    size = mesh.size()
+    config = model.config
+    if config.kv_heads % size or config.hidden % size or config.padded_vocab % size:
+        raise UsageError(f"tensor = {size} must divide kv_heads {config.kv_heads} and hidden {config.hidden}")
+    into, out_of = ColwiseParallel, RowwiseParallel
+    for block in model.layers:
+        plan: dict[str, Any] = {f"self_attn.{name}": into() for name in ("q_proj", "k_proj", "v_proj")}
+        plan |= {"self_attn.o_proj": out_of(), "mlp.gate_proj": into(), "mlp.up_proj": into()}
+        parallelize_module(block, mesh, plan | {"mlp.down_proj": out_of()})
+    lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+    parallelize_module(model, mesh, {"embed_tokens": lookup})
+    if model.lm_head is not None:  # its weight alone is used, by the loss
+
+        def by_rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+            weight = cast(nn.Linear, module).weight
+            sharded = distribute_tensor(weight, mesh, [Shard(0)])
+            module.register_parameter("weight", nn.Parameter(sharded))
+
+        distribute_module(model.lm_head, mesh, by_rows)
+
+
+_SAVED_OPS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def _save_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _checkpoint_activations(model: Decoder, setting: str) -> None:
+    """Recompute every n-th block, or in every block all but matrix products and attention ('ops')."""
+    kind, every = parse_checkpointing(setting)
+    for index, block in enumerate(model.layers):
+        if kind == "ops":
+            contexts = partial(create_selective_checkpoint_contexts, _save_products)
+            model.layers[index] = checkpoint_wrapper(block, context_fn=contexts)
+        elif kind == "every" and index % every == 0:
+            model.layers[index] = checkpoint_wrapper(block)
+
+
+def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: Device) -> None:
+    """Apply tensor parallelism, checkpointing, compilation and `fully_shard`, in this order, in place."""
+    if mesh["tensor"].size() > 1:
+        _split_matrices(model, mesh["tensor"])
+    _checkpoint_activations(model, config.checkpointing)
+    if config.compile:
+        for block in model.layers:
+            block.compile(fullgraph=config.attention == "causal")
+        model.fuse_loss = True
+    low = config.precision == "bf16" or (config.precision == "auto" and device.is_gpu)
+    options: dict[str, Any] = {
+        "mesh": mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
+        # Inputs are not cast: the embedding already gives the right dtype, and rotary tables must stay
+        # float32.
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if low else None,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+        ),
+    }
+    if config.offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.is_gpu)
+    for block in model.layers:
+        fully_shard(block, reshard_after_forward=config.reshard, **options)
+    fully_shard(model, reshard_after_forward=False, **options)  # used at both ends of a pass
+
+
+def materialize(
+    model: Decoder, device: torch.device, value: Callable[[str, torch.Size, torch.device], Tensor]
+) -> None:
+    """Give meta parameters memory on `device` and fill each from value(name, shape, device), the whole
+    tensor.
+
+    Every rank makes the whole of one parameter at a time and keeps its piece, so values do not depend on the
+    mesh.
+    """
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            whole = value(clean_name(name), parameter.shape, device)
+            if isinstance(parameter, DTensor):
+                mesh = parameter.device_mesh
+                everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+                piece = everywhere.redistribute(placements=parameter.placements)
+                parameter.to_local().copy_(piece.to_local())
+            else:
+                parameter.copy_(whole)
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without the wrapper of activation checkpointing."""
+    return name.replace("_checkpoint_wrapped_module.", "")
+
+
+def gradient_sync(model: nn.Module, *, last: bool, sync: str) -> None:
+    """Before each pass of an accumulated step: which gradient communication it does.
+
+    'scatter': reduce-scatter now, all-reduce over replicas at the last pass; holds 4 N / shard bytes of
+    gradients. 'last': nothing before the last pass; holds whole gradients, 4 N bytes.
+    """
+    sharded = cast(FSDPModule, model)
+    sharded.set_is_last_backward(last)
+    if sync == "scatter":
+        sharded.set_requires_all_reduce(last)
+    else:
+        sharded.set_requires_gradient_sync(last)
+
+
+def reshard(model: nn.Module) -> None:
+    """Free gathered parameters that a forward pass without a backward one left."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

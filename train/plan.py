@@ -1,0 +1,259 @@
+"""Before the run: does it fit, how long will it take, what will it cost.
+
+Enters: a model, a mesh, a batch, the settings that change memory. Leaves: two estimates of a rank's memory
+side by side (the rule of thumb and a count of every tensor), which micro-batch fits which device, time,
+energy and carbon dioxide.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from train.config import TrainConfig, add_flags, parse, parse_checkpointing, parse_count, solve_batch
+from train.devices import peak_of
+from train.model import ModelConfig, model_config
+from train.parallel import Layout, solve_layout
+from train.setup import OPTIMIZER_BYTES
+
+GIB = 2**30
+DEVICE_GB = (40, 64, 80, 141)
+HEADROOM = 0.9
+"""Part of a device's memory that a plan fills: the rest is for the context, the libraries and fragmentation.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on one rank at the highest point of a step."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    loss: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts."""
+        return sum(asdict(self).values())
+
+
+def rule_of_thumb(model: ModelConfig, layout: Layout, micro_batch: int, seq_len: int) -> Memory:
+    """4 bytes a parameter, 3 times that for gradient and moments, batch x tokens x width x 4 bytes, a tenth
+    on top.
+
+    It counts one activation where a model keeps many, which is why the other estimate exists.
+    """
+    ranks = layout.shard * layout.tensor
+    parameters = 4 * model.parameters // ranks
+    batch = 4 * micro_batch * seq_len * model.dim
+    overhead = (4 * parameters + batch) // 10
+    return Memory(parameters, parameters, 2 * parameters, overhead, batch, 0)
+
+
+def _shapes(model: ModelConfig, tensor: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """(rows, columns) of the parameters of a block and of the root on one tensor-parallel rank."""
+    dim, hidden, kv = model.dim, model.hidden // tensor, model.kv_heads * model.head_dim // tensor
+    heads = dim // tensor
+    block = [(heads, dim), (kv, dim), (kv, dim), (dim, heads), (hidden, dim), (hidden, dim), (dim, hidden)]
+    block += [(dim, 1), (dim, 1)]
+    vocabulary = model.padded_vocab // tensor
+    return block, [(vocabulary, dim)] * (1 if model.tied else 2) + [(dim, 1)]
+
+
+def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled: bool) -> int:
+    """Bytes of activations that a block keeps for its backward pass, per token; width: bytes of a value.
+
+    Residual and norm output twice, q, attention output: 6 x dim; k, v; feed-forward: gate, up, their product,
+    and eagerly silu(gate) too; float32: the attention's log-sum and two norms' scales. Norms are counted as
+    the fused kernel of a GPU keeps them.
+    """
+    dim, kv = model.dim, model.kv_heads * model.head_dim
+    whole = 4 * dim * width + 8
+    split = (2 * dim + 2 * kv + (3 if compiled else 4) * model.hidden) * width + 4 * model.heads
+    return whole + split // tensor
+
+
+def _activations(model: ModelConfig, config: TrainConfig, layout: Layout, tokens: int, width: int) -> int:
+    """Kept by all blocks, plus what one block makes again while its backward pass runs."""
+    full = block_bytes_per_token(model, layout.tensor, width, config.compile)
+    inputs = model.dim * width
+    kind, every = parse_checkpointing(config.checkpointing)
+    if kind == "none":
+        kept = model.layers * full
+    elif kind == "ops":  # every product's output, the attention's log-sum and the block's input
+        kv = model.kv_heads * model.head_dim
+        split = (2 * model.dim + 2 * kv + 2 * model.hidden) * width + 4 * model.heads
+        kept = model.layers * (inputs + 2 * model.dim * width + split // layout.tensor) + full
+    else:
+        recomputed = -(-model.layers // every)
+        kept = recomputed * inputs + (model.layers - recomputed) * full + full
+    # Outside blocks: the embedding, the final norm and its input's gradient.
+    return tokens * (kept + 3 * model.dim * width)
+
+
+def count_tensors(
+    model: ModelConfig, layout: Layout, micro_batch: int, accumulation: int, seq_len: int, config: TrainConfig
+) -> Memory:
+    """Every tensor at the highest point of a step, under the chosen sharding, checkpointing and loss.
+
+    Without accumulation gradients appear while activations go, so the highest point is one end of the
+    backward pass: what gradients take beyond the activations' place is counted. Bytes on the fullest rank.
+    """
+    width = 4 if config.precision == "fp32" else 2
+    block, root = _shapes(model, layout.tensor)
+
+    def shard_size(shapes: list[tuple[int, int]]) -> int:
+        return sum(-(-rows // layout.shard) * columns for rows, columns in shapes)
+
+    def whole_size(shapes: list[tuple[int, int]]) -> int:
+        return sum(rows * columns for rows, columns in shapes)
+
+    own = model.layers * shard_size(block) + shard_size(root)
+    # The root stays gathered; of the blocks, the one at work and the next, or all of them without resharding.
+    blocks_gathered = 2 if config.reshard else model.layers
+    gathered = width * (whole_size(root) + blocks_gathered * whole_size(block))
+    # Gradients of one block in the pass's width, and its float32 input of the reduce-scatter.
+    gathered += (width + 4) * whole_size(block)
+    tokens = micro_batch * seq_len
+    activations = _activations(model, config, layout, tokens, width)
+    gradients = 0 if config.offload else 4 * own
+    if accumulation == 1:
+        gradients = max(0, gradients - activations)
+    elif config.sync == "last":
+        gradients += 4 * (model.layers * whole_size(block) + whole_size(root))
+    chunk = min(config.loss_chunk, tokens)
+    vocabulary = model.padded_vocab // layout.tensor
+    # Logits in the pass's width, twice in float32, their gradient; the matrix's gradient in float32 and that
+    # width.
+    loss = chunk * vocabulary * (2 * width + 8) + vocabulary * model.dim * (4 + width)
+    on_device = 0 if config.offload else own
+    return Memory(4 * on_device, gradients, 8 * on_device, gathered, activations, loss)
+
+
+def largest_micro_batch(
+    model: ModelConfig, layout: Layout, accumulation: int, seq_len: int, config: TrainConfig, gigabytes: int
+) -> int:
+    """The largest micro-batch whose count stays under HEADROOM of a device; 0 when none does."""
+    limit = HEADROOM * gigabytes * 1e9
+
+    def fits(size: int) -> bool:
+        return count_tensors(model, layout, size, accumulation, seq_len, config).total <= limit
+
+    if not fits(1):
+        return 0
+    size = 1
+    while fits(2 * size):
+        size *= 2
+    step = size // 2
+    while step:
+        size, step = (size + step if fits(size + step) else size), step // 2
+    return size
+
+
+def make_plan(config: TrainConfig, space: argparse.Namespace) -> dict[str, Any]:
+    """All figures of `train plan`, as JSON values; None where something needed is not given."""
+    model = model_config(config.model)
+    seq_len = config.seq_len or model.seq_len
+    ranks = space.nodes * space.devices_per_node
+    layout = solve_layout(ranks, space.devices_per_node, config.shard, config.tensor)
+    batch = solve_batch(layout.data_ranks, config.global_batch, config.micro_batch, config.accumulation)
+    per_step = batch.global_batch * seq_len
+    steps = config.steps if config.tokens is None else config.tokens // per_step
+    peak, source = (space.peak * 1e12, "given") if space.peak else peak_of(space.device)
+    step_seconds = None
+    if peak is not None and space.mfu is not None:
+        step_seconds = per_step * model.flops_per_token(seq_len) / (space.mfu * peak * ranks)
+    hours = step_seconds * steps / 3600 if step_seconds is not None and steps is not None else None
+    energy = hours * space.nodes * space.node_kw * space.pue if hours is not None and space.node_kw else None
+    checkpoint = OPTIMIZER_BYTES * model.parameters
+    args = (model, layout, batch.accumulation, seq_len, config)
+    return {
+        "parameters": model.parameters,
+        "layout": asdict(layout),
+        "batch": asdict(batch),
+        "steps": steps,
+        "rule_of_thumb": asdict(rule_of_thumb(model, layout, batch.micro_batch, seq_len)),
+        "count": asdict(count_tensors(model, layout, batch.micro_batch, batch.accumulation, seq_len, config)),
+        "micro_batch_that_fits": {gb: largest_micro_batch(*args, gb) for gb in DEVICE_GB},
+        "peak_flops": peak,
+        "peak_source": source,
+        "step_seconds": step_seconds,
+        "hours": hours,
+        "node_hours": hours * space.nodes if hours is not None else None,
+        "energy_kwh": energy,
+        "co2_kg": energy * space.grid if energy is not None and space.grid is not None else None,
+        "checkpoint_bytes": checkpoint,
+        "quota_bytes": checkpoint * (config.keep_last + config.keep_best + 1),
+    }
+
+
+def render(plan: dict[str, Any]) -> str:
+    """The figures as text."""
+
+    def number(value: float | None, unit: str, digits: int = 1) -> str:
+        return "n/a" if value is None else f"{value:,.{digits}f} {unit}"
+
+    batch, layout = plan["batch"], plan["layout"]
+    lines = [
+        f"{plan['parameters']:,} parameters; {layout['replicate']} replicas x {layout['shard']} shards x "
+        f"{layout['tensor']} tensor parallel",
+        f"global batch {batch['global_batch']} = micro-batch {batch['micro_batch']} x accumulation "
+        f"{batch['accumulation']} x {batch['ranks']} data-parallel ranks",
+        "",
+        f"{'GiB on one device':<20}{'rule of thumb':>15}{'every tensor':>15}",
+    ]
+    thumb, count = plan["rule_of_thumb"], plan["count"]
+    lines += [f"{part:<20}{thumb[part] / GIB:>15.2f}{count[part] / GIB:>15.2f}" for part in thumb]
+    totals = sum(thumb.values()) / GIB, sum(count.values()) / GIB
+    lines += [f"{'total':<20}{totals[0]:>15.2f}{totals[1]:>15.2f}", ""]
+    fits = plan["micro_batch_that_fits"]
+    lines += [f"largest micro-batch, {HEADROOM:.0%} of memory used:"]
+    lines += ["  " + ", ".join(f"{gb} GB: {size or 'none'}" for gb, size in fits.items()), ""]
+    peak = plan["peak_flops"]
+    lines += [
+        f"peak: {number(peak / 1e12 if peak else None, 'TFLOP/s')} ({plan['peak_source']})",
+        f"step: {number(plan['step_seconds'], 's', 3)}; steps: {plan['steps'] or 'n/a'}; "
+        f"run: {number(plan['hours'], 'h')}; {number(plan['node_hours'], 'node-hours')}",
+        f"energy: {number(plan['energy_kwh'], 'kWh')}; CO2: {number(plan['co2_kg'], 'kg')}",
+        f"checkpoint: {plan['checkpoint_bytes'] / 1e9:.1f} GB; quota for those kept and one in work: "
+        f"{plan['quota_bytes'] / 1e9:.1f} GB",
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`train plan`."""
+    parser = argparse.ArgumentParser(
+        prog="train plan",
+        description="Memory, time, energy and disk of a run, before it; needs no data and no GPU.",
+        epilog="example:\n  train plan --model italia-9b --nodes 64 --devices-per-node 4 --mfu 0.45 \\\n"
+        "      --device A100-SXM-64GB --global-batch 1024 --micro-batch 2 --tokens 1.2T \\\n"
+        "      --node-kw 2.2 --pue 1.1 --grid 0.25",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_flags(parser)
+    parser.add_argument("--nodes", type=parse_count, default=1)
+    parser.add_argument("--devices-per-node", type=parse_count, default=1)
+    parser.add_argument(
+        "--device", default="", help="part of the device's name, for its peak: H100, A100, MI250X, ..."
+    )
+    parser.add_argument("--peak", type=float, help="peak of one device in dense bf16 TFLOP/s, instead")
+    parser.add_argument("--mfu", type=float, help="part of the peak expected, for example 0.45")
+    parser.add_argument("--node-kw", type=float, help="power of one node in kW")
+    parser.add_argument(
+        "--pue", type=float, default=1.0, help="power usage effectiveness of the centre (default: 1)"
+    )
+    parser.add_argument("--grid", type=float, help="carbon intensity in kg CO2 per kWh")
+    parser.add_argument("--json", action="store_true", help="the figures as JSON")
+    config, space = parse(parser, arguments)
+    plan = make_plan(config, space)
+    text = json.dumps(plan, indent=1) if space.json else render(plan)
+    sys.stdout.write(text + "\n")

@@ -1,0 +1,154 @@
+"""One optimizer step, and how its numbers reach the host without stopping the device.
+
+Enters: micro-batches on the device. Leaves: updated parameters and a Numbers, read one step later, when the
+device has long finished it. What ranks must agree on (stop now, save now) travels in the same all-reduce as
+the loss, so all ranks read the same decision for the same step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from train.config import Batch, TrainConfig
+from train.model import Decoder, document_ids
+from train.optim import Guard, NormGroups, update
+from train.parallel import gradient_sync
+
+
+@dataclass
+class Trainee:
+    """What a step changes and what it needs. parameters: the sharded ones."""
+
+    model: Decoder
+    parameters: list[nn.Parameter]
+    optimizer: torch.optim.AdamW
+    guard: Guard
+    mesh: DeviceMesh
+    groups: NormGroups
+    batch: Batch
+    config: TrainConfig
+    device: torch.device
+    eod_id: int
+    seq_len: int
+
+    def documents(self, inputs: Tensor) -> Tensor | None:
+        """Document ids of (n, L) inputs when attention is to stay inside documents."""
+        return document_ids(inputs, self.eod_id) if self.config.attention == "document" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A finished step, equal on all ranks. loss: mean over tokens in nats; checksum:
+
+    Of all sequences consumed.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    skipped: int
+    skipped_in_a_row: int
+    checksum: int
+    stop: bool
+    save: bool
+
+
+class Mark:
+    """A moment in the work of a device, taken without waiting for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.event: Any = None
+        if device.type == "cuda":
+            self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._time = time.perf_counter()
+        if self.event is not None:
+            self.event.record()
+
+    def seconds_since(self, earlier: Mark) -> float:
+        """Seconds between two moments that have both passed."""
+        if self.event is None or earlier.event is None:
+            return self._time - earlier._time
+        return float(earlier.event.elapsed_time(self.event)) / 1000
+
+
+class Readback:
+    """Numbers on their way from the device: an all-reduced float64 vector copied without blocking."""
+
+    def __init__(self, step: int, local: Tensor, shared: Tensor, tokens: int, copies: int) -> None:
+        """local: (loss sum, checksum, stop, save) of this rank, reduced here; shared: equal everywhere
+        already.
+
+        tokens: in the whole step; copies: ranks that hold the same data.
+        """
+        dist.all_reduce(local)
+        packed = torch.cat([local, shared.double()])
+        self._step, self._tokens, self._copies = step, tokens, copies
+        self._host = packed
+        if packed.is_cuda:
+            self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            self._host.copy_(packed, non_blocking=True)
+        self.end = Mark(packed.device)
+
+    def read(self) -> Numbers:
+        """Wait for the step to be done and return its numbers."""
+        if self.end.event is not None:
+            self.end.event.synchronize()
+        loss, checksum, stop, save, norm, skipped, in_a_row = self._host.tolist()
+        return Numbers(
+            step=self._step,
+            loss=loss / self._copies / self._tokens,
+            grad_norm=norm,
+            skipped=int(skipped),
+            skipped_in_a_row=int(in_a_row),
+            checksum=round(checksum / self._copies),
+            stop=stop > 0,
+            save=save > 0,
+        )
+
+
+def train_step(
+    trainee: Trainee,
+    batches: Iterator[tuple[Tensor, int]],
+    step: int,
+    rate: float,
+    *,
+    stop: bool,
+    save: bool,
+) -> Readback:
+    """Read, compute and apply step `step` (counted from 1). Asks the device for nothing."""
+    batch, model = trainee.batch, trainee.model
+    rank_tokens = batch.accumulation * batch.micro_batch * trainee.seq_len
+    loss = torch.zeros((), dtype=torch.float64, device=trainee.device)
+    checksums = 0
+    for number in range(batch.accumulation):
+        tokens, checksum = next(batches)
+        checksums += checksum
+        if batch.accumulation > 1:
+            gradient_sync(model, last=number == batch.accumulation - 1, sync=trainee.config.sync)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:].long()
+        total, nll = model(inputs, targets, trainee.documents(inputs))
+        (total / rank_tokens).backward()  # fully_shard averages over data-parallel ranks
+        loss += nll
+    norm = update(trainee.optimizer, trainee.parameters, trainee.groups, trainee.guard, trainee.config, rate)
+    host = torch.tensor([float(checksums), float(stop), float(save)], dtype=torch.float64)
+    if trainee.device.type == "cuda":
+        host = host.pin_memory()
+    local = torch.cat([loss[None], host.to(trainee.device, non_blocking=True)])
+    shared = torch.stack([norm, trainee.guard.skipped, trainee.guard.in_a_row]).to(
+        trainee.device, non_blocking=True
+    )
+    return Readback(step, local, shared, rank_tokens * batch.ranks, trainee.mesh.size(2))
+
+
+def chain_hash(previous: str, checksum: int) -> str:
+    """The running hash of all sequences consumed, after a step with this checksum."""
+    return hashlib.blake2b(f"{previous}{checksum}".encode(), digest_size=8).hexdigest()

@@ -1,0 +1,179 @@
+"""Short trials on the machine at hand -> the fastest settings.
+
+Enters: the settings of a run and the lists to try. Leaves: a table of trials, RUN/tune.jsonl and
+RUN/tuned.toml with the best. Every trial is a fresh process of the real trainer, so one that runs out of
+memory is a result, not a crash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pretok.errors import UsageError
+from pretok.storage import atomic_open
+from train.config import TrainConfig, add_flags, parse, parse_count
+from train.metrics import append_line, read_lines
+
+SETTINGS = ("micro_batch", "checkpointing", "compile")
+WARM_UP = 3
+"""First steps of a trial that do not count: compilation, autotuning and the allocator's growth are in them.
+"""
+OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError")
+
+
+def candidates(
+    micro_batches: Sequence[int], checkpointing: Sequence[str], compiles: Sequence[bool]
+) -> list[Any]:
+    """All combinations, small micro-batches first, so that what cannot fit is known early."""
+    return [
+        dict(zip(SETTINGS, values, strict=True))
+        for values in itertools.product(sorted(micro_batches), checkpointing, compiles)
+    ]
+
+
+def flags(config: TrainConfig) -> list[str]:
+    """A command line that gives the trainer these settings, defaults left out."""
+    result = []
+    for name, value in config.as_dict().items():
+        if value == getattr(TrainConfig(), name):
+            continue
+        flag = name.replace("_", "-")
+        result += (
+            [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        )
+    return result
+
+
+def run_trial(
+    config: TrainConfig, choice: dict[str, Any], folder: Path, steps: int, processes: int
+) -> dict[str, Any]:
+    """One trial in fresh processes:
+
+    {**choice, outcome, tokens_per_second_per_device, mfu, memory_peak, data_wait}.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    trial = replace(
+        config,
+        **choice,
+        global_batch=None,
+        steps=steps,
+        tokens=None,
+        out=str(folder),
+        val_every=0,
+        save_every="100000",
+    )
+    launcher = [sys.executable, "-m"]
+    if processes > 1:
+        launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    # The trainer is found where this one is, whatever the working directory.
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
+    }
+    done = subprocess.run(
+        [*launcher, "train", *flags(trial)], capture_output=True, text=True, check=False, env=environment
+    )
+    records = read_lines(folder / "metrics.jsonl")[WARM_UP:]
+    shutil.rmtree(folder, ignore_errors=True)
+    if done.returncode or not records:
+        memory = any(sign in done.stderr for sign in OUT_OF_MEMORY)
+        lines = done.stderr.strip().splitlines()
+        return choice | {
+            "outcome": "out of memory" if memory else f"failed: {lines[-1] if lines else 'no output'}"
+        }
+    median = {
+        name: statistics.median(record[name] for record in records)
+        for name in ("tokens_per_second_per_device", "mfu", "data_wait")
+        if records[-1][name] is not None
+    }
+    return choice | {"outcome": "ok", "memory_peak": records[-1]["memory_peak"]} | median
+
+
+def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, processes: int) -> dict[str, Any]:
+    """Run all trials and return the fastest. A larger micro-batch is not tried where a smaller one did not
+    fit.
+
+    Raises UsageError when no trial succeeds.
+    """
+    out = Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    too_large: set[tuple[str, bool]] = set()
+    results = []
+    for choice in choices:
+        rest = (choice["checkpointing"], choice["compile"])
+        if rest in too_large:
+            result = choice | {"outcome": "out of memory"}
+        else:
+            result = run_trial(config, choice, out / "trial", steps, processes)
+        if result["outcome"] == "out of memory":
+            too_large.add(rest)
+        results.append(result)
+        append_line(out / "tune.jsonl", result)
+        print(row(result), flush=True)
+    good = [result for result in results if result["outcome"] == "ok"]
+    if not good:
+        raise UsageError(f"no trial succeeded; {out / 'tune.jsonl'} says why")
+    best = max(good, key=lambda result: float(result["tokens_per_second_per_device"]))
+    with atomic_open(out / "tuned.toml", "w") as file:
+        for name in SETTINGS:
+            file.write(f"{name} = {json.dumps(best[name])}\n")
+    return best
+
+
+def row(result: dict[str, Any]) -> str:
+    """One line of the table."""
+    head = (
+        f"micro-batch {result['micro_batch']:>3}  checkpointing {result['checkpointing']:<8}  "
+        f"compile {'yes' if result['compile'] else 'no':<3}  "
+    )
+    if result["outcome"] != "ok":
+        return head + str(result["outcome"])
+    memory = result["memory_peak"]
+    return head + (
+        f"{result['tokens_per_second_per_device']:>12,.0f} tokens/s/device  "
+        f"MFU {'n/a' if result.get('mfu') is None else format(result['mfu'], '.1%')}  "
+        f"memory {'n/a' if memory is None else f'{memory / 2**30:.1f} GiB'}"
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`train tune`."""
+    parser = argparse.ArgumentParser(
+        prog="train tune",
+        description="Try settings for a few steps each on this machine; writes OUT/tuned.toml for --config.",
+        epilog="example:\n  train tune --shards WORK/shards --model 1b --seq-len 4096 --out TUNE \\\n"
+        "      --micro-batches 1,2,4,8 --checkpointings none,ops,full --compiles no,yes --processes 4",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_flags(parser)
+    parser.add_argument("--micro-batches", default="1,2,4,8")
+    parser.add_argument("--checkpointings", default="none,ops,full")
+    parser.add_argument("--compiles", default="no,yes")
+    parser.add_argument("--trial-steps", type=parse_count, default=10)
+    parser.add_argument("--processes", type=parse_count, default=1, help="ranks on this machine")
+    config, space = parse(parser, arguments)
+    if space.trial_steps <= WARM_UP:
+        raise UsageError(f"--trial-steps must be more than {WARM_UP}: the first {WARM_UP} do not count")
+    answers = {"yes": True, "no": False}
+    if unknown := set(space.compiles.split(",")) - set(answers):
+        raise UsageError(f"--compiles takes yes and no, not {sorted(unknown)}")
+    choices = candidates(
+        [parse_count(text) for text in space.micro_batches.split(",")],
+        space.checkpointings.split(","),
+        [answers[text] for text in space.compiles.split(",")],
+    )
+    best = tune(config, choices, space.trial_steps, space.processes)
+    print(f"best: {row(best)}\nwritten to {Path(config.out) / 'tuned.toml'}")

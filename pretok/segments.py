@@ -18,7 +18,7 @@ from typing import Any
 
 from numba import types
 
-from pretok._numba import U8, njit
+from pretok._numba import BYTES, njit
 from pretok.pretokenize import LETTER, PATTERNS, read_class
 
 BASE = "cl100k"
@@ -52,16 +52,16 @@ COARSE: dict[str, str] = {name: _coarse(flags) for name, flags in SEPARATORS.ite
 MARKS: dict[int, tuple[bytes, ...]] = {SPACE: (b" ",), APOSTROPHE: (b"'", "\u2019".encode()), COMMA: (b",",)}
 """Flag -> the characters a word begins with that the separator joins to the one before."""
 
-_AT = types.boolean(U8, types.int64, types.int64, U8)
+_AT = types.boolean(BYTES, types.int64, types.int64, BYTES)
 
 
-@njit(_AT)
+@njit(_AT, inline=True)
 def _letter_at(data: Any, i: Any, end: Any, table: Any) -> Any:
     """Whether a letter begins at i."""
     return i < end and read_class(data, i, end, table)[0] & LETTER != 0
 
 
-@njit(_AT)
+@njit(_AT, inline=True)
 def _letter_before(data: Any, start: Any, i: Any, table: Any) -> Any:
     """Whether a letter of the document that begins at `start` ends at i."""
     if i <= start:
@@ -72,7 +72,7 @@ def _letter_before(data: Any, start: Any, i: Any, table: Any) -> Any:
     return read_class(data, first, i, table)[0] & LETTER != 0
 
 
-@njit(types.boolean(U8, types.int64, types.int64, types.int64, U8, types.int64))
+@njit(types.boolean(BYTES, types.int64, types.int64, types.int64, BYTES, types.int64))
 def joined(data: Any, start: Any, at: Any, end: Any, table: Any, separators: Any) -> Any:
     """Whether a word ends at `at` in the document data[start:end] and the next belongs to the same segment.
 

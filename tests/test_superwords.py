@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numba
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,12 +36,17 @@ def split(text: str, pattern: str) -> list[str]:
     return [w for w, _ in pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(text)]
 
 
+@numba.njit
+def joined_at(data, at, table, separators):
+    return joined(data.ctypes, 0, at, len(data), table.ctypes, separators)
+
+
 def segments(text: str, separators: str) -> list[str]:
     """Words of the scanner, put together where `joined` says so."""
     data, offsets = pack([text])
     pieces, start = [], 0
     for end in word_ends(data, offsets, BASE).tolist():
-        if not joined(data, 0, end, len(data), class_table(), SEPARATORS[separators]):
+        if not joined_at(data, end, class_table(), SEPARATORS[separators]):
             pieces.append(data[start:end].tobytes().decode())
             start = end
     return pieces

@@ -1,0 +1,124 @@
+"""Superword vocabularies: one tokenizer.json whose last merges join words inside of segments.
+
+Enters: a tokenizer.json. Leaves: the two stages it consists of. Stage 1 is an ordinary vocabulary of the pattern
+`segments.BASE`; the merges of stage 2 join a token that ends a word and one that begins the next. Encoding by stage 1
+and then merging by stage 2 gives what all merges in order give over segments, because no merge of stage 1 can apply
+across the border of two words of a segment. That holds but for bytes that are parts of characters, of which a merge
+may stand for a letter in one text and for something else in another: `drop_crossing` takes such merges out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pretok.pretokenize import LETTER, PATTERNS
+from pretok.segments import BASE, COARSE, COMMA, MARKS, SEPARATORS
+from pretok.unicode import class_table
+from pretok.vocab import to_bytes
+
+Merge = tuple[bytes, bytes]
+
+
+def marks(separators: int) -> tuple[bytes, ...]:
+    """What a word can begin with that the separators join to the one before, as bytes."""
+    return tuple(mark for flag, group in MARKS.items() if separators & flag for mark in group)
+
+
+def ends_word(token: bytes, separators: int) -> bool:
+    """Whether the last character of a token is whole, and a letter or a comma that joins."""
+    if separators & COMMA and token.endswith(b","):
+        return True
+    lead = len(token) - 1
+    while lead > 0 and token[lead] & 0xC0 == 0x80:
+        lead -= 1
+    try:
+        return bool(class_table()[ord(token[lead:].decode())] & LETTER)
+    except UnicodeDecodeError:
+        return False
+
+
+def begins_word(token: bytes, separators: int) -> bool:
+    """Whether a token begins with a whole character that joins a word to the one before."""
+    return token.startswith(marks(separators))
+
+
+def is_superword(merge: Merge, separators: int) -> bool:
+    """Whether a merge can apply only at the border of two words of a segment: what stage 2 consists of."""
+    return ends_word(merge[0], separators) and begins_word(merge[1], separators)
+
+
+def crosses(merge: Merge, separators: int) -> bool:
+    """Whether a merge could apply at the border of two words of a segment: what stage 1 must not hold."""
+    left, right = merge
+    if not any(right.startswith(mark) or mark.startswith(right) for mark in marks(separators)):
+        return False
+    return ends_word(left, separators) or all(byte & 0xC0 == 0x80 for byte in left)
+
+
+def drop_crossing(merges: Iterable[Merge], separators: int) -> list[Merge]:
+    """Merges of stage 1 without those that `crosses` is true of, and without those that need their results.
+
+    Each is a part of a character before a separator, too rare to be missed: none in vocabularies of real text so far.
+    """
+    tokens = {bytes([byte]) for byte in range(256)}
+    kept = []
+    for left, right in merges:
+        if left in tokens and right in tokens and not crosses((left, right), separators):
+            tokens.add(left + right)
+            kept.append((left, right))
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """A superword vocabulary taken apart.
+
+    separators: flags of SEPARATORS; first: tokenizer.json of stage 1; merges: of stage 2 in order, as the ids
+    (left, right, result); lengths: id -> bytes, for every entry of the merges and of stage 1.
+    """
+
+    separators: int
+    first: dict[str, Any]
+    merges: list[tuple[int, int, int]]
+    lengths: dict[int, int]
+
+
+def split_stages(tokenizer: dict[str, Any]) -> Stages | None:
+    """The stages of a tokenizer.json, None when it is not a superword vocabulary of this project.
+
+    The pattern of its Split says that it is one; stage 2 begins with the first merge that joins words. ValueError when
+    the merges are not stage 1 followed by stage 2, so that encoding in two steps would not be exact.
+    """
+    separators = _separators(tokenizer)
+    if separators is None:
+        return None
+    vocab: dict[str, int] = tokenizer["model"]["vocab"]
+    pairs = [tuple(m.split(" ")) if isinstance(m, str) else (m[0], m[1]) for m in tokenizer["model"]["merges"]]
+    merges = [(to_bytes(left), to_bytes(right)) for left, right in pairs]
+    start = next((i for i, m in enumerate(merges) if is_superword(m, separators)), len(merges))
+    if any(crosses(m, separators) for m in merges[:start]):
+        raise ValueError("a merge of its words could apply across words")
+    if not all(is_superword(m, separators) for m in merges[start:]):
+        raise ValueError("after the first merge that joins words there is one that does not")
+    second = [(vocab[left], vocab[right], vocab[left + right]) for left, right in pairs[start:]]
+    results = {result for _, _, result in second}
+    words = {token: i for token, i in vocab.items() if i not in results}
+    split, *others = tokenizer["pre_tokenizer"]["pretokenizers"]
+    steps = [{**split, "pattern": {"Regex": PATTERNS[BASE]}}, *others]
+    first = {
+        **tokenizer,
+        "pre_tokenizer": {**tokenizer["pre_tokenizer"], "pretokenizers": steps},
+        "model": {**tokenizer["model"], "vocab": words, "merges": tokenizer["model"]["merges"][:start]},
+    }
+    added = {token["content"] for token in tokenizer["added_tokens"]}
+    lengths = {i: len(to_bytes(token)) for token, i in vocab.items() if token not in added}
+    return Stages(separators, first, second, lengths)
+
+
+def _separators(tokenizer: dict[str, Any]) -> int | None:
+    """The separators whose coarse pattern stands in the Split of a tokenizer.json, None for any other."""
+    steps = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or []
+    pattern = (steps[0].get("pattern") or {}).get("Regex") if steps else None
+    return next((SEPARATORS[name] for name, coarse in COARSE.items() if coarse == pattern), None)

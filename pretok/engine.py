@@ -92,7 +92,10 @@ class Engine:
         import ray
 
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        environment = {"env_vars": {**WORKER_ENVIRONMENT, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}}
+        variables = dict(WORKER_ENVIRONMENT)
+        if "PYTHONPATH" in os.environ:  # a checkout that is not installed
+            variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        environment = {"env_vars": variables}
         try:
             if self.address:
                 ray.init(address=self.address, runtime_env=environment, **quiet)
@@ -154,9 +157,12 @@ class Engine:
         self, task: Task[Item, Result], items: Sequence[Item], on_report: Report, retries: int
     ) -> Iterator[Outcome[Result]]:
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         remote = ray.remote(max_retries=0, num_cpus=1)(_on_worker)
-        board = ray.remote(num_cpus=0)(_Board).remote()
+        # On the driver's own node: the loss of any other node must not end the job.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        board = ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
         waiting = list(enumerate(items))[::-1]
         tries = [0] * len(items)
         running: dict[Any, int] = {}

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from pretok.files import CorruptInputError, open_input, read_bytes
 from pretok.hub import open_hub
 from pretok.jsonl import OK, REASONS, field_bytes, parse_lines
-from pretok.partition import Piece
+from pretok.overlap import ahead
+from pretok.partition import Partition, Piece
 from pretok.texts import Reject, TextBatch, from_buffers
 
 BATCH_BYTES = 4 << 20
@@ -33,6 +34,27 @@ class RecordFormat:
 
     field: str = "text"
     separator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Stands in the stream of batches where the rest of a piece is unreadable."""
+
+    piece: int
+    error: str
+
+
+def read_partition(partition: Partition, record: RecordFormat) -> Iterator[TextBatch | Damage]:
+    """All batches of a partition, read ahead in a thread; a damaged piece does not end the others."""
+
+    def batches() -> Iterator[TextBatch | Damage]:
+        for index, piece in enumerate(partition.pieces):
+            try:
+                yield from read_piece(piece, index, record)
+            except CorruptInputError as error:
+                yield Damage(index, str(error))
+
+    return ahead(batches())
 
 
 def read_piece(piece: Piece, index: int, record: RecordFormat) -> Iterator[TextBatch]:

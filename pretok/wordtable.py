@@ -9,20 +9,17 @@ key and are compared byte by byte. Either way only equal bytes are equal words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 from numba import types
 
 from pretok._numba import BYTES, I64, U8, njit
 from pretok.hashing import P1, P2, P3, hash_bytes, load64, rotate
 from pretok.pretokenize import code_of, next_word
-from pretok.texts import buffers
 from pretok.unicode import class_table
+from pretok.wordfile import WordCounts
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -183,15 +180,14 @@ def _rehash(old: Any, new: Any) -> Any:
 @njit(types.int64(_SLOTS, _POOL, _POOL, _STATE, _STATE, _STATE))
 def _extract(slots: Any, pool: Any, data: Any, offsets: Any, counts: Any, heldout: Any) -> Any:
     """Write all words out in the order of the slots; the number of their bytes. With no room in `data`, only that."""
-    w = 0
-    size = 0
+    w, size = 0, 0
     for k in range(0, len(slots), 4):
         high = slots[k + 1]
         if high == 0:
             continue
         at = np.int64(high & ~_LONG)
         long = high >= _LONG
-        length = np.int64(load64(pool.ctypes, at)) if long else np.int64(high >> np.uint64(56))
+        length: Any = np.int64(load64(pool.ctypes, at)) if long else np.int64(high >> np.uint64(56))
         if len(data):
             if long:
                 data[size : size + length] = pool[at + _HEADER : at + _HEADER + length]
@@ -204,50 +200,6 @@ def _extract(slots: Any, pool: Any, data: Any, offsets: Any, counts: Any, heldou
             w += 1
         size += length
     return size
-
-
-@dataclass(frozen=True, slots=True)
-class WordCounts:
-    """Distinct words with counts: word w is data[offsets[w]:offsets[w + 1]].
-
-    data: uint8; offsets: (words + 1,) int64 from 0; counts: (words,) int64, occurrences in training documents;
-    heldout: (words,) int64, occurrences in documents held out.
-    """
-
-    data: Bytes
-    offsets: Ints
-    counts: Ints
-    heldout: Ints
-
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    @property
-    def lengths(self) -> Ints:
-        """Bytes of each word, (words,) int64."""
-        return np.diff(self.offsets)
-
-    def words(self) -> pa.LargeBinaryArray:
-        """The words as an Arrow array, without a copy."""
-        array: Any = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(self), [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
-        )
-        return array
-
-    def take(self, order: Ints) -> WordCounts:
-        """The words at `order`, in that order."""
-        words = self.words().take(pa.array(order))
-        return from_arrow(words, self.counts[order], self.heldout[order])
-
-    def sorted(self) -> WordCounts:
-        """The same, ordered by the bytes of the words."""
-        return self.take(pc.array_sort_indices(self.words()).to_numpy().astype(np.int64))
-
-
-def from_arrow(words: pa.LargeBinaryArray, counts: Ints, heldout: Ints) -> WordCounts:
-    """WordCounts of an Arrow array of words and their counts."""
-    data, offsets = buffers(words)
-    return WordCounts(data, offsets, counts, heldout)
 
 
 class WordTable:

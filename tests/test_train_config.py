@@ -148,7 +148,7 @@ def test_trainer_needs_torch_numpy_and_safetensors_alone() -> None:
     script = (
         "import sys\n"
         "import train.loop, train.export, train.plan, train.tune, train.__main__\n"
-        "bad = {'pydantic', 'typer', 'ray', 'msgspec', 'pyarrow', 'gigatoken', 'transformers', 'wandb', 'xxhash'}\n"
+        "bad = {'pydantic', 'typer', 'ray', 'msgspec', 'pyarrow', 'gigatoken', 'transformers', 'xxhash'}\n"
         "print(sorted(bad & set(sys.modules)))\n"
     )
     done = subprocess.run(

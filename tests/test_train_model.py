@@ -196,5 +196,5 @@ def test_kept_activations_are_counted(compiled: bool, kv_heads: int) -> None:
         block(x, cos, sin, None)
     measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (2 * 64)
     counted = block_bytes_per_token(config, 1, 2, compiled)
-    # Eagerly the CPU has no fused norm: it keeps two float32 tensors where the fused kernel keeps its bf16 input.
+    # Eagerly the CPU has no fused norm: it keeps two float32 tensors, the fused kernel its bf16 input.
     assert measured == counted + (0 if compiled else 2 * 6 * config.dim)

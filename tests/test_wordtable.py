@@ -13,7 +13,8 @@ from texts import HARD, pack, texts
 
 from pretok import wordtable
 from pretok.pretokenize import PATTERNS, word_ends
-from pretok.wordtable import WordCounts, WordTable
+from pretok.wordfile import WordCounts
+from pretok.wordtable import WordTable
 
 
 def counted(words: WordCounts) -> dict[bytes, tuple[int, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,9 @@ def export(checkpoint: Path, tokenizer: Path, out: Path, dtype: torch.dtype = to
     with torch.device("meta"):
         names = {name: value.shape for name, value in Decoder(config).state_dict().items()}
     state = {"model": {name: torch.empty(shape) for name, shape in names.items()}}
-    load(state, checkpoint_id=checkpoint, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it is meant to be
+        load(state, checkpoint_id=checkpoint, no_dist=True)
     temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

@@ -79,7 +79,7 @@ class TrainConfig:
     val_every: int = _option(0, "evaluate every so many steps; 0: never")
     val_sequences: int = _option(256, "sequences evaluated of each source, at most")
 
-    save_every: str = _option("auto", "100 (steps), 10m (minutes), or auto: 4 times the start-up time")
+    save_every: str = _option("auto", "100 (steps), 10m (minutes), auto: 4 times the start-up time, or never")
     keep_last: int = _option(3, "newest checkpoints kept")
     keep_best: int = _option(0, "checkpoints kept by validation loss; one among the best is saved at once")
     milestone: int = _option(0, "keep every checkpoint whose step is a multiple; 0: none")
@@ -118,16 +118,16 @@ def parse_count(text: str) -> int:
 
 
 def parse_save_every(text: str) -> tuple[str, float]:
-    """'100' -> ('steps', 100), '10m' -> ('seconds', 600), 'auto' -> ('auto', 0)."""
-    if text == "auto":
-        return "auto", 0.0
+    """'100' -> ('steps', 100), '10m' -> ('seconds', 600), 'auto' -> ('auto', 0), 'never' -> ('never', 0)."""
+    if text in ("auto", "never"):
+        return text, 0.0
     kind, number, scale = ("seconds", text[:-1], 60.0) if text.endswith("m") else ("steps", text, 1.0)
     try:
         value = float(number) if kind == "seconds" else int(number)
     except ValueError:
         value = 0
     if value <= 0:
-        raise UsageError(f"save_every is {text!r}; it must be steps (100), minutes (10m) or auto")
+        raise UsageError(f"save_every is {text!r}; it must be steps (100), minutes (10m), auto or never")
     return kind, value * scale
 
 

@@ -112,7 +112,8 @@ def _start(plan: Plan, device: Device, stop: StopFlag, out: Path) -> Run:
 
     report(describe(plan, device))
     checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
-    checkpoints.check_space(OPTIMIZER_BYTES * plan.model.parameters)
+    if config.save_every != "never":
+        checkpoints.check_space(OPTIMIZER_BYTES * plan.model.parameters)
     progress = Progress()
     meta = _resume(trainee, checkpoints, plan)
     if meta is not None:
@@ -331,7 +332,7 @@ def _save(run: Run) -> None:
     progress = run.progress
     _flush(run)
     run.save_agreed = False
-    if run.saved_step == progress.step:
+    if run.saved_step == progress.step or run.save_every[0] == "never":
         return
     with run.goodput.spent("saving"):
         size = global_norm(run.trainee.parameters, run.trainee.groups).item()

@@ -138,7 +138,7 @@ def count_tensors(
 
 
 def largest_micro_batch(
-    model: ModelConfig, layout: Layout, accumulation: int, seq_len: int, config: TrainConfig, gigabytes: int
+    model: ModelConfig, layout: Layout, accumulation: int, seq_len: int, config: TrainConfig, gigabytes: float
 ) -> int:
     """The largest micro-batch whose count stays under HEADROOM of a device; 0 when none does."""
     limit = HEADROOM * gigabytes * 1e9

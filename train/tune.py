@@ -71,7 +71,7 @@ def run_trial(
         tokens=None,
         out=str(folder),
         val_every=0,
-        save_every="100000",
+        save_every="never",
     )
     launcher = [sys.executable, "-m"]
     if processes > 1:
@@ -93,12 +93,15 @@ def run_trial(
         return choice | {
             "outcome": "out of memory" if memory else f"failed: {lines[-1] if lines else 'no output'}"
         }
-    median = {
+    median: dict[str, Any] = {
         name: statistics.median(record[name] for record in records)
         for name in ("tokens_per_second_per_device", "mfu", "data_wait")
         if records[-1][name] is not None
     }
-    return choice | {"outcome": "ok", "memory_peak": records[-1]["memory_peak"]} | median
+    step_tokens = records[-1]["tokens"] - records[-2]["tokens"] if len(records) > 1 else records[-1]["tokens"]
+    return (
+        choice | {"outcome": "ok", "memory_peak": records[-1]["memory_peak"], "tokens": step_tokens} | median
+    )
 
 
 def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, processes: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pretok._numba import I64, U8, njit
 from pretok.bpe import Merges, merge_sequences
 from pretok.hashing import P1
 from pretok.segments import joined
-from pretok.superwords import begins_word, ends_word
+from pretok.superwords import ends_in_letter, marks
 from pretok.unicode import class_table
 from pretok.wordtable import WordCounts, WordTable
 
@@ -83,8 +83,8 @@ class ChainFinder:
     def __init__(self, tokens: Sequence[bytes], separators: int) -> None:
         self._separators = separators
         self._lengths = np.array([len(token) for token in tokens], np.int64)
-        self._ends = np.array([ends_word(token, separators) for token in tokens], np.uint8)
-        self._begins = np.array([begins_word(token, separators) for token in tokens], np.uint8)
+        self._ends = np.array([token == b"," or ends_in_letter(token) for token in tokens], np.uint8)
+        self._begins = np.array([token.startswith(marks(separators)) for token in tokens], np.uint8)
 
     def find(self, data: npt.NDArray[np.uint8], offsets: Ints, ids: Ids, borders: Ints) -> Ids:
         """The chains of the documents data[offsets[d]:offsets[d + 1]] with ids[borders[d]:borders[d + 1]], flat."""

@@ -26,10 +26,10 @@ def marks(separators: int) -> tuple[bytes, ...]:
     return tuple(mark for flag, group in MARKS.items() if separators & flag for mark in group)
 
 
-def ends_word(token: bytes, separators: int) -> bool:
-    """Whether the last character of a token is whole, and a letter or a comma that joins."""
-    if separators & COMMA and token.endswith(b","):
-        return True
+def ends_in_letter(token: bytes) -> bool:
+    """Whether the last character of a token is a whole letter."""
+    if not token:
+        return False
     lead = len(token) - 1
     while lead > 0 and token[lead] & 0xC0 == 0x80:
         lead -= 1
@@ -39,28 +39,31 @@ def ends_word(token: bytes, separators: int) -> bool:
         return False
 
 
-def begins_word(token: bytes, separators: int) -> bool:
-    """Whether a token begins with a whole character that joins a word to the one before."""
-    return token.startswith(marks(separators))
-
-
 def is_superword(merge: Merge, separators: int) -> bool:
     """Whether a merge can apply only at the border of two words of a segment: what stage 2 consists of."""
-    return ends_word(merge[0], separators) and begins_word(merge[1], separators)
+    left, right = merge
+    if left.endswith(b","):
+        return bool(separators & COMMA) and right.startswith(b" ")
+    return right.startswith(marks(separators)) and ends_in_letter(left)
 
 
 def crosses(merge: Merge, separators: int) -> bool:
     """Whether a merge could apply at the border of two words of a segment: what stage 1 must not hold."""
     left, right = merge
-    if not any(right.startswith(mark) or mark.startswith(right) for mark in marks(separators)):
-        return False
-    return ends_word(left, separators) or all(byte & 0xC0 == 0x80 for byte in left)
+    if is_superword(merge, separators):
+        return True
+    part = all(byte & 0xC0 == 0x80 for byte in left)  # of a letter, or of something else
+    if part and right.startswith(marks(separators)):
+        return True
+    cut = any(mark != right and mark.startswith(right) for mark in marks(separators))
+    return cut and (part or ends_in_letter(left))
 
 
 def drop_crossing(merges: Iterable[Merge], separators: int) -> list[Merge]:
     """Merges of stage 1 without those that `crosses` is true of, and without those that need their results.
 
-    Each is a part of a character before a separator, too rare to be missed: none in vocabularies of real text so far.
+    These join a part of a character to a separator, or a letter to a part of one. They are too rare to be missed:
+    vocabularies of real text have none.
     """
     tokens = {bytes([byte]) for byte in range(256)}
     kept = []

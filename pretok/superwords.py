@@ -26,17 +26,27 @@ def marks(separators: int) -> tuple[bytes, ...]:
     return tuple(mark for flag, group in MARKS.items() if separators & flag for mark in group)
 
 
-def ends_in_letter(token: bytes) -> bool:
-    """Whether the last character of a token is a whole letter."""
-    if not token:
-        return False
-    lead = len(token) - 1
-    while lead > 0 and token[lead] & 0xC0 == 0x80:
-        lead -= 1
+def _is_letter(character: bytes) -> bool:
+    """Whether these bytes are one whole character, a letter."""
     try:
-        return bool(class_table()[ord(token[lead:].decode())] & LETTER)
+        text = character.decode()
     except UnicodeDecodeError:
         return False
+    return len(text) == 1 and bool(class_table()[ord(text)] & LETTER)
+
+
+def ends_in_letter(token: bytes) -> bool:
+    """Whether the last character of a token is a whole letter."""
+    return any(_is_letter(token[-size:]) for size in (1, 2, 3, 4))
+
+
+def begins_word(token: bytes, separators: int) -> bool:
+    """Whether a token begins with a space or an apostrophe that joins, and a whole letter after it."""
+    for mark in marks(separators & ~COMMA):
+        rest = token.removeprefix(mark)
+        if rest != token:
+            return any(_is_letter(rest[:size]) for size in (1, 2, 3, 4))
+    return False
 
 
 def is_superword(merge: Merge, separators: int) -> bool:
@@ -79,13 +89,13 @@ class Stages:
     """A superword vocabulary taken apart.
 
     separators: flags of SEPARATORS; first: tokenizer.json of stage 1; merges: of stage 2 in order, as the ids
-    (left, right, result); lengths: id -> bytes, for every entry of the merges and of stage 1.
+    (left, right, result); tokens: id -> bytes, for every entry of the merges and of stage 1.
     """
 
     separators: int
     first: dict[str, Any]
     merges: list[tuple[int, int, int]]
-    lengths: dict[int, int]
+    tokens: dict[int, bytes]
 
 
 def split_stages(tokenizer: dict[str, Any]) -> Stages | None:
@@ -115,9 +125,9 @@ def split_stages(tokenizer: dict[str, Any]) -> Stages | None:
         "pre_tokenizer": {**tokenizer["pre_tokenizer"], "pretokenizers": steps},
         "model": {**tokenizer["model"], "vocab": words, "merges": tokenizer["model"]["merges"][:start]},
     }
-    added = {token["content"] for token in tokenizer["added_tokens"]}
-    lengths = {i: len(to_bytes(token)) for token, i in vocab.items() if token not in added}
-    return Stages(separators, first, second, lengths)
+    added = {token["content"] for token in tokenizer.get("added_tokens", [])}
+    tokens = {i: to_bytes(token) for token, i in vocab.items() if token not in added}
+    return Stages(separators, first, second, tokens)
 
 
 def _separators(tokenizer: dict[str, Any]) -> int | None:

@@ -193,7 +193,11 @@ def _join(
                 out[n + after - i] = ids[after]
                 after += 1
             size = after - i
-            if size > SHORT_RUN:
+            if size == 2:  # most runs
+                if values[0] >> 32 != NEVER:
+                    out[n] = values[0] & LOW
+                    size = 1
+            elif size > SHORT_RUN:
                 size = _merge_long(written, n, values.ctypes, size, pairs, mask)
             elif size > 1:
                 size = _merge_short(written, n, values.ctypes, size, pairs, mask)

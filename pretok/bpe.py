@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numba
@@ -97,13 +98,13 @@ class Merges:
     """The bytes of every id, initial and new."""
 
 
-@njit(types.int64(types.int64, types.int64))
+@njit(types.int64(types.int64, types.int64), inline=True)
 def _key(a: Any, b: Any) -> Any:
     """A pair as one integer; keys have the order of pairs."""
     return (a << 32) | b
 
 
-@njit(types.int64(_TABLE, types.int64))
+@njit(types.int64(_TABLE, types.int64), inline=True)
 def _find(table: Any, key: Any) -> Any:
     """The row of a pair, or the free row where it belongs."""
     mask = len(table) - 1
@@ -159,7 +160,7 @@ def _heap_of(table: Any) -> Any:
     return heap
 
 
-@njit(types.int64(_CELLS, types.int64))
+@njit(types.int64(_CELLS, types.int64), inline=True)
 def _after(cells: Any, p: Any) -> Any:
     """The cell after the token that begins at p."""
     if cells[p + 1].symbol == DEAD:
@@ -167,7 +168,7 @@ def _after(cells: Any, p: Any) -> Any:
     return p + 1
 
 
-@njit(types.int64(_CELLS, types.int64))
+@njit(types.int64(_CELLS, types.int64), inline=True)
 def _before(cells: Any, p: Any) -> Any:
     """The cell where the token before p begins, or the boundary before p."""
     if cells[p - 1].symbol == DEAD:
@@ -175,13 +176,13 @@ def _before(cells: Any, p: Any) -> Any:
     return p - 1
 
 
-@njit(types.boolean(_TEXT, types.int64, types.int64))
+@njit(types.boolean(_TEXT, types.int64, types.int64), inline=True)
 def _joinable(text: Any, a: Any, b: Any) -> Any:
     """Whether the symbols of two neighbours are tokens, and light enough to be merged."""
     return a >= 0 and b >= 0 and text.weights[a] + text.weights[b] <= text.limit
 
 
-@njit(types.int64(_TEXT, types.int64, types.int64, types.int64))
+@njit(types.int64(_TEXT, types.int64, types.int64, types.int64), inline=True)
 def _link(text: Any, p: Any, a: Any, b: Any) -> Any:
     """Add the occurrence of the pair (a, b) at cell p; returns the pair's row."""
     cells, table = text.cells, text.table
@@ -198,7 +199,7 @@ def _link(text: Any, p: Any, a: Any, b: Any) -> Any:
     return row
 
 
-@njit(types.void(_TEXT, types.int64, types.int64, types.int64))
+@njit(types.void(_TEXT, types.int64, types.int64, types.int64), inline=True)
 def _unlink(text: Any, p: Any, a: Any, b: Any) -> Any:
     """Drop the occurrence of the pair (a, b) at cell p."""
     cells, table = text.cells, text.table
@@ -213,7 +214,7 @@ def _unlink(text: Any, p: Any, a: Any, b: Any) -> Any:
         table[row].first = following
 
 
-@njit(types.int64(_TEXT, types.int64, types.int64, types.int64, types.int64, _ROWS))
+@njit(types.int64(_TEXT, types.int64, types.int64, types.int64, types.int64, _ROWS), inline=True)
 def _link_new(text: Any, p: Any, a: Any, b: Any, merge: Any, touched: Any) -> Any:
     """_link, by merge number `merge`: notes the row if it is the merge's first there. Returns the rows taken."""
     row = _link(text, p, a, b)
@@ -322,6 +323,19 @@ def _register(data: Any, offsets: Any, index: Any, token: Any) -> Any:
     return token
 
 
+@njit(_I32(U8, I64, types.int64, types.int64))
+def _index_of(data: Any, offsets: Any, tokens: Any, room: Any) -> Any:
+    """The hash table of _register, with the first `tokens` tokens that have bytes, and room for `room` in all."""
+    capacity = 16
+    while capacity < 2 * room:
+        capacity *= 2
+    index = np.full(capacity, -1, np.int32)
+    for token in range(tokens):
+        if offsets[token + 1] > offsets[token]:
+            _register(data, offsets, index, token)
+    return index
+
+
 @njit(_U8(_U8, _I64, types.int64, types.int64))
 def _write(data: Any, offsets: Any, key: Any, token: Any) -> Any:
     """Write the bytes of a pair behind those of the last token, as token `token`; returns `data`, moved if need be."""
@@ -337,6 +351,25 @@ def _write(data: Any, offsets: Any, key: Any, token: Any) -> Any:
         end += size
     offsets[token + 1] = end
     return data
+
+
+@njit(types.UniTuple(types.int64, 2)(_HEAP, _TABLE))
+def _pop(heap: Any, table: Any) -> Any:
+    """(count, key) of the pair to merge next, taken off the heap; (0, 0) if no pair is left.
+
+    A pair's count may have fallen since it came on the heap; then the pair goes back with the count it has now. Where
+    a count has risen, the pair is on the heap with that count too.
+    """
+    while len(heap) > 0:
+        negative, key = heap[0]
+        count = table[_find(table, key)].count
+        if 0 < count < -negative:
+            heapq.heapreplace(heap, (-count, key))
+            continue
+        heapq.heappop(heap)
+        if count == -negative:
+            return count, key
+    return np.int64(0), np.int64(0)
 
 
 @njit(
@@ -355,23 +388,17 @@ def _merge(
     last: Any,
     min_count: Any,
 ) -> Any:
-    """(keys, products, counts, data) of the merges; new tokens are `first` to `last` - 1.
+    """(keys, products, counts, data) of the merges; new tokens are `first` to `last` - 1, at most.
 
-    `weights` and `offsets` hold the initial tokens', and have room for the new ones'.
+    Token t is data[offsets[t]:offsets[t + 1]] and weighs weights[t]; these have room for the new tokens.
     """
-    capacity = 16
-    while capacity < 2 * last:
-        capacity *= 2
-    index = np.full(capacity, -1, np.int32)
-    for token in range(first):
-        if offsets[token + 1] > offsets[token]:
-            _register(data, offsets, index, token)
+    index = _index_of(data, offsets, first, last)
     keys, products, occurrences = [np.int64(0)], [np.int32(0)], [np.int64(0)]
     touched = [np.int64(0)]
     text, used = _text_of(cells, counts, weights, limit)
     heap = _heap_of(text.table)
-    token = first
-    while token < last and len(heap) > 0:
+    token, merge = first, 0
+    while token < last:
         reserve = (
             2 * token + 1
         )  # a merge makes pairs of its product and one of the tokens, or twice the product
@@ -379,28 +406,21 @@ def _merge(
             table, used = _renew(text.table, reserve)
             text = Text(cells, table, counts, weights, limit)
             heap = _heap_of(table)
-        negative, key = heap[0]
-        row = _find(text.table, key)
-        count = text.table[row].count
-        if count != -negative:
-            if 0 < count < -negative:
-                heapq.heapreplace(heap, (-count, key))
-            else:
-                heapq.heappop(heap)
-            continue
+        count, key = _pop(heap, text.table)
         if count < min_count:
             break
-        heapq.heappop(heap)
         data = _write(data, offsets, key, token)
         product = _register(data, offsets, index, token)
+        if product == token or key not in keys:
+            keys.append(key)
+            products.append(np.int32(product))
+            occurrences.append(count)
         if product == token:
             weights[token] = weights[key >> 32] + weights[key & 0xFFFFFFFF]
             token += 1
-        keys.append(key)
-        products.append(np.int32(product))
-        occurrences.append(count)
+        merge += 1
         touched.clear()
-        used += _join_all(text, key, product, len(keys), touched)
+        used += _join_all(text, key, product, merge, touched)
         for row in touched:
             if text.table[row].count > 0:
                 heapq.heappush(heap, (-text.table[row].count, text.table[row].key))
@@ -425,9 +445,12 @@ def merge_sequences(
     each, if not given), add up when tokens are joined; a pair of a weight over `limit` is never joined. A pair that
     occurs less often than `min_frequency` is not joined either. Fewer merges than asked for are all there are.
 
-    Raises UsageError for more symbols or greater counts than fit.
+    Raises UsageError for more text than fits.
     """
-    return _train(_cells_of(symbols, offsets), counts, tokens, max_new, min_frequency, weights, limit)
+    if len(symbols) and not 0 <= symbols.min() <= symbols.max() < len(tokens):
+        raise ValueError(f"symbols are ids from 0 to {len(tokens) - 1}")
+    cells = _lay_out(symbols, offsets, counts)
+    return _train(cells, counts, tokens, max_new, min_frequency, weights, limit)
 
 
 def train_merges(
@@ -458,8 +481,28 @@ def train_merges(
     ids = np.empty(256, np.int32)
     ids[ALPHABET] = np.arange(special_tokens, len(tokens))
     limit = NO_LIMIT if max_token_length is None else max(2, max_token_length - 1)
-    cells = _cells_of(ids[data], offsets)
+    cells = _lay_out(ids[data], offsets, counts)
     return _train(cells, counts, tokens, vocab_size - len(tokens), min_frequency, None, limit)
+
+
+def _lay_out(
+    symbols: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+) -> npt.NDArray[Any]:
+    """The cells of the words, of type CELL. Raises UsageError where 32 bits do not number them, or 64 bits count."""
+    if len(offsets) != len(counts) + 1 or offsets[0] < 0 or offsets[-1] > len(symbols):
+        raise ValueError("there is one offset more than counts, all within the symbols")
+    size = int(offsets[-1] - offsets[0]) + len(offsets)
+    if size > MAX_CELLS:
+        raise UsageError(
+            f"{len(counts):,} words of {size - len(offsets):,} bytes are too many to merge (words and bytes together: "
+            f"{MAX_CELLS:,}); drop rare words with a greater min-count"
+        )
+    if counts.min(initial=0) < 0 or counts.astype(np.float64) @ np.diff(offsets) > MAX_OCCURRENCES:
+        raise UsageError(
+            "word counts must not be negative, nor add up to 2**62 bytes of text or more; scale the weights down"
+        )
+    cells: npt.NDArray[Any] = _cells_of(symbols, offsets)
+    return cells
 
 
 def _train(
@@ -485,5 +528,5 @@ def _train(
     pairs = np.stack([keys >> 32, keys & 0xFFFFFFFF], axis=1).astype(np.int32)
     made = int(max(first - 1, products.max(initial=first - 1))) + 1
     text = data.tobytes()
-    all_tokens = [text[a:b] for a, b in zip(all_offsets[:made], all_offsets[1 : made + 1], strict=True)]
+    all_tokens = [text[a:b] for a, b in pairwise(all_offsets[: made + 1].tolist())]
     return Merges(pairs, products, occurrences, all_tokens)

@@ -102,9 +102,8 @@ def fast_engine(tokenizer_json: str) -> Engine:
     return SuperwordEngine(stages) if stages else FastEngine(tokenizer_json)
 
 
-def choose_engine(tokenizer_json: str) -> tuple[Engine, str]:
+def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[Engine, str]:
     """The fastest engine that is exact for this tokenizer, and a notice when that is the slow one."""
-    reference = ReferenceEngine(tokenizer_json)
     try:
         fast = fast_engine(tokenizer_json)
     except ValueError as error:
@@ -145,8 +144,8 @@ class Encoder:
     def __init__(self, tokenizer_json: str, eod_id: int, vocab_size: int) -> None:
         self.dtype = token_dtype(vocab_size)
         self._eod = eod_id
-        self._engine, self.notice = choose_engine(tokenizer_json)
         self._reference = ReferenceEngine(tokenizer_json)
+        self._engine, self.notice = choose_engine(tokenizer_json, self._reference)
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Tokens, npt.NDArray[np.int32]]:
         """(tokens (n,) in the shard dtype, lengths (documents,) int32 that include the EOD)."""

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from pretok._numba import U8, njit
+from pretok._numba import BYTES, U8, njit
+from pretok._wide import ends_plain_text, first_marked, load64, newlines, store64
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -38,7 +39,7 @@ MAX_DEPTH = 1000
 """Containers nested deeper than this make a line malformed (the json module stops near the same depth)."""
 
 _OUT = types.uint8[::1]
-_SKIP = types.int64(U8, types.int64, types.int64)
+_SKIP = types.int64(BYTES, types.int64, types.int64)
 """(block, at, end) -> position after what stands at `at`, or -1."""
 
 _PLAIN, _QUOTE, _ESCAPE, _CONTROL = range(4)
@@ -86,6 +87,12 @@ def _code_unit(block: Bytes, at: int, end: int) -> int:
 def _skip_string(block: Bytes, at: int, end: int) -> int:
     """Position after the closing quote of the string whose first character is at `at`, or -1."""
     while at < end:
+        if at + 8 <= end:
+            mask = ends_plain_text(load64(block, at))
+            if mask == 0:
+                at += 8
+                continue
+            at += first_marked(mask)
         kind = _STRING_CLASS[block[at]]
         if kind == _PLAIN:
             at += 1
@@ -104,7 +111,7 @@ def _skip_string(block: Bytes, at: int, end: int) -> int:
     return -1
 
 
-@njit(types.int64(_OUT, types.int64, types.int64))
+@njit(types.int64(BYTES, types.int64, types.int64))
 def _put_code_point(out: Bytes, size: int, point: int) -> int:
     """Write a code point as UTF-8 at `size`; the new size."""
     if point < 0x80:
@@ -126,11 +133,25 @@ def _put_code_point(out: Bytes, size: int, point: int) -> int:
     return size + 4
 
 
-@njit(types.UniTuple(types.int64, 3)(U8, types.int64, types.int64, _OUT, types.int64))
+@njit(types.UniTuple(types.int64, 3)(BYTES, types.int64, types.int64, BYTES, types.int64))
 def _copy_string(block: Bytes, at: int, end: int, out: Bytes, size: int) -> tuple[int, int, int]:
-    """Unescape the string at `at` into `out`. (position after it or -1, new size, OK or SURROGATE)."""
+    """Unescape the string at `at` into `out`. (position after it or -1, new size, OK or SURROGATE).
+
+    Text is copied eight bytes at a time, so `out` needs as much room behind `size` as `block` has behind `at`.
+    """
     status = OK
     while at < end:
+        if at + 8 <= end:
+            word = load64(block, at)
+            store64(out, size, word)
+            mask = ends_plain_text(word)
+            if mask == 0:
+                at += 8
+                size += 8
+                continue
+            plain = first_marked(mask)
+            at += plain
+            size += plain
         byte = block[at]
         kind = _STRING_CLASS[byte]
         if kind == _PLAIN:
@@ -167,7 +188,7 @@ def _copy_string(block: Bytes, at: int, end: int, out: Bytes, size: int) -> tupl
     return -1, size, status
 
 
-@njit(types.int64(U8, types.int64, types.int64, U8))
+@njit(types.int64(BYTES, types.int64, types.int64, U8))
 def _skip_word(block: Bytes, at: int, end: int, word: Bytes) -> int:
     """Position after `word` if it stands at `at`, or -1."""
     if at + len(word) > end:
@@ -245,7 +266,7 @@ def _skip_key(block: Bytes, at: int, end: int) -> int:
     return _skip_space(block, at + 1, end)
 
 
-@njit(types.int64(U8, types.int64, types.int64, _OUT))
+@njit(types.int64(BYTES, types.int64, types.int64, _OUT))
 def _skip_value(block: Bytes, at: int, end: int, closers: Bytes) -> int:
     """Position after any JSON value at `at`, or -1. `closers` is scratch: the bracket each open container awaits."""
     depth = 0
@@ -289,7 +310,7 @@ def _skip_value(block: Bytes, at: int, end: int, closers: Bytes) -> int:
             return at
 
 
-@njit(types.boolean(U8, types.int64, types.int64, U8, _OUT))
+@njit(types.boolean(BYTES, types.int64, types.int64, U8, _OUT))
 def _same_key(block: Bytes, start: int, stop: int, field: Bytes, scratch: Bytes) -> bool:
     """Whether the key between its quotes at start:stop is `field`, escapes resolved into `scratch` where it has any."""
     escaped = False
@@ -298,9 +319,9 @@ def _same_key(block: Bytes, start: int, stop: int, field: Bytes, scratch: Bytes)
             escaped = True
             break
     if escaped:
-        if stop - start > len(scratch):
+        if stop - start >= len(scratch):
             return False  # longer than six bytes for each byte of the field
-        _, size, _ = _copy_string(block, start, stop + 1, scratch, 0)
+        _, size, _ = _copy_string(block, start, stop + 1, scratch.ctypes, 0)
         if size != len(field):
             return False
         for i in range(size):
@@ -315,7 +336,7 @@ def _same_key(block: Bytes, start: int, stop: int, field: Bytes, scratch: Bytes)
     return True
 
 
-@njit(types.UniTuple(types.int64, 2)(U8, types.int64, types.int64, U8, _OUT, types.int64, _OUT, _OUT))
+@njit(types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, U8, BYTES, types.int64, _OUT, _OUT))
 def _parse_line(
     block: Bytes, at: int, end: int, field: Bytes, out: Bytes, size: int, closers: Bytes, scratch: Bytes
 ) -> tuple[int, int]:
@@ -370,6 +391,19 @@ def _parse_line(
     return status, size if status == OK else start
 
 
+@njit(_SKIP)
+def _line_end(block: Bytes, at: int, end: int) -> int:
+    """Position of the next line feed, or `end`."""
+    while at + 8 <= end:
+        mask = newlines(load64(block, at))
+        if mask != 0:
+            return at + first_marked(mask)
+        at += 8
+    while at < end and block[at] != 10:
+        at += 1
+    return at
+
+
 @njit(types.UniTuple(types.int64, 2)(U8, U8, _OUT, types.int64[::1], types.int64[::1], _OUT))
 def _parse_block(
     block: Bytes,
@@ -381,15 +415,15 @@ def _parse_block(
 ) -> tuple[int, int]:
     """Parse all lines. Fills offsets of the accepted texts, start and status of each line; (lines, texts)."""
     closers = np.empty(MAX_DEPTH, np.uint8)
-    scratch = np.empty(6 * len(field), np.uint8)
+    scratch = np.empty(6 * len(field) + 1, np.uint8)  # the longest escaped key and its quote
     lines = texts = size = at = 0
     offsets[0] = 0
     while at < len(block):
-        end = at
-        while end < len(block) and block[end] != 10:
-            end += 1
+        end = _line_end(block.ctypes, at, len(block))
         starts[lines] = at
-        status[lines], size = _parse_line(block, at, end, field, out, size, closers, scratch)
+        status[lines], size = _parse_line(
+            block.ctypes, at, end, field, out.ctypes, size, closers, scratch
+        )
         if status[lines] == OK:
             texts += 1
             offsets[texts] = size

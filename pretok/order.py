@@ -115,8 +115,8 @@ def prefix_bound(quotas: Sequence[int], quota: int) -> float:
 def _fraction(numerator: Int64s, denominator: Int64s) -> Int64s:
     """The first 42 binary digits of numerator / denominator < 1, as one integer.
 
-    They tell apart the lateness of two sources: their due times differ by a multiple of N / (2 q1 q2), which is at least
-    2 / N > 2^-40 because q1 + q2 <= N.
+    They tell apart the lateness of two sources: their due times differ by a multiple of N / (2 q1 q2), which is at
+    least 2 / N > 2^-40 because q1 + q2 <= N.
     """
     high = (numerator << DIGIT) // denominator
     low = ((numerator << DIGIT) - high * denominator << DIGIT) // denominator

@@ -19,6 +19,7 @@ from numba import types
 
 from pretok import unicode as u
 from pretok._numba import BYTES, I64, U8, njit
+from pretok._wide import first_marked, from_0xcc, load64
 from pretok.errors import UsageError
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -241,19 +242,29 @@ def _word_ends(data: Any, offsets: Any, table: Any, code: Any, ends: Any) -> Any
     return words
 
 
+@njit(types.boolean(BYTES, types.int64, types.int64, BYTES))
+def _has_unassigned(data: Any, i: Any, end: Any, table: Any) -> Any:
+    while i < end:
+        if i + 8 <= end:  # below U+0300 everything is assigned
+            mask = from_0xcc(load64(data, i))
+            if mask == 0:
+                i += 8
+                continue
+            i += first_marked(mask)
+        elif data[i] < 0xCC:
+            i += 1
+            continue
+        flag, i = read_class(data, i, end, table)
+        if flag == u.UNASSIGNED:
+            return True
+    return False
+
+
 @njit(types.Array(types.boolean, 1, "C")(U8, I64, U8))
 def _disputed(data: Any, offsets: Any, table: Any) -> Any:
     found = np.zeros(len(offsets) - 1, np.bool_)
     for d in range(len(found)):
-        i, end = offsets[d], offsets[d + 1]
-        while i < end:
-            if data[i] < 0xCC:  # below U+0300 everything is assigned, and a byte at a time will do
-                i += 1
-                continue
-            flag, i = read_class(data.ctypes, i, end, table.ctypes)
-            if flag == u.UNASSIGNED:
-                found[d] = True
-                break
+        found[d] = _has_unassigned(data.ctypes, offsets[d], offsets[d + 1], table.ctypes)
     return found
 
 

@@ -59,7 +59,7 @@ class Measure:
 
 
 @lru_cache(maxsize=8)
-def _encoder(path: Path, eod: str) -> tuple[Encoder, Vocabulary]:
+def _encoder(path: Path, eod: str | int) -> tuple[Encoder, Vocabulary]:
     vocab = load_vocab(path, eod)
     return Encoder(vocab.path.read_text(encoding="utf-8"), vocab.eod_id, vocab.size), vocab
 
@@ -96,10 +96,9 @@ def measure_bucket(task: MeasureTask, report: Callable[[dict[str, int]], None]) 
     return total
 
 
-def measure_texts(path: Path, eod: str | None, texts: pa.LargeStringArray) -> tuple[int, int]:
+def measure_texts(path: Path, texts: pa.LargeStringArray) -> tuple[int, int]:
     """(tokens, bytes) of texts by any tokenizer, without EOD."""
-    vocab = load_vocab(path, eod)
-    encoder = Encoder(vocab.path.read_text(encoding="utf-8"), vocab.eod_id, vocab.size)
+    encoder, _ = _encoder(path, 0)  # which token ends documents does not matter here
     _, lengths = encoder.encode(texts)
     return int(lengths.sum()) - len(texts), len(buffers(texts)[0])
 

@@ -28,16 +28,18 @@ link_cancel() { # STAGE: cancel the chain's links that have not started
 }
 
 link_end() { # STAGE STATUS: mark the stage as done, explain the exit code, end the job
-    case $2 in
+    local status=$2
+    if [ "$status" = 138 ]; then status=75; fi # ended by SIGUSR1 before it could listen: nothing begun, nothing lost
+    case $status in
         0) if [ -n "$chain" ]; then touch "$chain/done-$1"; fi ;;
         75) say "stopped in time; the next link, or the same command again, continues" ;;
         2)
             say "$1 refused its settings or its input (exit code 2): the next links would too, they are cancelled" >&2
             link_cancel "$1"
             ;;
-        *) say "$1 ended with exit code $2" >&2 ;;
+        *) say "$1 ended with exit code $status" >&2 ;;
     esac
-    exit "$2"
+    exit "$status"
 }
 
 link_preflight() { # STAGE FOLDER OPTIONS of `pretok preflight`...: check every node; a bad one is kept out of the next link

@@ -262,7 +262,9 @@ def command() -> Callable[..., str]:
 
 
 def test_commands(tmp_path: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    shards = make_shards(tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)], "old": [range(9)]})
+    shards = make_shards(
+        tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)], "old": [range(9)]}
+    )
     path, out = tmp_path / "mix.json", tmp_path / "mixed"
     wish = ("mix", shards, "--weights", "it=0.9,en=0.1", "--tokens", 600, "--seq-len", 5, "--seed", 3)
     report = json.loads(command(*wish, "--json"))
@@ -288,7 +290,9 @@ def test_commands(tmp_path: Path, command: Callable[..., str], monkeypatch: pyte
 
     blend = command("export", shards, "--mix", path, "--to", "megatron")
     assert len(json.loads(blend)["train"]) == 4
-    assert command("export", shards, "--mix", path, "--to", "megatron", "--out", tmp_path / "blend.json") == ""
+    assert (
+        command("export", shards, "--mix", path, "--to", "megatron", "--out", tmp_path / "blend.json") == ""
+    )
     assert (tmp_path / "blend.json").read_text() == blend
 
 

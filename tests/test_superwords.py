@@ -270,7 +270,7 @@ def test_other_merges_in_the_wrong_place_fall_back_to_tokenizers(trained: Traine
     position = len(pairs) if foreign[0] == b"a" else 0
     changed = [*pairs[:position], foreign, *pairs[position:]]
     file = json.dumps(tokenizer_data(json.loads(trained.file)["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"], SPECIAL, changed))
-    engine, notice = choose_engine(file)
+    engine, notice = choose_engine(file, ReferenceEngine(file))
     assert isinstance(engine, ReferenceEngine)
     assert "merge" in notice
 

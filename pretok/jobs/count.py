@@ -102,20 +102,19 @@ def run_count(
     listed under `failed`.
     """
     folder = recipe.counts_dir
-    inputs = {name: _inputs(name, recipe, notice) for name in recipe.sources}
-    config = _config(recipe, inputs)
+    config = count_config(recipe, notice)
     if (folder / FILE_NAME).exists():
         done = load_counts(folder)
-        _refuse_changes(folder, done.data["config"], config)
+        refuse_changes("counts", folder, done.data["config"], config)
         return done
     state = folder / STATE
     if (state / FILE_NAME).exists():
-        _refuse_changes(folder, read_json(state / FILE_NAME), config)
+        refuse_changes("counts", folder, read_json(state / FILE_NAME), config)
     else:
         write_json(state / FILE_NAME, config)
     for leftover in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
         leftover.unlink(missing_ok=True)
-    tasks = {name: _tasks(name, files, recipe, state) for name, files in inputs.items()}
+    tasks = {name: _tasks(name, config["inputs"][name]["files"], recipe, state) for name in recipe.sources}
     records = _count(tasks, engine, on_report, notice)
     reductions = [
         ReduceTask(
@@ -134,7 +133,7 @@ def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
         {key: value for key, value in part.data["config"].items() if key != "inputs"} for part in parts
     ]
     for part, config in zip(parts[1:], configs[1:], strict=True):
-        _refuse_changes(part.folder, configs[0], config)
+        refuse_changes("counts", part.folder, config, configs[0])
     names = sorted({name for part in parts for name in part.sources})
     records = {name: CountRecord() for name in names}
     for part in parts:
@@ -155,16 +154,14 @@ def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
     return _finish(folder, {**configs[0], "inputs": added}, records, reductions, texts, engine)
 
 
-def _inputs(name: str, recipe: Recipe, notice: Callable[[str], None]) -> list[InputFile]:
-    source = recipe.sources[name]
-    files, notices = list_inputs(list(source.inputs), source.format)
-    for text in notices:
-        notice(text)
-    return files
-
-
-def _config(recipe: Recipe, inputs: dict[str, list[InputFile]]) -> dict[str, Any]:
-    """All that decides the counts."""
+def count_config(recipe: Recipe, notice: Callable[[str], None]) -> dict[str, Any]:
+    """All that decides the counts: settings, and every input with its size and identity."""
+    inputs = {}
+    for name, source in recipe.sources.items():
+        files, notices = list_inputs(list(source.inputs), source.format)
+        inputs[name] = {**asdict(source.record), "files": [asdict(file) for file in files]}
+        for text in notices:
+            notice(text)
     return {
         "pattern": recipe.vocab.pattern,
         "unicode": UNICODE_FILE.read_text(encoding="ascii").splitlines()[0],
@@ -172,14 +169,12 @@ def _config(recipe: Recipe, inputs: dict[str, list[InputFile]]) -> dict[str, Any
         "sample": str(recipe.vocab.sample),
         "holdout": str(recipe.vocab.holdout),
         "seed": recipe.vocab.seed,
-        "inputs": {
-            name: {**asdict(recipe.sources[name].record), "files": [asdict(file) for file in files]}
-            for name, files in inputs.items()
-        },
+        "inputs": inputs,
     }
 
 
-def _refuse_changes(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def refuse_changes(what: str, folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """MismatchError when `what` is in `folder`, made with the settings `old`, and `new` differs."""
     changed = [
         f"{key} ({old.get(key)} -> {value})" if key != "inputs" else "the inputs"
         for key, value in new.items()
@@ -187,13 +182,14 @@ def _refuse_changes(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> N
     ]
     if changed:
         raise MismatchError(
-            f"the counts in {folder} differ in {', '.join(changed)}; restore that, use another --out folder, "
-            f"or delete {folder} to count again"
+            f"the {what} in {folder} were made with other settings: {', '.join(changed)}; restore these, use another "
+            f"--out folder, or delete {folder} to make them again"
         )
 
 
-def _tasks(name: str, files: list[InputFile], recipe: Recipe, state: Path) -> list[CountTask]:
+def _tasks(name: str, inputs: list[dict[str, Any]], recipe: Recipe, state: Path) -> list[CountTask]:
     source = recipe.sources[name]
+    files = [InputFile(**file) for file in inputs]
     target = shard_bytes(files, source.field, TOKEN_BYTES)
     partitions = plan(name, files, source.field, target, TOKEN_BYTES)
     return [

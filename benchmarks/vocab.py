@@ -11,6 +11,7 @@ import argparse
 import io
 import json
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from benchmarks.measure import fresh, machine, peak_bytes, timed
+from benchmarks.measure import fresh, machine, timed
 from pretok.bpe import train_merges
 from pretok.config import DEFAULT_SPECIAL_TOKENS, Recipe, make_recipe
 from pretok.encode import Encoder
@@ -199,7 +200,7 @@ def _noisy(texts: list[str], path: Path, copies: int) -> str:
 def _peak_of_counting(made: Recipe) -> int:
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         run_count(made, engine, quiet, quiet)
-    return peak_bytes()
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def measure_economy(corpus: Path, work: Path) -> dict[str, Any]:

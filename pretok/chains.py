@@ -25,7 +25,8 @@ from pretok.hashing import P1
 from pretok.segments import joined
 from pretok.superwords import ends_in_letter, marks
 from pretok.unicode import class_table
-from pretok.wordtable import WordCounts, WordTable
+from pretok.wordfile import WordCounts
+from pretok.wordtable import WordTable
 
 Ids = npt.NDArray[np.uint32]
 Ints = npt.NDArray[np.int64]

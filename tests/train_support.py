@@ -22,7 +22,8 @@ from tests.support import make_shards
 from train.metrics import read_lines
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.train_support", "train.loop", "train.__main__"])
+# torch._dynamo is what the first training step imports.
+_CONTEXT.set_forkserver_preload(["tests.train_support", "train.loop", "train.__main__", "torch._dynamo"])
 
 SIZES = """
 vocab_size = 60
@@ -95,7 +96,7 @@ class Ranks:
             process.start()
             self.processes.append(process)
 
-    def wait(self, timeout: float = 120) -> list[int | None]:
+    def wait(self, timeout: float = 240) -> list[int | None]:
         """Exit codes of all ranks; kills what is left after `timeout` seconds."""
         end = time.monotonic() + timeout
         for process in self.processes:
@@ -118,10 +119,15 @@ class Ranks:
             assert pid is not None
             os.kill(pid, number)
 
-    def wait_for_step(self, run: Path, step: int, timeout: float = 60) -> None:
-        """Until metrics.jsonl holds `step`."""
+    def wait_for_step(self, run: Path, step: int, timeout: float = 120) -> None:
+        """Until metrics.jsonl holds `step` and a checkpoint is there."""
         end = time.monotonic() + timeout
-        while not any(record["step"] >= step for record in read_lines(run / "metrics.jsonl")):
+
+        def there() -> bool:
+            steps = [record["step"] for record in read_lines(run / "metrics.jsonl")]
+            return max(steps, default=0) >= step and any(run.glob("checkpoints/step-*"))
+
+        while not there():
             assert time.monotonic() < end, self.text()
             assert any(process.is_alive() for process in self.processes), self.text()
             time.sleep(0.005)

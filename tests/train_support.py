@@ -119,19 +119,6 @@ class Ranks:
             assert pid is not None
             os.kill(pid, number)
 
-    def wait_for_step(self, run: Path, step: int, timeout: float = 120) -> None:
-        """Until metrics.jsonl holds `step` and a checkpoint is there."""
-        end = time.monotonic() + timeout
-
-        def there() -> bool:
-            steps = [record["step"] for record in read_lines(run / "metrics.jsonl")]
-            return max(steps, default=0) >= step and any(run.glob("checkpoints/step-*"))
-
-        while not there():
-            assert time.monotonic() < end, self.text()
-            assert any(process.is_alive() for process in self.processes), self.text()
-            time.sleep(0.005)
-
 
 def run_ranks(count: int, arguments: Sequence[object], folder: Path) -> str:
     """Run to the end, all ranks ending well; returns their output."""

@@ -82,7 +82,8 @@ def simulate_corpus(folder: Path) -> None:
     borders = np.cumsum(np.arange(1, SOURCES + 1)) * SHARDS // (SOURCES * (SOURCES + 1) // 2)
     owner = np.searchsorted(borders, np.arange(SHARDS), side="right")
     shards = [
-        shard_entry(f"source-{number:02d}", at, CORPUS_TOKENS // SHARDS) for at, number in enumerate(owner.tolist())
+        shard_entry(f"source-{number:02d}", at, CORPUS_TOKENS // SHARDS)
+        for at, number in enumerate(owner.tolist())
     ]
     for shard in shards:
         sparse(folder / shard["path"], shard["bytes"])
@@ -154,7 +155,9 @@ def measure_megatron(folder: Path, tokens: int) -> dict[str, Any]:
     before = peak_memory_mb()
     began = time.perf_counter()
     low = GPTDataset.build_low_level_dataset(str(folder / "flat"), config)
-    dataset = GPTDataset(low, str(folder / "flat"), np.arange(documents, dtype=np.int32), None, Split.train, config)
+    dataset = GPTDataset(
+        low, str(folder / "flat"), np.arange(documents, dtype=np.int32), None, Split.train, config
+    )
     seconds = time.perf_counter() - began
     cache = sum(path.stat().st_size for path in (folder / "cache").iterdir())
     index = (folder / "flat.idx").stat().st_size
@@ -252,7 +255,9 @@ def show(title: str, result: dict[str, Any], unit: str = "") -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary folder")
     parser.add_argument("--tokens", type=int, default=100_000_000)
     parser.add_argument("--peer-tokens", type=int, default=20_000_000_000)
@@ -269,10 +274,14 @@ def main() -> None:
         show("a mix of 3 trillion tokens, 2,000 shards", in_fresh_process(measure_open, str(corpus)))
         try:
             simulate_prefix(peer, options.peer_tokens)
-            show("megatron-core GPTDataset", in_fresh_process(measure_megatron, str(peer), options.peer_tokens))
+            show(
+                "megatron-core GPTDataset", in_fresh_process(measure_megatron, str(peer), options.peer_tokens)
+            )
         except subprocess.CalledProcessError:
             print("megatron-core is not installed")
-        show("one loader process", in_fresh_process(measure_loaders, str(loaders), options.tokens), "tokens/s")
+        show(
+            "one loader process", in_fresh_process(measure_loaders, str(loaders), options.tokens), "tokens/s"
+        )
 
 
 if __name__ == "__main__":

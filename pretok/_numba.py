@@ -70,13 +70,20 @@ U8 = _read_only(types.uint8)
 """A contiguous uint8 array that is only read; writable arrays are accepted too. I64 and U64 alike."""
 I64 = _read_only(types.int64)
 U64 = _read_only(types.uint64)
+BYTES = types.CPointer(types.uint8)
+"""The data of a uint8 array (`array.ctypes` in compiled code), indexed alike. Functions that are called once a byte or
+a word take it, because an array as argument costs two atomic changes of its reference count a call."""
 
 
-def njit(signature: Any) -> Callable[[F], F]:
-    """Compile for `signature`, from the cache when it holds the function; the compiled code releases the GIL."""
+def njit(signature: Any, inline: bool = False) -> Callable[[F], F]:
+    """Compile for `signature`, from the cache when it holds the function; the compiled code releases the GIL.
+
+    `inline` asks for a copy of the code in every caller: a call costs as much as scanning several bytes.
+    """
 
     def decorate(function: F) -> F:
-        compiled: F = numba.njit(signature, cache=True, nogil=True, error_model="numpy")(function)
+        options = {"cache": True, "nogil": True, "error_model": "numpy", "forceinline": inline}
+        compiled: F = numba.njit(signature, **options)(function)
         return compiled
 
     return decorate

@@ -11,11 +11,15 @@ import traceback
 
 import typer
 
+from pretok.commands.build_vocab import build_vocab
+from pretok.commands.count import count
 from pretok.commands.export import export
 from pretok.commands.inspect import inspect
 from pretok.commands.mix import mix
+from pretok.commands.preflight import preflight
 from pretok.commands.run import run
 from pretok.commands.stats import stats
+from pretok.commands.submit import submit
 from pretok.commands.tokenize import tokenize
 from pretok.commands.verify import verify
 from pretok.console import notice
@@ -29,7 +33,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Text to token files for language models: vocabulary, shards, mix, stream.",
 )
-for command in (run, tokenize, verify, stats, inspect, mix, export):
+COMMANDS = (run, count, build_vocab, tokenize, verify, stats, inspect, mix, export, submit, preflight)
+for command in COMMANDS:
     app.command()(command)
 
 

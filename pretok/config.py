@@ -143,6 +143,11 @@ class Recipe(Part):
         return self.vocab.path or self.out / "vocab"
 
     @property
+    def counts_dir(self) -> Path:
+        """Where the counts of words go."""
+        return self.out / "counts"
+
+    @property
     def shards_dir(self) -> Path:
         """Where the shards go."""
         return self.out / "shards"

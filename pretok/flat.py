@@ -23,6 +23,11 @@ from pretok.errors import IntegrityError
 from pretok.manifest import Shard
 
 Int64s = npt.NDArray[np.int64]
+Part = tuple[npt.NDArray[Any], int, int]
+"""Where tokens go, from which shard, from which of its tokens on."""
+
+ANNOUNCED = 64
+"""Parts the kernel is told of before they are read."""
 
 
 class FlatTokens:
@@ -32,12 +37,12 @@ class FlatTokens:
     """
 
     def __init__(self, shards: Sequence[Shard], dtype: np.dtype[Any], sequential: bool) -> None:
+        self._files: OrderedDict[int, int] = OrderedDict()
         self.limit = _file_limit()
         self._dtype = dtype
-        self._advice = os.POSIX_FADV_SEQUENTIAL if sequential else os.POSIX_FADV_RANDOM
+        self._sequential = sequential
         self._paths = [shard.path for shard in shards]
         self._starts: Int64s = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
-        self._files: OrderedDict[int, int] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": OrderedDict()}
@@ -49,26 +54,42 @@ class FlatTokens:
     def read(self, addresses: Int64s, length: int) -> npt.NDArray[Any]:
         """(n,) addresses -> (n, length) tokens in the dtype of the shards. Raises IntegrityError."""
         out = np.empty((len(addresses), length), self._dtype)
+        parts = self._parts(addresses, out)
+        for at in range(0, len(parts), ANNOUNCED):
+            group = parts[at : at + ANNOUNCED]
+            if not self._sequential and len(group) > 1:
+                self._announce(group)
+            for row, shard, offset in group:
+                self._fill(row, shard, offset)
+        return out
+
+    def _parts(self, addresses: Int64s, out: npt.NDArray[Any]) -> list[Part]:
+        """What to read into `out`, in the order of the shards: each is opened once, whatever the limit."""
+        length = out.shape[1]
         first = np.searchsorted(self._starts, addresses, side="right") - 1
-        rows = np.argsort(first, kind="stable")  # every shard is opened once, whatever the limit
+        rows = np.argsort(first, kind="stable")
         offsets = addresses[rows] - self._starts[first[rows]]
         room = np.minimum(self._starts[first[rows] + 1] - addresses[rows], length)
+        parts = []
         for row, shard, offset, filled in zip(
             rows.tolist(), first[rows].tolist(), offsets.tolist(), room.tolist(), strict=True
         ):
-            self._fill(out[row, :filled], shard, offset)
+            parts.append((out[row, :filled], shard, offset))
             while filled < length:
                 shard += 1
-                part = min(length - filled, int(self._starts[shard + 1] - self._starts[shard]))
-                self._fill(out[row, filled : filled + part], shard, 0)
-                filled += part
-        return out
+                more = min(length - filled, int(self._starts[shard + 1] - self._starts[shard]))
+                parts.append((out[row, filled : filled + more], shard, 0))
+                filled += more
+        return parts
+
+    def _announce(self, parts: Sequence[Part]) -> None:
+        """Let the kernel fetch all parts at once instead of one after the other as they are read."""
+        for row, shard, offset in parts:
+            os.posix_fadvise(self._file(shard), offset * row.itemsize, row.nbytes, os.POSIX_FADV_WILLNEED)
 
     def _fill(self, row: npt.NDArray[Any], shard: int, offset: int) -> None:
         """Read tokens from `offset` of one shard on into `row`."""
-        file = self._files.get(shard)
-        if file is None:
-            file = self._open(shard)
+        file = self._file(shard)
         at = offset * row.itemsize
         rest = row.view(np.uint8).data
         while rest:  # pread may give less than asked for
@@ -77,6 +98,10 @@ class FlatTokens:
                 raise IntegrityError(f"{self._paths[shard]} was cut while it was being read")
             rest = rest[done:]
             at += done
+
+    def _file(self, shard: int) -> int:
+        file = self._files.get(shard)
+        return self._open(shard) if file is None else file
 
     def _open(self, shard: int) -> int:
         if len(self._files) >= self.limit:
@@ -92,7 +117,7 @@ class FlatTokens:
             raise IntegrityError(
                 f"{path} has {size} bytes, expected {tokens} tokens of {self._dtype.itemsize} bytes"
             )
-        os.posix_fadvise(file, 0, 0, self._advice)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL if self._sequential else os.POSIX_FADV_RANDOM)
         self._files[shard] = file
         return file
 

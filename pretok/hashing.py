@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from pretok._numba import I64, U8, njit
+from pretok._numba import BYTES, I64, U8, njit
+from pretok._wide import load32, load64
 
 P1 = np.uint64(0x9E3779B185EBCA87)
 P2 = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -26,39 +25,18 @@ P4 = np.uint64(0x85EBCA77C2B2AE63)
 P5 = np.uint64(0x27D4EB2F165667C5)
 
 
-def _loader(bits: int) -> Any:
-    """A compiled function (bytes, position) -> little-endian unsigned integer of `bits`, with no bounds check."""
-
-    def load(_context: Any, data: Any, position: Any) -> Any:
-        result = types.Integer.from_bitwidth(bits, signed=False)
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            array = context.make_array(signature.args[0])(context, builder, arguments[0])
-            pointer = builder.gep(array.data, [arguments[1]])
-            word = cgutils.ir.IntType(bits)
-            return builder.load(builder.bitcast(pointer, word.as_pointer()), align=1)
-
-        return result(data, types.int64), generate
-
-    return intrinsic(load)
-
-
-load32 = _loader(32)
-load64 = _loader(64)
-
-
-@njit(types.uint64(types.uint64, types.uint64))
+@njit(types.uint64(types.uint64, types.uint64), inline=True)
 def rotate(x: Any, bits: Any) -> Any:
     """Rotate a 64-bit integer left."""
     return (x << bits) | (x >> (np.uint64(64) - bits))
 
 
-@njit(types.uint64(types.uint64, types.uint64))
+@njit(types.uint64(types.uint64, types.uint64), inline=True)
 def _round(lane: Any, value: Any) -> Any:
     return rotate(lane + value * P2, np.uint64(31)) * P1
 
 
-@njit(types.uint64(U8, types.int64, types.int64, types.uint64))
+@njit(types.uint64(BYTES, types.int64, types.int64, types.uint64))
 def _stripes(data: Any, start: Any, end: Any, seed: Any) -> Any:
     """XXH64's four lanes over the whole 32-byte stripes of data[start:end], merged into one integer."""
     a, b, c, d = seed + P1 + P2, seed + P2, seed, seed - P1
@@ -78,7 +56,7 @@ def _stripes(data: Any, start: Any, end: Any, seed: Any) -> Any:
     return merged
 
 
-@njit(types.uint64(U8, types.int64, types.int64, types.uint64))
+@njit(types.uint64(BYTES, types.int64, types.int64, types.uint64))
 def hash_bytes(data: Any, start: Any, end: Any, seed: Any) -> Any:
     """XXH64 of data[start:end]; no bounds check."""
     length = end - start
@@ -103,7 +81,7 @@ def hash_bytes(data: Any, start: Any, end: Any, seed: Any) -> Any:
 def _hash_documents(data: Any, offsets: Any, seed: Any) -> Any:
     hashes = np.empty(len(offsets) - 1, np.uint64)
     for d in range(len(hashes)):
-        hashes[d] = hash_bytes(data, offsets[d], offsets[d + 1], seed)
+        hashes[d] = hash_bytes(data.ctypes, offsets[d], offsets[d + 1], seed)
     return hashes
 
 

@@ -79,8 +79,8 @@ class Schedule:
         # Source s was last due rho / (2 q_s) before `time`.
         rho = 2 * remainder + np.where(2 * remainder >= self.length, -self.length, self.length)
         inside = rho < 2 * self.quotas
-        late_high, late_low = _fraction(np.where(inside, rho, 0), np.maximum(2 * self.quotas, 1))
-        order = np.lexsort((-late_low, np.where(inside, -late_high, 1)), axis=1)
+        late = _fraction(np.where(inside, rho, 0), np.maximum(2 * self.quotas, 1))
+        order = np.argsort(np.where(inside, -late, 1), axis=1, kind="stable")
         before = counts - inside
         return before, order, positions - before.sum(axis=1)
 
@@ -112,19 +112,15 @@ def prefix_bound(quotas: Sequence[int], quota: int) -> float:
     return 0.5 + quota / sum(quotas) * sum(1 for other in quotas if other) / 2
 
 
-def _fraction(numerator: Int64s, denominator: Int64s) -> tuple[Int64s, Int64s]:
-    """The first 84 binary digits of numerator / denominator < 1, as two integers of 42.
+def _fraction(numerator: Int64s, denominator: Int64s) -> Int64s:
+    """The first 42 binary digits of numerator / denominator < 1, as one integer.
 
-    Two different fractions with denominators 2a and 2b differ by at least 1 / (2ab) > 2^-84, so they compare as their
-    digits do.
+    They tell apart the lateness of two sources: their due times differ by a multiple of N / (2 q1 q2), which is at
+    least 2 / N > 2^-40 because q1 + q2 <= N.
     """
-    parts = []
-    for _ in range(4):
-        numerator = numerator << DIGIT
-        digit = numerator // denominator
-        numerator = numerator - digit * denominator
-        parts.append(digit)
-    return parts[0] << DIGIT | parts[1], parts[2] << DIGIT | parts[3]
+    high = (numerator << DIGIT) // denominator
+    low = ((numerator << DIGIT) - high * denominator << DIGIT) // denominator
+    return high << DIGIT | low
 
 
 def round_keys(seed: int, source: str, epoch: int) -> UInt64s:

@@ -23,12 +23,10 @@ import pyarrow as pa
 
 from pretok.encode import Encoder
 from pretok.errors import MismatchError
-from pretok.files import CorruptInputError
 from pretok.hashing import hash_documents, select
 from pretok.normalize import Normalization
-from pretok.overlap import ahead
 from pretok.partition import Partition
-from pretok.readers import RecordFormat, read_piece
+from pretok.readers import Damage, RecordFormat, read_partition
 from pretok.shard import SealedShard, ShardWriter
 from pretok.storage import atomic_open, read_json, write_json
 from pretok.texts import TextBatch, buffers
@@ -109,7 +107,7 @@ def tokenize_partition(task: TokenizeTask, report: Callable[[dict[str, int]], No
     done = load_parts(task.state_dir, task.partition.name)
     if done and done[-1].last:
         return done
-    batches = _skip(_batches(task), sum(part.read for part in done), task)
+    batches = _skip(read_partition(task.partition, task.record), sum(part.read for part in done), task)
     finished = False
     while not finished:
         with _PartWriter(task, encoder, len(done), sum(part.read for part in done)) as writer:
@@ -123,36 +121,15 @@ def tokenize_partition(task: TokenizeTask, report: Callable[[dict[str, int]], No
     return done
 
 
-@dataclass(frozen=True, slots=True)
-class _Damage:
-    """Stands in the stream of batches where the rest of a piece is unreadable."""
-
-    piece: int
-    error: str
-
-
-def _batches(task: TokenizeTask) -> Iterator[TextBatch | _Damage]:
-    """All batches of the partition, normalized, read ahead in a thread; a damaged piece does not end the others."""
-
-    def normalized() -> Iterator[TextBatch | _Damage]:
-        for index, piece in enumerate(task.partition.pieces):
-            try:
-                yield from read_piece(piece, index, task.record)
-            except CorruptInputError as error:
-                yield _Damage(index, str(error))
-
-    return ahead(normalized())
-
-
 def _skip(
-    batches: Iterator[TextBatch | _Damage], records: int, task: TokenizeTask
-) -> Iterator[TextBatch | _Damage]:
+    batches: Iterator[TextBatch | Damage], records: int, task: TokenizeTask
+) -> Iterator[TextBatch | Damage]:
     """Read again, but leave out, the records that sealed parts hold."""
     for batch in batches:
         if records == 0:
             yield batch
             continue
-        if isinstance(batch, _Damage):
+        if isinstance(batch, Damage):
             continue
         records -= batch.records
         if records < 0:
@@ -195,9 +172,9 @@ class _PartWriter:
         """Whether the train shard has reached its size."""
         return self._writers["train"].tokens * self._encoder.dtype.itemsize >= self._task.target * ROLL_OVER
 
-    def add(self, batch: TextBatch | _Damage) -> dict[str, int]:
+    def add(self, batch: TextBatch | Damage) -> dict[str, int]:
         """Take a batch; the increments for progress."""
-        if isinstance(batch, _Damage):
+        if isinstance(batch, Damage):
             piece = self._task.partition.pieces[batch.piece]
             self._record.errors.append(
                 {"partition": self._task.partition.name, "file": piece.file.path, "error": batch.error}

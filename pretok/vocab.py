@@ -55,8 +55,8 @@ def to_bytes(token: str) -> bytes:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer as the stages see it. data: the whole tokenizer.json; size: one more than the largest id; added_tokens:
-    name -> id of what stands outside of the merges, special tokens above all."""
+    """A tokenizer as the stages see it. data: the whole tokenizer.json; size: one more than the largest id;
+    added_tokens: name -> id of what stands outside of the merges, special tokens above all."""
 
     path: Path
     data: dict[str, Any]

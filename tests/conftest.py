@@ -72,11 +72,10 @@ def ray_address() -> Iterator[str]:
     port = free_port()
     os.environ["RAY_AUTH_MODE"] = "token"  # as on a shared machine; the driver here needs it too
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    environment = {
-        **os.environ,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
-    }
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT), str(ROOT / "tests")]
+    )  # workers import the tests' tasks
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}"]
     limits = ["--num-cpus=2", "--include-dashboard=false", f"--object-store-memory={100 << 20}"]
     head = subprocess.Popen(

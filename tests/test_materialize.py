@@ -19,6 +19,7 @@ from pretok.manifest import FILE_NAME, load_manifest
 from pretok.quota import parse_stage
 from pretok.shard import ShardReader
 from pretok.stop import StopFlag
+from pretok.vocab import TOKENIZER_FILE
 
 SEQ_LEN = 6
 SHARD_BYTES = 20 * (SEQ_LEN + 1) * 2  # 20 sequences
@@ -27,7 +28,9 @@ SHARD_BYTES = 20 * (SEQ_LEN + 1) * 2  # 20 sequences
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
-    return make_shards(folder, {"en": [range(1, 150)] * 2, "it": [range(200, 900)]})
+    make_shards(folder, {"en": [range(1, 150)] * 2, "it": [range(200, 900)]})
+    (folder / TOKENIZER_FILE).write_text("{}")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,7 @@ def test_view_over_the_result_equals_the_view_over_the_plan(shards: Path, mix: P
     manifest = load_manifest(tmp_path)
     assert [shard.documents for shard in manifest.shards] == [20] * 7 + [10]
     assert ShardReader(manifest.shards[1].prefix)[3].tolist() == plan[23].tolist()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [FILE_NAME, "mix"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [FILE_NAME, "mix", TOKENIZER_FILE]
 
 
 def test_what_does_not_agree_is_refused(shards: Path, mix: Path, tmp_path: Path) -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from support import make_shards
+from typer.testing import CliRunner
 
 import pretok.stream
+from pretok.commands.export import export
+from pretok.commands.mix import mix
+from pretok.config import Mix as RecipeMix
 from pretok.errors import MismatchError, UsageError
-from pretok.jobs.mix import MixRequest, plan_mix, run_mix, what_if
+from pretok.jobs.mix import MixRequest, plan_mix, recipe_request, run_mix, what_if
 from pretok.manifest import Manifest, Shard
 from pretok.mix import MixSource, load_mix
 from pretok.quota import (
@@ -168,6 +175,15 @@ def test_a_later_stage_may_use_a_source_the_first_left_out() -> None:
         plan_mix(manifest, request("all:it=1", "all:it=0.5,en=0.5", seq_len=10))
 
 
+def test_the_limit_counts_all_stages() -> None:
+    manifest = manifest_of({"en": 1_001, "it": 90_001})
+    stages = ("30k:it=0.9,en=0.1", "20k:it=0.9,en=0.1")
+    with pytest.raises(UsageError, match=r"en would be read 5\.00 times.* a budget of 10000 tokens fits"):
+        plan_mix(manifest, request(*stages, seq_len=10))
+    mix, _ = plan_mix(manifest, request(*stages, seq_len=10, limit=CAPPED))
+    assert mix.stages == ((300, 2_700), (100, 1_900))
+
+
 def test_same_wish_same_file_other_wish_refused(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)]})
     out = tmp_path / "mix.json"
@@ -228,6 +244,69 @@ def test_weights() -> None:
         plan_mix(manifest_of({"it": 77}), request("500:it=1", seq_len=100))
     with pytest.raises(UsageError, match="holds no sequence of 100"):
         plan_mix(manifest_of({"it": 777}), request("50:it=1", seq_len=100))
+
+
+@pytest.fixture
+def command() -> Callable[..., str]:
+    """Runs `pretok mix` or `pretok export` and returns standard output."""
+    app = typer.Typer()
+    app.command()(mix)
+    app.command()(export)
+
+    def run(*arguments: object) -> str:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return run
+
+
+def test_commands(tmp_path: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = make_shards(
+        tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)], "old": [range(9)]}
+    )
+    path, out = tmp_path / "mix.json", tmp_path / "mixed"
+    wish = ("mix", shards, "--weights", "it=0.9,en=0.1", "--tokens", 600, "--seq-len", 5, "--seed", 3)
+    report = json.loads(command(*wish, "--json"))
+    assert not path.exists()
+    assert report["sources"]["it"]["tokens"] == 540
+    assert json.loads(command(*wish, "--json", "--out", path, "--materialize", out, "--workers", 0)) == report
+    plan, written = pretok.stream.open(shards, path), pretok.stream.open(out, path)
+    np.testing.assert_array_equal(plan.batch(range(120)), written.batch(range(120)))
+    assert (plan.mix.seed, plan.seq_len) == (3, 5)
+
+    shown: list[str] = []
+    monkeypatch.setattr("pretok.jobs.mix.notice", shown.append)
+    assert command(*wish) == ""
+    assert any("en 10.000000%, it 90.000000%" in line for line in shown)
+    assert any("not in the mix: old, 10 tokens" in line for line in shown)
+
+    stages = ("mix", shards, "--stage", "300:it=1", "--stage", "300:it=0.5,en=0.5", "--seq-len", 5)
+    assert [stage["tokens"] for stage in json.loads(command(*stages, "--json"))["stages"]] == [300, 300]
+    with pytest.raises(UsageError, match="not both"):
+        command(*stages, "--tokens", 600)
+    with pytest.raises(UsageError, match="where with --out"):
+        command(*wish, "--materialize", out)
+
+    blend = command("export", shards, "--mix", path, "--to", "megatron")
+    assert len(json.loads(blend)["train"]) == 4
+    assert (
+        command("export", shards, "--mix", path, "--to", "megatron", "--out", tmp_path / "blend.json") == ""
+    )
+    assert (tmp_path / "blend.json").read_text() == blend
+
+
+def test_recipes_mean_the_same(tmp_path: Path) -> None:
+    tables = [
+        ({"weights": {"it": "0.9", "en": "0.1"}, "tokens": "600", "seq_len": 5}, ("600:it=0.9,en=0.1",)),
+        ({"seq_len": 5}, ("all:natural",)),
+        (
+            {"seq_len": 5, "stages": [{"tokens": "500", "weights": {"it": 1}}, {"tokens": "5"}]},
+            ("500:it=1", "5:natural"),
+        ),
+    ]
+    for table, stages in tables:
+        assert recipe_request(RecipeMix.model_validate(table)) == request(*stages, seq_len=5)
 
 
 def test_a_stream_of_a_mix_reads_every_sequence_of_every_epoch_once(tmp_path: Path) -> None:

@@ -56,6 +56,21 @@ def test_positions_are_exact_at_the_largest_sizes(quotas: list[int], data: st.Da
         assert position_of(quotas, s, drawn) == position
 
 
+def test_due_times_that_nearly_meet_are_told_apart() -> None:
+    """Due times of two sources differ by 2^-37 to 2^-32 of a position here; the first is about the least there is."""
+    quotas = [2**38 - 45, 2**38 + 7, 2**38]  # of two sources alone such times meet at whole times only
+    for distance in (*range(-60, 0, 2), *range(2, 62, 2)):  # (2 k1 + 1) q2 - (2 k2 + 1) q1
+        odd = distance * pow(quotas[1], -1, quotas[0]) % quotas[0]
+        odd += quotas[0] * (1 - odd % 2)
+        other = (odd * quotas[1] - distance) // quotas[0]
+        assert odd * quotas[1] - other * quotas[0] == distance
+        drawn = [odd // 2, other // 2]
+        positions = [position_of(quotas, source, k) for source, k in enumerate(drawn)]
+        assert (positions[0] > positions[1]) == (distance > 0)
+        source, k = Schedule(quotas).locate(np.array(positions))
+        assert (source.tolist(), k.tolist()) == ([0, 1], drawn)
+
+
 @given(small_quotas)
 def test_prefix_counts_what_locate_yields(quotas: list[int]) -> None:
     schedule = Schedule(quotas)

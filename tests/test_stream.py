@@ -169,6 +169,8 @@ def test_reading_forward_equals_reading_anywhere(tmp_path: Path) -> None:
         for start in starts:
             positions = range(start, min(start + size, len(view)))
             np.testing.assert_array_equal(view.batch(positions), everything[list(positions)])
+    for mixed in ([0, 2, 1, 3], [4, 4, 6], [9, 8, 7]):
+        np.testing.assert_array_equal(view.batch(mixed), everything[mixed])
 
 
 def test_a_mix_of_other_shards_is_refused(shards: Path, tmp_path: Path) -> None:
@@ -213,6 +215,17 @@ def test_a_shard_of_another_size_is_refused(tmp_path: Path) -> None:
     (folder / "it" / "it-00000.bin").unlink()
     with pytest.raises(IntegrityError, match=r"cannot read .*it-00000\.bin: No such file"):
         view[0]
+
+
+def test_opening_touches_no_shard(tmp_path: Path) -> None:
+    folder = make_shards(tmp_path, {"it": [range(50)] * 9})
+    for path in folder.glob("it/*"):
+        path.unlink()
+    view = pretok.stream.open(folder, seq_len=6)
+    assert view.origin(3)[0] == "it"
+    assert view.prefix_counts(3) == {"it": 3}
+    with pytest.raises(IntegrityError, match="cannot read"):
+        view[3]
 
 
 def test_a_shard_cut_while_open_is_an_error_with_a_name(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ AUTO_FACTOR = 4
 AUTO_BOUNDS = (60.0, 7200.0)
 """`auto` saves every 4 start-up times, in seconds; a kill then costs a few of them at most."""
 
+FIRST_MARGIN = 30.0
+"""Seconds before the job's end at which to stop, until steps and saves have been timed; see `_record`."""
+
 
 @dataclass
 class Progress:
@@ -85,7 +88,7 @@ def train(config: TrainConfig) -> None:
     """Train to the end. Raises Stopped when asked to stop early, PretokError for what a user can mend."""
     out = Path(config.out)
     device = find_device()
-    with StopFlag() as stop, process_group(device, config.timeout, out):
+    with StopFlag(FIRST_MARGIN) as stop, process_group(device, config.timeout, out):
         plan = make_plan(config, dist.get_world_size())
         run = _start(plan, device, stop, out)
         try:
@@ -287,7 +290,7 @@ def _record(run: Run, done: Readback, waited: float) -> None:
         }
     )
     # The signal must leave time for a save, for the step in work and for the one queued after it.
-    run.stop.margin = 30 + 2 * run.checkpoints.save_seconds + 3 * seconds
+    run.stop.margin = FIRST_MARGIN + 2 * run.checkpoints.save_seconds + 3 * seconds
     if numbers.skipped_in_a_row > config.max_skips:
         raise PretokError(
             f"steps {numbers.step - numbers.skipped_in_a_row + 1} to {numbers.step} were skipped (last "

@@ -15,19 +15,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pretok import __version__
+from pretok.jobs.source_plan import SourcePlan
 from pretok.manifest import FILE_NAME, FORMAT, VERSION, load_manifest, manifest_fingerprint
 from pretok.shard import ShardReader, ShardWriter, token_dtype
 from pretok.storage import atomic_open, write_json
 from pretok.tokenize import PartRecord, load_parts
 from pretok.vocab import Vocabulary
-
-if TYPE_CHECKING:
-    from pretok.jobs.tokenize import SourcePlan
 
 COPY_TOKENS = 1 << 24
 PACKAGES = ("gigatoken", "tokenizers", "pyarrow", "numpy", "numba")

@@ -10,6 +10,7 @@ from pretok.config import Recipe
 from pretok.console import Meter, notice, show, table
 from pretok.engine import Engine
 from pretok.errors import IntegrityError, UsageError
+from pretok.jobs.build_vocab import run_build_vocab, show_report
 from pretok.jobs.mix import recipe_request, run_mix, show_mix
 from pretok.jobs.stats import show_stats
 from pretok.jobs.tokenize import run_tokenize
@@ -23,6 +24,10 @@ def tokenize_step(recipe: Recipe, engine: Engine) -> None:
     """Tokenize all sources of the recipe."""
     with Meter("tokenize") as meter:
         summary = run_tokenize(recipe, engine, meter, notice)
+    if summary.nodes:
+        notice(
+            f"workers: without a task {summary.idle:.0%} of the time, {summary.peak / 1e6:.0f} MB of memory at most"
+        )
     if len(summary.nodes) > 1:
         notice(
             "partitions per node: " + ", ".join(f"{node} {count}" for node, count in summary.nodes.items())
@@ -49,7 +54,7 @@ def mix_step(recipe: Recipe) -> None:
 def run_steps(recipe: Recipe, engine: Engine) -> None:
     """Every step in order; at the end what was made and where."""
     if recipe.vocab.path is None:
-        run_build_vocab(recipe, engine)
+        show_report(run_build_vocab(recipe, engine))
     tokenize_step(recipe, engine)
     verify_step(recipe, engine)
     show_stats(recipe.shards_dir)

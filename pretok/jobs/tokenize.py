@@ -11,20 +11,21 @@ A source whose inputs and settings equal what the manifest says is left alone; o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretok.config import Recipe, Source
+from pretok.config import Recipe
 from pretok.engine import Counts, Engine, TaskError
-from pretok.errors import MismatchError, PartitionsFailed
-from pretok.files import InputFile, list_inputs
+from pretok.errors import PartitionsFailed
 from pretok.jobs.seal import seal
+from pretok.jobs.source_plan import SourcePlan, is_complete, plan_source, refuse_changes
 from pretok.manifest import FILE_NAME, load_manifest
-from pretok.partition import Partition, plan, shard_bytes
+from pretok.partition import Partition
 from pretok.shard import token_dtype
-from pretok.storage import TEMPORARY_SUFFIX, atomic_open, read_json, write_json
+from pretok.storage import TEMPORARY_SUFFIX, atomic_open
 from pretok.tokenize import TokenizeTask, load_parts, tokenize_partition
 from pretok.vocab import TOKENIZER_FILE, Vocabulary, load_vocab
 
@@ -32,41 +33,19 @@ STATE = ".state"
 
 
 @dataclass(frozen=True, slots=True)
-class SourcePlan:
-    """The work on one source. settings: what, besides the inputs, decides its shards; target: bytes per shard."""
-
-    name: str
-    settings: dict[str, Any]
-    inputs: list[InputFile]
-    partitions: list[Partition]
-
-    def to_json(self) -> dict[str, Any]:
-        """For `plan.json` and the manifest."""
-        return {
-            "settings": self.settings,
-            "inputs": [asdict(file) for file in self.inputs],
-            "partitions": [partition.to_json() for partition in self.partitions],
-        }
-
-    @classmethod
-    def from_json(cls, name: str, data: dict[str, Any]) -> SourcePlan:
-        """Inverse of `to_json`."""
-        return cls(
-            name,
-            data["settings"],
-            [InputFile(**file) for file in data["inputs"]],
-            [Partition.from_json(name, partition) for partition in data["partitions"]],
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class TokenizeSummary:
-    """What a run did: the manifest's totals are on disk; this is what the run adds."""
+    """What a run did: the manifest's totals are on disk; this is what the run adds.
+
+    nodes: partitions done on each; idle: share of the workers' time in which they had no task, their start included;
+    peak: most bytes of memory that a worker held.
+    """
 
     done_before: int
     partitions: int
     failed: list[dict[str, Any]]
     nodes: dict[str, int]
+    idle: float
+    peak: int
 
 
 def shared_config(recipe: Recipe, vocab: Vocabulary) -> dict[str, Any]:
@@ -92,8 +71,9 @@ def run_tokenize(
     state = shards / STATE
     config = shared_config(recipe, vocab)
     sealed = _sealed_plans(shards, config)
+    itemsize = token_dtype(vocab.size).itemsize
     plans = [
-        _plan_source(name, source, recipe, vocab, state, sealed, notice)
+        plan_source(name, source, config, recipe.shards.size, itemsize, state, sealed.get(name), notice)
         for name, source in recipe.sources.items()
     ]
     _remove_leftovers(shards)
@@ -109,6 +89,7 @@ def run_tokenize(
     notice(f"{len(tasks)} partitions, {len(tasks) - len(open_tasks)} of them done")
     crashed: list[dict[str, Any]] = []
     nodes: dict[str, int] = {}
+    began, busy, peak = time.monotonic(), 0.0, 0
     for outcome in engine.map(tokenize_partition, open_tasks, on_report):
         partition = open_tasks[outcome.index].partition
         if isinstance(outcome.result, TaskError):
@@ -116,13 +97,18 @@ def run_tokenize(
             crashed.append(_failure(partition, outcome.result.message))
         else:
             nodes[outcome.node] = nodes.get(outcome.node, 0) + 1
+        busy, peak = busy + outcome.seconds, max(peak, outcome.peak)
+    available = max(1, engine.workers or 0) * (time.monotonic() - began)
     if tasks or not (shards / FILE_NAME).exists():
         failed = seal(shards, state, [p for p in plans if (state / p.name).exists()], config, vocab, crashed)
     else:
         failed = load_manifest(shards).data["failed"]
     if failed:
         raise PartitionsFailed(_describe_failures(failed, shards))
-    return TokenizeSummary(len(tasks) - len(open_tasks), len(tasks), failed, dict(sorted(nodes.items())))
+    done_before = len(tasks) - len(open_tasks)
+    return TokenizeSummary(
+        done_before, len(tasks), failed, dict(sorted(nodes.items())), 1 - busy / available, peak
+    )
 
 
 def _failure(partition: Partition, message: str) -> dict[str, Any]:
@@ -146,104 +132,8 @@ def _sealed_plans(shards: Path, config: dict[str, Any]) -> dict[str, Any]:
     if not (shards / FILE_NAME).exists():
         return {}
     data = load_manifest(shards).data
-    _refuse_changes(f"the shards in {shards}", data["config"], config)
+    refuse_changes(f"the shards in {shards}", data["config"], config)
     return dict(data["plans"])
-
-
-def _refuse_changes(what: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-    changed = [f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in new if old.get(key) != new[key]]
-    if changed:
-        raise MismatchError(
-            f"{what} were made with other settings ({'; '.join(changed)}); "
-            "use the old settings, or another --out folder"
-        )
-
-
-def _plan_source(
-    name: str,
-    source: Source,
-    recipe: Recipe,
-    vocab: Vocabulary,
-    state: Path,
-    sealed: dict[str, Any],
-    notice: Callable[[str], None],
-) -> SourcePlan:
-    """The plan of a source: the stored one if inputs and settings are unchanged, else a new one, written to disk."""
-    inputs, notices = list_inputs(list(source.inputs), source.format)
-    for text in notices:
-        notice(text)
-    itemsize = token_dtype(vocab.size).itemsize
-    target = recipe.shards.size or shard_bytes(inputs, source.field, itemsize)
-    settings = {"field": source.field, "separator": source.separator, "target": target}
-    path = state / name / "plan.json"
-    stored = read_json(path)["plan"] if path.exists() else sealed.get(name)
-    config = shared_config(recipe, vocab)
-    if stored is None:
-        new = SourcePlan(name, settings, inputs, plan(name, inputs, source.field, target, itemsize))
-        write_json(path, {"config": config, "plan": new.to_json()})
-        return new
-    old = SourcePlan.from_json(name, stored)
-    if path.exists():
-        _refuse_changes(
-            f"the unfinished shards of {name} in {state.parent}", read_json(path)["config"], config
-        )
-    mended = _mended(old, inputs, state / name)
-    if not recipe.shards.size:  # the automatic size follows the inputs, which are compared below
-        settings["target"] = old.settings["target"]
-    _refuse_changes(f"the shards of {name} in {state.parent}", old.settings, settings)
-    _refuse_changed_inputs(old, inputs, mended)
-    if not mended:
-        return old
-    new = _replace_files(old, {file.path: file for file in inputs})
-    write_json(path, {"config": config, "plan": new.to_json()})
-    return new
-
-
-def _mended(old: SourcePlan, inputs: list[InputFile], state: Path) -> set[str]:
-    """Files that may differ from the plan: each is whole in one partition, which failed and will be done again."""
-    planned = {file.path: file for file in old.inputs}
-    changed = {file.path for file in inputs if file.path in planned and planned[file.path] != file}
-    pieces = [(piece, partition) for partition in old.partitions for piece in partition.pieces]
-    mended = set()
-    for path in changed:
-        holding = [partition for piece, partition in pieces if piece.file.path == path]
-        if len(holding) == 1 and not _complete(state, holding[0].name):
-            mended.add(path)
-    return mended
-
-
-def _complete(state: Path, partition: str) -> bool:
-    """Whether all parts of a partition are sealed and no input of it was damaged."""
-    if not state.exists():  # only finished sources have no state folder
-        return True
-    parts = load_parts(state, partition)
-    return bool(parts) and parts[-1].last and not any(part.errors for part in parts)
-
-
-def _replace_files(old: SourcePlan, files: dict[str, InputFile]) -> SourcePlan:
-    data = old.to_json()
-    for partition in data["partitions"]:
-        for piece in partition["pieces"]:
-            piece["file"] = asdict(files[piece["file"]["path"]])
-    return SourcePlan.from_json(old.name, {**data, "inputs": [asdict(file) for file in files.values()]})
-
-
-def _refuse_changed_inputs(old: SourcePlan, inputs: list[InputFile], mended: set[str]) -> None:
-    before = {file.path: file for file in old.inputs}
-    now = {file.path: file for file in inputs}
-    changes = [f"{path} is gone" for path in sorted(before.keys() - now.keys())]
-    changes += [f"{path} is new" for path in sorted(now.keys() - before.keys())]
-    changes += [
-        f"{path} has other contents ({before[path].size} -> {now[path].size} bytes)"
-        for path in sorted(before.keys() & now.keys())
-        if before[path] != now[path] and path not in mended
-    ]
-    if changes:
-        shown = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
-        raise MismatchError(
-            f"the inputs of source {old.name} changed since its shards were planned: {shown}. "
-            "Restore them, name new files as a source of their own, or use another --out folder"
-        )
 
 
 def _keep_tokenizer(shards: Path, vocab: Vocabulary) -> None:
@@ -280,7 +170,7 @@ def _task(partition: Partition, source: SourcePlan, recipe: Recipe, vocab: Vocab
 
 def _finished(task: TokenizeTask) -> bool:
     """Whether nothing is left to do; what a damaged partition left is removed, so that it is done again."""
-    if _complete(task.state_dir, task.partition.name):
+    if is_complete(task.state_dir, task.partition.name):
         return True
     parts = load_parts(task.state_dir, task.partition.name)
     if parts and parts[-1].last:

@@ -1,0 +1,1 @@
+"""Benchmarks, run by hand and never by the tests: `python -m benchmarks --help`."""

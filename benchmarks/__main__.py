@@ -1,0 +1,62 @@
+"""Command line of the tokenization benchmarks.
+
+python -m benchmarks all                # everything, under eight minutes on two cores
+python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
+python -m benchmarks report             # table and plot again from results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.end_to_end import measure_end_to_end
+from benchmarks.inputs import Inputs, prepare
+from benchmarks.measure import save
+from benchmarks.parts import measure_parts
+from benchmarks.peers import measure_peers
+from benchmarks.report import write_report
+from benchmarks.scaling import measure_balance, measure_memory, measure_ray, measure_scaling
+
+SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
+    "parts": measure_parts,
+    "end-to-end": measure_end_to_end,
+    "peers": measure_peers,
+    "memory": lambda inputs, runs: measure_memory(inputs),
+    "scaling": lambda inputs, runs: measure_scaling(inputs),
+    "balance": lambda inputs, runs: measure_balance(inputs),
+    "ray": lambda inputs, runs: measure_ray(),
+}
+
+
+def main() -> None:
+    """Measure the sections named and write the report."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sections", nargs="+", choices=[*SECTIONS, "all", "report"])
+    parser.add_argument(
+        "--vocab", type=Path, help="folder with a tokenizer.json; default: train one of 50,000"
+    )
+    parser.add_argument("--work", type=Path, help="keep the derived files here; default: a temporary folder")
+    parser.add_argument("--runs", type=int, default=3, help="runs of which the median counts (default 3)")
+    arguments = parser.parse_args()
+    # The worker processes import this package too.
+    root = str(Path(__file__).parent.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    sections = list(SECTIONS) if "all" in arguments.sections else arguments.sections
+    with tempfile.TemporaryDirectory(prefix="pretok-benchmarks-") as temporary:
+        if sections != ["report"]:
+            inputs = prepare(arguments.work or Path(temporary), arguments.vocab)
+        for name in sections:
+            if name in SECTIONS:
+                save(name.replace("-", "_"), SECTIONS[name](inputs, arguments.runs))
+    write_report()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""`pretok tokenize` as it runs: Ray, plan, tasks, seal, manifest.
+
+Enters: inputs by source. Leaves: seconds of start-up and of work. Start-up is Ray, the worker processes, their imports
+and their tokenizer: a first tiny job in the same engine bears it. The word caches are still cold after it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.inputs import Inputs
+from benchmarks.measure import fresh, medians
+from pretok.config import Recipe, make_recipe
+from pretok.engine import Engine
+from pretok.jobs.tokenize import run_tokenize
+from pretok.manifest import load_manifest
+from pretok.stop import StopFlag
+
+
+def _recipe(sources: dict[str, list[str]], vocab: Path, out: Path) -> Recipe:
+    shutil.rmtree(out, ignore_errors=True)
+    tables = {name: {"inputs": paths} for name, paths in sources.items()}
+    return make_recipe({"out": out, "sources": tables, "vocab": {"path": vocab}}, "benchmark")
+
+
+def run_job(sources: dict[str, list[str]], vocab: Path, folder: Path, workers: int) -> dict[str, float]:
+    """Tokenize in this process's own Ray; MB/s of text without start-up, and what the tasks used."""
+    tiny = []
+    for worker in range(workers):
+        tiny.append(folder / f"tiny-{worker}.jsonl")
+        tiny[-1].write_text(json.dumps({"text": "ciao"}) + "\n", encoding="utf-8")
+    began = time.perf_counter()
+    with StopFlag() as stop, Engine(workers, None, stop) as engine:
+        warm = _recipe({f"w{i}": [str(path)] for i, path in enumerate(tiny)}, vocab, folder / "warm")
+        run_tokenize(warm, engine, lambda counts: None, lambda text: None)
+        recipe = _recipe(sources, vocab, folder / "out")
+        started = time.perf_counter()
+        summary = run_tokenize(recipe, engine, lambda counts: None, lambda text: None)
+        ended = time.perf_counter()
+    totals = load_manifest(recipe.shards_dir).data["totals"]
+    shutil.rmtree(folder / "out")
+    return {
+        "mb_s": totals["bytes"] / 1e6 / (ended - started),
+        "seconds": ended - started,
+        "startup_seconds": started - began,
+        "text_mb": totals["bytes"] / 1e6,
+        "tokens": float(totals["tokens"]),
+        "idle_share": summary.idle,
+        "worker_peak_mb": summary.peak / 1e6,
+    }
+
+
+def job(
+    inputs: Inputs, sources: dict[str, list[str]], workers: int, cpus: int | None = None
+) -> dict[str, float]:
+    """`run_job` in a fresh process."""
+    return fresh(run_job, sources, inputs.vocab, inputs.folder, workers, cpus=cpus)
+
+
+def measure_end_to_end(inputs: Inputs, runs: int) -> dict[str, Any]:
+    """From .jsonl.zst and Parquet with two workers; one worker confined to one core."""
+    cases: dict[str, list[dict[str, float]]] = {"two_workers": [], "two_workers_parquet": [], "one_core": []}
+    for _ in range(runs):
+        cases["two_workers"].append(job(inputs, inputs.zst, 2))
+        cases["two_workers_parquet"].append(job(inputs, inputs.parquet, 2))
+        cases["one_core"].append(job(inputs, inputs.zst, 1, cpus=1))
+    return {name: medians(results) for name, results in cases.items()}

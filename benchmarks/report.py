@@ -1,0 +1,129 @@
+"""results.json -> the table and the plot of the README, and which targets are met.
+
+Leaves: `results.md` and `speed.svg` beside results.json.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from benchmarks.measure import RESULTS, load_results
+
+ROWS = (
+    ("pretok tokenize, 2 workers, from .jsonl.zst", "end_to_end", ("two_workers", "mb_s")),
+    ("pretok tokenize, 2 workers, from Parquet", "end_to_end", ("two_workers_parquet", "mb_s")),
+    ("pretok tokenize, 1 worker on 1 core, from .jsonl.zst", "end_to_end", ("one_core", "mb_s")),
+    ("sum of the parts alone, 2 cores (limit)", "parts", ("limit_two_cores",)),
+    ("gigatoken, 2 threads, text and ids in memory", "peers", ("gigatoken_in_memory_2_threads",)),
+    (
+        "gigatoken on a whole plain file + Megatron builder, 2 threads",
+        "peers",
+        ("gigatoken_whole_file_and_builder",),
+    ),
+    ("datasets.map + tokenizers, 2 processes", "peers", ("datasets_map_2_processes",)),
+    ("datatrove, 2 processes", "peers", ("datatrove_2_processes",)),
+)
+OURS = "pretok"
+
+
+def _get(results: dict[str, Any], section: str, keys: tuple[str, ...]) -> float:
+    value: Any = results[section]
+    for key in keys:
+        value = value[key]
+    return float(value)
+
+
+def _targets(results: dict[str, Any]) -> list[tuple[str, float, str]]:
+    """(what, measured, wanted)."""
+    two = _get(results, "end_to_end", ("two_workers", "mb_s"))
+    peers = results["peers"]
+    targets = [
+        (
+            "end to end / limit of the parts, 2 workers",
+            two / results["parts"]["limit_two_cores"],
+            "at least 0.7",
+        ),
+        ("end to end / datatrove", two / peers["datatrove_2_processes"], "at least 70"),
+        ("end to end / whole file + builder", two / peers["gigatoken_whole_file_and_builder"], "at least 3"),
+        ("end to end / gigatoken in memory", two / peers["gigatoken_in_memory_2_threads"], "at least 0.4"),
+        ("Parquet / .jsonl.zst", results["end_to_end"]["two_workers_parquet"]["mb_s"] / two, "at least 1"),
+    ]
+    if "scaling" in results:
+        ratio = results["scaling"]["two_workers_over_one"]["3x"]
+        targets.append(("2 workers / 1 worker on 1 core, 3x the corpus", ratio, "at least 1.8"))
+    if "memory" in results:
+        peak = max(value for key, value in results["memory"].items() if key != "load_average")
+        targets.append(("peak memory of a worker, MB, any input", peak, "under 700"))
+    return targets
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The tables."""
+    machine = results["machine"]
+    values = [(label, _get(results, section, keys)) for label, section, keys in ROWS]
+    best = values[0][1]
+    load = max(section["load_average"] for section in results.values() if "load_average" in section)
+    lines = [
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB; load average up to {load}. "
+        f"{results['end_to_end']['two_workers']['text_mb']:.0f} MB of Italian and English text, 50,000 entries; "
+        "MB/s of text, start-up aside, medians.",
+        "",
+        "| | MB/s | pretok is |",
+        "|---|---:|---:|",
+        *(f"| {label} | {value:.3g} | {best / value:.2g}x |" for label, value in values),
+        "",
+        "| ratio | measured | wanted |",
+        "|---|---:|---|",
+        *(f"| {what} | {value:.3g} | {wanted} |" for what, value, wanted in _targets(results)),
+        "",
+        "| part, one core | MB/s |",
+        "|---|---:|",
+        *(f"| {name} | {value:.0f} |" for name, value in results["parts"]["parts_mb_s"].items()),
+    ]
+    if "scaling" in results:
+        lines += [
+            "",
+            "| corpus, workers | text MB | seconds | MB/s | idle | worker MB |",
+            "|---|---:|---:|---:|---:|---:|",
+        ]
+        for name, row in results["scaling"]["curve"].items():
+            numbers = f"{row['text_mb']:.0f} | {row['seconds']:.1f} | {row['mb_s']:.0f}"
+            lines.append(
+                f"| {name.replace('_', ' ')} | {numbers} | {row['idle_share']:.0%} | {row['worker_peak_mb']:.0f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def plot(results: dict[str, Any]) -> str:
+    """Bars on a logarithmic scale, as SVG."""
+    values = [(label, _get(results, section, keys)) for label, section, keys in ROWS]
+    left, width, step = 430, 330, 30
+    top = math.log10(max(value for _, value in values))
+    height = step * len(values) + 40
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 70}" height="{height}" '
+        'font-family="sans-serif" font-size="13">',
+        f'<rect width="100%" height="100%" fill="white"/><text x="{left}" y="20" fill="#555">'
+        "MB of text a second, logarithmic</text>",
+    ]
+    for at, (label, value) in enumerate(values):
+        y = 32 + at * step
+        length = max(2.0, width * math.log10(value) / top)
+        colour = "#1f6feb" if label.startswith(OURS) else "#9aa4b2"
+        parts.append(f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{label}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="20" fill="{colour}"/>')
+        parts.append(f'<text x="{left + length + 6:.1f}" y="{y + 15}">{value:.3g}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def write_report() -> None:
+    """Write table and plot from what has been measured. Needs the sections parts, end_to_end and peers."""
+    results = load_results()
+    if missing := {"parts", "end_to_end", "peers"} - results.keys():
+        print(f"no report yet: measure {', '.join(sorted(missing))} first")
+        return
+    text = markdown(results)
+    RESULTS.with_name("results.md").write_text(text, encoding="utf-8")
+    RESULTS.with_name("speed.svg").write_text(plot(results), encoding="utf-8")
+    print(text)

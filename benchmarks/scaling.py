@@ -1,0 +1,79 @@
+"""How cost grows: memory with the size of one file, time with the corpus, idle time with uneven files, Ray with tasks.
+
+Leaves: peak memory of a worker for inputs of different sizes and a 20 MB document; seconds and memory at 1, 3 and 10
+times the corpus and 1 and 2 workers; the idle share where one file holds most of the text; tasks a second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.end_to_end import job
+from benchmarks.inputs import Inputs
+from benchmarks.measure import fresh, timed
+from pretok.engine import Engine, Report
+from pretok.stop import StopFlag
+
+COPIES = (1, 3, 10)
+EMPTY_TASKS = 3000
+
+
+def measure_memory(inputs: Inputs) -> dict[str, Any]:
+    """Peak resident MB of the worker."""
+    large = inputs.folder / "twice.jsonl"
+    if not large.exists():
+        with large.open("wb") as file:
+            for _ in range(2):
+                file.write(inputs.plain.read_bytes())
+    cases = {
+        "one_zst_of_300_mb": [str(inputs.single)],
+        "plain_300_mb": [str(inputs.plain)],
+        "plain_600_mb": [str(large)],
+        "document_of_20_mb": [str(inputs.long)],
+    }
+    jobs = {name: job(inputs, {"all": paths}, 1) for name, paths in cases.items()}
+    return {name: done["worker_peak_mb"] for name, done in jobs.items()}
+
+
+def measure_scaling(inputs: Inputs) -> dict[str, Any]:
+    """Seconds, MB/s and peak MB by copies of the corpus and workers; one worker is confined to one core."""
+    curve = {}
+    for copies in COPIES:
+        for workers in (1, 2):
+            done = job(inputs, inputs.repeated(copies), workers, cpus=workers)
+            curve[f"{copies}x_{workers}_workers"] = {
+                key: done[key] for key in ("text_mb", "seconds", "mb_s", "idle_share", "worker_peak_mb")
+            }
+    return {
+        "curve": curve,
+        "two_workers_over_one": {
+            f"{copies}x": curve[f"{copies}x_2_workers"]["mb_s"] / curve[f"{copies}x_1_workers"]["mb_s"]
+            for copies in COPIES
+        },
+        "one_worker_two_cores": job(inputs, inputs.repeated(3), 1, cpus=2)["mb_s"],
+    }
+
+
+def measure_balance(inputs: Inputs) -> dict[str, Any]:
+    """A large and a small file, two workers: share of their time that the workers have no task."""
+    small = str(inputs.slices[0])
+    cases = {"plain": str(inputs.plain), "zst": str(inputs.single)}
+    jobs = {name: job(inputs, {"all": [path, small]}, 2) for name, path in cases.items()}
+    return {name: {key: done[key] for key in ("idle_share", "mb_s")} for name, done in jobs.items()}
+
+
+def _nothing(item: int, report: Report) -> int:
+    report({})
+    return item
+
+
+def _empty_tasks(count: int) -> float:
+    with StopFlag() as stop, Engine(2, None, stop) as engine:
+        list(engine.map(_nothing, range(20)))
+        seconds, _ = timed(lambda: list(engine.map(_nothing, range(count))))
+    return count / seconds
+
+
+def measure_ray() -> dict[str, Any]:
+    """Empty tasks a second through the engine, two workers."""
+    return {"empty_tasks_per_second": fresh(_empty_tasks, EMPTY_TASKS)}

@@ -1,0 +1,63 @@
+"""`pretok build-vocab`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pretok.commands.options import Address, Inputs, Json, Out, Workers, read_recipe, start_engine
+
+
+def build_vocab(
+    inputs: Inputs,
+    out: Out = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Entries, special tokens included.")] = None,
+    pattern: Annotated[str | None, typer.Option(help="cl100k, gpt2 or o200k.")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Share of each source, such as it=0.9,en=0.1. Default: as on disk.", metavar="W"),
+    ] = None,
+    sample: Annotated[str | None, typer.Option(help="Share of documents counted, such as 0.1.")] = None,
+    min_count: Annotated[int | None, typer.Option(help="Drop words that occur less often.")] = None,
+    counts: Annotated[
+        Path | None, typer.Option(help="Folder of `pretok count`; no text is read, INPUTS only name sources.")
+    ] = None,
+    compare: Annotated[
+        list[Path] | None, typer.Option(help="Another tokenizer.json for the report; may be repeated.")
+    ] = None,
+    workers: Workers = None,
+    address: Address = None,
+    json: Json = False,
+) -> None:
+    """Train a byte-level BPE vocabulary on exact counts of all words, with a report, under OUT/vocab.
+
+    The merges are those that Hugging Face tokenizers would make. Run it again after a kill: what is counted is kept.
+
+        pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
+    """
+    from pretok.console import print_json
+    from pretok.errors import PartitionsFailed
+    from pretok.jobs.build_vocab import run_build_vocab, show_report
+    from pretok.jobs.count import load_counts
+    from pretok.quota import parse_weights
+
+    changes: dict[str, dict[str, Any]] = {
+        "vocab": {
+            "size": vocab_size,
+            "pattern": pattern,
+            "weights": parse_weights(weights) if weights else None,
+            "sample": sample,
+            "min_count": min_count,
+        },
+    }
+    recipe = read_recipe(inputs, out, changes)
+    with start_engine(workers, address) as engine:
+        report = run_build_vocab(recipe, engine, compare or [], load_counts(counts) if counts else None)
+    show_report(report)
+    if json:
+        print_json(report)
+    if report["failed"]:
+        names = "\n  ".join(f"{failure['file']}: {failure['error']}" for failure in report["failed"])
+        raise PartitionsFailed(f"the vocabulary is made, but these inputs were read only in part:\n  {names}")

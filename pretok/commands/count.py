@@ -1,0 +1,49 @@
+"""`pretok count`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretok.commands.options import Address, Json, Out, Workers, read_recipe, start_engine
+
+
+def count(
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="RECIPE.toml | NAME=GLOB ... | COUNTS ...", show_default=False)
+    ],
+    out: Out = None,
+    pattern: Annotated[str | None, typer.Option(help="cl100k, gpt2 or o200k.")] = None,
+    sample: Annotated[str | None, typer.Option(help="Share of documents counted, such as 0.1.")] = None,
+    workers: Workers = None,
+    address: Address = None,
+    json: Json = False,
+) -> None:
+    """Count every word of the sources exactly, under OUT/counts, or add up finished counts of several corpora.
+
+    `pretok build-vocab --counts` trains any size and mix from them without reading text again.
+
+        pretok count it='data/it/*.jsonl.zst' --out italian
+
+        pretok count italian/counts english/counts --out both
+    """
+    from pretok.console import Meter, notice, print_json
+    from pretok.errors import UsageError
+    from pretok.jobs.count import FILE_NAME, add_counts, load_counts, run_count
+
+    folders = [Path(value) for value in inputs if (Path(value) / FILE_NAME).exists()]
+    with start_engine(workers, address) as engine, Meter("count") as meter:
+        if not folders:
+            recipe = read_recipe(inputs, out, {"vocab": {"pattern": pattern, "sample": sample}})
+            counts = run_count(recipe, engine, meter, notice)
+        elif len(folders) < len(inputs) or out is None or pattern or sample:
+            raise UsageError("to add up counts, give folders of finished counts and --out DIR, nothing else")
+        else:
+            counts = add_counts([load_counts(folder) for folder in folders], out / "counts", engine)
+    for name in counts.sources:
+        record = counts.of(name)
+        notice(f"{name}: {record.documents:,} documents, {record.bytes:,} bytes of text counted")
+    if json:
+        print_json({key: counts.data[key] for key in ("sources", "failed")})

@@ -1,0 +1,115 @@
+"""`pretok submit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pretok.commands.options import Json
+from pretok.errors import UsageError
+
+PerStage = "STAGE=VALUE"
+
+
+def submit(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.toml", show_default=False)],
+    train_arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- TRAIN FLAGS]", help="Over the recipe's [train].", show_default=False),
+    ] = None,
+    profile: Annotated[str, typer.Option(help="Name in slurm/profiles, or the path of a file.")] = "generic",
+    stages: Annotated[
+        str | None, typer.Option(help="Such as tokenize,mix. Default: all the recipe has.")
+    ] = None,
+    nodes: Annotated[list[str] | None, typer.Option(metavar=PerStage, help="Nodes of a stage.")] = None,
+    links: Annotated[
+        list[str] | None, typer.Option(metavar=PerStage, help="Jobs that continue each other.")
+    ] = None,
+    time: Annotated[list[str] | None, typer.Option(metavar=PerStage, help="Time limit of each job.")] = None,
+    account: Annotated[
+        str | None, typer.Option(help="Project that pays; wins over recipe and profile.")
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="Nodes to keep away from, as sbatch takes them.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder of the training run. Default: OUT/run.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the commands and scripts; submit nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Submit a whole recipe to Slurm: vocabulary, tokens, verification and mix, training in as many jobs as it takes.
+
+    Nodes, links and times come from [slurm.STAGE] of the recipe or from the options; all else from the profile.
+
+        pretok submit pipelines/italia-v01.toml --profile leonardo --nodes tokenize=16 --nodes train=32 --links train=20
+    """
+    from datetime import datetime
+
+    from pretok.config import load_recipe
+    from pretok.jobs import submit as job
+
+    loaded = load_recipe(recipe)
+    overrides: dict[str, Any] = _per_stage({"nodes": nodes, "links": links, "time": time}, job.STAGES)
+    overrides |= {key: value for key, value in (("account", account), ("exclude", exclude)) if value}
+    chain = job.plan_chain(
+        loaded,
+        recipe,
+        job.load_profile(profile),
+        job.read_settings(loaded.slurm, overrides),
+        job.choose_stages(loaded, stages, train_arguments or []),
+        run or loaded.out / "run",
+        train_arguments or [],
+        loaded.out / "slurm" / datetime.now().strftime("%Y%m%d-%H%M%S"),
+    )
+    if dry_run:
+        _show_plan(chain)
+        return
+    ids = job.submit_chain(chain)
+    if json:
+        _print_ids(chain, ids)
+    _show_ids(chain, ids)
+
+
+def _per_stage(options: dict[str, list[str] | None], stages: tuple[str, ...]) -> dict[str, Any]:
+    """{'nodes': ['train=4']} -> {'train': {'nodes': '4'}}."""
+    found: dict[str, Any] = {}
+    for name, values in options.items():
+        for value in values or []:
+            stage, equals, amount = value.partition("=")
+            if not equals or stage not in stages:
+                raise UsageError(f"--{name} {value}: say STAGE=VALUE with a stage of {', '.join(stages)}")
+            found.setdefault(stage, {})[name] = amount
+    return found
+
+
+def _show_plan(chain: Any) -> None:
+    import shlex
+
+    from pretok.console import show
+
+    for name, value in chain.environment.items():
+        show(f"export {name}={shlex.quote(value)}", result=True)
+    for index, job in enumerate(chain.jobs):
+        show(f"job{index}=$({shlex.join(job.command(lambda i: f'$job{i}'))})".replace("'", ""), result=True)
+    for script in dict.fromkeys(job.script for job in chain.jobs):
+        show(f"\n# ---- {script}\n{script.read_text(encoding='utf-8')}", result=True)
+
+
+def _print_ids(chain: Any, ids: list[str]) -> None:
+    from pretok.console import print_json
+
+    jobs = [{"id": i, "stage": job.stage, "link": job.link} for i, job in zip(ids, chain.jobs, strict=True)]
+    print_json({"folder": str(chain.folder), "jobs": jobs})
+
+
+def _show_ids(chain: Any, ids: list[str]) -> None:
+    from pretok.console import notice
+
+    for identity, job in zip(ids, chain.jobs, strict=True):
+        waits = ", ".join(f"{condition} {ids[index]}" for condition, index in job.depends)
+        notice(f"{identity}  {job.stage} {job.link}" + (f"  ({waits})" if waits else ""))
+    notice(f"watch:   squeue -j {','.join(ids)};  tail -F {chain.folder}/*.out")
+    notice(f"cancel:  scancel {' '.join(ids)}")

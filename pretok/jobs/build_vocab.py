@@ -1,0 +1,310 @@
+"""build-vocab: sources, or counts that are there -> a trained vocabulary with a report.
+
+Enters: a Recipe. Leaves: VOCAB/tokenizer.json with its two companions and, last, VOCAB/report.json.
+
+    count     every word of every source (`pretok.jobs.count`)
+    merge     weigh the counts, train the merges, write the tokenizer
+    measure   what it costs on each source, beside 32k and 64k entries and other tokenizers, one task a bucket
+
+A vocabulary whose report names the same inputs and settings is left alone; another is refused.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pretok.bpe import Merges, train_merges
+from pretok.config import Recipe, Vocab
+from pretok.console import Meter, notice, show, table
+from pretok.engine import Engine, TaskError
+from pretok.errors import PartitionsFailed, UsageError
+from pretok.jobs.count import Counts, count_config, refuse_changes, run_count
+from pretok.pretokenize import PATTERNS, code_of, word_ends
+from pretok.storage import fingerprint, read_json, write_json
+from pretok.vocab import TOKENIZER_FILE, Vocabulary, write_vocab
+from pretok.vocab_report import (
+    Measure,
+    MeasureTask,
+    describe_tokens,
+    empty_measure,
+    measure_bucket,
+    measure_texts,
+)
+from pretok.weigh import TrainingWords, multipliers, weigh
+
+REPORT_FILE = "report.json"
+STATE = ".state"
+OTHER_SIZES = (32_000, 64_000)
+"""Sizes the report compares with, trained from the same counts."""
+
+
+def run_build_vocab(
+    recipe: Recipe, engine: Engine, compare: Sequence[Path] = (), counts: Counts | None = None
+) -> dict[str, Any]:
+    """Bring VOCAB to what the recipe says; the report. counts: train from these and read no text.
+
+    Raises UsageError, MismatchError, PartitionsFailed, Stopped.
+    """
+    check_settings(recipe.vocab)
+    folder = recipe.vocab_dir
+    config = _config(recipe, compare, counts)
+    if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
+        report: dict[str, Any] = read_json(folder / REPORT_FILE)
+        refuse_changes("vocabulary and report", folder, report["config"], config)
+        notice(f"the vocabulary in {folder} is there and unchanged")
+        return report
+    if counts is None:
+        with Meter("count") as meter:
+            counts = run_count(recipe, engine, meter, notice)
+    with Meter("merge"):
+        words = weigh(counts.buckets, _factors(recipe.vocab, counts), recipe.vocab.min_count)
+        made = train(words, recipe.vocab, folder)
+    with Meter("measure") as meter:
+        measure = _measure(made, counts, recipe.vocab.special_tokens[0], engine, meter)
+        others = {"this": _compare(folder, counts)}
+        others |= {str(path): _compare(path, counts) for path in compare}
+    report = _report(recipe.vocab, counts, words, made, measure, others)
+    report["config"] = config
+    write_json(folder / REPORT_FILE, report)
+    shutil.rmtree(folder / STATE, ignore_errors=True)
+    return report
+
+
+def check_settings(vocab: Vocab) -> None:
+    """Raises UsageError where no vocabulary of these settings can be made."""
+    code_of(vocab.pattern)
+    if vocab.superwords:
+        raise UsageError("superwords are not trained by this version; set `superwords = 0` under [vocab]")
+    special = vocab.special_tokens
+    if len(set(special)) < len(special) or "" in special:
+        raise UsageError("special tokens must be different from each other and not empty")
+    if not special or vocab.eod not in (None, special[0]):
+        raise UsageError(
+            f"the first special token must be the end of document, {vocab.eod or 'of any name'!r}"
+        )
+    if vocab.size < len(special) + 256:
+        raise UsageError(
+            f"a vocabulary of {vocab.size} entries has no room for {len(special)} special tokens and 256 bytes"
+        )
+    for token in special:
+        data = np.frombuffer(token.encode(), np.uint8)
+        if len(word_ends(data, np.array([0, len(data)]), vocab.pattern)) == 1:
+            raise UsageError(
+                f"the special token {token!r} is one word of the pattern {vocab.pattern}, so merges could make it "
+                "from text; choose a name with letters between signs, such as <|name|>"
+            )
+
+
+def _config(recipe: Recipe, compare: Sequence[Path], counts: Counts | None) -> dict[str, Any]:
+    """All that decides the files."""
+    source = count_config(recipe, notice) if counts is None else {"counts": fingerprint(counts.data)}
+    vocab = recipe.vocab
+    return {
+        **source,
+        "pattern": vocab.pattern,
+        "size": vocab.size,
+        "special_tokens": list(vocab.special_tokens),
+        "min_count": vocab.min_count,
+        "weights": {name: str(weight) for name, weight in sorted(vocab.weights.items())},
+        "compare": [str(path) for path in compare],
+    }
+
+
+def _factors(vocab: Vocab, counts: Counts) -> dict[str, int]:
+    return multipliers(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
+
+
+def train(words: TrainingWords, vocab: Vocab, folder: Path) -> dict[int, Vocabulary]:
+    """Train once to the largest size, write the vocabulary asked for and those it is compared with.
+
+    Returns size asked for -> vocabulary, the one asked for first.
+    """
+    special = vocab.special_tokens
+    sizes = dict.fromkeys((vocab.size, *OTHER_SIZES))
+    counted = words.words
+    merges = train_merges(
+        counted.data,
+        counted.offsets,
+        counted.counts,
+        vocab_size=max(sizes),
+        special_tokens=len(special),
+    )
+    made = {}
+    for size in sizes:
+        target = folder if size == vocab.size else folder / STATE / str(size)
+        made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, _first(merges, size))
+    if made[vocab.size].size < vocab.size:
+        notice(
+            f"the counts allow {made[vocab.size].size:,} entries, not the {vocab.size:,} asked for: no two tokens are "
+            "left to merge inside any word; give more text, a smaller --vocab-size or a smaller --min-count"
+        )
+    return made
+
+
+def _first(merges: Merges, size: int) -> list[tuple[bytes, bytes]]:
+    """The merges that `size` entries take, in order; training for a smaller size makes the beginning of the same list.
+
+    A pair that was merged twice counts where it was merged last, as in `tokenizers`.
+    """
+    largest = np.maximum.accumulate(merges.products)
+    end = int(np.searchsorted(largest, size - 1)) + 1
+    kept: dict[tuple[bytes, bytes], None] = {}
+    for left, right in merges.pairs[:end].tolist():
+        pair = merges.tokens[left], merges.tokens[right]
+        kept.pop(pair, None)
+        kept[pair] = None
+    return list(kept)
+
+
+def _measure(made: dict[int, Vocabulary], counts: Counts, eod: str, engine: Engine, meter: Meter) -> Measure:
+    """Encode the words of all buckets by all vocabularies made."""
+    paths = tuple(vocab.path.absolute() for vocab in made.values())
+    tasks = [MeasureTask(path.absolute(), len(counts.sources), paths, eod) for path in counts.buckets]
+    main = next(iter(made.values()))
+    total = empty_measure(len(counts.sources), len(paths), main.size)
+    for outcome in engine.map(measure_bucket, tasks, meter):
+        if isinstance(outcome.result, TaskError):
+            raise PartitionsFailed(f"{tasks[outcome.index].bucket}: {outcome.result.message}")
+        total.add(outcome.result)
+    return total
+
+
+def _compare(path: Path, counts: Counts) -> dict[str, Any]:
+    """Tokens of the held-out texts that were kept, by any tokenizer."""
+    rows = {}
+    for name in counts.sources:
+        tokens, size = measure_texts(path, counts.heldout_texts(name))
+        rows[name] = {"tokens": tokens, "bytes": size, "bytes_per_token": _ratio(size, tokens)}
+    return rows
+
+
+def _ratio(a: int, b: int) -> float | None:
+    return round(int(a) / int(b), 4) if b else None
+
+
+def _report(
+    vocab: Vocab,
+    counts: Counts,
+    words: TrainingWords,
+    made: dict[int, Vocabulary],
+    measure: Measure,
+    others: dict[str, Any],
+) -> dict[str, Any]:
+    main = made[vocab.size]
+    factors = _factors(vocab, counts)
+    weighted = {name: factor * counts.of(name).bytes for name, factor in factors.items()}
+    size = sum(counts.of(name).bytes for name in counts.sources)
+    return {
+        "vocabulary": {
+            "size": main.size,
+            "asked": vocab.size,
+            "fingerprint": main.fingerprint,
+            "eod_id": main.eod_id,
+        },
+        "words": {
+            "distinct": words.distinct,
+            "occurrences": int(measure.words[:, 0].sum()),
+            "dropped": words.dropped_words,
+            "dropped_share_of_text": _ratio(words.dropped_bytes, size),
+        },
+        "sources": {
+            name: {
+                "documents": counts.of(name).documents,
+                "weight": _ratio(weighted[name], sum(weighted.values())),
+                "multiplier": factors[name],
+                "distinct_words": int(measure.distinct[k]),
+                "training": _costs(measure, k, 0),
+                "heldout": {"documents": counts.of(name).heldout_documents, **_costs(measure, k, 1)},
+            }
+            for k, name in enumerate(counts.sources)
+        },
+        "sizes": {
+            str(made[asked].size): {
+                name: int(measure.tokens[k, v].sum()) for k, name in enumerate(counts.sources)
+            }
+            for v, asked in enumerate(made)
+        },
+        "tokens": describe_tokens(main, measure.uses, counts.sources),
+        "compare": others,
+        "failed": counts.data["failed"],
+    }
+
+
+def _costs(measure: Measure, source: int, split: int) -> dict[str, Any]:
+    """Bytes, words and tokens of one source in training (0) or held-out (1) documents, by the main vocabulary."""
+    size, words = int(measure.bytes[source, split]), int(measure.words[source, split])
+    tokens = int(measure.tokens[source, 0, split])
+    return {
+        "bytes": size,
+        "words": words,
+        "tokens": tokens,
+        "bytes_per_token": _ratio(size, tokens),
+        "tokens_per_word": _ratio(tokens, words),
+    }
+
+
+def show_report(report: dict[str, Any]) -> None:
+    """Print the report as tables."""
+    words = report["words"]
+    notice(
+        f"{words['distinct']:,} distinct words, {words['occurrences']:,} occurrences; {words['dropped']:,} too rare, "
+        f"{words['dropped_share_of_text'] or 0:.2%} of the text"
+    )
+    rows = []
+    for name, source in report["sources"].items():
+        heldout = source["heldout"]
+        rows.append(
+            (
+                name,
+                f"{source['weight']:.1%}",
+                f"{source['distinct_words']:,}",
+                f"{source['training']['tokens']:,}",
+                f"{heldout['documents']:,}",
+                str(heldout["bytes_per_token"] or "-"),
+                str(heldout["tokens_per_word"] or "-"),
+                f"{report['tokens']['mostly_in'][name]:,}",
+            )
+        )
+    columns = (
+        "source",
+        "weight",
+        "distinct words",
+        "tokens",
+        "held out",
+        "bytes/token",
+        "tokens/word",
+        "own tokens",
+    )
+    show(table(f"vocabulary of {report['vocabulary']['size']:,} entries", columns, rows))
+    names = list(report["sources"])
+    show(
+        table(
+            "tokens of all text by size of the vocabulary",
+            ("size", *names),
+            [
+                (f"{int(size):,}", *(f"{row[name]:,}" for name in names))
+                for size, row in report["sizes"].items()
+            ],
+        )
+    )
+    show(
+        table(
+            "bytes per token of held-out texts",
+            ("tokenizer", *names),
+            [
+                (path, *(str(row[name]["bytes_per_token"] or "-") for name in names))
+                for path, row in report["compare"].items()
+            ],
+        )
+    )
+    tokens = report["tokens"]
+    longest = ", ".join(repr(entry["token"]) for entry in tokens["longest"][:5])
+    notice(
+        f"{tokens['shared']:,} tokens are shared by the sources, {tokens['unused']:,} unused; "
+        f"{len(tokens['unused_bytes'])} bytes never occur; longest: {longest}"
+    )

@@ -1,0 +1,147 @@
+"""The plan of one source: made once, kept on disk, compared with what a later run is given.
+
+Enters: the inputs and settings of a source, and the plan of an earlier run if there is one. Leaves: a SourcePlan.
+A changed input or setting is refused by name, except a file that was damaged, failed, and has been mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pretok.config import Source
+from pretok.errors import MismatchError
+from pretok.files import InputFile, list_inputs
+from pretok.partition import Partition, plan, shard_bytes
+from pretok.storage import read_json, write_json
+from pretok.tokenize import load_parts
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """The work on one source. settings: what, besides the inputs, decides its shards; target: bytes per shard."""
+
+    name: str
+    settings: dict[str, Any]
+    inputs: list[InputFile]
+    partitions: list[Partition]
+
+    def to_json(self) -> dict[str, Any]:
+        """For `plan.json` and the manifest."""
+        return {
+            "settings": self.settings,
+            "inputs": [asdict(file) for file in self.inputs],
+            "partitions": [partition.to_json() for partition in self.partitions],
+        }
+
+    @classmethod
+    def from_json(cls, name: str, data: dict[str, Any]) -> SourcePlan:
+        """Inverse of `to_json`."""
+        return cls(
+            name,
+            data["settings"],
+            [InputFile(**file) for file in data["inputs"]],
+            [Partition.from_json(name, partition) for partition in data["partitions"]],
+        )
+
+
+def refuse_changes(what: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """MismatchError when a setting of `new` is another in `old`."""
+    changed = [f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in new if old.get(key) != new[key]]
+    if changed:
+        raise MismatchError(
+            f"{what} were made with other settings ({'; '.join(changed)}); "
+            "use the old settings, or another --out folder"
+        )
+
+
+def plan_source(
+    name: str,
+    source: Source,
+    config: dict[str, Any],
+    size: int,
+    itemsize: int,
+    state: Path,
+    sealed: dict[str, Any] | None,
+    notice: Callable[[str], None],
+) -> SourcePlan:
+    """The plan of a source: the stored one if nothing changed; a new one, written to disk, if there is none.
+
+    config: what all sources share; size: bytes of a shard, 0 for the automatic size; itemsize: bytes of a token; state:
+    the folder of unfinished work; sealed: the plan in the manifest. Raises MismatchError that names what changed.
+    """
+    inputs, notices = list_inputs(list(source.inputs), source.format)
+    for text in notices:
+        notice(text)
+    target = size or shard_bytes(inputs, source.field, itemsize)
+    settings = {"field": source.field, "separator": source.separator, "target": target}
+    path = state / name / "plan.json"
+    stored = read_json(path)["plan"] if path.exists() else sealed
+    if stored is None:
+        new = SourcePlan(name, settings, inputs, plan(name, inputs, source.field, target, itemsize))
+        write_json(path, {"config": config, "plan": new.to_json()})
+        return new
+    old = SourcePlan.from_json(name, stored)
+    if path.exists():
+        refuse_changes(
+            f"the unfinished shards of {name} in {state.parent}", read_json(path)["config"], config
+        )
+    mended = _mended(old, inputs, state / name)
+    if not size:  # the automatic size follows the inputs, which are compared below
+        settings["target"] = old.settings["target"]
+    refuse_changes(f"the shards of {name} in {state.parent}", old.settings, settings)
+    _refuse_changed_inputs(old, inputs, mended)
+    if not mended:
+        return old
+    new = _replace_files(old, {file.path: file for file in inputs})
+    write_json(path, {"config": config, "plan": new.to_json()})
+    return new
+
+
+def _mended(old: SourcePlan, inputs: list[InputFile], state: Path) -> set[str]:
+    """Files that may differ from the plan: each is whole in one partition, which failed and will be done again."""
+    planned = {file.path: file for file in old.inputs}
+    changed = {file.path for file in inputs if file.path in planned and planned[file.path] != file}
+    pieces = [(piece, partition) for partition in old.partitions for piece in partition.pieces]
+    mended = set()
+    for path in changed:
+        holding = [partition for piece, partition in pieces if piece.file.path == path]
+        if len(holding) == 1 and not is_complete(state, holding[0].name):
+            mended.add(path)
+    return mended
+
+
+def is_complete(state: Path, partition: str) -> bool:
+    """Whether all parts of a partition are sealed and no input of it was damaged."""
+    if not state.exists():  # only finished sources have no state folder
+        return True
+    parts = load_parts(state, partition)
+    return bool(parts) and parts[-1].last and not any(part.errors for part in parts)
+
+
+def _replace_files(old: SourcePlan, files: dict[str, InputFile]) -> SourcePlan:
+    data = old.to_json()
+    for partition in data["partitions"]:
+        for piece in partition["pieces"]:
+            piece["file"] = asdict(files[piece["file"]["path"]])
+    return SourcePlan.from_json(old.name, {**data, "inputs": [asdict(file) for file in files.values()]})
+
+
+def _refuse_changed_inputs(old: SourcePlan, inputs: list[InputFile], mended: set[str]) -> None:
+    before = {file.path: file for file in old.inputs}
+    now = {file.path: file for file in inputs}
+    changes = [f"{path} is gone" for path in sorted(before.keys() - now.keys())]
+    changes += [f"{path} is new" for path in sorted(now.keys() - before.keys())]
+    changes += [
+        f"{path} has other contents ({before[path].size} -> {now[path].size} bytes)"
+        for path in sorted(before.keys() & now.keys())
+        if before[path] != now[path] and path not in mended
+    ]
+    if changes:
+        shown = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
+        raise MismatchError(
+            f"the inputs of source {old.name} changed since its shards were planned: {shown}. "
+            "Restore them, name new files as a source of their own, or use another --out folder"
+        )

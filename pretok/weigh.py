@@ -1,0 +1,85 @@
+"""Counts of several sources -> the words a vocabulary is trained from, each with one weighted count.
+
+Enters: counted words bucket by bucket, a row group per source, and the share each source shall have. Leaves: words
+with `counts`, the weighted occurrences, and `heldout`, here the plain ones. Weights are exact fractions until they
+become one integer per source; all else is integer arithmetic, so the result depends on nothing but the counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd, lcm
+from pathlib import Path
+
+import numpy as np
+
+from pretok.errors import UsageError
+from pretok.wordfile import WordCounts, concatenate, read_group
+from pretok.wordtable import WordTable
+
+LIMIT = 1 << 62
+"""No sum of weighted counts reaches it: the counts of all pairs of symbols are at most the weighted bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingWords:
+    """words: weighted counts and, as `heldout`, plain counts; dropped_words, dropped_bytes: left out as too rare,
+    the bytes being those of all their occurrences."""
+
+    words: WordCounts
+    distinct: int
+    dropped_words: int
+    dropped_bytes: int
+
+
+def multipliers(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, int]:
+    """The integer each source's counts are multiplied by so that its text has its share of the whole.
+
+    weights: source -> share, which need not add up to 1; empty leaves the sources as they are. sizes: source -> bytes
+    of text counted. The integers are exact unless the weighted text would exceed LIMIT bytes; then they are scaled
+    down to it and rounded. Raises UsageError for weights that are not of these sources.
+    """
+    if not weights:
+        return dict.fromkeys(sizes, 1)
+    if set(weights) != set(sizes):
+        raise UsageError(
+            f"weights name {', '.join(sorted(weights))}, but the sources are {', '.join(sorted(sizes))}"
+        )
+    bad = [name for name, weight in weights.items() if weight < 0 or (weight > 0 and sizes[name] == 0)]
+    if bad or not any(weights.values()):
+        raise UsageError(
+            f"weights are not negative, not all 0, and 0 for a source without text: {', '.join(bad) or 'all 0'}"
+        )
+    exact = {name: weight / sizes[name] for name, weight in weights.items() if weight}
+    common = lcm(*(share.denominator for share in exact.values()))
+    whole = {name: int(share * common) for name, share in exact.items()}
+    divisor = gcd(*whole.values())
+    factors = {name: whole.get(name, 0) // divisor for name in sizes}
+    total = sum(factor * sizes[name] for name, factor in factors.items())
+    if total > LIMIT:
+        factors = {name: max(1, factor * LIMIT // total) if factor else 0 for name, factor in factors.items()}
+    return factors
+
+
+def weigh(buckets: list[Path], factors: dict[str, int], min_count: int) -> TrainingWords:
+    """Add up the sources of every bucket, counts times factor, and drop words that occur less than `min_count` times.
+
+    factors: source -> integer, in the order of the row groups. Occurrences are those in training documents.
+    """
+    kept = []
+    distinct = dropped_words = dropped_bytes = 0
+    for path in buckets:
+        table = WordTable()
+        for group, factor in enumerate(factors.values()):
+            words = read_group(path, group)
+            weighted = WordCounts(words.data, words.offsets, words.counts * factor, words.counts)
+            table.add_words(weighted)
+        words = table.words()
+        seen = words.heldout > 0
+        rare = seen & (words.heldout < min_count)
+        distinct += int(seen.sum())
+        dropped_words += int(rare.sum())
+        dropped_bytes += int((words.lengths * words.heldout)[rare].sum())
+        kept.append(words.take(np.flatnonzero((words.counts > 0) & ~rare)))
+    return TrainingWords(concatenate(kept), distinct, dropped_words, dropped_bytes)

@@ -1,0 +1,34 @@
+# Leonardo (CINECA): Booster for training, DCGP for text. Fill in what is empty.
+# shellcheck shell=bash disable=SC2034
+#
+# Sources: docs.hpc.cineca.it/hpc/leonardo.html (nodes: 32 cores and 4 A100 of 64 GB; DCGP: 112 cores; 512 GB each;
+# 24 h limit); job scripts in public repositories: --mem=494000, partitions, QOS, NCCL_IB_HCA. No route out of
+# the compute nodes.
+
+SITE_ACCOUNT=              # `saldo -b` for Booster; DCGP budgets may be another account: --account wins over this
+SITE_VENV=                 # in $WORK
+
+SITE_CPU_PARTITION=dcgp_usr_prod
+SITE_CPU_QOS=none          # dcgp_qos_bprod for many nodes, dcgp_qos_dbg for tests
+SITE_CPU_CORES=112
+SITE_CPU_MEMORY=494000M    # not confirmed for DCGP: sinfo -p dcgp_usr_prod -o %m
+SITE_CPU_TIME=24:00:00
+SITE_CPU_OPTIONS=--exclusive
+
+SITE_GPU_PARTITION=boost_usr_prod
+SITE_GPU_QOS=none          # boost_qos_bprod for many nodes (a minimum applies), boost_qos_dbg for tests
+SITE_GPUS=4
+SITE_GPU_CORES=32
+SITE_GPU_MEMORY=494000M
+SITE_GPU_TIME=24:00:00
+SITE_GPU_OPTIONS=--exclusive
+
+SITE_INTERFACE=ib0         # not confirmed by the site's pages; `ip -br addr` on a node tells
+SITE_NODE_LOCAL=/tmp       # DCGP nodes have a local disk, Booster nodes have none: /tmp is small there
+SITE_PREFLIGHT=full
+SITE_PREFLIGHT_LIMITS="--min-memory 300GiB"
+
+site_setup() {
+    : # the wheel of torch brings its CUDA libraries; load what yours needs
+    export NCCL_SOCKET_IFNAME=$SITE_INTERFACE GLOO_SOCKET_IFNAME=$SITE_INTERFACE NCCL_IB_HCA=mlx5
+}

@@ -1,0 +1,94 @@
+"""The main job on real text, by the commands of the README, and its shards through readers that are not ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from pretok.cli import run_command
+from pretok.files import read_bytes
+
+pytestmark = [pytest.mark.corpus, pytest.mark.timeout(600)]
+
+EVERY = 40
+"""One document in so many is encoded again by `tokenizers`, which makes 1.3 MB/s."""
+
+
+@pytest.fixture(scope="module")
+def work(corpus, tmp_path_factory, ray_address) -> Path:
+    """The main job with two workers and 50,000 entries; asserts every exit code."""
+    out = tmp_path_factory.mktemp("corpus")
+    inputs = [f"it={corpus}/it/*.jsonl.zst", f"en={corpus}/en/*.jsonl.zst"]
+    engine = ["--workers", "2", "--address", ray_address]
+    assert run_command(["build-vocab", *inputs, "--out", str(out), "--vocab-size", "50000", *engine]) == 0
+    assert run_command(["tokenize", *inputs, "--out", str(out), *engine]) == 0
+    assert run_command(["verify", str(out / "shards"), *engine]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def expected(corpus, work) -> dict[str, dict[int, list[int]]]:
+    """Per source: number of a document in file order -> its ids by `tokenizers`, for one document in EVERY."""
+    tokenizer = Tokenizer.from_file(str(work / "vocab" / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    assert tokenizer.get_vocab_size() == 50_000
+    found: dict[str, dict[int, list[int]]] = {}
+    for source in ("it", "en"):
+        paths = sorted((corpus / source).glob("*.jsonl.zst"))
+        lines = [line for path in paths for line in b"".join(read_bytes(str(path), "zstd")).splitlines()]
+        texts = {number: json.loads(lines[number])["text"] for number in range(0, len(lines), EVERY)}
+        found[source] = {n: tokenizer.encode(text, add_special_tokens=False).ids for n, text in texts.items()}
+    return found
+
+
+def prefixes(work: Path, source: str) -> list[Path]:
+    """Shards of a source in stream order, from the manifest read as plain JSON."""
+    manifest = json.loads((work / "shards" / "manifest.json").read_text())
+    return [
+        work / "shards" / s["path"].removesuffix(".bin") for s in manifest["shards"] if s["source"] == source
+    ]
+
+
+@pytest.mark.parametrize("source", ["it", "en"])
+def test_numpy_alone_reads_the_ids_tokenizers_gives(work, expected, source):
+    """From the format's description alone: a memmap of uint16, cut at the end-of-document token."""
+    number = 0
+    for prefix in prefixes(work, source):
+        tokens = np.memmap(f"{prefix}.bin", "<u2", "r")
+        ends = np.flatnonzero(tokens == 0)
+        for start, end in zip([0, *(ends[:-1] + 1)], ends, strict=True):
+            if number in expected[source]:
+                assert tokens[start:end].tolist() == expected[source][number]
+            number += 1
+    assert number > max(expected[source])
+
+
+@pytest.mark.parametrize("source", ["it", "en"])
+def test_megatron_reads_the_ids_tokenizers_gives(work, expected, source):
+    megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset", reason="needs megatron-core")
+    number = 0
+    for prefix in prefixes(work, source):
+        dataset = megatron.IndexedDataset(str(prefix), mmap=True)
+        for at in range(len(dataset)):
+            if number in expected[source]:
+                assert dataset[at].tolist() == [*expected[source][number], 0]
+            number += 1
+        assert dataset.document_indices[-1] == len(dataset)
+    assert number > max(expected[source])
+
+
+def test_counts_are_those_of_the_text(corpus, work):
+    totals = json.loads((work / "shards" / "manifest.json").read_text())["sources"]
+    for source in ("it", "en"):
+        texts = [
+            json.loads(line)["text"]
+            for path in sorted((corpus / source).glob("*.jsonl.zst"))
+            for line in b"".join(read_bytes(str(path), "zstd")).splitlines()
+        ]
+        assert totals[source]["documents"] == len(texts)
+        assert totals[source]["bytes"] == sum(len(text.encode()) for text in texts)
+        assert totals[source]["rejected"] == {}

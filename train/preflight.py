@@ -1,0 +1,97 @@
+"""Pre-flight of the GPUs: a matrix product on each and an all-reduce over all, seconds before a run of weeks.
+
+Enters: a torchrun environment (`python -m train.launch ... -m train.preflight`). Leaves: on standard output one line of
+JSON per node, in the form of `pretok.jobs.preflight`, from which slow and failed nodes are told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT = timedelta(seconds=120)
+SHARED = "all-reduce"  # the name by which `pretok.jobs.preflight` knows the check that may fail by any node's fault
+
+
+def _seconds(work: Callable[[], Any], wait: Callable[[], Any], repeats: int = 3) -> float:
+    """The best of some runs, after one to warm up."""
+    times = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        work()
+        wait()
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
+
+
+def matrix_product(device: torch.device) -> float:
+    """Floating-point operations a second of a square product. ArithmeticError when the product is wrong."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
+    ones = torch.ones(size, size, device=device, dtype=dtype)
+    wait = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
+    seconds = _seconds(lambda: ones @ ones, wait)
+    if not bool((ones @ ones == size).all()):
+        raise ArithmeticError(f"a product of ones of size {size} is not {size} everywhere")
+    return 2 * size**3 / seconds
+
+
+def all_reduce(device: torch.device, group: dist.ProcessGroup | None) -> float:
+    """Bytes a second of a sum over all ranks. ArithmeticError when the sum is wrong."""
+    numbers = (64 << 20) // 4 if device.type == "cuda" else (1 << 20) // 4
+    tensor = torch.ones(numbers, device=device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
+    seconds = _seconds(lambda: dist.all_reduce(tensor, group=group), wait)
+    expected = float(dist.get_world_size()) ** 4  # the warm-up and three repeats
+    if not bool((tensor == expected).all()):
+        raise ArithmeticError(f"the sum over all ranks is not {expected} everywhere")
+    return numbers * 4 / seconds
+
+
+def _attempt(name: str, unit: float, label: str, measure: Callable[[], float]) -> dict[str, Any]:
+    """One check: what `measure` finds, or in one line why it failed."""
+    try:
+        found = measure()
+        return {"name": name, "value": f"{found / unit:.3g} {label}", "problem": "", "number": found}
+    except Exception as error:  # whatever it is, this node must be named
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return {"name": name, "value": "-", "problem": f"rank {os.environ['RANK']}: {text}", "number": None}
+
+
+def _worst(checks: list[dict[str, Any]]) -> dict[str, Any]:
+    return min(checks, key=lambda check: (not check["problem"], check["number"] or 0.0))
+
+
+def main() -> int:
+    """Check this rank's device; the first rank of each node prints the worst of its node. 1 when there is a problem."""
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    node = os.uname().nodename
+    product = _attempt("matmul", 1e12, "TFLOP/s", lambda: matrix_product(device))
+    # Over the host's network first: a rank whose device failed can still say so, and the others need not wait for it.
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, (node, product))
+    reduced = None
+    if not any(row["problem"] for _, row in rows):
+        group = dist.new_group(backend="nccl", timeout=TIMEOUT) if cuda else None
+        reduced = _attempt(SHARED, 1e9, "GB/s", lambda: all_reduce(device, group))
+    mine = [row for name, row in rows if name == node]
+    if os.environ["LOCAL_RANK"] == "0":
+        checks = [_worst(mine), *([reduced] if reduced else [])]
+        print(json.dumps({"node": node, "checks": checks}), flush=True)
+    problem = product["problem"] or (reduced and reduced["problem"])
+    if not problem:
+        dist.destroy_process_group()
+    return 1 if problem else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

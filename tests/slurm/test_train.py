@@ -39,7 +39,16 @@ def numbers(run: Path) -> dict[int, float]:
 
 def train_here(out: Path, steps: int) -> Path:
     """The same training by one process on this machine."""
-    flags = ["--shards", out / "shards", "--mix", out / "mix.json", "--out", out / "alone", "--model", "debug"]
+    flags = [
+        "--shards",
+        out / "shards",
+        "--mix",
+        out / "mix.json",
+        "--out",
+        out / "alone",
+        "--model",
+        "debug",
+    ]
     sizes = ["--global-batch", "8", "--steps", str(steps), "--save-every", "100000", "--workers", "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "train", *map(str, flags), *sizes]

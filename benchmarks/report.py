@@ -16,7 +16,11 @@ ROWS = (
     ("pretok tokenize, 1 worker on 1 core, from .jsonl.zst", "end_to_end", ("one_core", "mb_s")),
     ("sum of the parts alone, 2 cores (limit)", "parts", ("limit_two_cores",)),
     ("gigatoken, 2 threads, text and ids in memory", "peers", ("gigatoken_in_memory_2_threads",)),
-    ("gigatoken on a whole plain file + Megatron builder, 2 threads", "peers", ("gigatoken_whole_file_and_builder",)),
+    (
+        "gigatoken on a whole plain file + Megatron builder, 2 threads",
+        "peers",
+        ("gigatoken_whole_file_and_builder",),
+    ),
     ("datasets.map + tokenizers, 2 processes", "peers", ("datasets_map_2_processes",)),
     ("datatrove, 2 processes", "peers", ("datatrove_2_processes",)),
 )
@@ -35,7 +39,11 @@ def _targets(results: dict[str, Any]) -> list[tuple[str, float, str]]:
     two = _get(results, "end_to_end", ("two_workers", "mb_s"))
     peers = results["peers"]
     targets = [
-        ("end to end / limit of the parts, 2 workers", two / results["parts"]["limit_two_cores"], "at least 0.7"),
+        (
+            "end to end / limit of the parts, 2 workers",
+            two / results["parts"]["limit_two_cores"],
+            "at least 0.7",
+        ),
         ("end to end / datatrove", two / peers["datatrove_2_processes"], "at least 70"),
         ("end to end / whole file + builder", two / peers["gigatoken_whole_file_and_builder"], "at least 3"),
         ("end to end / gigatoken in memory", two / peers["gigatoken_in_memory_2_threads"], "at least 0.4"),
@@ -74,10 +82,16 @@ def markdown(results: dict[str, Any]) -> str:
         *(f"| {name} | {value:.0f} |" for name, value in results["parts"]["parts_mb_s"].items()),
     ]
     if "scaling" in results:
-        lines += ["", "| corpus, workers | text MB | seconds | MB/s | idle | worker MB |", "|---|---:|---:|---:|---:|---:|"]
+        lines += [
+            "",
+            "| corpus, workers | text MB | seconds | MB/s | idle | worker MB |",
+            "|---|---:|---:|---:|---:|---:|",
+        ]
         for name, row in results["scaling"]["curve"].items():
             numbers = f"{row['text_mb']:.0f} | {row['seconds']:.1f} | {row['mb_s']:.0f}"
-            lines.append(f"| {name.replace('_', ' ')} | {numbers} | {row['idle_share']:.0%} | {row['worker_peak_mb']:.0f} |")
+            lines.append(
+                f"| {name.replace('_', ' ')} | {numbers} | {row['idle_share']:.0%} | {row['worker_peak_mb']:.0f} |"
+            )
     return "\n".join(lines) + "\n"
 
 

@@ -13,37 +13,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from pretok._numba import BYTES, I64, U8, njit
+from pretok._wide import load32, load64
 
 P1 = np.uint64(0x9E3779B185EBCA87)
 P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 P3 = np.uint64(0x165667B19E3779F9)
 P4 = np.uint64(0x85EBCA77C2B2AE63)
 P5 = np.uint64(0x27D4EB2F165667C5)
-
-
-def _loader(bits: int) -> Any:
-    """A compiled function (bytes, position) -> little-endian unsigned integer of `bits`, with no bounds check."""
-
-    def load(_context: Any, _data: Any, _position: Any) -> Any:
-        result = types.Integer.from_bitwidth(bits, signed=False)
-
-        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            pointer = builder.gep(arguments[0], [arguments[1]])
-            word = ir.IntType(bits)
-            return builder.load(builder.bitcast(pointer, word.as_pointer()), align=1)
-
-        return result(BYTES, types.int64), generate
-
-    return intrinsic(load)
-
-
-load32 = _loader(32)
-load64 = _loader(64)
 
 
 @njit(types.uint64(types.uint64, types.uint64), inline=True)

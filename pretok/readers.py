@@ -74,40 +74,43 @@ def read_piece(piece: Piece, index: int, record: RecordFormat) -> Iterator[TextB
             yield batch
 
 
-def _whole_records(blocks: Iterator[bytes], separator: bytes) -> Iterator[bytes]:
-    """Regroup blocks into spans of BATCH_BYTES to twice that (more if one record is longer) that end where a record
-    ends; the last span ends where the input does.
+def _whole_records(blocks: Iterator[bytes], separator: bytes) -> Iterator[memoryview]:
+    """Regroup blocks into spans that end where a record ends: at the last end within BATCH_BYTES, or where the record
+    that is longer ends; the last span ends where the input does. Spans do not depend on how blocks were cut.
 
     On CorruptInputError what was read before it is yielded first, its unfinished last record left out.
     """
     waiting: list[bytes] = []
     size = 0
+    wanted = BATCH_BYTES
     try:
         for block in blocks:
             waiting.append(block)
             size += len(block)
-            if size >= BATCH_BYTES:
-                data = b"".join(waiting)
-                left = yield from _cut_records(data, separator)
-                waiting, size = [left], len(left) % BATCH_BYTES  # a longer record waits for as much more
+            if size >= wanted:
+                left = yield from _cut_records(b"".join(waiting), separator)
+                waiting, size = [left], len(left)
+                wanted = max(BATCH_BYTES, 2 * size)  # a longer record waits for as much more
     except CorruptInputError:
-        data = b"".join(waiting)
-        yield from _cut_records(data[: data.rfind(separator) + len(separator)], separator)
+        left = yield from _cut_records(b"".join(waiting), separator)
+        if (end := left.rfind(separator)) >= 0:
+            yield memoryview(left)[: end + len(separator)]
         raise
-    if data := b"".join(waiting):
-        yield data
+    if left := (yield from _cut_records(b"".join(waiting), separator)):
+        yield memoryview(left)
 
 
-def _cut_records(data: bytes, separator: bytes) -> Generator[bytes, None, bytes]:
-    """Yield spans of whole records, no longer than 2 BATCH_BYTES unless one record is; returns the unfinished rest."""
+def _cut_records(data: bytes, separator: bytes) -> Generator[memoryview, None, bytes]:
+    """Yield the spans of `data` that are complete whatever follows it; returns the rest."""
+    view = memoryview(data)
     start = 0
-    while start < len(data):
-        cut = data.rfind(separator, start, start + 2 * BATCH_BYTES)
+    while len(data) - start >= BATCH_BYTES:
+        cut = data.rfind(separator, start, start + BATCH_BYTES)
         if cut < 0:
-            cut = data.find(separator, start + 2 * BATCH_BYTES - len(separator) + 1)
+            cut = data.find(separator, start + BATCH_BYTES - len(separator) + 1)
         if cut < 0:
             break
-        yield data[start : cut + len(separator)]
+        yield view[start : cut + len(separator)]
         start = cut + len(separator)
     return data[start:]
 
@@ -117,12 +120,16 @@ def _read_jsonl(piece: Piece, index: int, field: str) -> Iterator[TextBatch]:
     first = 0
     stream = read_bytes(piece.file.path, piece.file.compression, piece.start or 0, piece.stop)
     for at, data in enumerate(_whole_records(stream, b"\n")):
-        if at == 0:
-            data = data.removeprefix(b"\xef\xbb\xbf")  # a BOM is no part of the JSON text (RFC 8259, 8.1)
+        if at == 0 and bytes(data[:3]) == b"\xef\xbb\xbf":
+            data = data[3:]  # a BOM is no part of the JSON text (RFC 8259, 8.1)
         texts, offsets, starts, status = parse_lines(np.frombuffer(data, np.uint8), name)
         good = np.flatnonzero(status == OK)
         rejects = [
-            Reject(first + int(line), REASONS[status[line]], _explain(data[starts[line] : starts[line + 1]]))
+            Reject(
+                first + int(line),
+                REASONS[status[line]],
+                _explain(bytes(data[starts[line] : starts[line + 1]])),
+            )
             for line in np.flatnonzero(status != OK)
         ]
         yield _checked(index, len(status), first, good, from_buffers(texts, offsets), rejects)
@@ -171,8 +178,8 @@ def _read_text(piece: Piece, index: int, separator: str) -> Iterator[TextBatch]:
     stream = read_bytes(piece.file.path, piece.file.compression)
     mark = separator.encode()
     first = 0
-    blocks = _whole_records(stream, mark) if mark else iter([b"".join(stream)])
-    for data in blocks:
+    spans = map(bytes, _whole_records(stream, mark)) if mark else iter([b"".join(stream)])
+    for data in spans:
         parts = data.split(mark) if mark else [data]
         if mark and not parts[-1]:
             parts.pop()

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from numba import types
 
 from pretok._numba import BYTES, I64, U8, njit
-from pretok.hashing import P1, P2, P3, hash_bytes, load64, rotate
+from pretok._wide import load64
+from pretok.hashing import P1, P2, P3, hash_bytes, rotate
 from pretok.pretokenize import code_of, next_word
 from pretok.unicode import class_table
 from pretok.wordfile import WordCounts

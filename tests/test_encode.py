@@ -68,7 +68,7 @@ def test_sliced_arrays_and_buffers(encoder, reference):
 def test_an_unknown_pattern_falls_back_and_says_so(tokenizer_json):
     changed = json.loads(tokenizer_json)
     changed["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\p{L}+|\P{L}"
-    engine, notice = choose_engine(json.dumps(changed))
+    engine, notice = choose_engine(json.dumps(changed), ReferenceEngine(json.dumps(changed)))
     assert isinstance(engine, ReferenceEngine)
     assert "tokenizers instead, at about" in notice
     fallback = Encoder(json.dumps(changed), 0, 1500)

@@ -36,9 +36,9 @@ Chains = Callable[[], Iterator[Ids]]
 BREAK = 0xFFFFFFFF
 """After each chain."""
 BUCKETS = 1 << 24
-RARE = 16
-"""Chains are first cut between pairs that are so many times rarer than the last of the most frequent pairs, of which
-as many are taken as superwords are wanted."""
+RARE = 4
+"""Where n superwords are wanted, chains are first cut between pairs so many times rarer than the n-th most frequent;
+the last superword was about half as frequent as that pair in real text."""
 
 _U32 = types.Array(types.uint32, 1, "C", readonly=True)
 
@@ -82,6 +82,7 @@ class ChainFinder:
     """Finds chains in documents encoded by stage 1, whose entries are `tokens` (id -> bytes, b"" for specials)."""
 
     def __init__(self, tokens: Sequence[bytes], separators: int) -> None:
+        self.size = len(tokens)
         self._separators = separators
         self._lengths = np.array([len(token) for token in tokens], np.int64)
         self._ends = np.array([token == b"," or ends_in_letter(token) for token in tokens], np.uint8)

@@ -93,13 +93,18 @@ def test_weights_start_another_run(runs: dict[bool, Path], kind: str, processes:
     new = tmp_path / "run"
     command = arguments(folder / "shards", new, model_file(tmp_path))
     run_ranks(processes, [*command, "--init-from", source, "--steps", 1], tmp_path)
+    if kind == "exported":  # a run that goes on needs what it began from no more
+        source.rename(tmp_path / "gone")
+        run_ranks(
+            processes, [*command, "--init-from", source, "--steps", 2, "--schedule", "constant"], tmp_path
+        )
     scratch = tmp_path / "scratch"
     run_ranks(1, [*arguments(folder / "shards", scratch, model_file(tmp_path)), "--steps", 1], tmp_path)
     old = column(runs[True], "loss")
     assert column(scratch, "loss") == pytest.approx(old[:1], rel=1e-5)
-    assert column(new, "loss") != pytest.approx(old[:1], rel=1e-4)
+    assert column(new, "loss")[:1] != pytest.approx(old[:1], rel=1e-4)
     weights = exported(runs, True, tmp_path / "again", "--step", "3")
-    assert column(new, "loss") == pytest.approx([first_loss(weights, folder / "shards")], rel=1e-5)
+    assert column(new, "loss")[:1] == pytest.approx([first_loss(weights, folder / "shards")], rel=1e-5)
 
 
 def loaded(folder: Path) -> Decoder:

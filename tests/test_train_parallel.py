@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.train_support import column, model_file, random_shards, run_ranks
-
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+import pretok.stream  # noqa: E402
+from tests.train_support import column, model_file, random_shards, run_ranks  # noqa: E402
+from train.config import TrainConfig  # noqa: E402
+from train.model import Decoder, initial_tensor, model_config  # noqa: E402
+from train.optim import learning_rate  # noqa: E402
 
 STEPS = 6
 
@@ -33,6 +36,36 @@ def alone(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, 
         run_ranks(1, arguments(shards, folder / "run", model_file(folder, tied=tied)), folder)
         runs[tied] = folder / "run"
     return runs
+
+
+def test_one_process_equals_a_plain_loop(shards: Path, alone: dict[bool, Path], tmp_path: Path) -> None:
+    """The trainer against a few lines of torch that know nothing of it but the model."""
+    config = TrainConfig(lr=0.01, warmup=2)
+    sizes = model_config(model_file(tmp_path))
+    view = pretok.stream.open(shards, seq_len=16)
+    model = Decoder(sizes)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_tensor(sizes, 0, name, parameter.shape, torch.device("cpu")))
+    flat = [parameter for parameter in model.parameters() if parameter.ndim == 1]
+    deep = [parameter for name, parameter in model.named_parameters() if name.endswith("proj.weight")]
+    groups = [{"params": deep, "weight_decay": 0.1}]
+    groups.append({"params": [*flat, model.embed_tokens.weight], "weight_decay": 0.0})
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    losses, norms = [], []
+    for step in range(STEPS):
+        tokens = torch.from_numpy(view.batch(range(16 * step, 16 * step + 16)))
+        logits = model(tokens[:, :-1])[..., :60]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, step, STEPS)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert column(alone[True], "loss") == pytest.approx(losses, rel=1e-5)
+    assert column(alone[True], "grad_norm") == pytest.approx(norms, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -304,6 +304,22 @@ def test_tune_takes_out_of_memory_as_a_result(
     assert "best: micro-batch   2" in capsys.readouterr().out
 
 
+def test_gpu_benchmark_runs_without_one(tmp_path: Path) -> None:
+    script = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "train_gpu.py"),
+        "--json",
+        str(tmp_path / "rows.json"),
+    ]
+    more = ["--model", "debug", "--seq-len", "32", "--micro-batch", "1", "--steps", "5"]
+    done = subprocess.run([*script, *more], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["outcome"] for row in rows] == ["ok"]
+    assert rows[0]["tokens_per_second_per_device"] > 0
+    assert "dense bf16 peak n/a" in done.stdout
+
+
 def test_torchrun_runs_the_module(shards: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -20,7 +20,7 @@ from torch import nn
 import pretok.stream
 from pretok.errors import MismatchError, UsageError
 from pretok.stream import View
-from train.checkpoint import load_weights
+from train.checkpoint import complete_checkpoints, load_weights
 from train.config import Batch, TrainConfig, solve_batch
 from train.devices import Device
 from train.export import exported_tensors
@@ -106,7 +106,9 @@ def build_trainee(plan: Plan, device: Device) -> Trainee:
         model = Decoder(plan.model, loss_chunk=config.loss_chunk, z_loss=config.z_loss)
     parallelize(model, mesh, config, device)
     place = torch.device("cpu") if config.offload else device.device
-    source = Path(config.init_from) if config.init_from else None
+    # A run that is resumed has its own weights; the folder it began from may be gone.
+    resumed = complete_checkpoints(Path(config.out) / "checkpoints")
+    source = Path(config.init_from) if config.init_from and not resumed else None
     if source is not None and (source / "config.json").exists():
         value = exported_tensors(source, plan.model)
     else:

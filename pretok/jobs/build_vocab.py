@@ -78,6 +78,8 @@ def run_build_vocab(
 def check_settings(vocab: Vocab) -> None:
     """Raises UsageError where no vocabulary of these settings can be made."""
     code_of(vocab.pattern)
+    if vocab.superwords:
+        raise UsageError("superwords are not trained by this version; set `superwords = 0` under [vocab]")
     special = vocab.special_tokens
     if len(set(special)) < len(special) or "" in special:
         raise UsageError("special tokens must be different from each other and not empty")

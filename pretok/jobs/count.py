@@ -133,7 +133,7 @@ def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
         {key: value for key, value in part.data["config"].items() if key != "inputs"} for part in parts
     ]
     for part, config in zip(parts[1:], configs[1:], strict=True):
-        refuse_changes("counts", part.folder, configs[0], config)
+        refuse_changes("counts", part.folder, config, configs[0])
     names = sorted({name for part in parts for name in part.sources})
     records = {name: CountRecord() for name in names}
     for part in parts:

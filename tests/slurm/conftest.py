@@ -35,7 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def running_cluster() -> Iterator[Cluster]:
     """The cluster, started unless it runs; the session that started it stops it."""
-    if os.geteuid() != 0 or not all(shutil.which(name) for name in ("slurmctld", "slurmd", "sbatch", "munged")):
+    if os.geteuid() != 0 or not all(
+        shutil.which(name) for name in ("slurmctld", "slurmd", "sbatch", "munged")
+    ):
         pytest.skip("no Slurm: tests/slurm/cluster-up.sh, run as root on Debian, installs and starts one")
     was_up = (LAB / "run" / "pids").exists()
     up = subprocess.run(["bash", HERE / "cluster-up.sh"], text=True, capture_output=True, check=False)

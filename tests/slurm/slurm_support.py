@@ -57,7 +57,7 @@ class Cluster:
 
     def submit(self, *arguments: str) -> Submitted:
         """`pretok submit`."""
-        answer = self.run(sys.executable, "-m", "pretok", "submit", *arguments, "--json")
+        answer = self.run(sys.executable, "-m", "pretok", "submit", "--json", *arguments)
         found = json.loads(answer)
         jobs = [(job["stage"], job["id"]) for job in found["jobs"]]
         return Submitted(self, Path(found["folder"]), jobs)

@@ -61,7 +61,9 @@ def test_three_nodes_make_the_same_bytes(
     assert len(expected) > 20, "too few shards to say anything"
     log = chain.log(job)
     assert re.search(r"node3 .* ok ", log), log  # the pre-flight table
-    assert not re.search(r"8\.8\.8\.8|Traceback|WARN|[Ee]rror", log), log  # no route out, and nothing said about it
+    assert not re.search(r"8\.8\.8\.8|Traceback|WARN|[Ee]rror", log), (
+        log
+    )  # no route out, and nothing said about it
     assert f"pretok-{job}" not in cluster.run("node-exec", "node2", "ls", f"{LAB}/local")
 
 

@@ -1,0 +1,170 @@
+"""Training as a chain of jobs: two nodes equal one process, stops are continued, hopeless chains end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from slurm_support import ROOT, Cluster
+
+from pretok.commands.options import start_engine
+from pretok.config import load_recipe
+from pretok.jobs.steps import mix_step, tokenize_step
+
+Recipe = Callable[..., Path]
+Profile = Callable[..., str]
+
+TRAIN = """
+[mix]
+weights = { it = 0.9, en = 0.1 }
+seq_len = 16
+[train]
+model = "debug"
+global_batch = 8
+save_every = 100000
+workers = 0
+"""
+
+
+def numbers(run: Path) -> dict[int, float]:
+    """step -> loss of a run's metrics; a step that was done twice counts with its last value."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return {line["step"]: line["loss"] for line in map(json.loads, lines) if "loss" in line}
+
+
+def train_here(out: Path, steps: int) -> Path:
+    """The same training by one process on this machine."""
+    flags = [
+        "--shards",
+        out / "shards",
+        "--mix",
+        out / "mix.json",
+        "--out",
+        out / "alone",
+        "--model",
+        "debug",
+    ]
+    sizes = ["--global-batch", "8", "--steps", str(steps), "--save-every", "100000", "--workers", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "train", *map(str, flags), *sizes]
+    subprocess.run(command, check=True, cwd=ROOT, env=environment, capture_output=True)
+    return out / "alone"
+
+
+def test_two_nodes_equal_one_process_through_a_signal(
+    cluster: Cluster, recipe: Recipe, profile: Profile, tmp_path: Path
+) -> None:
+    steps = 400
+    path = recipe("work", TRAIN)
+    loaded = load_recipe(path)
+    with start_engine(0, None) as engine:
+        tokenize_step(loaded, engine)
+    mix_step(loaded)
+    site = profile(preflight="full")
+    shape = ["--stages=train", "--nodes=train=2", "--links=train=3"]
+    chain = cluster.submit(str(path), "--profile", site, *shape, "--", f"--steps={steps}")
+    stopped, last, idle = chain.ids("train")
+
+    chain.wait_for(stopped, "step 20 ")
+    cluster.run("scancel", "--batch", "--signal=USR1", stopped)
+    assert cluster.wait(stopped) == "FAILED"
+    assert cluster.exit_code(stopped) == 75, chain.logs()
+    assert "GB/s" in chain.log(stopped), "no pre-flight table"
+    (saved,) = (loaded.out / "run" / "checkpoints").glob("step-*")
+    assert not (loaded.out / "run" / "done.json").exists()
+
+    assert cluster.wait(last) == "COMPLETED", chain.logs()
+    assert f"resumed from step {int(saved.name[5:])}" in chain.log(last)
+    assert (loaded.out / "run" / "done.json").exists()
+    assert "Traceback" not in chain.logs()
+    assert cluster.wait(idle) == "COMPLETED"
+    assert "train is complete, nothing to do" in chain.log(idle)
+
+    alone = numbers(train_here(loaded.out, steps))
+    assert numbers(loaded.out / "run") == pytest.approx(alone, rel=2e-3)
+    assert len(alone) == steps
+
+
+def test_one_command_from_text_to_a_trained_model_within_time_limits(
+    cluster: Cluster, recipe: Recipe, profile: Profile, tmp_path: Path
+) -> None:
+    path = recipe("work", TRAIN, vocab="size = 1000")
+    shape = ["--nodes=tokenize=2", "--nodes=train=2", "--links=train=4", "--time=train=1"]
+    chain = cluster.submit(str(path), "--profile", profile(), *shape, "--", "--steps=1500")
+    links = chain.ids("train")
+    for stage in ("vocab", "tokenize", "mix"):
+        (job,) = chain.ids(stage)
+        assert cluster.wait(job) == "COMPLETED", chain.logs()
+    assert cluster.wait(links[0]) == "FAILED"
+    assert cluster.exit_code(links[0]) == 75, chain.logs()
+    assert "stopped after step" in chain.log(links[0])
+    assert "the job ends in" in chain.log(links[0])
+    assert cluster.wait(links[-1]) == "COMPLETED", chain.logs()
+    assert json.loads((tmp_path / "work" / "run" / "done.json").read_text())["step"] == 1500
+
+
+STUB = """
+import os, pathlib, sys, time
+run = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+{body}
+"""
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Callable[[str], str]:
+    """A launcher in place of torchrun that runs `body`; returns what the profile needs to find it."""
+
+    def write(body: str) -> str:
+        folder = tmp_path / "stub" / "train"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / "launch.py").write_text(STUB.format(body=body))
+        return f"cd {folder.parent};"  # first on the path of `python -m`
+
+    return write
+
+
+def test_links_without_progress_end_the_chain(
+    cluster: Cluster, recipe: Recipe, profile: Profile, stub: Callable[[str], str]
+) -> None:
+    site = profile(setup=stub("sys.exit(1)"))
+    chain = cluster.submit(str(recipe("work", TRAIN)), "--profile", site, "--stages=train", "--links=train=5")
+    assert [cluster.wait(job) for job in chain.ids("train")] == ["FAILED"] * 3 + ["CANCELLED"] * 2
+    assert "the last two links got no further" in chain.log(chain.ids("train")[2])
+
+
+def test_a_job_whose_node_fails_is_requeued(
+    cluster: Cluster, recipe: Recipe, profile: Profile, stub: Callable[[str], str]
+) -> None:
+    body = "run.mkdir(exist_ok=True); (run / os.environ.get('SLURM_RESTART_COUNT', '0')).touch()\n"
+    site = profile(setup=stub(body + "if not (run / '1').exists(): time.sleep(60)"))
+    (out := recipe("work", TRAIN)).with_suffix("").mkdir()
+    chain = cluster.submit(str(out), "--profile", site, "--stages=train")
+    (job,) = chain.ids("train")
+    cluster.until((out.with_suffix("") / "run" / "0").exists, 30, "the first start")
+    cluster.run("scontrol", "update", "nodename=node1", "state=down", "reason=test")
+    assert cluster.wait(job) == "COMPLETED", chain.logs()
+    assert (out.with_suffix("") / "run" / "1").exists()
+
+
+def test_a_bad_node_is_named_and_kept_out_of_the_next_link(
+    cluster: Cluster, recipe: Recipe, profile: Profile
+) -> None:
+    # On node2 alone, the virtual environment's Python is a program that fails.
+    python = Path(sys.prefix) / "bin" / "python"
+    cluster.run("node-exec", "node2", "mount", "--bind", "/bin/false", str(python.resolve()))
+    try:
+        shape = ["--stages=train", "--nodes=train=2", "--links=train=2"]
+        site = profile(preflight="node")
+        chain = cluster.submit(str(recipe("work", TRAIN)), "--profile", site, *shape)
+        first, second = chain.ids("train")
+        assert cluster.wait(first) == "FAILED"
+        assert "failed nodes: node2" in chain.log(first), chain.logs()
+        assert "ExcNodeList=node2" in cluster.run("scontrol", "show", "job", second)
+    finally:
+        cluster.run("node-exec", "node2", "umount", str(python.resolve()))

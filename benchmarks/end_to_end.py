@@ -48,6 +48,7 @@ def run_job(sources: dict[str, list[str]], vocab: Path, folder: Path, workers: i
         "seconds": ended - started,
         "startup_seconds": started - began,
         "text_mb": totals["bytes"] / 1e6,
+        "compressed_mb": sum(Path(path).stat().st_size for paths in sources.values() for path in paths) / 1e6,
         "tokens": float(totals["tokens"]),
         "idle_share": summary.idle,
         "worker_peak_mb": summary.peak / 1e6,

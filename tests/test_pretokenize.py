@@ -161,3 +161,10 @@ def test_disputed_documents() -> None:
     assert np.array_equal(
         disputed(*pack([chr(c) for c in SCALARS])), u.class_table()[SCALARS] == u.UNASSIGNED
     )
+
+
+def test_disputed_characters_are_seen_at_every_place_of_a_word() -> None:
+    documents = [
+        "a" * before + character + "è" * 9 for before in range(17) for character in ("\U000323b0", "’")
+    ]
+    assert disputed(*pack(documents)).tolist() == [True, False] * 17

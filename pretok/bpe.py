@@ -50,9 +50,20 @@ class Merges:
     tokens: list[bytes]
     """The bytes of every id, initial and new."""
 
-    def byte_pairs(self) -> list[tuple[bytes, bytes]]:
-        """The merges as bytes of the left and the right token."""
-        return [(self.tokens[left], self.tokens[right]) for left, right in self.pairs.tolist()]
+    def first(self, size: int) -> list[tuple[bytes, bytes]]:
+        """The merges that `size` entries take, in order, as bytes; training for fewer entries makes the same beginning.
+
+        A pair that was merged twice counts where it was merged last, as in `tokenizers`.
+        """
+        largest = np.maximum.accumulate(self.products)
+        end = int(np.searchsorted(largest, size - 1))  # where the last of the entries is made
+        end += end < len(largest) and int(largest[end]) < size
+        kept: dict[tuple[bytes, bytes], None] = {}
+        for left, right in self.pairs[:end].tolist():
+            pair = self.tokens[left], self.tokens[right]
+            kept.pop(pair, None)
+            kept[pair] = None
+        return list(kept)
 
 
 @njit(_HEAP(TABLE))

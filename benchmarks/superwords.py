@@ -1,0 +1,156 @@
+"""What superwords save on text kept out of training, what they cost in speed, and what training them takes.
+
+    python benchmarks/superwords.py CORPUS [--size 50000] [--superwords 10000] [--max-words 4] [--separators NAME ...]
+
+CORPUS holds `LANGUAGE/NAME-NN.jsonl.zst` with `id` and `text`. A 25th of the works is kept out: whole books where ids
+are `BOOK-CHAPTER`, else documents. Plain and superword vocabularies have the same number of entries. Speeds are those
+of one thread of this process, the engines taking turns; on a machine with other load only their ratio means something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import zstandard
+
+from pretok.bpe import train_merges
+from pretok.chains import ChainFinder, train_superwords
+from pretok.config import DEFAULT_SPECIAL_TOKENS
+from pretok.encode import Engine, FastEngine, SuperwordEngine, fast_engine
+from pretok.hashing import hash_documents
+from pretok.pretokenize import PATTERNS
+from pretok.segments import BASE, COARSE, SEPARATORS
+from pretok.superwords import drop_crossing
+from pretok.texts import buffers
+from pretok.vocab import tokenizer_data
+from pretok.wordtable import WordTable
+
+HELD_OUT = 25
+BATCH = 4 << 20
+Merge = tuple[bytes, bytes]
+Texts = dict[str, list[pa.LargeStringArray]]
+
+
+def read(corpus: Path) -> tuple[Texts, Texts]:
+    """(training, held-out) texts of each source in batches."""
+    texts: tuple[Texts, Texts] = {}, {}
+    for path in sorted(corpus.glob("*/*.jsonl.zst")):
+        source = re.sub(r"-\d+\.jsonl\.zst$", "", path.name)
+        data = zstandard.ZstdDecompressor().stream_reader(path.read_bytes()).read()
+        parts: tuple[list[str], list[str]] = [], []
+        for line in data.splitlines():
+            record = json.loads(line)
+            work = re.sub(r"-\d+$", "", record["id"])
+            number = int(hash_documents(*buffers(pa.array([work], pa.large_string())), 0)[0])
+            parts[number % HELD_OUT == 0].append(record["text"])
+        for part, chosen in zip(parts, texts, strict=True):
+            chosen.setdefault(source, []).extend(batches(part))
+    return texts
+
+
+def batches(texts: list[str]) -> Iterator[pa.LargeStringArray]:
+    """Arrays of about BATCH characters."""
+    start = size = 0
+    for i, text in enumerate(texts):
+        size += len(text)
+        if size >= BATCH or i == len(texts) - 1:
+            yield pa.array(texts[start : i + 1], pa.large_string())
+            start, size = i + 1, 0
+
+
+def pairs_of(merges: object, skip: int = 0) -> list[Merge]:
+    """Merges as pairs of bytes."""
+    tokens = merges.tokens  # type: ignore[attr-defined]
+    return [(tokens[a], tokens[b]) for a, b in merges.pairs.tolist()][skip:]  # type: ignore[attr-defined]
+
+
+def encode_all(engine: Engine, texts: Texts) -> dict[str, int]:
+    """Tokens of each source."""
+    return {name: sum(len(engine.encode(batch)[0]) for batch in group) for name, group in texts.items()}
+
+
+def size_of(texts: Texts) -> dict[str, int]:
+    """Bytes of each source."""
+    return {name: sum(len(buffers(batch)[0]) for batch in group) for name, group in texts.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--size", type=int, default=50_000)
+    parser.add_argument("--superwords", type=int, nargs="+", default=[10_000])
+    parser.add_argument("--max-words", type=int, nargs="+", default=[4])
+    parser.add_argument("--separators", nargs="+", default=list(SEPARATORS))
+    args = parser.parse_args()
+    train, held = read(args.corpus)
+    sizes = size_of(held)
+    print(f"{sum(size_of(train).values()) / 1e6:.0f} MB for training, held out in MB:", {k: round(v / 1e6, 1) for k, v in sizes.items()})
+    start = time.perf_counter()
+    table = WordTable()
+    for group in train.values():
+        for batch in group:
+            table.add_documents(*buffers(batch), np.zeros(len(batch), np.bool_), BASE)
+    words = table.words()
+    special = DEFAULT_SPECIAL_TOKENS
+    merges1 = train_merges(words.data, words.offsets, words.counts, vocab_size=args.size, special_tokens=len(special))
+    all1 = pairs_of(merges1)
+    print(f"stage 1: {time.perf_counter() - start:.1f} s")
+    plain = json.dumps(tokenizer_data(PATTERNS[BASE], special, all1))
+    print(f"{'':44}" + "".join(f"{name[:15]:>17}" for name in held))
+
+    def row(label: str, engine: Engine) -> None:
+        tokens = encode_all(engine, held)
+        print(f"{label:44}" + "".join(f"{sizes[n] / tokens[n]:17.3f}" for n in held), flush=True)
+
+    plain_engine = FastEngine(plain)
+    row("plain", plain_engine)
+    for superwords in args.superwords:
+        for separators in args.separators:
+            flags = SEPARATORS[separators]
+            count1 = args.size - superwords - len(special) - 256
+            kept = drop_crossing(all1[:count1], flags)
+            assert len(kept) == count1
+            stage1 = tokenizer_data(PATTERNS[BASE], special, kept)
+            start = time.perf_counter()
+            engine1 = FastEngine(json.dumps(stage1))
+            tokens = [b""] * len(special) + merges1.tokens[len(special) : len(special) + 256 + count1]
+            assert len(stage1["model"]["vocab"]) == len(tokens)
+            finder = ChainFinder(tokens, flags)
+            chains = [finder.find(*buffers(b), *engine1.encode(b)) for g in train.values() for b in g]
+            chained = time.perf_counter()
+            for max_words in args.max_words:
+                begun = time.perf_counter()
+                merges2 = train_superwords(lambda: iter(chains), tokens, superwords, max_words)
+                ended = time.perf_counter()
+                data = tokenizer_data(COARSE[separators], special, kept + pairs_of(merges2))
+                engine = fast_engine(json.dumps(data))
+                assert isinstance(engine, SuperwordEngine)
+                row(f"{superwords} {separators}, {max_words} words", engine)
+                memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+                print(f"    chains {chained - start:.1f} s, training {ended - begun:.1f} s, last count {merges2.counts[-1]}, peak so far {memory:.2f} GB; entries {len(data['model']['vocab'])}")
+                speed(plain_engine, engine, held)
+                Path(f"/tmp/super-{superwords}-{separators}-{max_words}.json").write_text(json.dumps(data))
+
+
+def speed(plain: Engine, joined: Engine, texts: Texts, rounds: int = 3) -> None:
+    """Best of a few turns each."""
+    best = [float("inf")] * 2
+    for _ in range(rounds):
+        for i, engine in enumerate((plain, joined)):
+            start = time.perf_counter()
+            encode_all(engine, texts)
+            best[i] = min(best[i], time.perf_counter() - start)
+    size = sum(size_of(texts).values()) / 1e6
+    print(f"    {size / best[0]:.0f} MB/s without, {size / best[1]:.0f} MB/s with superwords, ratio {best[0] / best[1]:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Counts of a corpus: exact, the same whatever happens on the way, added up, refused when the input changed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import regex
+from texts import HARD, pack
+
+from pretok.config import Recipe, make_recipe
+from pretok.count import SAMPLE_SEED_STEP, CountTask, count_partition
+from pretok.engine import Engine
+from pretok.errors import IntegrityError, MismatchError, Stopped
+from pretok.hashing import hash_documents, select
+from pretok.jobs.count import Counts, add_counts, load_counts, run_count
+from pretok.pretokenize import PATTERNS
+from pretok.stop import StopFlag
+from pretok.wordfile import read_group
+
+Words = dict[str, tuple[int, int]]
+
+
+def ignore(_: Any) -> None:
+    """Where progress and notices go."""
+
+
+def write_lines(path: Path, documents: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, sample_texts: dict[str, list[str]]) -> Path:
+    """Two Italian files and an English one, with hard texts, an empty document and a broken line."""
+    write_lines(tmp_path / "in" / "it-0.jsonl", sample_texts["it"][:60])
+    write_lines(tmp_path / "in" / "it-1.jsonl", sample_texts["it"][60:120] + HARD)
+    write_lines(tmp_path / "in" / "en.jsonl", sample_texts["en"][:60])
+    with (tmp_path / "in" / "en.jsonl").open("a") as file:
+        file.write('{"text": 3}\n')
+    return tmp_path
+
+
+def recipe(folder: Path, out: str = "out", **vocab: Any) -> Recipe:
+    sources = {name: {"inputs": [str(folder / "in" / f"{name}*.jsonl")]} for name in ("it", "en")}
+    return make_recipe(
+        {"out": folder / out, "sources": sources, "vocab": {"holdout": "0.2", **vocab}}, "test"
+    )
+
+
+def documents(folder: Path, source: str) -> list[str]:
+    lines = [
+        line for path in sorted((folder / "in").glob(f"{source}*")) for line in path.open(encoding="utf-8")
+    ]
+    return [text for text in (json.loads(line)["text"] for line in lines) if isinstance(text, str) and text]
+
+
+def words_of(counts: Counts, source: str) -> Words:
+    found: Words = {}
+    for path in counts.buckets:
+        group = read_group(path, counts.sources.index(source))
+        texts = [word.decode() for word in group.words().to_pylist()]
+        assert texts == sorted(texts, key=str.encode)
+        pairs = zip(group.counts.tolist(), group.heldout.tolist(), strict=True)
+        found.update(zip(texts, pairs, strict=True))
+    return found
+
+
+def expected(texts: list[str], pattern: str, holdout: Fraction, sample: Fraction = Fraction(1)) -> Words:
+    data, offsets = pack(texts)
+    sampled = select(hash_documents(data, offsets, SAMPLE_SEED_STEP), sample)
+    heldout = select(hash_documents(data, offsets, 0), holdout)
+    counters: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+    for text, taken, apart in zip(texts, sampled, heldout, strict=True):
+        if taken:
+            counters[bool(apart)].update(regex.findall(PATTERNS[pattern], text))
+    return {word: (counters[False][word], counters[True][word]) for word in counters[False] | counters[True]}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_counts_are_those_of_the_regular_expression(folder: Path, here: Engine, pattern: str) -> None:
+    counts = run_count(recipe(folder, pattern=pattern), here, ignore, ignore)
+    for source in ("it", "en"):
+        texts = documents(folder, source)
+        assert words_of(counts, source) == expected(texts, pattern, Fraction(1, 5))
+        record = counts.of(source)
+        assert record.documents + record.heldout_documents == len(texts)
+        assert record.bytes + record.heldout_bytes == sum(len(text.encode()) for text in texts)
+        assert record.read == len(texts) + record.rejected.total()
+    assert counts.of("en").rejected.total() == 1
+    assert counts.of("it").heldout_documents > 5
+
+
+def test_a_sample_is_chosen_by_hash(folder: Path, here: Engine) -> None:
+    counts = run_count(recipe(folder, sample="0.5"), here, ignore, ignore)
+    texts = documents(folder, "it")
+    assert words_of(counts, "it") == expected(texts, "cl100k", Fraction(1, 5), Fraction(1, 2))
+    assert 0 < counts.of("it").unsampled < len(texts)
+
+
+def test_spilling_changes_nothing(folder: Path, here: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pretok.readers.BATCH_BYTES", 2000)
+    whole = run_count(recipe(folder), here, ignore, ignore)
+    spilled = []
+
+    def with_small_table(task: CountTask, report: Any) -> Any:
+        spill = "pretok.count._Counter._spill"
+        original = __import__("pretok.count", fromlist=["_Counter"])._Counter._spill
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(spill, lambda self: (spilled.append(1), original(self))[1])
+            return count_partition(replace(task, table_bytes=1), report)
+
+    monkeypatch.setattr("pretok.jobs.count.count_partition", with_small_table)
+    parts = run_count(recipe(folder, "small"), here, ignore, ignore)
+    assert len(spilled) > 4
+    for source in whole.sources:
+        assert words_of(parts, source) == words_of(whole, source)
+    assert contents(parts.folder) == contents(whole.folder)
+
+
+class Killer(Engine):
+    """Works in this process and stops the job when `steps` reports have come."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(0, None, StopFlag())
+        self.steps = steps
+
+    def _check_stop(self) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            raise Stopped("killed by the test")
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 4, 6, 9, 40, 100])
+def test_a_stopped_count_continues_to_the_same_bytes(folder: Path, here: Engine, steps: int) -> None:
+    whole = run_count(recipe(folder), here, ignore, ignore)
+    with pytest.raises(Stopped):
+        run_count(recipe(folder, "killed"), Killer(steps), ignore, ignore)
+    assert not (folder / "killed" / "counts" / "counts.json").exists()
+    run_count(recipe(folder, "killed"), here, ignore, ignore)
+    assert contents(folder / "killed" / "counts") == contents(whole.folder)
+
+
+def test_what_is_counted_is_not_counted_again(folder: Path, here: Engine) -> None:
+    first = run_count(recipe(folder), here, ignore, ignore)
+    again = run_count(recipe(folder), Killer(0), ignore, ignore)
+    assert again.data == first.data == load_counts(first.folder).data
+
+
+def test_workers_of_ray_give_the_same_bytes(folder: Path, here: Engine, ray_address: str) -> None:
+    whole = run_count(recipe(folder), here, ignore, ignore)
+    with StopFlag() as stop, Engine(2, ray_address, stop) as engine:
+        other = run_count(recipe(folder, "ray"), engine, ignore, ignore)
+    assert contents(other.folder) == contents(whole.folder)
+
+
+def test_another_setting_or_input_is_refused(folder: Path, here: Engine) -> None:
+    run_count(recipe(folder), here, ignore, ignore)
+    with pytest.raises(MismatchError, match=r"pattern \(cl100k -> gpt2\)"):
+        run_count(recipe(folder, pattern="gpt2"), here, ignore, ignore)
+    write_lines(folder / "in" / "it-2.jsonl", ["nuovo"])
+    with pytest.raises(MismatchError, match="the inputs"):
+        run_count(recipe(folder), here, ignore, ignore)
+
+
+def test_an_unfinished_count_refuses_another_setting(folder: Path, here: Engine) -> None:
+    with pytest.raises(Stopped):
+        run_count(recipe(folder), Killer(3), ignore, ignore)
+    with pytest.raises(MismatchError, match="holdout"):
+        run_count(recipe(folder, holdout="0.1"), here, ignore, ignore)
+
+
+def test_counts_add_up(folder: Path, here: Engine) -> None:
+    """Two corpora that share a source name: their sum is the count of all files together."""
+    whole = run_count(recipe(folder), here, ignore, ignore)
+    parts = []
+    for name, globs in (("a", {"it": "it-0*"}), ("b", {"it": "it-1*", "en": "en*"})):
+        sources = {source: {"inputs": [str(folder / "in" / glob)]} for source, glob in globs.items()}
+        data = {"out": folder / name, "sources": sources, "vocab": {"holdout": "0.2"}}
+        parts.append(run_count(make_recipe(data, "test"), here, ignore, ignore))
+    total = add_counts(parts, folder / "sum", here)
+    assert total.sources == ["en", "it"]
+    for source in total.sources:
+        assert words_of(total, source) == words_of(whole, source)
+        assert total.of(source) == whole.of(source)
+    assert len(total.heldout_texts("it")) == whole.of("it").heldout_documents
+
+
+def test_counts_of_different_patterns_do_not_add_up(folder: Path, here: Engine) -> None:
+    parts = [run_count(recipe(folder, p, pattern=p), here, ignore, ignore) for p in ("gpt2", "o200k")]
+    with pytest.raises(MismatchError, match=r"pattern \(o200k -> gpt2\)"):
+        add_counts(parts, folder / "sum", here)
+
+
+def test_a_damaged_input_is_counted_up_to_the_damage(folder: Path, here: Engine) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    lines = b"".join(json.dumps({"text": f"parola{k} {k * 7919}"}).encode() + b"\n" for k in range(20000))
+    data = zstandard.ZstdCompressor().compress(lines)
+    (folder / "in" / "it-9.jsonl.zst").write_bytes(data[: len(data) // 2])
+    sources = {
+        "it": {"inputs": [str(folder / "in" / "it-9*")]},
+        "en": {"inputs": [str(folder / "in" / "en*")]},
+    }
+    counts = run_count(make_recipe({"out": folder / "x", "sources": sources}, "test"), here, ignore, ignore)
+    [failure] = counts.data["failed"]
+    assert failure["file"].endswith("it-9.jsonl.zst")
+    assert counts.of("en").documents + counts.of("en").heldout_documents == len(documents(folder, "en"))
+
+
+def test_heldout_texts_are_kept(folder: Path, here: Engine) -> None:
+    counts = run_count(recipe(folder), here, ignore, ignore)
+    texts = documents(folder, "it")
+    heldout = select(hash_documents(*pack(texts), 0), Fraction(1, 5))
+    assert counts.heldout_texts("it").to_pylist() == [t for t, h in zip(texts, heldout, strict=True) if h]
+
+
+def test_a_damaged_file_of_counts_is_named(folder: Path, here: Engine) -> None:
+    counts = run_count(recipe(folder), here, ignore, ignore)
+    path = counts.buckets[5]
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(IntegrityError, match=r"bucket-05\.parquet"):
+        read_group(path, 0)

@@ -1,0 +1,286 @@
+"""Superwords: the coarse pattern against the local rule, ids against `tokenizers`, training against a plain one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+import hypothesis
+import numba
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from texts import HARD, pack
+from texts import texts as any_texts
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+from pretok.bpe import Merges, train_merges
+from pretok.chains import BREAK, ChainFinder, train_superwords
+from pretok.encode import Encoder, Engine, ReferenceEngine, SuperwordEngine, choose_engine, fast_engine
+from pretok.joining import SHORT_RUN
+from pretok.pretokenize import PATTERNS, disputed, word_ends
+from pretok.segments import BASE, COARSE, COMMA, SEPARATORS, SPACE, joined
+from pretok.superwords import Merge, drop_crossing
+from pretok.texts import buffers
+from pretok.unicode import class_table
+from pretok.vocab import tokenizer_data
+from pretok.wordtable import WordTable
+
+TRICKY = [
+    "l'acqua dell'anno, che e' un po' d'olio,ma senz'altro; l''un l'altro 'l 's 'st x's's 'Re'LL'lL x'sopra a'ſx",
+    "It's fine, isn't it? They've 1990's are, DON'T 'tis rock'n'roll o'clock, y'all'd've, the dogs' bone's, ' x",
+    "l’uomo dell’È un’ ’s ’ a’\u2019b x\u2018y e ’ , ’ che, ’che,’che a\u2060b a\u2019",
+    " a a  a a, a,  a ,a ,, a,, a, a,\u00a0a\u00a0a a\u2009a \u00e0 a \u00e0, a \u2019 , a",
+    "perche\u0301 no, e\u0301 a\u0301'a e\u0300, x \u0301 x, \u0301x 12 a 1a, a1 a, 1'a a'1 ½ a",
+    "日本 日本, 日本'日 日’本 я, да и'ды ʰ a ǅ a \U0001d400 a, \U0001d400' \U00010400'\U00010400",
+    "a,", "a, ", "a' ", "a'", " a", ", a", "' a", "a,\n a", "a, \na", "a\n, a", "a ", "a’", "a\u2018", "’a", ",'a a",
+]  # fmt: skip
+
+PIECES = st.sampled_from(
+    ["l", "s", "S", "ſ", "re", "ll", "acqua", "Che", "à", "\u0301", "日", "\U00010400", "7", "½"]
+    + ["'", "''", "’", "\u2018", ",", ", ", " ", "  ", "\n", "\u00a0", "\u2009", ".", "«", "'s", "'LL", "…", "\u2c60"]
+)
+texts = st.one_of(st.lists(PIECES, max_size=30).map("".join), any_texts)
+"""Text in which letters, separators and their look-alikes interact, or any text."""
+
+
+def split(text: str, pattern: str) -> list[str]:
+    return [w for w, _ in pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(text)]
+
+
+@numba.njit
+def joined_at(data, at, table, separators):
+    return joined(data.ctypes, 0, at, len(data), table.ctypes, separators)
+
+
+def segments(text: str, separators: str) -> list[str]:
+    """Words of the scanner, put together where `joined` says so."""
+    data, offsets = pack([text])
+    pieces, start = [], 0
+    for end in word_ends(data, offsets, BASE).tolist():
+        if not joined_at(data, end, class_table(), SEPARATORS[separators]):
+            pieces.append(data[start:end].tobytes().decode())
+            start = end
+    return pieces
+
+
+@pytest.mark.parametrize("separators", SEPARATORS)
+@pytest.mark.parametrize("text", TRICKY + HARD)
+def test_segments_of_tricky_texts(separators: str, text: str) -> None:
+    assert segments(text, separators) == split(text, COARSE[separators])
+
+
+@pytest.mark.parametrize("separators", SEPARATORS)
+@settings(max_examples=1000, deadline=None)
+@given(text=texts)
+def test_segments_of_any_text(separators: str, text: str) -> None:
+    assert segments(text, separators) == split(text, COARSE[separators])
+
+
+def test_segments_by_example() -> None:
+    text = "Per l'uomo, che non sa; it's o'clock,no"
+    assert segments(text, "space") == ["Per l", "'uomo", ",", " che non sa", ";", " it", "'s o", "'clock", ",no"]
+    assert segments(text, "space+apostrophe") == ["Per l'uomo", ",", " che non sa", ";", " it's o'clock", ",no"]
+    assert segments(text, "space+apostrophe+comma")[0] == "Per l'uomo, che non sa"
+
+
+SPECIAL = ["<|endoftext|>", "<|pad|>"]
+SIZE, SUPERWORDS = 700, 300
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A superword vocabulary, its two ways of encoding, and what it was trained from."""
+
+    separators: int
+    texts: list[str]
+    tokens: list[bytes]
+    words: list[Merge]
+    superwords: Merges
+    file: str
+    engine: Engine
+    reference: Tokenizer
+
+
+def pairs_of(merges: Merges) -> list[Merge]:
+    return [(merges.tokens[a], merges.tokens[b]) for a, b in merges.pairs.tolist()]
+
+
+def chains_of(texts: list[str], words: list[Merge], tokens: list[bytes], separators: int) -> npt.NDArray[np.uint32]:
+    array = pa.array(texts, pa.large_string())
+    stage = ReferenceEngine(json.dumps(tokenizer_data(PATTERNS[BASE], SPECIAL, words)))
+    return ChainFinder(tokens, separators).find(*buffers(array), *stage.encode(array))
+
+
+@pytest.fixture(scope="module", params=SEPARATORS)
+def trained(request: pytest.FixtureRequest, sample_texts: dict[str, list[str]]) -> Trained:
+    separators = SEPARATORS[request.param]
+    texts = 3 * TRICKY + sample_texts["it"][:40] + sample_texts["en"][:20]
+    table = WordTable()
+    table.add_documents(*pack(texts), np.zeros(len(texts), np.bool_), BASE)
+    counted = table.words()
+    merges = train_merges(
+        counted.data, counted.offsets, counted.counts, vocab_size=SIZE - SUPERWORDS, special_tokens=len(SPECIAL)
+    )
+    words = drop_crossing(pairs_of(merges), separators)
+    tokens = merges.tokens
+    chains = chains_of(texts, words, tokens, separators)
+    superwords = train_superwords(lambda: iter([chains]), tokens, SUPERWORDS, 4)
+    file = json.dumps(tokenizer_data(COARSE[request.param], SPECIAL, words + pairs_of(superwords)))
+    reference = Tokenizer.from_str(file)
+    reference.encode_special_tokens = True
+    return Trained(separators, texts, tokens, words, superwords, file, fast_engine(file), reference)
+
+
+def encode(trained: Trained, text: str) -> list[int]:
+    return trained.engine.encode(pa.array([text], pa.large_string()))[0].tolist()
+
+
+def expected(trained: Trained, text: str) -> list[int]:
+    return trained.reference.encode(text, add_special_tokens=False).ids
+
+
+@settings(max_examples=1000, deadline=None)
+@given(data=st.data())
+def test_ids_are_those_of_tokenizers_and_decode_to_the_text(trained: Trained, data: st.DataObject) -> None:
+    text = data.draw(st.one_of(texts, texts_of(trained)))
+    hypothesis.assume(not disputed(*pack([text])).any())
+    ids = encode(trained, text)
+    assert ids == expected(trained, text)
+    assert trained.reference.decode(ids, skip_special_tokens=False) == text
+
+
+def texts_of(trained: Trained) -> st.SearchStrategy[str]:
+    """Text made of the words that superwords consist of, so that many merges compete."""
+    pieces = sorted({t.decode(errors="ignore") for pair in pairs_of(trained.superwords) for t in pair})
+    return st.lists(st.sampled_from(pieces), max_size=60).map("".join)
+
+
+@pytest.mark.parametrize("text", TRICKY + HARD)
+def test_ids_of_tricky_texts(trained: Trained, text: str) -> None:
+    assert encode(trained, text) == expected(trained, text)
+
+
+def test_ids_of_real_text_in_batches(trained: Trained, sample_texts: dict[str, list[str]]) -> None:
+    documents = [*sample_texts["it"], "", *sample_texts["en"]]
+    ids, borders = trained.engine.encode(pa.array(documents, pa.large_string()).slice(1))
+    found = [ids[a:b].tolist() for a, b in pairwise(borders)]
+    assert found == [expected(trained, text) for text in documents[1:]]
+    assert np.isin(ids, trained.superwords.products).mean() > 0.05  # or nothing was tested
+
+
+def test_a_line_without_end_takes_time_in_proportion(trained: Trained) -> None:
+    joined_pairs = [(a + b).decode() for a, b in pairs_of(trained.superwords)]
+    text = next(t for t in joined_pairs if len(expected(trained, 4 * t)) <= 5) * 200_000
+    start = time.perf_counter()
+    ids = encode(trained, text)
+    assert time.perf_counter() - start < 20  # quadratic work would take hours
+    assert ids == expected(trained, text)
+    assert len(ids) < 250_000
+
+
+@pytest.mark.parametrize("length", [SHORT_RUN - 1, SHORT_RUN, SHORT_RUN + 1, SHORT_RUN + 2, 4 * SHORT_RUN])
+def test_short_and_long_runs_agree_with_tokenizers(trained: Trained, length: int) -> None:
+    rng = np.random.default_rng(length)
+    left = [p[0].decode() for p in pairs_of(trained.superwords) if p[0].startswith(b" ") and p[1].startswith(b" ")]
+    for _ in range(30):
+        text = "".join(rng.choice(left[:25], length))
+        assert encode(trained, text) == expected(trained, text)
+
+
+def naive_superwords(chains: list[list[int]], tokens: list[bytes], wanted: int, max_words: int) -> list[Merge]:
+    """BPE by the book over chains: the most frequent pair, of equals the one with the smallest ids."""
+    tokens = list(tokens)
+    weights = [int(token != b",") for token in tokens]
+    counts = Counter(map(tuple, chains))
+    merges = []
+    while len(tokens) < wanted + SIZE - SUPERWORDS:
+        pairs: Counter[tuple[int, int]] = Counter()
+        for chain, count in counts.items():
+            for pair in pairwise(chain):
+                if weights[pair[0]] + weights[pair[1]] <= max_words:
+                    pairs[pair] += count
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        token = tokens[best[0]] + tokens[best[1]]
+        merges.append((tokens[best[0]], tokens[best[1]]))
+        if token not in tokens:
+            tokens.append(token)
+            weights.append(weights[best[0]] + weights[best[1]])
+        merged: Counter[tuple[int, ...]] = Counter()
+        for chain, count in counts.items():
+            merged[tuple(replace_pair(list(chain), best, tokens.index(token)))] += count
+        counts = merged
+    return merges
+
+
+def replace_pair(chain: list[int], pair: tuple[int, int], product: int) -> list[int]:
+    out: list[int] = []
+    while chain:
+        step = 2 if tuple(chain[:2]) == pair else 1
+        out.append(product if step == 2 else chain[0])
+        chain = chain[step:]
+    return out
+
+
+@pytest.mark.parametrize("max_words", [2, 4])
+def test_training_is_bpe_over_chains_however_rare_pairs_are_cut(
+    trained: Trained, max_words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat = chains_of(trained.texts, trained.words, trained.tokens, trained.separators)
+    plain: list[list[int]] = [[]]
+    for i in flat.tolist():
+        plain[-1].append(i) if i != BREAK else plain.append([])
+    wanted = naive_superwords(plain, trained.tokens, 60, max_words)
+    half = int(np.flatnonzero(flat == BREAK)[50]) + 1
+    for rare in (2, 1 << 40):  # cut often, and start again; cut nothing
+        monkeypatch.setattr("pretok.chains.RARE", rare)
+        made = train_superwords(lambda: iter([flat[:half], flat[half:]]), trained.tokens, 60, max_words)
+        assert pairs_of(made) == wanted
+
+
+def test_chains_are_the_words_of_a_segment_that_are_one_token(trained: Trained) -> None:
+    text = "Il di un, che non; di xqzj la"
+    flat = chains_of([text, text], trained.words, trained.tokens, trained.separators).tolist()
+    chains = b"|".join(b"/" if i == BREAK else trained.tokens[i] for i in flat).decode()
+    joined_by_comma = " di| un|,| che| non|/|" if trained.separators & COMMA else " di| un|/| che| non|/|"
+    assert joined_by_comma in chains
+    assert flat.count(BREAK) % 2 == 0
+
+
+def test_merges_that_cross_words_are_dropped_with_what_needs_them() -> None:
+    comma, quote = SEPARATORS["space+apostrophe+comma"], "\u2019".encode()
+    merges = [
+        (b"\xa0", b" "), (b"a", b"b"), (b"\xa0 ", b" "), (b"\xc2", b"\xa0"), (b"\xc2\xa0", b" "), (b",", b"'"),
+        (b"a", quote[:1]), (b"ab", quote[:1]), (b"\xbb", b","), (b" ", b" "), (b"'", b"a"), (quote[:1], quote[1:2]),
+    ]  # fmt: skip
+    assert drop_crossing(merges, comma) == [merges[i] for i in (1, 3, 4, 5, 9, 10, 11)]
+    assert drop_crossing(merges[:9], SPACE) == [merges[i] for i in (1, 3, 4, 5, 6, 7, 8)]
+
+
+@pytest.mark.parametrize("foreign", [(b"a", b"b"), (b"\xa0", b" ")])
+def test_other_merges_in_the_wrong_place_fall_back_to_tokenizers(trained: Trained, foreign: Merge) -> None:
+    pairs = trained.words + pairs_of(trained.superwords)
+    pairs = [p for p in pairs if p != foreign]
+    position = len(pairs) if foreign[0] == b"a" else 0
+    changed = [*pairs[:position], foreign, *pairs[position:]]
+    file = json.dumps(tokenizer_data(json.loads(trained.file)["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"], SPECIAL, changed))
+    engine, notice = choose_engine(file, ReferenceEngine(file))
+    assert isinstance(engine, ReferenceEngine)
+    assert "merge" in notice
+
+
+def test_engine_is_the_fast_one_and_encoder_takes_it(trained: Trained) -> None:
+    assert isinstance(trained.engine, SuperwordEngine)
+    encoder = Encoder(trained.file, 0, SIZE)
+    assert encoder.notice == ""
+    documents = ["l'acqua di un \U000323b0 che", "di un, che l'altro"]
+    tokens, lengths = encoder.encode(pa.array(documents, pa.large_string()))
+    whole = [[*expected(trained, text), 0] for text in documents]
+    assert tokens.tolist() == sum(whole, [])
+    assert lengths.tolist() == [len(ids) for ids in whole]

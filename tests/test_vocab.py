@@ -11,7 +11,15 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from pretok.errors import UsageError
 from pretok.pretokenize import PATTERNS
-from pretok.vocab import ALPHABET, BYTE_CHARACTERS, load_vocab, to_bytes, to_characters, tokenizer_data, write_vocab
+from pretok.vocab import (
+    ALPHABET,
+    BYTE_CHARACTERS,
+    load_vocab,
+    to_bytes,
+    to_characters,
+    tokenizer_data,
+    write_vocab,
+)
 
 SPECIAL = ["<|endoftext|>", "<|pad|>", "<|reserved_0|>"]
 MERGES = [(b"c", b"i"), (b"a", b"o"), (b"ci", b"ao"), (b" ", b"ciao"), (b"\xc3", b"\xa8")]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import HARD, pack
@@ -442,3 +443,14 @@ def test_tokenize_verify_and_inspect_take_superwords(tmp_path: Path, here: Any, 
         json.loads(line)["text"] for line in Path(sample_path("it")).read_text(encoding="utf-8").splitlines()
     ]
     assert manifest.data["totals"]["tokens"] == sum(len(expected(trained, text)) + 1 for text in texts)
+
+
+@pytest.mark.corpus
+def test_ids_of_the_corpus(trained: Trained, corpus: Path) -> None:
+    for path in sorted(corpus.glob("*/*.jsonl.zst")):
+        with path.open("rb") as file:
+            lines = zstandard.ZstdDecompressor().stream_reader(file).read(400_000).splitlines()[:-1]
+        documents = [json.loads(line)["text"] for line in lines]
+        tokens, lengths = Encoder(trained.file, 0, SIZE).encode(pa.array(documents, pa.large_string()))
+        found = [ids[:-1].tolist() for ids in np.split(tokens, np.cumsum(lengths)[:-1])]
+        assert found == [expected(trained, text) for text in documents]

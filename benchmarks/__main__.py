@@ -1,8 +1,8 @@
 """Command line of the tokenization benchmarks.
 
-    python -m benchmarks all                # everything, under eight minutes on two cores
-    python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
-    python -m benchmarks report             # table and plot again from results.json
+python -m benchmarks all                # everything, under eight minutes on two cores
+python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
+python -m benchmarks report             # table and plot again from results.json
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def main() -> None:
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sections", nargs="+", choices=[*SECTIONS, "all", "report"])
-    parser.add_argument("--vocab", type=Path, help="folder with a tokenizer.json; default: train one of 50,000")
+    parser.add_argument(
+        "--vocab", type=Path, help="folder with a tokenizer.json; default: train one of 50,000"
+    )
     parser.add_argument("--work", type=Path, help="keep the derived files here; default: a temporary folder")
     parser.add_argument("--runs", type=int, default=3, help="runs of which the median counts (default 3)")
     arguments = parser.parse_args()

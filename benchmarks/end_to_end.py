@@ -9,45 +9,16 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.inputs import Inputs
-from benchmarks.measure import fresh, medians, peak_bytes
+from benchmarks.measure import fresh, medians
 from pretok.config import Recipe, make_recipe
-from pretok.engine import Engine, Outcome, Report, Task, TaskError
+from pretok.engine import Engine
 from pretok.jobs.tokenize import run_tokenize
 from pretok.manifest import load_manifest
 from pretok.stop import StopFlag
-
-
-class MeasuredEngine(Engine):
-    """An engine that notes how long each task ran and the peak memory of its worker."""
-
-    def __init__(self, workers: int, stop: StopFlag) -> None:
-        super().__init__(workers, None, stop)
-        self.seconds: list[float] = []
-        self.peaks: list[int] = []
-
-    def map(
-        self, task: Task[Any, Any], items: Sequence[Any], on_report: Report | None = None, retries: int = 0
-    ) -> Iterator[Outcome[Any]]:
-        for outcome in super().map(partial(_measured, task), items, on_report, retries):
-            if isinstance(outcome.result, TaskError):
-                raise RuntimeError(outcome.result.trace)
-            result, seconds, peak = outcome.result
-            self.seconds.append(seconds)
-            self.peaks.append(peak)
-            yield replace(outcome, result=result)
-
-
-def _measured(task: Task[Any, Any], item: Any, report: Report) -> tuple[Any, float, int]:
-    began = time.perf_counter()
-    result = task(item, report)
-    return result, time.perf_counter() - began, peak_bytes()
 
 
 def _recipe(sources: dict[str, list[str]], vocab: Path, out: Path) -> Recipe:
@@ -63,13 +34,12 @@ def run_job(sources: dict[str, list[str]], vocab: Path, folder: Path, workers: i
         tiny.append(folder / f"tiny-{worker}.jsonl")
         tiny[-1].write_text(json.dumps({"text": "ciao"}) + "\n", encoding="utf-8")
     began = time.perf_counter()
-    with StopFlag() as stop, MeasuredEngine(workers, stop) as engine:
+    with StopFlag() as stop, Engine(workers, None, stop) as engine:
         warm = _recipe({f"w{i}": [str(path)] for i, path in enumerate(tiny)}, vocab, folder / "warm")
         run_tokenize(warm, engine, lambda counts: None, lambda text: None)
         recipe = _recipe(sources, vocab, folder / "out")
-        engine.seconds.clear()
         started = time.perf_counter()
-        run_tokenize(recipe, engine, lambda counts: None, lambda text: None)
+        summary = run_tokenize(recipe, engine, lambda counts: None, lambda text: None)
         ended = time.perf_counter()
     totals = load_manifest(recipe.shards_dir).data["totals"]
     shutil.rmtree(folder / "out")
@@ -78,13 +48,16 @@ def run_job(sources: dict[str, list[str]], vocab: Path, folder: Path, workers: i
         "seconds": ended - started,
         "startup_seconds": started - began,
         "text_mb": totals["bytes"] / 1e6,
+        "compressed_mb": sum(Path(path).stat().st_size for paths in sources.values() for path in paths) / 1e6,
         "tokens": float(totals["tokens"]),
-        "idle_share": 1 - sum(engine.seconds) / (workers * (ended - started)),
-        "worker_peak_mb": max(engine.peaks) / 1e6,
+        "idle_share": summary.idle,
+        "worker_peak_mb": summary.peak / 1e6,
     }
 
 
-def job(inputs: Inputs, sources: dict[str, list[str]], workers: int, cpus: int | None = None) -> dict[str, float]:
+def job(
+    inputs: Inputs, sources: dict[str, list[str]], workers: int, cpus: int | None = None
+) -> dict[str, float]:
     """`run_job` in a fresh process."""
     return fresh(run_job, sources, inputs.vocab, inputs.folder, workers, cpus=cpus)
 

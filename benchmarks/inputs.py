@@ -32,7 +32,9 @@ class Inputs:
     @property
     def zst(self) -> dict[str, list[str]]:
         """The corpus as it is, by source."""
-        return {name: [str(p) for p in sorted((self.corpus / name).glob("*.jsonl.zst"))] for name in LANGUAGES}
+        return {
+            name: [str(p) for p in sorted((self.corpus / name).glob("*.jsonl.zst"))] for name in LANGUAGES
+        }
 
     @property
     def parquet(self) -> dict[str, list[str]]:
@@ -134,7 +136,7 @@ def _derive(corpus: Path, folder: Path) -> dict[str, int]:
                     size = len(text.encode())
                     text_bytes += size
                     if seen % SLICE_STEP == 0:
-                        (first, second)[seen // SLICE_STEP % 2].write(line)
+                        min(first, second, key=lambda file: file.tell()).write(line)
                         slice_bytes += size
                     seen += 1
     long_text = "\n".join(json.loads(line)["text"] for line in italian)[:LONG_DOCUMENT]

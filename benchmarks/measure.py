@@ -18,26 +18,49 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 RESULTS = Path(__file__).with_name("results.json")
-PACKAGES = ("gigatoken", "tokenizers", "datatrove", "datasets", "megatron-core", "ray", "pyarrow", "numba", "numpy")
+PACKAGES = (
+    "gigatoken",
+    "tokenizers",
+    "datatrove",
+    "datasets",
+    "megatron-core",
+    "ray",
+    "pyarrow",
+    "numba",
+    "numpy",
+)
 Result = TypeVar("Result")
 
 
 def fresh(
-    function: Callable[..., Result], *args: Any, cpus: int | None = None, env: Mapping[str, str] | None = None
+    function: Callable[..., Result],
+    *args: Any,
+    cpus: int | None = None,
+    env: Mapping[str, str] | None = None,
+    quiet: bool = False,
 ) -> Result:
-    """Call a top-level function in a new process, confined to `cpus` CPUs, with `env` set before its imports."""
-    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (cpus, dict(env or {}))) as pool:
+    """Call a top-level function in a new process, confined to `cpus` CPUs, with `env` set before its imports.
+
+    `quiet` drops what it and its own processes print.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (cpus, dict(env or {}), quiet)) as pool:
         return pool.submit(function, *args).result()
 
 
-def fresh_pair(function: Callable[..., Result], first: tuple[Any, ...], second: tuple[Any, ...]) -> list[Result]:
+def fresh_pair(
+    function: Callable[..., Result], first: tuple[Any, ...], second: tuple[Any, ...]
+) -> list[Result]:
     """Call a function in two new processes at once."""
-    with ProcessPoolExecutor(2, get_context("spawn"), _prepare, (None, {})) as pool:
+    with ProcessPoolExecutor(2, get_context("spawn"), _prepare, (None, {}, False)) as pool:
         return [call.result() for call in (pool.submit(function, *first), pool.submit(function, *second))]
 
 
-def _prepare(cpus: int | None, env: dict[str, str]) -> None:
+def _prepare(cpus: int | None, env: dict[str, str], quiet: bool) -> None:
     os.environ.update(env)
+    if quiet:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
     if cpus:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
 
@@ -54,16 +77,12 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
     return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
 
 
-def peak_bytes() -> int:
-    """Peak resident memory of this process since it started its program."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-
-
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    model = next((line.partition(":")[2].strip() for line in cpuinfo.splitlines() if "model name" in line), "?")
+    model = next(
+        (line.partition(":")[2].strip() for line in cpuinfo.splitlines() if "model name" in line), "?"
+    )
     memory = int(Path("/proc/meminfo").read_text(encoding="ascii").split()[1]) / 1e6
     return {
         "cpu": model,

@@ -49,7 +49,9 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> dict[str, floa
             blocks = clock("decompress", lambda path=path: list(read_bytes(path, "zstd")))
             for span in clock("regroup", lambda blocks=blocks: list(_whole_records(iter(blocks), b"\n"))):
                 lines = np.frombuffer(span, np.uint8)
-                data, offsets, _, _ = clock("parse", lambda lines=lines: parse_lines(lines, field_bytes("text")))
+                data, offsets, _, _ = clock(
+                    "parse", lambda lines=lines: parse_lines(lines, field_bytes("text"))
+                )
                 texts = from_buffers(data, offsets)
                 clock("check UTF-8", lambda texts=texts: texts.validate(full=True))
                 tokens, _ = clock("encode", lambda texts=texts: encoder.encode(texts))
@@ -88,4 +90,8 @@ def measure_parts(inputs: Inputs, runs: int) -> dict[str, Any]:
         )
         slowest = max(sum(seconds[name] for name in PARTS) for seconds in pair)
         two.append({"all": sum(seconds["bytes"] for seconds in pair) / 1e6 / slowest})
-    return {"parts_mb_s": medians(one), "limit_one_core": medians(one)["all"], "limit_two_cores": medians(two)["all"]}
+    return {
+        "parts_mb_s": medians(one),
+        "limit_one_core": medians(one)["all"],
+        "limit_two_cores": medians(two)["all"],
+    }

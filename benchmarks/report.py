@@ -16,7 +16,11 @@ ROWS = (
     ("pretok tokenize, 1 worker on 1 core, from .jsonl.zst", "end_to_end", ("one_core", "mb_s")),
     ("sum of the parts alone, 2 cores (limit)", "parts", ("limit_two_cores",)),
     ("gigatoken, 2 threads, text and ids in memory", "peers", ("gigatoken_in_memory_2_threads",)),
-    ("gigatoken on a whole plain file + Megatron builder, 2 threads", "peers", ("gigatoken_whole_file_and_builder",)),
+    (
+        "gigatoken on a whole plain file + Megatron builder, 2 threads",
+        "peers",
+        ("gigatoken_whole_file_and_builder",),
+    ),
     ("datasets.map + tokenizers, 2 processes", "peers", ("datasets_map_2_processes",)),
     ("datatrove, 2 processes", "peers", ("datatrove_2_processes",)),
 )
@@ -35,7 +39,11 @@ def _targets(results: dict[str, Any]) -> list[tuple[str, float, str]]:
     two = _get(results, "end_to_end", ("two_workers", "mb_s"))
     peers = results["peers"]
     targets = [
-        ("end to end / limit of the parts, 2 workers", two / results["parts"]["limit_two_cores"], "at least 0.7"),
+        (
+            "end to end / limit of the parts, 2 workers",
+            two / results["parts"]["limit_two_cores"],
+            "at least 0.7",
+        ),
         ("end to end / datatrove", two / peers["datatrove_2_processes"], "at least 70"),
         ("end to end / whole file + builder", two / peers["gigatoken_whole_file_and_builder"], "at least 3"),
         ("end to end / gigatoken in memory", two / peers["gigatoken_in_memory_2_threads"], "at least 0.4"),
@@ -48,6 +56,40 @@ def _targets(results: dict[str, Any]) -> list[tuple[str, float, str]]:
         peak = max(value for key, value in results["memory"].items() if key != "load_average")
         targets.append(("peak memory of a worker, MB, any input", peak, "under 700"))
     return targets
+
+
+TEXT = 4e12
+CORES = 10 * 112
+FILE_SYSTEM = 20e9
+SHARD = float(1 << 30)
+
+
+def _model(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """The cost of 4 TB by docs/scaling.md, from one core's speed and the corpus's own ratios."""
+    run = results["end_to_end"]["one_core"]
+    speed = run["mb_s"] * 1e6
+    per_token = run["text_mb"] * 1e6 / run["tokens"]
+    compressed = run["text_mb"] / run["compressed_mb"]
+    moved = TEXT * (1 / compressed + 2 / per_token)
+    partitions = 2 * TEXT / per_token / SHARD
+    return [
+        ("speed of one core, MB/s", f"{speed / 1e6:.0f}"),
+        ("bytes of text per token; per compressed byte", f"{per_token:.2f}; {compressed:.2f}"),
+        ("core-hours", f"{TEXT / speed / 3600:.1f}"),
+        ("tokens, billions", f"{TEXT / per_token / 1e9:.0f}"),
+        ("read and written, TB", f"{TEXT / compressed / 1e12:.2f} and {2 * TEXT / per_token / 1e12:.2f}"),
+        ("seconds, if 1,120 cores are the limit", f"{TEXT / speed / CORES:.0f}"),
+        ("GB/s they would move then", f"{moved / (TEXT / speed / CORES) / 1e9:.0f}"),
+        ("seconds, if a file system of 20 GB/s is", f"{moved / FILE_SYSTEM:.0f}"),
+        ("cores that saturate it", f"{FILE_SYSTEM / (moved / TEXT * speed):.0f}"),
+        ("shards of 1 GiB; files", f"{partitions:.0f}; {2 * partitions:.0f} and a handful"),
+        ("tasks a second needed; empty tasks a second measured", _tasks(results, partitions, moved)),
+    ]
+
+
+def _tasks(results: dict[str, Any], partitions: float, moved: float) -> str:
+    measured = results.get("ray", {}).get("empty_tasks_per_second")
+    return f"{partitions / (moved / FILE_SYSTEM):.0f}; {measured:.0f}" if measured else "not measured"
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -74,10 +116,18 @@ def markdown(results: dict[str, Any]) -> str:
         *(f"| {name} | {value:.0f} |" for name, value in results["parts"]["parts_mb_s"].items()),
     ]
     if "scaling" in results:
-        lines += ["", "| corpus, workers | text MB | seconds | MB/s | idle | worker MB |", "|---|---:|---:|---:|---:|---:|"]
+        lines += [
+            "",
+            "| corpus, workers | text MB | seconds | MB/s | idle | worker MB |",
+            "|---|---:|---:|---:|---:|---:|",
+        ]
         for name, row in results["scaling"]["curve"].items():
             numbers = f"{row['text_mb']:.0f} | {row['seconds']:.1f} | {row['mb_s']:.0f}"
-            lines.append(f"| {name.replace('_', ' ')} | {numbers} | {row['idle_share']:.0%} | {row['worker_peak_mb']:.0f} |")
+            lines.append(
+                f"| {name.replace('_', ' ')} | {numbers} | {row['idle_share']:.0%} | {row['worker_peak_mb']:.0f} |"
+            )
+    lines += ["", "| 4 TB on 10 nodes of 112 cores | |", "|---|---:|"]
+    lines += [f"| {what} | {value} |" for what, value in _model(results)]
     return "\n".join(lines) + "\n"
 
 

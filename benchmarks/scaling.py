@@ -63,6 +63,7 @@ def measure_balance(inputs: Inputs) -> dict[str, Any]:
 
 
 def _nothing(item: int, report: Report) -> int:
+    report({})
     return item
 
 
@@ -76,5 +77,3 @@ def _empty_tasks(count: int) -> float:
 def measure_ray() -> dict[str, Any]:
     """Empty tasks a second through the engine, two workers."""
     return {"empty_tasks_per_second": fresh(_empty_tasks, EMPTY_TASKS)}
-
-

@@ -49,9 +49,8 @@ load32 = _loader(32)
 load64 = _loader(64)
 
 
-@intrinsic
-def store64(_context: Any, _data: Any, _position: Any, _word: Any) -> Any:
-    """Compiled (bytes, position, uint64): write the word there, with no bounds check."""
+def _store64(_context: Any, _data: Any, _position: Any, _word: Any) -> Any:
+    """A compiled function (bytes, position, uint64) that writes the word there, with no bounds check."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         data, position, word = arguments
@@ -60,6 +59,9 @@ def store64(_context: Any, _data: Any, _position: Any, _word: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(BYTES, types.int64, types.uint64), generate
+
+
+store64: Any = intrinsic(_store64)
 
 
 @njit(types.int64(_U64), inline=True)

@@ -15,6 +15,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -40,6 +41,8 @@ WORKER_ENVIRONMENT = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "NUMBA_NUM_THREADS": "1",
+    # Each task's reading thread would leave 40 MB in another of glibc's arenas, of which there are 8 per core.
+    "MALLOC_ARENA_MAX": "2",
 }
 
 
@@ -53,11 +56,16 @@ class TaskError:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Result]):
-    """What the engine yields: an item's index in the list, its result or error, and the node it ran on."""
+    """What the engine yields: an item's index in the list, its result or error, and what the last try took.
+
+    node: its host name; seconds: how long it ran; peak: most bytes of memory its process held so far.
+    """
 
     index: int
     result: Result | TaskError
-    node: str
+    node: str = ""
+    seconds: float = 0.0
+    peak: int = 0
 
 
 class Engine:
@@ -143,15 +151,16 @@ class Engine:
             for attempt in range(retries + 1):
                 self._check_stop()
                 try:
-                    result: Result | TaskError = task(item, report)
+                    outcome: Outcome[Result] = Outcome(index, *_measured(task, item, report))
                     break
                 except Stopped:
                     raise
                 except Exception as error:
-                    result = _task_error(error)
+                    failure = _task_error(error)
+                    outcome = Outcome(index, failure)
                     if attempt < retries:
-                        logger.warning("trying again: %s", result.message)
-            yield Outcome(index, result, os.uname().nodename)
+                        logger.warning("trying again: %s", failure.message)
+            yield outcome
 
     def _map_ray(
         self, task: Task[Item, Result], items: Sequence[Item], on_report: Report, retries: int
@@ -177,7 +186,7 @@ class Engine:
                 for reference in done:
                     index = running.pop(reference)
                     try:
-                        node, result = ray.get(reference)
+                        outcome: Outcome[Result] = Outcome(index, *ray.get(reference))
                     except Exception as error:  # the task raised, or its worker or node died
                         tries[index] += 1
                         failure = _task_error(error)
@@ -185,8 +194,8 @@ class Engine:
                             logger.warning("trying again: %s", failure.message)
                             waiting.append((index, items[index]))
                             continue
-                        node, result = "", failure
-                    yield Outcome(index, result, node)
+                        outcome = Outcome(index, failure)
+                    yield outcome
         finally:
             for reference in running:
                 with contextlib.suppress(Exception):
@@ -207,7 +216,7 @@ class _Board:
         return counts
 
 
-def _on_worker(task: Callable[[Any, Report], Any], item: Any, board: Any) -> tuple[str, Any]:
+def _on_worker(task: Callable[[Any, Report], Any], item: Any, board: Any) -> tuple[Any, str, float, int]:
     """Runs on a worker: sends its reports to the board every REPORT_SECONDS."""
     pending: Counter[str] = Counter()
     sent = time.monotonic()
@@ -220,9 +229,22 @@ def _on_worker(task: Callable[[Any, Report], Any], item: Any, board: Any) -> tup
             pending.clear()
             sent = time.monotonic()
 
-    result = task(item, report)
+    measured = _measured(task, item, report)
     board.add.remote(dict(pending))
-    return os.uname().nodename, result
+    return measured
+
+
+def _measured(task: Callable[[Any, Report], Any], item: Any, report: Report) -> tuple[Any, str, float, int]:
+    """Result, node, seconds and peak memory of one run of a task."""
+    began = time.monotonic()
+    result = task(item, report)
+    return result, os.uname().nodename, time.monotonic() - began, _peak_bytes()
+
+
+def _peak_bytes() -> int:
+    """Peak resident memory of this program. (`ru_maxrss` would count what the parent held when it forked, too.)"""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def _task_error(error: Exception) -> TaskError:

@@ -120,12 +120,16 @@ def _read_jsonl(piece: Piece, index: int, field: str) -> Iterator[TextBatch]:
     first = 0
     stream = read_bytes(piece.file.path, piece.file.compression, piece.start or 0, piece.stop)
     for at, data in enumerate(_whole_records(stream, b"\n")):
-        if at == 0 and data[:3] == b"\xef\xbb\xbf":
+        if at == 0 and bytes(data[:3]) == b"\xef\xbb\xbf":
             data = data[3:]  # a BOM is no part of the JSON text (RFC 8259, 8.1)
         texts, offsets, starts, status = parse_lines(np.frombuffer(data, np.uint8), name)
         good = np.flatnonzero(status == OK)
         rejects = [
-            Reject(first + int(line), REASONS[status[line]], _explain(bytes(data[starts[line] : starts[line + 1]])))
+            Reject(
+                first + int(line),
+                REASONS[status[line]],
+                _explain(bytes(data[starts[line] : starts[line + 1]])),
+            )
             for line in np.flatnonzero(status != OK)
         ]
         yield _checked(index, len(status), first, good, from_buffers(texts, offsets), rejects)

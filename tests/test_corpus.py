@@ -48,7 +48,9 @@ def expected(corpus, work) -> dict[str, dict[int, list[int]]]:
 def prefixes(work: Path, source: str) -> list[Path]:
     """Shards of a source in stream order, from the manifest read as plain JSON."""
     manifest = json.loads((work / "shards" / "manifest.json").read_text())
-    return [work / "shards" / s["path"].removesuffix(".bin") for s in manifest["shards"] if s["source"] == source]
+    return [
+        work / "shards" / s["path"].removesuffix(".bin") for s in manifest["shards"] if s["source"] == source
+    ]
 
 
 @pytest.mark.parametrize("source", ["it", "en"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretok.engine import Engine, Report, TaskError
+from pretok.engine import WORKER_ENVIRONMENT, Engine, Report, TaskError
 from pretok.errors import Stopped
 from pretok.stop import StopFlag
 
@@ -40,7 +40,7 @@ def always_fails(item: int, report: Report) -> int:
 
 
 def environment(item: int, report: Report) -> dict[str, str]:
-    return {name: os.environ.get(name, "") for name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS")}
+    return {name: os.environ.get(name, "") for name in WORKER_ENVIRONMENT}
 
 
 @pytest.fixture(params=["here", "ray"])
@@ -59,7 +59,7 @@ def test_every_item_once_with_its_index_and_reports(engine):
 
     outcomes = list(engine.map(square, list(range(20)), on_report))
     assert sorted((o.index, o.result) for o in outcomes) == [(i, i * i) for i in range(20)]
-    assert all(o.node for o in outcomes)
+    assert all(o.node and 0 <= o.seconds < 60 and 1 << 20 < o.peak < 1 << 34 for o in outcomes)
     assert seen.get("items", 0) <= 20
 
 
@@ -83,7 +83,7 @@ def test_a_dead_worker_is_replaced(ray_address, tmp_path):
     with StopFlag() as stop, Engine(1, ray_address, stop) as engine:
         assert [o.result for o in engine.map(die_once, [tmp_path / "a"])] == ["a"]
         (variables,) = [o.result for o in engine.map(environment, [0])]
-    assert variables == {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    assert variables == WORKER_ENVIRONMENT
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

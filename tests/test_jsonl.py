@@ -55,6 +55,32 @@ def test_equals_the_json_module(documents, ascii_only, spaces):
     assert [t.decode() for t in texts] == [text for _, text in wanted if text is not None]
 
 
+def test_every_byte_at_every_place_of_a_word():
+    """Strings are scanned eight bytes at a time; whatever interrupts them is seen wherever it stands."""
+    lines = [
+        b'{"text": "'
+        + b"a" * before
+        + bytes([byte])
+        + b"b" * (17 - before)
+        + b'", "'
+        + bytes([byte])
+        + b'": 1}'
+        for byte in range(128)
+        if byte != ord("\n")
+        for before in range(18)
+    ]
+    reasons, texts = parse(b"\n".join(lines))
+    wanted = []
+    for line in lines:
+        try:
+            wanted.append(json.loads(line)["text"].encode())
+        except ValueError:
+            wanted.append(None)
+    assert reasons == ["malformed_json" if text is None else "" for text in wanted]
+    assert texts == [text for text in wanted if text is not None]
+    assert 1800 > len(texts) > 1500
+
+
 @given(st.binary(max_size=60))
 def test_any_bytes_give_one_status_a_line(data):
     reasons, texts = parse(data)

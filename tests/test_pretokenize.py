@@ -15,7 +15,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from pretok import unicode as u
 from pretok.errors import UsageError
-from pretok.pretokenize import PATTERNS, disputed, word_ends
+from pretok.pretokenize import PATTERNS, PUBLISHED, disputed, word_ends
 
 SCALARS = [*range(0xD800), *range(0xE000, u.CODE_POINTS)]
 CHANGES = np.flatnonzero(np.diff(u.class_table())).tolist()
@@ -92,7 +92,7 @@ def test_invalid_utf8_stays_inside_the_document(data: bytes) -> None:
 
 
 def test_unknown_pattern_names_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"'cl200k'.*cl100k, gpt2, o200k"):
+    with pytest.raises(UsageError, match=r"'cl200k'.*cl100k, gpt2, o200k, cl100k-apostrophe"):
         word_ends(*pack(["a"]), "cl200k")
 
 
@@ -126,7 +126,7 @@ def byte_characters() -> list[str]:
     return [chr(b) if b in printable else chr(next(hidden)) for b in range(256)]
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", PUBLISHED)
 def test_engines_differ_only_in_disputed_code_points(pattern: str) -> None:
     """Asks the installed gigatoken whether each code point joins a letter, a digit, a symbol and white space.
 
@@ -161,3 +161,10 @@ def test_disputed_documents() -> None:
     assert np.array_equal(
         disputed(*pack([chr(c) for c in SCALARS])), u.class_table()[SCALARS] == u.UNASSIGNED
     )
+
+
+def test_disputed_characters_are_seen_at_every_place_of_a_word() -> None:
+    documents = [
+        "a" * before + character + "è" * 9 for before in range(17) for character in ("\U000323b0", "’")
+    ]
+    assert disputed(*pack(documents)).tolist() == [True, False] * 17

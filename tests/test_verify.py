@@ -151,3 +151,18 @@ def test_commands_on_shards(sealed, shards, capsys):
     captured = capsys.readouterr()
     assert json.loads(captured.out)["ok"] is False
     assert "cannot read" in captured.err
+
+
+def test_a_materialized_mix_is_checked_too(sealed, here, tmp_path):
+    from pretok.jobs.materialize import run_materialize
+    from pretok.jobs.mix import MixRequest, run_mix
+    from pretok.quota import parse_stage
+
+    run_mix(sealed, tmp_path / "mix.json", MixRequest((parse_stage("all:natural"),), seq_len=64))
+    run_materialize(sealed, tmp_path / "mix.json", tmp_path / "mixed", here)
+    assert problems(tmp_path / "mixed", here, None) == ""
+    (shard,) = load_manifest(tmp_path / "mixed").shards
+    data = bytearray(shard.path.read_bytes())
+    data[100] ^= 4
+    shard.path.write_bytes(data)
+    assert "checksum" in problems(tmp_path / "mixed", here, 0)

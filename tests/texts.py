@@ -12,6 +12,7 @@ HARD = [
     "'",
     "''s 'S 'ſ 'ſx 'Re 'LL 'lL 'l 'r 're've'm 'D'd don'T dell'arte L'",
     "l’uomo dell’È un’",
+    "dell'acqua' ''a a''b ’n’ c’è'r' 'l' d'1 1'd l' uomo x’",
     "a\u0301e\u0300 \u0301\u0301x \u0301 !\u0301 \u0301ABC \u0301Abc 1\u0301 \n\u0301",
     "ǅungla ǅ ǄǅǆA ABCdef ABCDEF aBcDeF ABǅ日本ab日AB本 ʰaʰAʰ",
     "a\u0085b \u0085\u0085 c\u00a0d\u00a0\u00a0e\u2028f\u2029\u3000g\u1680h",

@@ -14,7 +14,7 @@ def build_vocab(
     inputs: Inputs,
     out: Out = None,
     vocab_size: Annotated[int | None, typer.Option(help="Entries, special tokens included.")] = None,
-    pattern: Annotated[str | None, typer.Option(help="cl100k, gpt2 or o200k.")] = None,
+    pattern: Annotated[str | None, typer.Option(help="cl100k, gpt2, o200k or cl100k-apostrophe.")] = None,
     weights: Annotated[
         str | None,
         typer.Option(help="Share of each source, such as it=0.9,en=0.1. Default: as on disk.", metavar="W"),

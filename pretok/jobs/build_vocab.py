@@ -311,8 +311,9 @@ def show_report(report: dict[str, Any]) -> None:
     if report["superwords"]:
         show_superwords(report["superwords"])
     tokens = report["tokens"]
-    longest = ", ".join(repr(entry["token"]) for entry in tokens["longest"][:5])
+    readable = [entry["token"] for entry in tokens["longest"] if len(set(entry["token"])) > 3]
+    longest = ", ".join(map(repr, readable[:5]))
     notice(
         f"{tokens['shared']:,} tokens are shared by the sources, {tokens['unused']:,} unused; "
-        f"{len(tokens['unused_bytes'])} bytes never occur; longest: {longest}"
+        f"{len(tokens['unused_bytes'])} bytes never occur; longest words: {longest or '-'}"
     )

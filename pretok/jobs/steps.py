@@ -24,6 +24,10 @@ def tokenize_step(recipe: Recipe, engine: Engine) -> None:
     """Tokenize all sources of the recipe."""
     with Meter("tokenize") as meter:
         summary = run_tokenize(recipe, engine, meter, notice)
+    if summary.nodes:
+        notice(
+            f"workers: without a task {summary.idle:.0%} of the time, {summary.peak / 1e6:.0f} MB of memory at most"
+        )
     if len(summary.nodes) > 1:
         notice(
             "partitions per node: " + ", ".join(f"{node} {count}" for node, count in summary.nodes.items())

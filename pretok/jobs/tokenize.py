@@ -11,6 +11,7 @@ A source whose inputs and settings equal what the manifest says is left alone; o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +34,18 @@ STATE = ".state"
 
 @dataclass(frozen=True, slots=True)
 class TokenizeSummary:
-    """What a run did: the manifest's totals are on disk; this is what the run adds."""
+    """What a run did: the manifest's totals are on disk; this is what the run adds.
+
+    nodes: partitions done on each; idle: share of the workers' time in which they had no task, their start included;
+    peak: most bytes of memory that a worker held.
+    """
 
     done_before: int
     partitions: int
     failed: list[dict[str, Any]]
     nodes: dict[str, int]
+    idle: float
+    peak: int
 
 
 def shared_config(recipe: Recipe, vocab: Vocabulary) -> dict[str, Any]:
@@ -82,6 +89,7 @@ def run_tokenize(
     notice(f"{len(tasks)} partitions, {len(tasks) - len(open_tasks)} of them done")
     crashed: list[dict[str, Any]] = []
     nodes: dict[str, int] = {}
+    began, busy, peak = time.monotonic(), 0.0, 0
     for outcome in engine.map(tokenize_partition, open_tasks, on_report):
         partition = open_tasks[outcome.index].partition
         if isinstance(outcome.result, TaskError):
@@ -89,13 +97,18 @@ def run_tokenize(
             crashed.append(_failure(partition, outcome.result.message))
         else:
             nodes[outcome.node] = nodes.get(outcome.node, 0) + 1
+        busy, peak = busy + outcome.seconds, max(peak, outcome.peak)
+    available = max(1, engine.workers or 0) * (time.monotonic() - began)
     if tasks or not (shards / FILE_NAME).exists():
         failed = seal(shards, state, [p for p in plans if (state / p.name).exists()], config, vocab, crashed)
     else:
         failed = load_manifest(shards).data["failed"]
     if failed:
         raise PartitionsFailed(_describe_failures(failed, shards))
-    return TokenizeSummary(len(tasks) - len(open_tasks), len(tasks), failed, dict(sorted(nodes.items())))
+    done_before = len(tasks) - len(open_tasks)
+    return TokenizeSummary(
+        done_before, len(tasks), failed, dict(sorted(nodes.items())), 1 - busy / available, peak
+    )
 
 
 def _failure(partition: Partition, message: str) -> dict[str, Any]:

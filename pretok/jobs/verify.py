@@ -15,6 +15,7 @@ import numpy as np
 
 from pretok.engine import Counts, Engine, TaskError
 from pretok.manifest import Manifest, load_manifest
+from pretok.mix import MATERIALIZED
 from pretok.verify import VerifyTask, verify_shard
 from pretok.vocab import TOKENIZER_FILE, load_vocab
 
@@ -39,6 +40,7 @@ def run_verify(
             vocab_size=manifest.vocab_size,
             eod_id=manifest.eod_id,
             sample=chosen,
+            documents_end=MATERIALIZED not in manifest.data,
         )
         for shard, chosen in zip(manifest.shards, numbers, strict=True)
     ]
@@ -100,6 +102,8 @@ def _check_totals(manifest: Manifest) -> list[str]:
                 problems.append(
                     f"manifest: {name} {split} says {counts[split]}, its shards add up to {found}"
                 )
+        if MATERIALIZED in data:  # made of shards, not of input files
+            continue
         files = [file for file in data["files"] if file["source"] == name]
         read, rejected = sum(f["read"] for f in files), sum(counts["rejected"].values())
         if not read == counts["read"] == counts["documents"] + rejected:

@@ -52,28 +52,25 @@ TRICKY = [
     "a,", "a, ", "a' ", "a'", " a", ", a", "' a", "a,\n a", "a, \na", "a\n, a", "a ", "a’", "a\u2018", "’a", ",'a a",
 ]  # fmt: skip
 
-PIECES = st.sampled_from(
-    ["l", "s", "S", "ſ", "re", "ll", "acqua", "Che", "à", "\u0301", "日", "\U00010400", "7", "½"]
-    + [
-        "'",
-        "''",
-        "’",
-        "\u2018",
-        ",",
-        ", ",
-        " ",
-        "  ",
-        "\n",
-        "\u00a0",
-        "\u2009",
-        ".",
-        "«",
-        "'s",
-        "'LL",
-        "…",
-        "\u2c60",
-    ]
-)
+LETTERS = [
+    "l",
+    "s",
+    "S",
+    "ſ",
+    "re",
+    "ll",
+    "acqua",
+    "Che",
+    "à",
+    "\u0301",
+    "日",
+    "\U00010400",
+    "7",
+    "½",
+    "\u2c60",
+]
+MARKS = ["'", "''", "’", "\u2018", ",", ", ", " ", "  ", "\n", "\u00a0", "\u2009", ".", "«", "'s", "'LL", "…"]
+PIECES = st.sampled_from(LETTERS + MARKS)
 texts = st.one_of(st.lists(PIECES, max_size=30).map("".join), any_texts)
 """Text in which letters, separators and their look-alikes interact, or any text."""
 

@@ -102,7 +102,7 @@ def test_segments_of_tricky_texts(separators: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("separators", SEPARATORS)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(text=texts)
 def test_segments_of_any_text(separators: str, text: str) -> None:
     assert segments(text, separators) == split(text, COARSE[separators])
@@ -194,7 +194,7 @@ def expected(trained: Trained, text: str) -> list[int]:
     return trained.reference.encode(text, add_special_tokens=False).ids
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(data=st.data())
 def test_ids_are_those_of_tokenizers_and_decode_to_the_text(trained: Trained, data: st.DataObject) -> None:
     text = data.draw(st.one_of(texts, texts_of(trained)))
@@ -226,9 +226,9 @@ def test_ids_of_real_text_in_batches(trained: Trained, sample_texts: dict[str, l
 def test_a_line_without_end_takes_time_in_proportion(trained: Trained) -> None:
     joined_pairs = [(a + b).decode() for a, b in pairs_of(trained.superwords)]
     text = next(t for t in joined_pairs if len(expected(trained, 4 * t)) <= 5) * 200_000
-    start = time.perf_counter()
+    start = time.process_time()
     ids = encode(trained, text)
-    assert time.perf_counter() - start < 20  # quadratic work would take hours
+    assert time.process_time() - start < 20  # quadratic work would take hours
     assert ids == expected(trained, text)
     assert len(ids) < 250_000
 

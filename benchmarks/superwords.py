@@ -3,8 +3,8 @@
     python benchmarks/superwords.py CORPUS [--size 50000] [--superwords 10000] [--max-words 4] [--separators NAME ...]
 
 CORPUS holds `LANGUAGE/NAME-NN.jsonl.zst` with `id` and `text`. A 25th of the works is kept out: whole books where ids
-are `BOOK-CHAPTER`, else documents. Plain and superword vocabularies have the same number of entries. Speeds are in
-seconds of processor time of one thread, the engines taking turns.
+are `BOOK-CHAPTER`, else documents. Plain and superword vocabularies have the same number of entries. Speeds are those
+of `tokenize` in this process, files to shards, in seconds of processor time, the vocabularies taking turns.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import argparse
 import json
 import re
 import resource
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +25,15 @@ import zstandard
 
 from pretok.bpe import train_merges
 from pretok.chains import ChainFinder, train_superwords
-from pretok.config import DEFAULT_SPECIAL_TOKENS
+from pretok.config import DEFAULT_SPECIAL_TOKENS, make_recipe
 from pretok.encode import Engine, FastEngine, SuperwordEngine, fast_engine
+from pretok.engine import Engine as LocalEngine
 from pretok.hashing import hash_documents
+from pretok.jobs.tokenize import run_tokenize
+from pretok.manifest import load_manifest
 from pretok.pretokenize import PATTERNS
 from pretok.segments import BASE, COARSE, SEPARATORS
+from pretok.stop import StopFlag
 from pretok.superwords import drop_crossing
 from pretok.texts import buffers
 from pretok.vocab import tokenizer_data
@@ -139,27 +145,40 @@ def main() -> None:
                 row(f"{superwords} {separators}, {max_words} words", engine)
                 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
                 print(
-                    f"    chains {chained - start:.1f} s, training {ended - begun:.1f} s, last count {merges2.counts[-1]}, "
-                    f"peak so far {memory:.2f} GB"
+                    f"    chains {chained - start:.1f} s, training {ended - begun:.1f} s, "
+                    f"last count {merges2.counts[-1]}, peak so far {memory:.2f} GB"
                 )
-                speed(plain_engine, engine, held)
+                speed(args.corpus, {"plain": plain, "superwords": json.dumps(data)})
                 if args.keep:
                     args.keep.mkdir(parents=True, exist_ok=True)
                     (args.keep / f"{superwords}-{separators}-{max_words}.json").write_text(json.dumps(data))
 
 
-def speed(plain: Engine, joined: Engine, texts: Texts, rounds: int = 3) -> None:
-    """Best of a few turns each."""
-    best = [float("inf")] * 2
-    for _ in range(rounds):
-        for i, engine in enumerate((plain, joined)):
-            start = time.process_time()
-            encode_all(engine, texts)
-            best[i] = min(best[i], time.process_time() - start)
-    size = sum(size_of(texts).values()) / 1e6
+def speed(corpus: Path, files: dict[str, str], rounds: int = 3) -> None:
+    """Run `tokenize` on the corpus with each tokenizer.json, in turns and in this process; the best of a few rounds."""
+    best: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as name, StopFlag() as stop, LocalEngine(0, None, stop) as engine:
+        for label, text in files.items():
+            folder = Path(name) / label / "vocab"
+            folder.mkdir(parents=True)
+            (folder / "tokenizer.json").write_text(text)
+        for turn in range(rounds):
+            for label in files:
+                out = Path(name) / label / str(turn)
+                sources = {
+                    p.name: {"inputs": [f"{p}/*.jsonl.zst"]} for p in sorted(corpus.iterdir()) if p.is_dir()
+                }
+                vocab = {"path": str(Path(name) / label / "vocab")}
+                recipe = make_recipe({"out": str(out), "sources": sources, "vocab": vocab}, "benchmark")
+                start = time.process_time()
+                run_tokenize(recipe, engine, lambda counts: None, lambda notice: None)
+                best[label] = min(best.get(label, float("inf")), time.process_time() - start)
+                size = load_manifest(out / "shards").data["totals"]["bytes"] / 1e6
+                shutil.rmtree(out)
+    plain, joined = best.values()
     print(
-        f"    {size / best[0]:.0f} MB/s without, {size / best[1]:.0f} MB/s with superwords, "
-        f"ratio {best[0] / best[1]:.2f}",
+        f"    tokenize: {size / plain:.0f} MB/s without, {size / joined:.0f} MB/s with superwords, "
+        f"ratio {plain / joined:.2f}",
         flush=True,
     )
 

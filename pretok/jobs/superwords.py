@@ -212,8 +212,8 @@ def show_superwords(section: dict[str, Any]) -> None:
     names = list(rows["plain"])
     notice(
         f"{section['entries']:,} superwords after {section['words']:,} other entries, {section['separators']}, "
-        f"trained on {sum(section['sample_bytes'].values()):,} bytes; {section['share_of_tokens']:.1%} of the tokens of held-out "
-        "texts are superwords"
+        f"trained on {sum(section['sample_bytes'].values()):,} bytes; {section['share_of_tokens']:.1%} of the tokens "
+        "of held-out texts are superwords"
     )
     body = [
         (

@@ -3,8 +3,8 @@
     python benchmarks/superwords.py CORPUS [--size 50000] [--superwords 10000] [--max-words 4] [--separators NAME ...]
 
 CORPUS holds `LANGUAGE/NAME-NN.jsonl.zst` with `id` and `text`. A 25th of the works is kept out: whole books where ids
-are `BOOK-CHAPTER`, else documents. Plain and superword vocabularies have the same number of entries. Speeds are those
-of one thread of this process, the engines taking turns; on a machine with other load only their ratio means something.
+are `BOOK-CHAPTER`, else documents. Plain and superword vocabularies have the same number of entries. Speeds are in
+seconds of processor time of one thread, the engines taking turns.
 """
 
 from __future__ import annotations
@@ -66,12 +66,6 @@ def batches(texts: list[str]) -> Iterator[pa.LargeStringArray]:
             start, size = i + 1, 0
 
 
-def pairs_of(merges: object, skip: int = 0) -> list[Merge]:
-    """Merges as pairs of bytes."""
-    tokens = merges.tokens  # type: ignore[attr-defined]
-    return [(tokens[a], tokens[b]) for a, b in merges.pairs.tolist()][skip:]  # type: ignore[attr-defined]
-
-
 def encode_all(engine: Engine, texts: Texts) -> dict[str, int]:
     """Tokens of each source."""
     return {name: sum(len(engine.encode(batch)[0]) for batch in group) for name, group in texts.items()}
@@ -85,6 +79,7 @@ def size_of(texts: Texts) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("corpus", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder for the vocabularies")
     parser.add_argument("--size", type=int, default=50_000)
     parser.add_argument("--superwords", type=int, nargs="+", default=[10_000])
     parser.add_argument("--max-words", type=int, nargs="+", default=[4])
@@ -92,17 +87,22 @@ def main() -> None:
     args = parser.parse_args()
     train, held = read(args.corpus)
     sizes = size_of(held)
-    print(f"{sum(size_of(train).values()) / 1e6:.0f} MB for training, held out in MB:", {k: round(v / 1e6, 1) for k, v in sizes.items()})
-    start = time.perf_counter()
+    print(
+        f"{sum(size_of(train).values()) / 1e6:.0f} MB for training, held out in MB:",
+        {k: round(v / 1e6, 1) for k, v in sizes.items()},
+    )
+    start = time.process_time()
     table = WordTable()
     for group in train.values():
         for batch in group:
             table.add_documents(*buffers(batch), np.zeros(len(batch), np.bool_), BASE)
     words = table.words()
     special = DEFAULT_SPECIAL_TOKENS
-    merges1 = train_merges(words.data, words.offsets, words.counts, vocab_size=args.size, special_tokens=len(special))
-    all1 = pairs_of(merges1)
-    print(f"stage 1: {time.perf_counter() - start:.1f} s")
+    merges1 = train_merges(
+        words.data, words.offsets, words.counts, vocab_size=args.size, special_tokens=len(special)
+    )
+    all1 = merges1.first(args.size)
+    print(f"stage 1: {time.process_time() - start:.1f} s")
     plain = json.dumps(tokenizer_data(PATTERNS[BASE], special, all1))
     print(f"{'':44}" + "".join(f"{name[:15]:>17}" for name in held))
 
@@ -110,6 +110,9 @@ def main() -> None:
         tokens = encode_all(engine, held)
         print(f"{label:44}" + "".join(f"{sizes[n] / tokens[n]:17.3f}" for n in held), flush=True)
 
+    if args.keep:
+        args.keep.mkdir(parents=True, exist_ok=True)
+        (args.keep / "plain.json").write_text(plain)
     plain_engine = FastEngine(plain)
     row("plain", plain_engine)
     for superwords in args.superwords:
@@ -119,25 +122,30 @@ def main() -> None:
             kept = drop_crossing(all1[:count1], flags)
             assert len(kept) == count1
             stage1 = tokenizer_data(PATTERNS[BASE], special, kept)
-            start = time.perf_counter()
+            start = time.process_time()
             engine1 = FastEngine(json.dumps(stage1))
             tokens = [b""] * len(special) + merges1.tokens[len(special) : len(special) + 256 + count1]
             assert len(stage1["model"]["vocab"]) == len(tokens)
             finder = ChainFinder(tokens, flags)
             chains = [finder.find(*buffers(b), *engine1.encode(b)) for g in train.values() for b in g]
-            chained = time.perf_counter()
+            chained = time.process_time()
             for max_words in args.max_words:
-                begun = time.perf_counter()
-                merges2 = train_superwords(lambda: iter(chains), tokens, superwords, max_words)
-                ended = time.perf_counter()
-                data = tokenizer_data(COARSE[separators], special, kept + pairs_of(merges2))
+                begun = time.process_time()
+                merges2 = train_superwords(chains.__iter__, tokens, superwords, max_words)
+                ended = time.process_time()
+                data = tokenizer_data(COARSE[separators], special, kept + merges2.first(args.size))
                 engine = fast_engine(json.dumps(data))
                 assert isinstance(engine, SuperwordEngine)
                 row(f"{superwords} {separators}, {max_words} words", engine)
                 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-                print(f"    chains {chained - start:.1f} s, training {ended - begun:.1f} s, last count {merges2.counts[-1]}, peak so far {memory:.2f} GB; entries {len(data['model']['vocab'])}")
+                print(
+                    f"    chains {chained - start:.1f} s, training {ended - begun:.1f} s, last count {merges2.counts[-1]}, "
+                    f"peak so far {memory:.2f} GB"
+                )
                 speed(plain_engine, engine, held)
-                Path(f"/tmp/super-{superwords}-{separators}-{max_words}.json").write_text(json.dumps(data))
+                if args.keep:
+                    args.keep.mkdir(parents=True, exist_ok=True)
+                    (args.keep / f"{superwords}-{separators}-{max_words}.json").write_text(json.dumps(data))
 
 
 def speed(plain: Engine, joined: Engine, texts: Texts, rounds: int = 3) -> None:
@@ -145,11 +153,15 @@ def speed(plain: Engine, joined: Engine, texts: Texts, rounds: int = 3) -> None:
     best = [float("inf")] * 2
     for _ in range(rounds):
         for i, engine in enumerate((plain, joined)):
-            start = time.perf_counter()
+            start = time.process_time()
             encode_all(engine, texts)
-            best[i] = min(best[i], time.perf_counter() - start)
+            best[i] = min(best[i], time.process_time() - start)
     size = sum(size_of(texts).values()) / 1e6
-    print(f"    {size / best[0]:.0f} MB/s without, {size / best[1]:.0f} MB/s with superwords, ratio {best[0] / best[1]:.2f}", flush=True)
+    print(
+        f"    {size / best[0]:.0f} MB/s without, {size / best[1]:.0f} MB/s with superwords, "
+        f"ratio {best[0] / best[1]:.2f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

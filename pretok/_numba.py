@@ -11,6 +11,7 @@ NUMBA_CACHE_DIR, the package's own `__pycache__`, the user's cache folder, the t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -27,7 +28,7 @@ PACKAGE = Path(__file__).parent
 
 
 def source_digest() -> str:
-    """16 hexadecimal digits that change with the source of any compiled module of the package."""
+    """16 hexadecimal digits that change with any module that names this one, for its functions or its constants."""
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(PACKAGE.glob("*.py")):
         source = path.read_bytes()
@@ -41,7 +42,11 @@ def _candidates() -> Iterator[Path]:
         yield Path(configured)
     yield PACKAGE / "__pycache__"
     yield Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "pretok"
-    yield Path(tempfile.gettempdir()) / f"pretok-{os.getuid()}"
+    scratch = Path(tempfile.gettempdir()) / f"pretok-{os.getuid()}"
+    with contextlib.suppress(OSError):
+        scratch.mkdir(mode=0o700, exist_ok=True)
+        if scratch.lstat().st_uid == os.getuid():  # what another user left there could be any code
+            yield scratch
 
 
 def cache_folder() -> Path:

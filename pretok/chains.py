@@ -25,7 +25,8 @@ from pretok.hashing import P1
 from pretok.segments import joined
 from pretok.superwords import ends_in_letter, marks
 from pretok.unicode import class_table
-from pretok.wordtable import WordCounts, WordTable
+from pretok.wordfile import WordCounts
+from pretok.wordtable import WordTable
 
 Ids = npt.NDArray[np.uint32]
 Ints = npt.NDArray[np.int64]
@@ -35,9 +36,9 @@ Chains = Callable[[], Iterator[Ids]]
 BREAK = 0xFFFFFFFF
 """After each chain."""
 BUCKETS = 1 << 24
-RARE = 16
-"""Chains are first cut between pairs that are so many times rarer than the last of the most frequent pairs, of which
-as many are taken as superwords are wanted."""
+RARE = 4
+"""Where n superwords are wanted, chains are first cut between pairs so many times rarer than the n-th most frequent;
+the last superword was about half as frequent as that pair in real text."""
 
 _U32 = types.Array(types.uint32, 1, "C", readonly=True)
 
@@ -81,6 +82,7 @@ class ChainFinder:
     """Finds chains in documents encoded by stage 1, whose entries are `tokens` (id -> bytes, b"" for specials)."""
 
     def __init__(self, tokens: Sequence[bytes], separators: int) -> None:
+        self.size = len(tokens)
         self._separators = separators
         self._lengths = np.array([len(token) for token in tokens], np.int64)
         self._ends = np.array([token == b"," or ends_in_letter(token) for token in tokens], np.uint8)
@@ -119,11 +121,7 @@ def _cut(chains: Any, sums: Any, bound: Any, symbols: Any, offsets: Any) -> Any:
     found, n = 0, 0
     for i in range(1, len(chains)):
         left, right = chains[i - 1], chains[i]
-        if (
-            left != BREAK
-            and right != BREAK
-            and sums[_bucket(np.int64(left), np.int64(right))] >= bound
-        ):
+        if left != BREAK and right != BREAK and sums[_bucket(np.int64(left), np.int64(right))] >= bound:
             if n == offsets[found]:
                 symbols[n] = left
                 n += 1
@@ -151,9 +149,7 @@ def _frequent_chains(chains: Chains, sums: Ints, bound: int) -> tuple[npt.NDArra
     return words.data.view(np.uint32).astype(np.int32), words.offsets // 4, words.counts
 
 
-def train_superwords(
-    chains: Chains, tokens: Sequence[bytes], wanted: int, max_words: int
-) -> Merges:
+def train_superwords(chains: Chains, tokens: Sequence[bytes], wanted: int, max_words: int) -> Merges:
     """BPE over chains: `wanted` new entries (fewer if there are no more pairs) of at most `max_words` words each.
 
     tokens: the entries of stage 1, id -> bytes; a comma counts as no word. Memory: 8 * BUCKETS bytes, then what
@@ -166,9 +162,7 @@ def train_superwords(
     bound = int(np.partition(sums, -wanted)[-wanted]) // RARE if wanted < BUCKETS else 0
     while True:
         symbols, offsets, counts = _frequent_chains(chains, sums, bound)
-        merges = merge_sequences(
-            symbols, offsets, counts, tokens, wanted, weights=weights, limit=max_words
-        )
+        merges = merge_sequences(symbols, offsets, counts, tokens, wanted, weights=weights, limit=max_words)
         enough = len(merges.tokens) == len(tokens) + wanted and int(merges.counts.min()) >= bound
         if enough or bound <= 1:
             return merges

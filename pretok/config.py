@@ -83,7 +83,8 @@ class Vocab(Part):
 
     size counts special tokens; sample: share of documents counted; holdout: share kept out of training for the report;
     min_count: words rarer than this are dropped at the end; weights: share of each source in the counts (empty: as on
-    disk); superwords: how many of the entries are sequences of words.
+    disk); superwords: how many of the entries are sequences of words, of at most superword_words words joined by
+    superword_separators, trained on superword_sample bytes of text.
     """
 
     path: Path | None = None
@@ -97,6 +98,11 @@ class Vocab(Part):
     min_count: Annotated[int, Field(ge=1)] = 1
     weights: dict[SourceName, Share] = {}
     superwords: Annotated[int, Field(ge=0)] = 0
+    superword_separators: Literal["space", "space+apostrophe", "space+apostrophe+comma"] = (
+        "space+apostrophe+comma"
+    )
+    superword_words: Annotated[int, Field(ge=2)] = 4
+    superword_sample: Annotated[Count, Field(gt=0)] = 2_000_000_000
 
 
 class Shards(Part):

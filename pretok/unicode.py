@@ -3,7 +3,8 @@
 Enters: `unicode.txt`, ranges probed from the tokenizers library, whose ids are the reference. Leaves: `class_table()`,
 one byte of flags per code point. `python -m pretok.unicode` writes the file again from the installed library.
 
-A code point has exactly one flag, or none when the Unicode version in the file does not assign it.
+A code point has exactly one flag, or none when the Unicode version in the file does not assign it. Compiled code holds
+the flags as constants, so `pretok._numba` compiles again when this module changes.
 """
 
 from __future__ import annotations

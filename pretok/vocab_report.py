@@ -22,7 +22,7 @@ from pretok.texts import buffers, from_buffers
 from pretok.vocab import Vocabulary, load_vocab
 from pretok.wordfile import read_group
 
-LONGEST = 20
+LONGEST = 100
 """Tokens listed as the longest."""
 MOSTLY = 0.9
 """A token belongs to a source that has this share of its occurrences, were all sources of one size."""

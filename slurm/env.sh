@@ -25,9 +25,10 @@ export TORCH_CPP_LOG_LEVEL=ERROR  # reverse DNS lookups that fail are not worth 
 # node in each of them runs 100 x 100 threads.
 export OMP_NUM_THREADS=1 RAYON_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-# Compiled code is cached on the node: hundreds of processes that lock files in one shared folder stall each other.
+# Compiled code is cached on the node: hundreds of processes that lock files in one shared folder stall each other. Numba
+# may be given another place, for many short jobs: it compiles for some seconds on each node.
 node_local=${SITE_NODE_LOCAL:-/tmp}/pretok-$SLURM_JOB_ID
-export NUMBA_CACHE_DIR=$node_local/numba TRITON_CACHE_DIR=$node_local/triton
+export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR:-$node_local/numba} TRITON_CACHE_DIR=$node_local/triton
 export TORCHINDUCTOR_CACHE_DIR=$node_local/inductor
 
 # When this job ends (SLURM_JOB_END_TIME where Slurm is new enough), so that programs stop in time and save.

@@ -10,15 +10,16 @@ ray_node() { # NODE RAY_START_OPTIONS...: Ray on one node, until it is ended
     # A step per node: Slurm ends a whole step when one of its nodes is gone. exec: this process is srun itself.
     # 200 MiB of object store: tasks meet on disk, only small records travel through Ray.
     # That a node without a route out has no external address is no news, hence the grep.
-    PRETOK_RAY=$SLURM_JOB_ID exec srun --overlap -N1 -n1 -w "$1" ray start --block --temp-dir="$node_local" \
+    exec srun --overlap -N1 -n1 -w "$1" ray start --block --temp-dir="$node_local" \
         --num-gpus=0 --num-cpus="$SRUN_CPUS_PER_TASK" --object-store-memory=$((200 << 20)) "${@:2}" \
         > >(grep -v --line-buffered 'local IP via external connectivity' >"$ray_log-$1.log") 2>&1
 }
 
-ray_sweep() { # NODE: end what Ray left there (its agents outlive it for seconds) and remove the node's local folder
+ray_sweep() { # NODE: end what Ray left there and remove the node's local folder
+    # Its agents outlive a head that died for some seconds; they are known by their log files, open in that folder.
     # shellcheck disable=SC2016
     srun --overlap -N1 -n1 -w "$1" bash -c '
-        for e in $(grep -lsz "^PRETOK_RAY=$SLURM_JOB_ID$" /proc/[0-9]*/environ); do kill -KILL "${e//[!0-9]/}"; done
+        find /proc/[0-9]*/fd -lname "$1/*" 2>/dev/null | cut -d/ -f3 | sort -u | xargs -r kill -KILL
         rm -rf "$1"' _ "$node_local" 2>/dev/null
 }
 

@@ -7,7 +7,9 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +59,22 @@ def assert_same_run(run: Path, whole: Path) -> None:
     assert read_json(run / "done.json") == read_json(whole / "done.json")
 
 
+def _signal_itself(number: signal.Signals, step: int, rank: int, run: Path) -> None:
+    """The rank sends itself the signal before it begins `step`; a kill waits for the first checkpoint."""
+    if os.environ["RANK"] != str(rank):
+        return
+    import train.loop
+
+    original = train.loop.train_step
+
+    def train_step(trainee: Any, batches: Any, at: int, *rest: Any, **named: Any) -> Any:
+        if at >= step and (number != signal.SIGKILL or any(run.glob("checkpoints/step-*"))):
+            os.kill(os.getpid(), number)
+        return original(trainee, batches, at, *rest, **named)
+
+    train.loop.train_step = train_step
+
+
 @pytest.mark.parametrize(
     "chain",
     [
@@ -70,17 +88,18 @@ def test_interrupted_run_goes_on_with_any_number_of_processes(
 ) -> None:
     run = tmp_path / "run"
     for link, (count, number, step) in enumerate(chain):
-        ranks = Ranks(count, [*arguments(shards, run), "--shard", 2 if count == 4 else 1], tmp_path)
-        if number is not None:
-            ranks.wait_for_step(run, step)
-            # A signal that reaches one rank alone stops all of them; a kill takes the node.
-            ranks.signal(number, None if number == signal.SIGKILL else [count - 1])
-        expected = {None: 0, signal.SIGKILL: -signal.SIGKILL}.get(number, 75)
-        assert ranks.wait() == [expected] * count, ranks.text()
+        before = None if number is None else partial(_signal_itself, number, step, count - 1, run)
+        ranks = Ranks(count, [*arguments(shards, run), "--shard", 2 if count == 4 else 1], tmp_path, before)
+        if number == signal.SIGKILL:  # of one rank; what starts the ranks then kills the others
+            ranks.processes[-1].join(120)
+            ranks.signal(signal.SIGKILL, range(count - 1))
+            assert ranks.wait() == [-signal.SIGKILL] * count, ranks.text()
+        else:  # of one rank, and all of them stop
+            assert ranks.wait() == [0 if number is None else 75] * count, ranks.text()
         assert ("resumed from step" in ranks.text()) == (link > 0)
         assert (run / "done.json").exists() == (number is None)
     assert_same_run(run, whole)
-    # Stops lose no step; the kill loses those since the checkpoint before it, and they are counted.
+    # Stops lose no step; a kill loses those since the checkpoint before it, and its segment's line.
     lost = [record["lost_steps"] for record in read_lines(run / "goodput.jsonl")]
     killed = [number for _, number, _ in chain].index(signal.SIGKILL)
     assert len(lost) == 3

@@ -22,7 +22,8 @@ from tests.support import make_shards
 from train.metrics import read_lines
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.train_support", "train.loop", "train.__main__"])
+# torch._dynamo is what the first training step imports.
+_CONTEXT.set_forkserver_preload(["tests.train_support", "train.loop", "train.__main__", "torch._dynamo"])
 
 SIZES = """
 vocab_size = 60
@@ -95,7 +96,7 @@ class Ranks:
             process.start()
             self.processes.append(process)
 
-    def wait(self, timeout: float = 120) -> list[int | None]:
+    def wait(self, timeout: float = 240) -> list[int | None]:
         """Exit codes of all ranks; kills what is left after `timeout` seconds."""
         end = time.monotonic() + timeout
         for process in self.processes:
@@ -117,14 +118,6 @@ class Ranks:
             pid = self.processes[rank].pid
             assert pid is not None
             os.kill(pid, number)
-
-    def wait_for_step(self, run: Path, step: int, timeout: float = 60) -> None:
-        """Until metrics.jsonl holds `step`."""
-        end = time.monotonic() + timeout
-        while not any(record["step"] >= step for record in read_lines(run / "metrics.jsonl")):
-            assert time.monotonic() < end, self.text()
-            assert any(process.is_alive() for process in self.processes), self.text()
-            time.sleep(0.005)
 
 
 def run_ranks(count: int, arguments: Sequence[object], folder: Path) -> str:

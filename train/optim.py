@@ -35,7 +35,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         decays = parameter.ndim > 1 and (config.decay_embeddings or "embed_tokens" not in name)
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         groups.setdefault((decays, mesh), []).append(parameter)
-    return torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [
             {"params": parameters, "weight_decay": config.weight_decay if decays else 0.0}
             for (decays, _), parameters in groups.items()
@@ -45,6 +45,15 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         eps=config.eps,
         fused=True,
     )
+    # Where there is no state, torch's checkpointing makes one by a step that moves nothing and yet counts, and every
+    # bias correction after it is off by one.
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
 
 
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:

@@ -14,13 +14,22 @@ def build_vocab(
     inputs: Inputs,
     out: Out = None,
     vocab_size: Annotated[int | None, typer.Option(help="Entries, special tokens included.")] = None,
-    pattern: Annotated[str | None, typer.Option(help="cl100k, gpt2 or o200k.")] = None,
+    pattern: Annotated[str | None, typer.Option(help="cl100k, gpt2, o200k or cl100k-apostrophe.")] = None,
     weights: Annotated[
         str | None,
         typer.Option(help="Share of each source, such as it=0.9,en=0.1. Default: as on disk.", metavar="W"),
     ] = None,
     sample: Annotated[str | None, typer.Option(help="Share of documents counted, such as 0.1.")] = None,
     min_count: Annotated[int | None, typer.Option(help="Drop words that occur less often.")] = None,
+    superwords: Annotated[
+        int | None, typer.Option(help="How many entries shall be sequences of words. Default: 0.")
+    ] = None,
+    superword_separators: Annotated[
+        str | None, typer.Option(help="space, space+apostrophe or space+apostrophe+comma (the default).")
+    ] = None,
+    superword_sample: Annotated[
+        str | None, typer.Option(help="Bytes of text superwords are trained on, such as 500M. Default: 2G.")
+    ] = None,
     counts: Annotated[
         Path | None, typer.Option(help="Folder of `pretok count`; no text is read, INPUTS only name sources.")
     ] = None,
@@ -50,6 +59,9 @@ def build_vocab(
             "weights": parse_weights(weights) if weights else None,
             "sample": sample,
             "min_count": min_count,
+            "superwords": superwords,
+            "superword_separators": superword_separators,
+            "superword_sample": superword_sample,
         },
     }
     recipe = read_recipe(inputs, out, changes)

@@ -15,7 +15,7 @@ def count(
         list[str], typer.Argument(metavar="RECIPE.toml | NAME=GLOB ... | COUNTS ...", show_default=False)
     ],
     out: Out = None,
-    pattern: Annotated[str | None, typer.Option(help="cl100k, gpt2 or o200k.")] = None,
+    pattern: Annotated[str | None, typer.Option(help="cl100k, gpt2, o200k or cl100k-apostrophe.")] = None,
     sample: Annotated[str | None, typer.Option(help="Share of documents counted, such as 0.1.")] = None,
     workers: Workers = None,
     address: Address = None,

@@ -4,6 +4,7 @@ Enters: a Recipe. Leaves: VOCAB/tokenizer.json with its two companions and, last
 
     count     every word of every source (`pretok.jobs.count`)
     merge     weigh the counts, train the merges, write the tokenizer
+    join      train superwords in the place of the last entries, if asked for (`pretok.jobs.superwords`)
     measure   what it costs on each source, beside 32k and 64k entries and other tokenizers, one task a bucket
 
 A vocabulary whose report names the same inputs and settings is left alone; another is refused.
@@ -18,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from pretok.bpe import Merges, train_merges
+from pretok.bpe import train_merges
 from pretok.config import Recipe, Vocab
 from pretok.console import Meter, notice, show, table
 from pretok.engine import Engine, TaskError
 from pretok.errors import PartitionsFailed, UsageError
 from pretok.jobs.count import Counts, count_config, refuse_changes, run_count
+from pretok.jobs.superwords import add_superwords, check_superwords, show_superwords
 from pretok.pretokenize import PATTERNS, code_of, word_ends
 from pretok.storage import fingerprint, read_json, write_json
 from pretok.vocab import TOKENIZER_FILE, Vocabulary, write_vocab
@@ -51,6 +53,8 @@ def run_build_vocab(
     Raises UsageError, MismatchError, PartitionsFailed, Stopped.
     """
     check_settings(recipe.vocab)
+    if recipe.vocab.superwords:
+        check_superwords(recipe.vocab, counted=counts is not None)
     folder = recipe.vocab_dir
     config = _config(recipe, compare, counts)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
@@ -64,11 +68,17 @@ def run_build_vocab(
     with Meter("merge"):
         words = weigh(counts.buckets, _factors(recipe.vocab, counts), recipe.vocab.min_count)
         made = train(words, recipe.vocab, folder)
+    main, superwords = made[recipe.vocab.size], None
+    if recipe.vocab.superwords:
+        state = folder / STATE / fingerprint(config)[:16]
+        main, superwords = add_superwords(recipe, engine, main, counts, state)
     with Meter("measure") as meter:
         measure = _measure(made, counts, recipe.vocab.special_tokens[0], engine, meter)
         others = {"this": _compare(folder, counts)}
         others |= {str(path): _compare(path, counts) for path in compare}
     report = _report(recipe.vocab, counts, words, made, measure, others)
+    report["vocabulary"] |= {"size": main.size, "fingerprint": main.fingerprint}
+    report["superwords"] = superwords
     report["config"] = config
     write_json(folder / REPORT_FILE, report)
     shutil.rmtree(folder / STATE, ignore_errors=True)
@@ -78,8 +88,6 @@ def run_build_vocab(
 def check_settings(vocab: Vocab) -> None:
     """Raises UsageError where no vocabulary of these settings can be made."""
     code_of(vocab.pattern)
-    if vocab.superwords:
-        raise UsageError("superwords are not trained by this version; set `superwords = 0` under [vocab]")
     special = vocab.special_tokens
     if len(set(special)) < len(special) or "" in special:
         raise UsageError("special tokens must be different from each other and not empty")
@@ -110,8 +118,20 @@ def _config(recipe: Recipe, compare: Sequence[Path], counts: Counts | None) -> d
         "size": vocab.size,
         "special_tokens": list(vocab.special_tokens),
         "min_count": vocab.min_count,
+        "superwords": _superword_config(vocab),
         "weights": {name: str(weight) for name, weight in sorted(vocab.weights.items())},
         "compare": [str(path) for path in compare],
+    }
+
+
+def _superword_config(vocab: Vocab) -> dict[str, Any] | None:
+    if not vocab.superwords:
+        return None
+    return {
+        "entries": vocab.superwords,
+        "sample": vocab.superword_sample,
+        "separators": vocab.superword_separators,
+        "most_words": vocab.superword_words,
     }
 
 
@@ -136,29 +156,15 @@ def train(words: TrainingWords, vocab: Vocab, folder: Path) -> dict[int, Vocabul
     )
     made = {}
     for size in sizes:
-        target = folder if size == vocab.size else folder / STATE / str(size)
-        made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, _first(merges, size))
+        final = size == vocab.size and not vocab.superwords
+        target = folder if final else folder / STATE / str(size)
+        made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, merges.first(size))
     if made[vocab.size].size < vocab.size:
         notice(
             f"the counts allow {made[vocab.size].size:,} entries, not the {vocab.size:,} asked for: no two tokens are "
             "left to merge inside any word; give more text, a smaller --vocab-size or a smaller --min-count"
         )
     return made
-
-
-def _first(merges: Merges, size: int) -> list[tuple[bytes, bytes]]:
-    """The merges that `size` entries take, in order; training for a smaller size makes the beginning of the same list.
-
-    A pair that was merged twice counts where it was merged last, as in `tokenizers`.
-    """
-    largest = np.maximum.accumulate(merges.products)
-    end = int(np.searchsorted(largest, size - 1)) + 1
-    kept: dict[tuple[bytes, bytes], None] = {}
-    for left, right in merges.pairs[:end].tolist():
-        pair = merges.tokens[left], merges.tokens[right]
-        kept.pop(pair, None)
-        kept[pair] = None
-    return list(kept)
 
 
 def _measure(made: dict[int, Vocabulary], counts: Counts, eod: str, engine: Engine, meter: Meter) -> Measure:
@@ -302,9 +308,12 @@ def show_report(report: dict[str, Any]) -> None:
             ],
         )
     )
+    if report["superwords"]:
+        show_superwords(report["superwords"])
     tokens = report["tokens"]
-    longest = ", ".join(repr(entry["token"]) for entry in tokens["longest"][:5])
+    readable = [entry["token"] for entry in tokens["longest"] if len(set(entry["token"])) > 3]
+    longest = ", ".join(map(repr, readable[:5]))
     notice(
         f"{tokens['shared']:,} tokens are shared by the sources, {tokens['unused']:,} unused; "
-        f"{len(tokens['unused_bytes'])} bytes never occur; longest: {longest}"
+        f"{len(tokens['unused_bytes'])} bytes never occur; longest words: {longest or '-'}"
     )

@@ -33,7 +33,7 @@ from pretok.engine import Counts as Increments
 from pretok.engine import Engine, TaskError
 from pretok.errors import IntegrityError, MismatchError, PartitionsFailed
 from pretok.files import InputFile, list_inputs
-from pretok.partition import plan, shard_bytes
+from pretok.partition import Partition, plan, shard_bytes
 from pretok.storage import TEMPORARY_SUFFIX, atomic_open, checksum, read_json, write_json
 from pretok.unicode import FILE as UNICODE_FILE
 from pretok.wordfile import BUCKETS
@@ -187,11 +187,16 @@ def refuse_changes(what: str, folder: Path, old: dict[str, Any], new: dict[str, 
         )
 
 
+def partitions_of(name: str, inputs: list[dict[str, Any]], recipe: Recipe) -> list[Partition]:
+    """How the text of a source is cut into tasks."""
+    field = recipe.sources[name].field
+    files = [InputFile(**file) for file in inputs]
+    return plan(name, files, field, shard_bytes(files, field, TOKEN_BYTES), TOKEN_BYTES)
+
+
 def _tasks(name: str, inputs: list[dict[str, Any]], recipe: Recipe, state: Path) -> list[CountTask]:
     source = recipe.sources[name]
-    files = [InputFile(**file) for file in inputs]
-    target = shard_bytes(files, source.field, TOKEN_BYTES)
-    partitions = plan(name, files, source.field, target, TOKEN_BYTES)
+    partitions = partitions_of(name, inputs, recipe)
     return [
         CountTask(
             partition=partition,

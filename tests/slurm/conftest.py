@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def running_cluster() -> Iterator[Cluster]:
+def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The cluster, started unless it runs; the session that started it stops it."""
     if os.geteuid() != 0 or not all(
         shutil.which(name) for name in ("slurmctld", "slurmd", "sbatch", "munged")
@@ -46,7 +46,12 @@ def running_cluster() -> Iterator[Cluster]:
     assert up.returncode == 0, up.stdout + up.stderr
     hidden = ("SLURM", "PRETOK_", "RAY_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    yield Cluster({**kept, "PATH": f"{LAB}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
+    own = {
+        "PATH": f"{LAB}/bin:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "NUMBA_CACHE_DIR": str(tmp_path_factory.mktemp("numba")),  # compiled once for all jobs
+    }
+    yield Cluster({**kept, **own})
     if not was_up:
         subprocess.run(["bash", HERE / "cluster-down.sh"], check=True, capture_output=True)
 

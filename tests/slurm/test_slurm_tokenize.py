@@ -96,8 +96,9 @@ def test_a_node_that_dies_costs_its_partitions_only(
     cluster: Cluster, recipe: Recipe, profile: Profile, expected: dict[str, str], tmp_path: Path
 ) -> None:
     # Ray takes half a minute to believe that a node is gone; here it shall be quick.
-    quick = "export RAY_health_check_period_ms=500 RAY_health_check_timeout_ms=1000 RAY_health_check_failure_threshold=3"
-    chain = submit(cluster, profile(setup=f"{quick};"), recipe("there"), 3)
+    quick = {"period_ms": 500, "timeout_ms": 1000, "failure_threshold": 3}
+    setup = "".join(f"export RAY_health_check_{name}={value};" for name, value in quick.items())
+    chain = submit(cluster, profile(setup=setup), recipe("there"), 3)
     (job,) = chain.ids("tokenize")
     chain.wait_for(job, "partitions, 0 of them done")
     cluster.until(lambda: bool(cluster.processes("node3", "ray::")), 60, "a worker on node3")

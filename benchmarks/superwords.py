@@ -4,7 +4,7 @@
 
 CORPUS holds `LANGUAGE/NAME-NN.jsonl.zst` with `id` and `text`. A 25th of the works is kept out: whole books where ids
 are `BOOK-CHAPTER`, else documents. Plain and superword vocabularies have the same number of entries. Speeds are those
-of one thread of this process, the engines taking turns; on a machine with other load only their ratio means something.
+of `tokenize` in this process, files to shards, in seconds of processor time, the vocabularies taking turns.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import argparse
 import json
 import re
 import resource
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +25,15 @@ import zstandard
 
 from pretok.bpe import train_merges
 from pretok.chains import ChainFinder, train_superwords
-from pretok.config import DEFAULT_SPECIAL_TOKENS
+from pretok.config import DEFAULT_SPECIAL_TOKENS, make_recipe
 from pretok.encode import Engine, FastEngine, SuperwordEngine, fast_engine
+from pretok.engine import Engine as LocalEngine
 from pretok.hashing import hash_documents
+from pretok.jobs.tokenize import run_tokenize
+from pretok.manifest import load_manifest
 from pretok.pretokenize import PATTERNS
 from pretok.segments import BASE, COARSE, SEPARATORS
+from pretok.stop import StopFlag
 from pretok.superwords import drop_crossing
 from pretok.texts import buffers
 from pretok.vocab import tokenizer_data
@@ -66,12 +72,6 @@ def batches(texts: list[str]) -> Iterator[pa.LargeStringArray]:
             start, size = i + 1, 0
 
 
-def pairs_of(merges: object, skip: int = 0) -> list[Merge]:
-    """Merges as pairs of bytes."""
-    tokens = merges.tokens  # type: ignore[attr-defined]
-    return [(tokens[a], tokens[b]) for a, b in merges.pairs.tolist()][skip:]  # type: ignore[attr-defined]
-
-
 def encode_all(engine: Engine, texts: Texts) -> dict[str, int]:
     """Tokens of each source."""
     return {name: sum(len(engine.encode(batch)[0]) for batch in group) for name, group in texts.items()}
@@ -85,6 +85,7 @@ def size_of(texts: Texts) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("corpus", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder for the vocabularies")
     parser.add_argument("--size", type=int, default=50_000)
     parser.add_argument("--superwords", type=int, nargs="+", default=[10_000])
     parser.add_argument("--max-words", type=int, nargs="+", default=[4])
@@ -92,17 +93,22 @@ def main() -> None:
     args = parser.parse_args()
     train, held = read(args.corpus)
     sizes = size_of(held)
-    print(f"{sum(size_of(train).values()) / 1e6:.0f} MB for training, held out in MB:", {k: round(v / 1e6, 1) for k, v in sizes.items()})
-    start = time.perf_counter()
+    print(
+        f"{sum(size_of(train).values()) / 1e6:.0f} MB for training, held out in MB:",
+        {k: round(v / 1e6, 1) for k, v in sizes.items()},
+    )
+    start = time.process_time()
     table = WordTable()
     for group in train.values():
         for batch in group:
             table.add_documents(*buffers(batch), np.zeros(len(batch), np.bool_), BASE)
     words = table.words()
     special = DEFAULT_SPECIAL_TOKENS
-    merges1 = train_merges(words.data, words.offsets, words.counts, vocab_size=args.size, special_tokens=len(special))
-    all1 = pairs_of(merges1)
-    print(f"stage 1: {time.perf_counter() - start:.1f} s")
+    merges1 = train_merges(
+        words.data, words.offsets, words.counts, vocab_size=args.size, special_tokens=len(special)
+    )
+    all1 = merges1.first(args.size)
+    print(f"stage 1: {time.process_time() - start:.1f} s")
     plain = json.dumps(tokenizer_data(PATTERNS[BASE], special, all1))
     print(f"{'':44}" + "".join(f"{name[:15]:>17}" for name in held))
 
@@ -110,6 +116,9 @@ def main() -> None:
         tokens = encode_all(engine, held)
         print(f"{label:44}" + "".join(f"{sizes[n] / tokens[n]:17.3f}" for n in held), flush=True)
 
+    if args.keep:
+        args.keep.mkdir(parents=True, exist_ok=True)
+        (args.keep / "plain.json").write_text(plain)
     plain_engine = FastEngine(plain)
     row("plain", plain_engine)
     for superwords in args.superwords:
@@ -119,37 +128,59 @@ def main() -> None:
             kept = drop_crossing(all1[:count1], flags)
             assert len(kept) == count1
             stage1 = tokenizer_data(PATTERNS[BASE], special, kept)
-            start = time.perf_counter()
+            start = time.process_time()
             engine1 = FastEngine(json.dumps(stage1))
             tokens = [b""] * len(special) + merges1.tokens[len(special) : len(special) + 256 + count1]
             assert len(stage1["model"]["vocab"]) == len(tokens)
             finder = ChainFinder(tokens, flags)
             chains = [finder.find(*buffers(b), *engine1.encode(b)) for g in train.values() for b in g]
-            chained = time.perf_counter()
+            chained = time.process_time()
             for max_words in args.max_words:
-                begun = time.perf_counter()
-                merges2 = train_superwords(lambda: iter(chains), tokens, superwords, max_words)
-                ended = time.perf_counter()
-                data = tokenizer_data(COARSE[separators], special, kept + pairs_of(merges2))
+                begun = time.process_time()
+                merges2 = train_superwords(chains.__iter__, tokens, superwords, max_words)
+                ended = time.process_time()
+                data = tokenizer_data(COARSE[separators], special, kept + merges2.first(args.size))
                 engine = fast_engine(json.dumps(data))
                 assert isinstance(engine, SuperwordEngine)
                 row(f"{superwords} {separators}, {max_words} words", engine)
                 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-                print(f"    chains {chained - start:.1f} s, training {ended - begun:.1f} s, last count {merges2.counts[-1]}, peak so far {memory:.2f} GB; entries {len(data['model']['vocab'])}")
-                speed(plain_engine, engine, held)
-                Path(f"/tmp/super-{superwords}-{separators}-{max_words}.json").write_text(json.dumps(data))
+                print(
+                    f"    chains {chained - start:.1f} s, training {ended - begun:.1f} s, "
+                    f"last count {merges2.counts[-1]}, peak so far {memory:.2f} GB"
+                )
+                speed(args.corpus, {"plain": plain, "superwords": json.dumps(data)})
+                if args.keep:
+                    args.keep.mkdir(parents=True, exist_ok=True)
+                    (args.keep / f"{superwords}-{separators}-{max_words}.json").write_text(json.dumps(data))
 
 
-def speed(plain: Engine, joined: Engine, texts: Texts, rounds: int = 3) -> None:
-    """Best of a few turns each."""
-    best = [float("inf")] * 2
-    for _ in range(rounds):
-        for i, engine in enumerate((plain, joined)):
-            start = time.perf_counter()
-            encode_all(engine, texts)
-            best[i] = min(best[i], time.perf_counter() - start)
-    size = sum(size_of(texts).values()) / 1e6
-    print(f"    {size / best[0]:.0f} MB/s without, {size / best[1]:.0f} MB/s with superwords, ratio {best[0] / best[1]:.2f}", flush=True)
+def speed(corpus: Path, files: dict[str, str], rounds: int = 3) -> None:
+    """Run `tokenize` on the corpus with each tokenizer.json, in turns and in this process; the best of a few rounds."""
+    best: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as name, StopFlag() as stop, LocalEngine(0, None, stop) as engine:
+        for label, text in files.items():
+            folder = Path(name) / label / "vocab"
+            folder.mkdir(parents=True)
+            (folder / "tokenizer.json").write_text(text)
+        for turn in range(rounds):
+            for label in files:
+                out = Path(name) / label / str(turn)
+                sources = {
+                    p.name: {"inputs": [f"{p}/*.jsonl.zst"]} for p in sorted(corpus.iterdir()) if p.is_dir()
+                }
+                vocab = {"path": str(Path(name) / label / "vocab")}
+                recipe = make_recipe({"out": str(out), "sources": sources, "vocab": vocab}, "benchmark")
+                start = time.process_time()
+                run_tokenize(recipe, engine, lambda counts: None, lambda notice: None)
+                best[label] = min(best.get(label, float("inf")), time.process_time() - start)
+                size = load_manifest(out / "shards").data["totals"]["bytes"] / 1e6
+                shutil.rmtree(out)
+    plain, joined = best.values()
+    print(
+        f"    tokenize: {size / plain:.0f} MB/s without, {size / joined:.0f} MB/s with superwords, "
+        f"ratio {plain / joined:.2f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ makes from text with these words, in its order, and the bytes of every token. Th
 merged next; among equals, the pair with the smaller ids. The rules are those of
 https://github.com/huggingface/tokenizers (models/bpe/trainer.rs), with counts of 64 bits.
 
-Memory is that of `pairs`, and 16 to 36 bytes more for each distinct pair.
+Memory is that of `pairs`, and 16 to 36 bytes more for each distinct pair. Measured on words of ten bytes, most of
+them noise: 34 bytes per byte of word for 8 million words, 30 for 20 million (5.5 GB, all included).
 """
 
 from __future__ import annotations
@@ -239,7 +240,8 @@ def train_merges(
     Word w is data[offsets[w]:offsets[w + 1]], any bytes, and occurs counts[w] times in the text; words are distinct.
     `min_frequency` and `max_token_length` (in bytes) mean what they do to `tokenizers.BpeTrainer`, whose limit forbids
     tokens of just that length, but no pair of bytes. `special_tokens` is how many ids they take; in Merges.tokens
-    they are b"", so that no merge gives a special token, even if its bytes are the same.
+    they are b"". So a merge that spells a special token makes a token of its own, where `tokenizers` reuses the
+    special one's id; such a name is for the caller to refuse.
 
     Raises UsageError if the vocabulary does not hold even the bytes, and as `merge_sequences`.
     """

@@ -121,11 +121,7 @@ def _cut(chains: Any, sums: Any, bound: Any, symbols: Any, offsets: Any) -> Any:
     found, n = 0, 0
     for i in range(1, len(chains)):
         left, right = chains[i - 1], chains[i]
-        if (
-            left != BREAK
-            and right != BREAK
-            and sums[_bucket(np.int64(left), np.int64(right))] >= bound
-        ):
+        if left != BREAK and right != BREAK and sums[_bucket(np.int64(left), np.int64(right))] >= bound:
             if n == offsets[found]:
                 symbols[n] = left
                 n += 1
@@ -153,9 +149,7 @@ def _frequent_chains(chains: Chains, sums: Ints, bound: int) -> tuple[npt.NDArra
     return words.data.view(np.uint32).astype(np.int32), words.offsets // 4, words.counts
 
 
-def train_superwords(
-    chains: Chains, tokens: Sequence[bytes], wanted: int, max_words: int
-) -> Merges:
+def train_superwords(chains: Chains, tokens: Sequence[bytes], wanted: int, max_words: int) -> Merges:
     """BPE over chains: `wanted` new entries (fewer if there are no more pairs) of at most `max_words` words each.
 
     tokens: the entries of stage 1, id -> bytes; a comma counts as no word. Memory: 8 * BUCKETS bytes, then what
@@ -168,9 +162,7 @@ def train_superwords(
     bound = int(np.partition(sums, -wanted)[-wanted]) // RARE if wanted < BUCKETS else 0
     while True:
         symbols, offsets, counts = _frequent_chains(chains, sums, bound)
-        merges = merge_sequences(
-            symbols, offsets, counts, tokens, wanted, weights=weights, limit=max_words
-        )
+        merges = merge_sequences(symbols, offsets, counts, tokens, wanted, weights=weights, limit=max_words)
         enough = len(merges.tokens) == len(tokens) + wanted and int(merges.counts.min()) >= bound
         if enough or bound <= 1:
             return merges

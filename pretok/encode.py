@@ -3,9 +3,9 @@
 Enters: batches of texts and a tokenizer.json. Leaves: the ids of all documents in a row, EOD after each, in the dtype
 of the shards, and the tokens per document. Text that spells a special token is text.
 
-`gigatoken` encodes, and of a vocabulary with superwords its first stage; `tokenizers` is the reference. It takes over for documents with characters that the two engines
-class differently (`disputed`), and for whole vocabularies whose pattern gigatoken lacks or, on a probe, encodes
-differently.
+`gigatoken` encodes, and of a vocabulary with superwords its first stage, `joining` the second; `tokenizers` is the
+reference. It takes over for documents with characters that the two engines class differently (`disputed`), and for
+whole vocabularies whose pattern gigatoken lacks or, on a probe, encodes differently.
 """
 
 from __future__ import annotations

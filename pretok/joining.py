@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from pretok._numba import BYTES, I64, U8, njit
+from pretok._numba import I64, U8, njit
 from pretok.hashing import P1
 from pretok.segments import joined
 from pretok.superwords import Stages, begins_word, ends_in_letter
@@ -146,7 +146,9 @@ def _merge_long(run: Any, first: Any, values: Any, size: Any, slots: Any, mask: 
     return kept
 
 
-@njit(types.int64(U8, I64, _U32, I64, _I32, U8, U8, I64, U8, types.int64, types.uint32[::1], types.int64[::1]))
+@njit(
+    types.int64(U8, I64, _U32, I64, _I32, U8, U8, I64, U8, types.int64, types.uint32[::1], types.int64[::1])
+)
 def _join(
     data: Any,
     offsets: Any,

@@ -110,7 +110,9 @@ def split_stages(tokenizer: dict[str, Any]) -> Stages | None:
     if not all(token["special"] for token in tokenizer.get("added_tokens", [])):
         raise ValueError("its added tokens that are not special could stand inside of a segment")
     vocab: dict[str, int] = tokenizer["model"]["vocab"]
-    pairs = [tuple(m.split(" ")) if isinstance(m, str) else (m[0], m[1]) for m in tokenizer["model"]["merges"]]
+    pairs = [
+        tuple(m.split(" ")) if isinstance(m, str) else (m[0], m[1]) for m in tokenizer["model"]["merges"]
+    ]
     merges = [(to_bytes(left), to_bytes(right)) for left, right in pairs]
     start = next((i for i, m in enumerate(merges) if is_superword(m, separators)), len(merges))
     if any(crosses(m, separators) for m in merges[:start]):

@@ -87,9 +87,15 @@ def tokenizer_data(
 ) -> dict[str, Any]:
     """A tokenizer.json. pattern: the regular expression of its Split; merges: pairs of token bytes, in order.
 
-    A merge whose result is a token already adds no entry, as in `tokenizers`.
+    A merge whose result is a token already adds no entry, as in `tokenizers`. UsageError when merges spell a special
+    token: text could then become one.
     """
     vocab: dict[str, int] = {token: i for i, token in enumerate(special_tokens)}
+    if spelled := vocab.keys() & {to_characters(left + right) for left, right in merges}:
+        raise UsageError(
+            f"the text holds {', '.join(sorted(spelled))} so often that it became an entry of the vocabulary: give the "
+            "special tokens other names"
+        )
     for token in [bytes([byte]) for byte in ALPHABET] + [left + right for left, right in merges]:
         vocab.setdefault(to_characters(token), len(vocab))
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}

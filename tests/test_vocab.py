@@ -11,7 +11,15 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from pretok.errors import UsageError
 from pretok.pretokenize import PATTERNS
-from pretok.vocab import ALPHABET, BYTE_CHARACTERS, load_vocab, to_bytes, to_characters, write_vocab
+from pretok.vocab import (
+    ALPHABET,
+    BYTE_CHARACTERS,
+    load_vocab,
+    to_bytes,
+    to_characters,
+    tokenizer_data,
+    write_vocab,
+)
 
 SPECIAL = ["<|endoftext|>", "<|pad|>", "<|reserved_0|>"]
 MERGES = [(b"c", b"i"), (b"a", b"o"), (b"ci", b"ao"), (b" ", b"ciao"), (b"\xc3", b"\xa8")]
@@ -108,3 +116,8 @@ def test_what_is_no_byte_level_bpe_is_refused(tmp_path, content, message):
         load_vocab(tmp_path)
     with pytest.raises(UsageError, match="run pretok build-vocab"):
         load_vocab(tmp_path / "nothing")
+
+
+def test_merges_that_spell_a_special_token_are_refused():
+    with pytest.raises(UsageError, match="the text holds EOD"):
+        tokenizer_data(PATTERNS["cl100k"], ["EOD"], [(b"E", b"O"), (b"EO", b"D")])

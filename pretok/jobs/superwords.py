@@ -48,9 +48,13 @@ def check_superwords(vocab: Vocab, counted: bool) -> None:
     if vocab.pattern != BASE:
         raise UsageError(f"superwords join words of the pattern {BASE}, not {vocab.pattern}")
     if vocab.superwords > vocab.size - len(vocab.special_tokens) - 256:
-        raise UsageError(f"a vocabulary of {vocab.size} entries has no room for {vocab.superwords} superwords")
+        raise UsageError(
+            f"a vocabulary of {vocab.size} entries has no room for {vocab.superwords} superwords"
+        )
     if counted:
-        raise UsageError("superwords are trained on text, which counts of words do not hold; leave out --counts")
+        raise UsageError(
+            "superwords are trained on text, which counts of words do not hold; leave out --counts"
+        )
 
 
 def add_superwords(
@@ -74,7 +78,9 @@ def add_superwords(
             recipe.vocab_dir, coarse, vocab.special_tokens, words + merges.first(stage.size + wanted)
         )
     if made.size < vocab.size:
-        notice(f"the sample allows {made.size - stage.size:,} superwords, not {wanted:,}: give a larger sample")
+        notice(
+            f"the sample allows {made.size - stage.size:,} superwords, not {wanted:,}: give a larger sample"
+        )
     return made, {
         "entries": made.size - stage.size,
         "words": stage.size,
@@ -151,9 +157,9 @@ def _sample(
 def _measure(
     recipe: Recipe, counts: Counts, plain: Vocabulary, stage: Vocabulary, words: list[Merge], merges: Merges
 ) -> dict[str, Any]:
-    """Tokens of the held-out texts that were kept, without EOD, by `plain` and by stage 1 with more and more superwords.
+    """Tokens of the held-out texts that were kept, by `plain` and by stage 1 with more and more superwords.
 
-    Also which superwords of the vocabulary are used most, and the share of tokens that are superwords.
+    Without EOD; also which superwords of the vocabulary are used most, and the share of tokens that are superwords.
     """
     vocab = recipe.vocab
     files = {"plain": plain.data}
@@ -176,7 +182,10 @@ def _measure(
         "heldout_tokens": rows,
         "share_of_tokens": round(float(uses[stage.size :].sum() / max(1, uses.sum())), 4),
         "most_used": [
-            {"token": merges.tokens[stage.size + k].decode(errors="replace"), "uses": int(uses[stage.size + k])}
+            {
+                "token": merges.tokens[stage.size + k].decode(errors="replace"),
+                "uses": int(uses[stage.size + k]),
+            }
             for k in order.tolist()
             if uses[stage.size + k]
         ],
@@ -190,7 +199,9 @@ def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> dict[s
         return None
     weights = recipe.mix.weights
     per_token = sum(
-        float(weight) * rows["plain"][name] / rows[row][name] for name, weight in weights.items() if rows[row][name]
+        float(weight) * rows["plain"][name] / rows[row][name]
+        for name, weight in weights.items()
+        if rows[row][name]
     ) / float(sum(weights.values()))
     return {"tokens": recipe.mix.tokens, "plain_tokens": round(recipe.mix.tokens * per_token)}
 
@@ -200,17 +211,21 @@ def show_superwords(section: dict[str, Any]) -> None:
     rows = section["heldout_tokens"]
     names = list(rows["plain"])
     notice(
-        f"{section['entries']:,} superwords after {section['words']:,} other entries, {section['separators']}, trained on "
-        f"{sum(section['sample_bytes'].values()):,} bytes; {section['share_of_tokens']:.1%} of the tokens of held-out "
-        "texts are superwords"
+        f"{section['entries']:,} superwords after {section['words']:,} other entries, {section['separators']}, "
+        f"trained on {sum(section['sample_bytes'].values()):,} bytes; {section['share_of_tokens']:.1%} of the tokens "
+        "of held-out texts are superwords"
     )
     body = [
-        (row, *(f"{tokens[name]:,} ({tokens[name] / max(1, rows['plain'][name]) - 1:+.1%})" for name in names))
+        (
+            row,
+            *(f"{tokens[name]:,} ({tokens[name] / max(1, rows['plain'][name]) - 1:+.1%})" for name in names),
+        )
         for row, tokens in rows.items()
     ]
     show(table("tokens of held-out texts by number of superwords, beside words only", ("", *names), body))
     notice("most used: " + ", ".join(repr(entry["token"]) for entry in section["most_used"][:20]))
     if budget := section["budget"]:
         notice(
-            f"a budget of {budget['tokens']:,} tokens trains on the text of {budget['plain_tokens']:,} tokens of words only"
+            f"a budget of {budget['tokens']:,} tokens trains on the text of {budget['plain_tokens']:,} tokens of words "
+            "only"
         )

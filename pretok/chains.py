@@ -166,4 +166,4 @@ def train_superwords(chains: Chains, tokens: Sequence[bytes], wanted: int, max_w
         enough = len(merges.tokens) == len(tokens) + wanted and int(merges.counts.min()) >= bound
         if enough or bound <= 1:
             return merges
-        bound //= RARE
+        bound //= 2

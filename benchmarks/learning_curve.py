@@ -1,7 +1,8 @@
-"""The debug model on the sample that ships with the package: loss by step beside the entropy of single tokens.
+r"""The debug model on the sample that ships with the package: loss by step beside the entropy of single tokens.
 
     pretok run pipelines/demo.toml
-    train --shards work/demo/shards --mix work/demo/mix.json --model debug --lr 2e-3 --global-batch 16 --out work/demo/run
+    train --shards work/demo/shards --mix work/demo/mix.json --model debug --lr 2e-3 --global-batch 16 \
+        --out work/demo/run
     python -m benchmarks.learning_curve work/demo
 
 Enters: the folder of the demo with its run. Leaves: docs/learning-curve.svg and one line of figures.

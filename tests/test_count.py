@@ -165,10 +165,10 @@ def test_workers_of_ray_give_the_same_bytes(folder: Path, here: Engine, ray_addr
 
 def test_another_setting_or_input_is_refused(folder: Path, here: Engine) -> None:
     run_count(recipe(folder), here, ignore, ignore)
-    with pytest.raises(MismatchError, match=r"pattern \(cl100k -> gpt2\)"):
+    with pytest.raises(MismatchError, match=r"pattern was 'cl100k' and is 'gpt2'"):
         run_count(recipe(folder, pattern="gpt2"), here, ignore, ignore)
     write_lines(folder / "in" / "it-2.jsonl", ["nuovo"])
-    with pytest.raises(MismatchError, match="the inputs"):
+    with pytest.raises(MismatchError, match=r"it-2\.jsonl is new"):
         run_count(recipe(folder), here, ignore, ignore)
 
 
@@ -197,7 +197,7 @@ def test_counts_add_up(folder: Path, here: Engine) -> None:
 
 def test_counts_of_different_patterns_do_not_add_up(folder: Path, here: Engine) -> None:
     parts = [run_count(recipe(folder, p, pattern=p), here, ignore, ignore) for p in ("gpt2", "o200k")]
-    with pytest.raises(MismatchError, match=r"pattern \(o200k -> gpt2\)"):
+    with pytest.raises(MismatchError, match=r"pattern was 'o200k' and is 'gpt2'"):
         add_counts(parts, folder / "sum", here)
 
 

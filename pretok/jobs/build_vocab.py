@@ -24,7 +24,8 @@ from pretok.config import Recipe, Vocab
 from pretok.console import Meter, notice, show, table
 from pretok.engine import Engine, TaskError
 from pretok.errors import PartitionsFailed, UsageError
-from pretok.jobs.count import Counts, count_config, refuse_changes, run_count
+from pretok.jobs.changes import refuse_changes
+from pretok.jobs.count import Counts, count_config, run_count
 from pretok.jobs.superwords import add_superwords, check_superwords, show_superwords
 from pretok.pretokenize import PATTERNS, code_of, word_ends
 from pretok.storage import fingerprint, read_json, write_json
@@ -59,7 +60,7 @@ def run_build_vocab(
     config = _config(recipe, compare, counts)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
         report: dict[str, Any] = read_json(folder / REPORT_FILE)
-        refuse_changes("vocabulary and report", folder, report["config"], config)
+        refuse_changes("the vocabulary and its report", folder, report["config"], config)
         notice(f"the vocabulary in {folder} is there and unchanged")
         return report
     if counts is None:

@@ -33,6 +33,7 @@ from pretok.engine import Counts as Increments
 from pretok.engine import Engine, TaskError
 from pretok.errors import IntegrityError, MismatchError, PartitionsFailed
 from pretok.files import InputFile, list_inputs
+from pretok.jobs.changes import refuse_changes
 from pretok.partition import Partition, plan, shard_bytes
 from pretok.storage import TEMPORARY_SUFFIX, atomic_open, checksum, read_json, write_json
 from pretok.unicode import FILE as UNICODE_FILE
@@ -105,11 +106,11 @@ def run_count(
     config = count_config(recipe, notice)
     if (folder / FILE_NAME).exists():
         done = load_counts(folder)
-        refuse_changes("counts", folder, done.data["config"], config)
+        refuse_changes("the counts", folder, done.data["config"], config)
         return done
     state = folder / STATE
     if (state / FILE_NAME).exists():
-        refuse_changes("counts", folder, read_json(state / FILE_NAME), config)
+        refuse_changes("the counts", folder, read_json(state / FILE_NAME), config)
     else:
         write_json(state / FILE_NAME, config)
     for leftover in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
@@ -133,7 +134,7 @@ def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
         {key: value for key, value in part.data["config"].items() if key != "inputs"} for part in parts
     ]
     for part, config in zip(parts[1:], configs[1:], strict=True):
-        refuse_changes("counts", part.folder, config, configs[0])
+        refuse_changes("the counts", part.folder, config, configs[0])
     names = sorted({name for part in parts for name in part.sources})
     records = {name: CountRecord() for name in names}
     for part in parts:
@@ -171,20 +172,6 @@ def count_config(recipe: Recipe, notice: Callable[[str], None]) -> dict[str, Any
         "seed": recipe.vocab.seed,
         "inputs": inputs,
     }
-
-
-def refuse_changes(what: str, folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """MismatchError when `what` is in `folder`, made with the settings `old`, and `new` differs."""
-    changed = [
-        f"{key} ({old.get(key)} -> {value})" if key != "inputs" else "the inputs"
-        for key, value in new.items()
-        if old.get(key) != value
-    ]
-    if changed:
-        raise MismatchError(
-            f"the {what} in {folder} were made with other settings: {', '.join(changed)}; restore these, use another "
-            f"--out folder, or delete {folder} to make them again"
-        )
 
 
 def partitions_of(name: str, inputs: list[dict[str, Any]], recipe: Recipe) -> list[Partition]:

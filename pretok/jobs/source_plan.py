@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pretok.config import Source
-from pretok.errors import MismatchError
 from pretok.files import InputFile, list_inputs
+from pretok.jobs.changes import input_changes, refuse, refuse_changes
 from pretok.partition import Partition, plan, shard_bytes
 from pretok.storage import read_json, write_json
 from pretok.tokenize import load_parts
@@ -47,16 +47,6 @@ class SourcePlan:
         )
 
 
-def refuse_changes(what: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """MismatchError when a setting of `new` is another in `old`."""
-    changed = [f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in new if old.get(key) != new[key]]
-    if changed:
-        raise MismatchError(
-            f"{what} were made with other settings ({'; '.join(changed)}); "
-            "use the old settings, or another --out folder"
-        )
-
-
 def plan_source(
     name: str,
     source: Source,
@@ -85,14 +75,14 @@ def plan_source(
         return new
     old = SourcePlan.from_json(name, stored)
     if path.exists():
-        refuse_changes(
-            f"the unfinished shards of {name} in {state.parent}", read_json(path)["config"], config
-        )
+        refuse_changes(f"the unfinished shards of {name}", state.parent, read_json(path)["config"], config)
     mended = _mended(old, inputs, state / name)
     if not size:  # the automatic size follows the inputs, which are compared below
         settings["target"] = old.settings["target"]
-    refuse_changes(f"the shards of {name} in {state.parent}", old.settings, settings)
-    _refuse_changed_inputs(old, inputs, mended)
+    refuse_changes(f"the shards of {name}", state.parent, old.settings, settings)
+    planned = {file.path: file for file in old.inputs}
+    accepted = [planned[file.path] if file.path in mended else file for file in inputs]
+    refuse(f"the shards of {name}", state.parent, input_changes(old.inputs, accepted))
     if not mended:
         return old
     new = _replace_files(old, {file.path: file for file in inputs})
@@ -127,21 +117,3 @@ def _replace_files(old: SourcePlan, files: dict[str, InputFile]) -> SourcePlan:
         for piece in partition["pieces"]:
             piece["file"] = asdict(files[piece["file"]["path"]])
     return SourcePlan.from_json(old.name, {**data, "inputs": [asdict(file) for file in files.values()]})
-
-
-def _refuse_changed_inputs(old: SourcePlan, inputs: list[InputFile], mended: set[str]) -> None:
-    before = {file.path: file for file in old.inputs}
-    now = {file.path: file for file in inputs}
-    changes = [f"{path} is gone" for path in sorted(before.keys() - now.keys())]
-    changes += [f"{path} is new" for path in sorted(now.keys() - before.keys())]
-    changes += [
-        f"{path} has other contents ({before[path].size} -> {now[path].size} bytes)"
-        for path in sorted(before.keys() & now.keys())
-        if before[path] != now[path] and path not in mended
-    ]
-    if changes:
-        shown = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
-        raise MismatchError(
-            f"the inputs of source {old.name} changed since its shards were planned: {shown}. "
-            "Restore them, name new files as a source of their own, or use another --out folder"
-        )

@@ -20,8 +20,9 @@ from typing import Any
 from pretok.config import Recipe
 from pretok.engine import Counts, Engine, TaskError
 from pretok.errors import PartitionsFailed
+from pretok.jobs.changes import refuse_changes
 from pretok.jobs.seal import seal
-from pretok.jobs.source_plan import SourcePlan, is_complete, plan_source, refuse_changes
+from pretok.jobs.source_plan import SourcePlan, is_complete, plan_source
 from pretok.manifest import FILE_NAME, load_manifest
 from pretok.partition import Partition
 from pretok.shard import token_dtype
@@ -132,7 +133,7 @@ def _sealed_plans(shards: Path, config: dict[str, Any]) -> dict[str, Any]:
     if not (shards / FILE_NAME).exists():
         return {}
     data = load_manifest(shards).data
-    refuse_changes(f"the shards in {shards}", data["config"], config)
+    refuse_changes("the shards", shards, data["config"], config)
     return dict(data["plans"])
 
 

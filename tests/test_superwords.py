@@ -254,7 +254,7 @@ def test_short_and_long_runs_agree_with_tokenizers(crowded: Trained, length: int
         text = "".join(rng.choice(SIX, length))
         ids = encode(crowded, text)
         assert ids == expected(crowded, text)
-        assert length < 9 or len(ids) <= 0.7 * length
+        assert length < SHORT_RUN - 1 or len(ids) <= 0.7 * length
 
 
 def naive_superwords(

@@ -96,21 +96,32 @@ def measure_speed(corpus: Path, work: Path) -> dict[str, Any]:
     alone = time.process_time() - began
     inputs = {name: [str(corpus / name / "*.zst")] for name in ("it", "en")}
     made = recipe(work / "speed", inputs)
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        began = time.process_time()
+        run_count(recipe(work / "here", inputs), engine, quiet, quiet)
+        counting_cpu = time.process_time() - began
     with StopFlag() as stop, Engine(2, None, stop) as engine:
         list(engine.map(wake, range(4)))
         counting, counts = timed(lambda: run_count(made, engine, quiet, quiet))
     weighing, words = timed(lambda: weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1))
+    began = time.process_time()
     merging, merges = timed(lambda: _merges(words.words))
+    merging_cpu = time.process_time() - began
+    began = time.process_time()
     reference, tokens = timed(lambda: _reference(texts))
+    reference_cpu = time.process_time() - began
     ours = {merges.tokens[i] for i in range(SPECIAL, SIZE)}
     return {
         "text_mb": size / 1e6,
         "counting_mb_s_one_core_cpu_time": size / 1e6 / alone,
+        "counting_job_cpu_seconds": counting_cpu,
         "counting_seconds_two_workers": counting,
         "weighing_seconds": weighing,
         "merging_seconds": merging,
+        "merging_cpu_seconds": merging_cpu,
         "distinct_words": words.distinct,
         "reference_seconds": reference,
+        "reference_cpu_seconds": reference_cpu,
         "times_faster": reference / (counting + weighing + merging),
         "same_tokens": ours == tokens,
     }

@@ -206,7 +206,9 @@ def _from_column(column: pa.Array, index: int, first: int) -> TextBatch:
         Reject(first + int(i), "null_text" if null[i] else "empty_text") for i in np.flatnonzero(null | empty)
     ]
     keep = ~(null | empty)
-    binary = column.cast(pa.large_binary()).filter(pa.array(keep))
+    binary = column.cast(pa.large_binary())
+    if rejects:  # a filter copies the text
+        binary = binary.filter(pa.array(keep))
     _, offsets, data = binary.buffers()
     texts = pa.LargeStringArray.from_buffers(len(binary), offsets, data, offset=binary.offset)
     return _checked(index, len(column), first, np.flatnonzero(keep), texts, rejects)

@@ -29,7 +29,6 @@ SPECIAL = ["<|endoftext|>", "<|pad|>"]
 CORPUS_BYTES = 4_000_000
 
 
-
 def byte_pairs(merges: Merges) -> list[tuple[bytes, bytes]]:
     """The merges as bytes of the left and the right token."""
     return [(merges.tokens[left], merges.tokens[right]) for left, right in merges.pairs.tolist()]

@@ -55,11 +55,14 @@ def all_reduce(device: torch.device, group: dist.ProcessGroup | None) -> float:
     return numbers * 4 / seconds
 
 
-def _attempt(name: str, unit: float, label: str, measure: Callable[[], float]) -> dict[str, Any]:
-    """One check: what `measure` finds, or in one line why it failed."""
+def _attempt(
+    name: str, unit: float, label: str, measure: Callable[[], float], compared: bool
+) -> dict[str, Any]:
+    """One check: what `measure` finds, or in one line why it failed. compared: nodes far below the others are bad."""
     try:
         found = measure()
-        return {"name": name, "value": f"{found / unit:.3g} {label}", "problem": "", "number": found}
+        number = found if compared else None
+        return {"name": name, "value": f"{found / unit:.3g} {label}", "problem": "", "number": number}
     except Exception as error:  # whatever it is, this node must be named
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return {"name": name, "value": "-", "problem": f"rank {os.environ['RANK']}: {text}", "number": None}
@@ -74,7 +77,7 @@ def main() -> int:
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     node = os.uname().nodename
-    product = _attempt("matmul", 1e12, "TFLOP/s", lambda: matrix_product(device))
+    product = _attempt("matmul", 1e12, "TFLOP/s", lambda: matrix_product(device), compared=cuda)
     # Over the host's network first: a rank whose device failed can still say so, and the others need not wait for it.
     dist.init_process_group("gloo", timeout=TIMEOUT)
     rows: list[Any] = [None] * dist.get_world_size()
@@ -82,7 +85,7 @@ def main() -> int:
     reduced = None
     if not any(row["problem"] for _, row in rows):
         group = dist.new_group(backend="nccl", timeout=TIMEOUT) if cuda else None
-        reduced = _attempt(SHARED, 1e9, "GB/s", lambda: all_reduce(device, group))
+        reduced = _attempt(SHARED, 1e9, "GB/s", lambda: all_reduce(device, group), compared=False)
     mine = [row for name, row in rows if name == node]
     if os.environ["LOCAL_RANK"] == "0":
         checks = [_worst(mine), *([reduced] if reduced else [])]

@@ -106,7 +106,6 @@ def test_one_command_from_text_to_a_trained_model_within_time_limits(
         assert cluster.wait(job) == "COMPLETED", chain.logs()
     assert cluster.wait(links[0]) == "FAILED"
     assert cluster.exit_code(links[0]) == 75, chain.logs()
-    assert "stopped after step" in chain.log(links[0])
     assert cluster.wait(links[-1]) == "COMPLETED", chain.logs()
     assert json.loads((tmp_path / "work" / "run" / "done.json").read_text())["step"] == 400
 
@@ -145,7 +144,8 @@ def test_a_job_whose_node_fails_is_requeued(
     cluster: Cluster, recipe: Recipe, profile: Profile, stub: Callable[[str], str]
 ) -> None:
     body = "run.mkdir(exist_ok=True); (run / os.environ.get('SLURM_RESTART_COUNT', '0')).touch()\n"
-    site = profile(setup=stub(body + "if not (run / '1').exists(): time.sleep(60)"))
+    body += "if not (run / '1').exists(): time.sleep(60)\n(run / 'done.json').touch()"
+    site = profile(setup=stub(body))
     (out := recipe("work", TRAIN)).with_suffix("").mkdir()
     chain = cluster.submit(str(out), "--profile", site, "--stages=train")
     (job,) = chain.ids("train")

@@ -357,6 +357,13 @@ def test_engine_is_the_fast_one_and_encoder_takes_it(trained: Trained) -> None:
     assert lengths.tolist() == [len(ids) for ids in whole]
 
 
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report's comparisons cost more than all else on small texts."""
+    monkeypatch.setattr("pretok.jobs.superwords.ROWS", (0, 100, 300))
+    monkeypatch.setattr("pretok.jobs.build_vocab.OTHER_SIZES", ())
+
+
 def build(tmp_path: Path, name: str, engine: Any, **settings: Any) -> Path:
     sources = {language: {"inputs": [str(sample_path(language))]} for language in ("it", "en")}
     vocab = {"size": 1200, "superwords": 200, "holdout": 0.1, "weights": {"it": 0.8, "en": 0.2}, **settings}
@@ -371,8 +378,8 @@ def build(tmp_path: Path, name: str, engine: Any, **settings: Any) -> Path:
     return recipe.vocab_dir
 
 
-def test_build_vocab_with_superwords(tmp_path: Path, here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pretok.jobs.superwords.ROWS", (0, 100, 300))
+@pytest.mark.usefixtures("few_rows")
+def test_build_vocab_with_superwords(tmp_path: Path, here: Any) -> None:
     folder = build(tmp_path, "one", here)
     vocab = load_vocab(folder)
     assert vocab.size == 1200
@@ -390,7 +397,6 @@ def test_build_vocab_with_superwords(tmp_path: Path, here: Any, monkeypatch: pyt
     assert section["budget"] == {"tokens": 1_000_000, "plain_tokens": round(1_000_000 * worth)}
     assert section["most_used"][0]["uses"] >= section["most_used"][-1]["uses"] > 0
     assert not (folder / ".state").exists()
-    # a small sample is another vocabulary; the same work done again after a stop is the same
     again = build(tmp_path, "two", here)
     assert (again / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     small = build(tmp_path, "three", here, superword_sample=40_000)
@@ -400,8 +406,8 @@ def test_build_vocab_with_superwords(tmp_path: Path, here: Any, monkeypatch: pyt
     )
 
 
+@pytest.mark.usefixtures("few_rows")
 def test_a_stopped_sample_is_continued(tmp_path: Path, here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pretok.jobs.superwords.ROWS", (0,))
     whole = build(tmp_path, "whole", here)
 
     def stop(*_: Any) -> None:

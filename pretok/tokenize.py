@@ -93,8 +93,8 @@ def load_parts(state_dir: Path, partition: str) -> list[PartRecord]:
 
 
 @lru_cache(maxsize=1)
-def _encoder(tokenizer_json: Path, eod_id: int, vocab_size: int) -> Encoder:
-    """The worker process's one encoder: loading it costs 0.2 s and its word cache starts cold."""
+def load_encoder(tokenizer_json: Path, eod_id: int, vocab_size: int) -> Encoder:
+    """The process's one encoder: loading it costs 0.2 s and its word cache starts cold."""
     return Encoder(tokenizer_json.read_text(encoding="utf-8"), eod_id, vocab_size)
 
 
@@ -103,7 +103,7 @@ def tokenize_partition(task: TokenizeTask, report: Callable[[dict[str, int]], No
 
     `report` is told the increments of documents, tokens, bytes and rejected as they happen.
     """
-    encoder = _encoder(task.tokenizer_json, task.eod_id, task.vocab_size)
+    encoder = load_encoder(task.tokenizer_json, task.eod_id, task.vocab_size)
     done = load_parts(task.state_dir, task.partition.name)
     if done and done[-1].last:
         return done

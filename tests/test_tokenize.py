@@ -315,3 +315,13 @@ def test_int32_for_large_vocabularies(tmp_path, vocab_dir, here):
     manifest = load_manifest(made.shards_dir)
     assert manifest.dtype == "int32"
     assert ShardReader(manifest.shards[0].prefix).dtype == np.dtype("<i4")
+
+
+def test_the_slow_engine_is_announced_once(tmp_path, vocab_dir, inputs, here):
+    data = json.loads((vocab_dir / "tokenizer.json").read_text())
+    data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\p{L}+|\P{L}"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    _, notices = run(recipe(tmp_path / "slow", tmp_path, {"en": inputs["en"]}), here)
+    assert sum("encoding with tokenizers instead, at about 1.3 MB/s" in text for text in notices) == 1
+    _, notices = run(recipe(tmp_path / "fast", vocab_dir, {"en": inputs["en"]}), here)
+    assert not any("instead" in text for text in notices)

@@ -27,7 +27,7 @@ from pretok.manifest import FILE_NAME, load_manifest
 from pretok.partition import Partition
 from pretok.shard import token_dtype
 from pretok.storage import TEMPORARY_SUFFIX, atomic_open
-from pretok.tokenize import TokenizeTask, load_parts, tokenize_partition
+from pretok.tokenize import TokenizeTask, load_encoder, load_parts, tokenize_partition
 from pretok.vocab import TOKENIZER_FILE, Vocabulary, load_vocab
 
 STATE = ".state"
@@ -88,6 +88,8 @@ def run_tokenize(
     open_tasks = [task for task in tasks if not _finished(task)]
     open_tasks.sort(key=lambda task: (-task.partition.estimate, task.partition.name))
     notice(f"{len(tasks)} partitions, {len(tasks) - len(open_tasks)} of them done")
+    if open_tasks and (slow := load_encoder(vocab.path.absolute(), vocab.eod_id, vocab.size).notice):
+        notice(slow)
     crashed: list[dict[str, Any]] = []
     nodes: dict[str, int] = {}
     began, busy, peak = time.monotonic(), 0.0, 0

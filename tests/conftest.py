@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -20,6 +21,10 @@ from pretok.engine import Engine
 from pretok.pretokenize import PATTERNS
 from pretok.sample import sample_path
 from pretok.stop import StopFlag
+
+# Examples are judged by their results: how long one takes says more about the machine than about the code.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 ROOT = Path(__file__).parent.parent
 SPECIAL = ["<|endoftext|>", "<|pad|>", "<|reserved_0|>"]

@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from support import ROOT, SPECIAL
+
 from pretok.engine import Engine
 from pretok.pretokenize import PATTERNS
 from pretok.sample import sample_path
@@ -25,9 +27,6 @@ from pretok.stop import StopFlag
 # Examples are judged by their results: how long one takes says more about the machine than about the code.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
-
-ROOT = Path(__file__).parent.parent
-SPECIAL = ["<|endoftext|>", "<|pad|>", "<|reserved_0|>"]
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +53,7 @@ def vocab_dir(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, 
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=1500,
-        special_tokens=SPECIAL,
+        special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

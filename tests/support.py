@@ -12,6 +12,10 @@ from pretok.manifest import FILE_NAME, FORMAT, VERSION, manifest_fingerprint
 from pretok.shard import ShardWriter, token_dtype
 from pretok.storage import write_json
 
+ROOT = Path(__file__).parent.parent
+"""The checkout."""
+SPECIAL = ("<|endoftext|>", "<|pad|>", "<|reserved_0|>")
+"""Special tokens of the small vocabulary of the tests."""
 EOD = 0
 
 

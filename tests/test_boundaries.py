@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support import ROOT
 
 MODULES = sorted([*ROOT.glob("pretok/**/*.py"), *ROOT.glob("train/*.py")])
 STREAM_SIDE = [

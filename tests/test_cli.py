@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT
+from support import ROOT
 
 from pretok.cli import app, run_command
 

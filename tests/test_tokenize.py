@@ -197,7 +197,7 @@ def test_changes_are_refused_by_name(tmp_path, inputs, vocab_dir, here):
 
 
 def test_special_tokens_in_text_are_text(tmp_path, vocab_dir, here):
-    from conftest import SPECIAL
+    from support import SPECIAL
 
     texts = [f"prima{token}dopo {token}" for token in SPECIAL] + ["".join(SPECIAL) * 3]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))

@@ -186,7 +186,9 @@ class Engine:
                 for reference in done:
                     index = running.pop(reference)
                     try:
-                        outcome: Outcome[Result] = Outcome(index, *ray.get(reference))
+                        measured, unsent = ray.get(reference)
+                        outcome: Outcome[Result] = Outcome(index, *measured)
+                        on_report(unsent)
                     except Exception as error:  # the task raised, or its worker or node died
                         tries[index] += 1
                         failure = _task_error(error)
@@ -196,6 +198,7 @@ class Engine:
                             continue
                         outcome = Outcome(index, failure)
                     yield outcome
+            on_report(ray.get(board.take.remote()))
         finally:
             for reference in running:
                 with contextlib.suppress(Exception):
@@ -216,8 +219,10 @@ class _Board:
         return counts
 
 
-def _on_worker(task: Callable[[Any, Report], Any], item: Any, board: Any) -> tuple[Any, str, float, int]:
-    """Runs on a worker: sends its reports to the board every REPORT_SECONDS."""
+def _on_worker(
+    task: Callable[[Any, Report], Any], item: Any, board: Any
+) -> tuple[tuple[Any, str, float, int], Counts]:
+    """Runs on a worker: sends its reports to the board every REPORT_SECONDS, the last ones with the result."""
     pending: Counter[str] = Counter()
     sent = time.monotonic()
 
@@ -230,8 +235,7 @@ def _on_worker(task: Callable[[Any, Report], Any], item: Any, board: Any) -> tup
             sent = time.monotonic()
 
     measured = _measured(task, item, report)
-    board.add.remote(dict(pending))
-    return measured
+    return measured, dict(pending)
 
 
 def _measured(task: Callable[[Any, Report], Any], item: Any, report: Report) -> tuple[Any, str, float, int]:

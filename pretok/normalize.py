@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,11 +37,3 @@ class Normalization:
         if self.unicode == "nfc" and bool((data >= 0xCC).any()):
             texts = pc.utf8_normalize(texts, form="NFC")
         return texts
-
-
-NO_NORMALIZATION = Normalization()
-
-
-def nfc_version() -> str:
-    """Version of Arrow, whose Unicode tables define NFC here; part of the software versions in the manifest."""
-    return f"pyarrow {pa.__version__}, numpy {np.__version__}"

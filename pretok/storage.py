@@ -42,6 +42,20 @@ def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
         raise
 
 
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a small file atomically; one with the same contents is left alone."""
+    data = source.read_bytes()
+    if not target.exists() or target.read_bytes() != data:
+        with atomic_open(target) as file:
+            file.write(data)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed tasks left unfinished below `folder`; one job at a time may write to an output folder."""
+    for path in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
 def canonical_json(value: Any) -> bytes:
     """The one byte form of a JSON value that fingerprints are taken of: sorted keys, no spaces, UTF-8."""
     return json.dumps(

@@ -35,7 +35,7 @@ from pretok.errors import IntegrityError, MismatchError, PartitionsFailed
 from pretok.files import InputFile, list_inputs
 from pretok.jobs.changes import refuse_changes
 from pretok.partition import Partition, plan, shard_bytes
-from pretok.storage import TEMPORARY_SUFFIX, atomic_open, checksum, read_json, write_json
+from pretok.storage import atomic_open, checksum, read_json, remove_leftovers, write_json
 from pretok.unicode import FILE as UNICODE_FILE
 from pretok.wordfile import BUCKETS
 
@@ -113,8 +113,7 @@ def run_count(
         refuse_changes("the counts", folder, read_json(state / FILE_NAME), config)
     else:
         write_json(state / FILE_NAME, config)
-    for leftover in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
-        leftover.unlink(missing_ok=True)
+    remove_leftovers(folder)
     tasks = {name: _tasks(name, config["inputs"][name]["files"], recipe, state) for name in recipe.sources}
     records = _count(tasks, engine, on_report, notice)
     reductions = [

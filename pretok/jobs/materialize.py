@@ -26,7 +26,7 @@ from pretok.errors import MismatchError, PartitionsFailed
 from pretok.manifest import FILE_NAME, FORMAT, VERSION, load_manifest, manifest_fingerprint
 from pretok.mix import MATERIALIZED, mix_json
 from pretok.shard import ShardWriter
-from pretok.storage import atomic_open, read_json, write_json
+from pretok.storage import copy_file, read_json, write_json
 from pretok.stream import View
 from pretok.vocab import TOKENIZER_FILE
 
@@ -103,7 +103,8 @@ def run_materialize(
                 ]
             )
         )
-    _copy_tokenizer(shards, out)
+    if (shards / TOKENIZER_FILE).exists():  # what turns the tokens into text again goes with them
+        copy_file(shards / TOKENIZER_FILE, out / TOKENIZER_FILE)
     _seal(view, out, [read_json(task.record) for task in tasks])
 
 
@@ -141,13 +142,6 @@ def _keep_plan(out: Path, plan: dict[str, Any]) -> None:
             f"{out} holds unfinished shards of another plan ({old}; this one is {plan}): delete the folder or choose "
             "another"
         )
-
-
-def _copy_tokenizer(shards: Path, out: Path) -> None:
-    """What turns the tokens into text again goes with them."""
-    if (shards / TOKENIZER_FILE).exists():
-        with atomic_open(out / TOKENIZER_FILE) as file:
-            file.write((shards / TOKENIZER_FILE).read_bytes())
 
 
 def _seal(view: View, out: Path, entries: list[dict[str, Any]]) -> None:

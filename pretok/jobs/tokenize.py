@@ -26,7 +26,7 @@ from pretok.jobs.source_plan import SourcePlan, is_complete, plan_source
 from pretok.manifest import FILE_NAME, load_manifest
 from pretok.partition import Partition
 from pretok.shard import token_dtype
-from pretok.storage import TEMPORARY_SUFFIX, atomic_open
+from pretok.storage import copy_file, remove_leftovers
 from pretok.tokenize import TokenizeTask, load_encoder, load_parts, tokenize_partition
 from pretok.vocab import TOKENIZER_FILE, Vocabulary, load_vocab
 
@@ -77,8 +77,8 @@ def run_tokenize(
         plan_source(name, source, config, recipe.shards.size, itemsize, state, sealed.get(name), notice)
         for name, source in recipe.sources.items()
     ]
-    _remove_leftovers(shards)
-    _keep_tokenizer(shards, vocab)
+    remove_leftovers(shards)
+    copy_file(vocab.path, shards / TOKENIZER_FILE)  # the shards then need nothing else to be decoded
     tasks = [
         _task(partition, source_plan, recipe, vocab)
         for source_plan in plans
@@ -137,21 +137,6 @@ def _sealed_plans(shards: Path, config: dict[str, Any]) -> dict[str, Any]:
     data = load_manifest(shards).data
     refuse_changes("the shards", shards, data["config"], config)
     return dict(data["plans"])
-
-
-def _keep_tokenizer(shards: Path, vocab: Vocabulary) -> None:
-    """Copy the tokenizer beside the shards, which then need nothing else to be decoded and verified."""
-    path = shards / TOKENIZER_FILE
-    text = vocab.path.read_bytes()
-    if not path.exists() or path.read_bytes() != text:
-        with atomic_open(path) as file:
-            file.write(text)
-
-
-def _remove_leftovers(shards: Path) -> None:
-    """Delete unfinished files of killed tasks; one job at a time may write to an output folder."""
-    for path in shards.rglob(f".*{TEMPORARY_SUFFIX}"):
-        path.unlink(missing_ok=True)
 
 
 def _task(partition: Partition, source: SourcePlan, recipe: Recipe, vocab: Vocabulary) -> TokenizeTask:

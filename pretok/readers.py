@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from pretok.files import CorruptInputError, open_input, read_bytes
 from pretok.hub import open_hub
@@ -224,8 +225,6 @@ def _missing(field: str, names: list[str]) -> CorruptInputError:
 
 
 def _parquet_batches(piece: Piece, field: str) -> Iterator[pa.Array]:
-    import pyarrow.parquet as pq
-
     try:
         with open_input(piece.file.path) as stream, pq.ParquetFile(stream) as file:
             if field not in file.schema_arrow.names:

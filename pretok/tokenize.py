@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -29,7 +29,7 @@ from pretok.partition import Partition
 from pretok.readers import Damage, RecordFormat, read_partition
 from pretok.shard import SealedShard, ShardWriter
 from pretok.storage import atomic_open, read_json, write_json
-from pretok.texts import TextBatch, buffers
+from pretok.texts import Reject, TextBatch, buffers
 
 ROLL_OVER = Fraction(5, 4)
 """A shard is full at this multiple of its target size: a partition a little over target still gives one shard."""
@@ -150,16 +150,8 @@ class _PartWriter:
         self._reasons: Counter[str] = Counter()
         self._text_bytes = {"train": 0, "val": 0}
         self._stack = ExitStack()
-        prefixes = {
-            "train": task.shards_dir / task.partition.source / self._record.name,
-            "val": task.state_dir / f"{self._record.name}.val",
-        }
-        self._writers = {
-            split: self._stack.enter_context(ShardWriter(prefix, encoder.dtype))
-            for split, prefix in prefixes.items()
-        }
-        rejects = task.state_dir / f"{self._record.name}.rejects.jsonl"
-        self._rejects = self._stack.enter_context(atomic_open(rejects, "w"))
+        self._writers: dict[str, ShardWriter] = {}
+        self._rejects: IO[str] | None = None
 
     def __enter__(self) -> _PartWriter:
         return self
@@ -170,7 +162,24 @@ class _PartWriter:
     @property
     def full(self) -> bool:
         """Whether the train shard has reached its size."""
-        return self._writers["train"].tokens * self._encoder.dtype.itemsize >= self._task.target * ROLL_OVER
+        tokens = self._writers["train"].tokens if "train" in self._writers else 0
+        return tokens * self._encoder.dtype.itemsize >= self._task.target * ROLL_OVER
+
+    def _writer(self, split: str) -> ShardWriter:
+        """The split's shard, begun with its first document: most partitions have no rejects, many no validation."""
+        if split not in self._writers:
+            name, task = self._record.name, self._task
+            train, val = task.shards_dir / task.partition.source / name, task.state_dir / f"{name}.val"
+            writer = ShardWriter(train if split == "train" else val, self._encoder.dtype)
+            self._writers[split] = self._stack.enter_context(writer)
+        return self._writers[split]
+
+    def _reject(self, piece: int, reject: Reject) -> None:
+        if self._rejects is None:
+            path = self._task.state_dir / f"{self._record.name}.rejects.jsonl"
+            self._rejects = self._stack.enter_context(atomic_open(path, "w"))
+        self._reasons[reject.reason] += 1
+        self._rejects.write(json.dumps({"piece": piece, **asdict(reject)}, ensure_ascii=False) + "\n")
 
     def add(self, batch: TextBatch | Damage) -> dict[str, int]:
         """Take a batch; the increments for progress."""
@@ -183,9 +192,7 @@ class _PartWriter:
         piece_key = str(batch.piece)
         self._record.records[piece_key] = self._record.records.get(piece_key, 0) + batch.records
         for reject in batch.rejects:
-            self._reasons[reject.reason] += 1
-            line = {"piece": batch.piece, **asdict(reject)}
-            self._rejects.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._reject(batch.piece, reject)
         tokens = size = 0
         if len(batch.texts):
             texts = self._task.normalization(batch.texts)
@@ -208,8 +215,10 @@ class _PartWriter:
                 self._record.val_records += (before + batch.numbers[chosen]).tolist()
         total = 0
         for split, part in splits:
+            if len(part) == 0:  # all documents of the batch are validation
+                continue
             tokens, lengths = self._encoder.encode(part)
-            self._writers[split].append(tokens, lengths)
+            self._writer(split).append(tokens, lengths)
             self._text_bytes[split] += len(buffers(part)[0])
             total += len(tokens)
         return total
@@ -225,8 +234,7 @@ class _PartWriter:
                 f"{record.name}: read {record.read}, wrote {documents}, rejected {self._reasons.total()}"
             )
         for split, writer in self._writers.items():
-            if writer.documents:
-                setattr(record, split, _sealed(writer.seal(), self._text_bytes[split]))
+            setattr(record, split, _sealed(writer.seal(), self._text_bytes[split]))
         self._stack.close()
         write_json(self._task.state_dir / f"{record.name}.json", asdict(record))
         return record

@@ -224,6 +224,8 @@ def _located_rejects(
     """Rejects with their file and position: the line or row of the file, from 1."""
     starts = piece_starts(plan.to_json(), [{"partition": n, "records": p.records} for n, p in parts])
     for number, part in parts:
+        if not part.rejected:
+            continue
         with (state / f"{part.name}.rejects.jsonl").open(encoding="utf-8") as file:
             for line in file:
                 reject = json.loads(line)

@@ -191,6 +191,7 @@ def lay_out(sequences: list[tuple[list[int], int]]) -> tuple[Any, Any, Any]:
     weights=st.lists(st.integers(0, 3), min_size=5, max_size=5),
     limit=st.sampled_from([4, 9, 2**40]),
 )
+@example([([4, 2, 1, 0, 0, 4, 2, 1], 1)], [b"ab", b"b", b"ba", b"aab", b"a"], 3, [0] * 5, 4)
 def test_sequences_of_tokens(
     sequences: list[tuple[list[int], int]],
     tokens: list[bytes],

@@ -79,10 +79,20 @@ def quiet(_: Any) -> None:
     """Where progress and notices go."""
 
 
-def wake(item: int, _report: Report) -> int:
-    """Makes a worker start and load the compiled code, which belongs to starting Ray."""
+def wake(item: tuple[Path, int], _report: Report) -> None:
+    """Makes a worker start, load the compiled code and wait until all have, which belongs to starting Ray."""
+    folder, workers = item
     counted(["wake up"], "cl100k")
-    return item
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < workers:
+        time.sleep(0.01)
+
+
+def start(engine: Engine, work: Path, workers: int = 2) -> None:
+    """Have all workers of the engine ready."""
+    folder = work / "awake"
+    folder.mkdir(parents=True)
+    list(engine.map(wake, [(folder, workers)] * workers))
 
 
 def measure_speed(corpus: Path, work: Path) -> dict[str, Any]:
@@ -101,7 +111,7 @@ def measure_speed(corpus: Path, work: Path) -> dict[str, Any]:
         run_count(recipe(work / "here", inputs), engine, quiet, quiet)
         counting_cpu = time.process_time() - began
     with StopFlag() as stop, Engine(2, None, stop) as engine:
-        list(engine.map(wake, range(4)))
+        start(engine, work)
         counting, counts = timed(lambda: run_count(made, engine, quiet, quiet))
     weighing, words = timed(lambda: weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1))
     began = time.process_time()
@@ -177,7 +187,7 @@ def measure_scaling(corpus: Path, work: Path) -> dict[str, Any]:
         inputs = {name: [_noisy(texts, folder / f"{name}.jsonl", copies)] for name, texts in tenth.items()}
         made = recipe(folder / "out", inputs)
         with StopFlag() as stop, Engine(2, None, stop) as engine:
-            list(engine.map(wake, range(4)))
+            start(engine, folder)
             counting, counts = timed(lambda made=made, engine=engine: run_count(made, engine, quiet, quiet))  # type: ignore[misc]
         words = weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1)
         merging, _ = timed(lambda words=words: _merges(words.words))  # type: ignore[misc]

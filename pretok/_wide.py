@@ -2,7 +2,7 @@
 
 Enters: a pointer to bytes and a position. Leaves: unaligned little-endian words, and masks of the bytes in a word that
 a scanner must look at. The byte tests are the arithmetic ones of "Bit Twiddling Hacks" (Sean Eron Anderson, Stanford):
-borrows run upwards only, so the lowest bit set is right and higher ones may not be.
+borrows run upwards only, so the lowest bit set is right and higher ones may not be. Also: loads ahead of their use.
 """
 
 from __future__ import annotations
@@ -62,6 +62,28 @@ def _store64(_context: Any, _data: Any, _position: Any, _word: Any) -> Any:
 
 
 store64: Any = intrinsic(_store64)
+
+
+def _prefetcher(kind: Any) -> Any:
+    """A compiled function (integers, position) that has the processor load what is there, and does not wait for it."""
+
+    def prefetch(_context: Any, _integers: Any, _position: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+            place = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), byte)
+            signature = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+            load = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature)
+            builder.call(load, [place, number(1), number(3), number(1)])  # to write, into all caches, data
+            return context.get_dummy_value()
+
+        return types.void(types.CPointer(kind), types.int64), generate
+
+    return intrinsic(prefetch)
+
+
+prefetch_i32 = _prefetcher(types.int32)
+prefetch_i64 = _prefetcher(types.int64)
+prefetch_u64 = _prefetcher(types.uint64)
 
 
 @njit(types.int64(_U64), inline=True)

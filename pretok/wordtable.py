@@ -1,6 +1,6 @@
 """Hash table of words in memory: documents or counted words -> distinct words with two counts each.
 
-Enters: UTF-8 documents, some of them held out of training; or words with counts. Leaves: `WordCounts`, sorted.
+Enters: UTF-8 documents, some of them held out of training; or words with counts. Leaves: `WordCounts`.
 
 A slot is 32 bytes: two integers of key, the training count, the held-out count. Words of up to 15 bytes are the key
 themselves, so a look-up touches one cache line; longer words have their XXH64 and their place in a pool of bytes as
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from numba import types
 
 from pretok._numba import BYTES, I64, U8, njit
-from pretok._wide import load64
+from pretok._wide import load64, prefetch_u64
 from pretok.hashing import P1, P2, P3, hash_bytes, rotate
 from pretok.pretokenize import code_of, next_word
 from pretok.unicode import class_table
@@ -28,6 +28,8 @@ Ints = npt.NDArray[np.int64]
 SHORT = 15
 """Words of at most so many bytes are kept in the table itself."""
 _LONG = np.uint64(0xFF << 56)
+_AHEAD = 32
+"""Words scanned before the first of them is counted."""
 _HEADER = 8
 """Bytes before a word in the pool: its length."""
 
@@ -35,6 +37,7 @@ _SLOTS = types.Array(types.uint64, 1, "C")
 """Four integers a slot, one slot after the other."""
 _POOL = types.Array(types.uint8, 1, "C")
 _STATE = types.Array(types.int64, 1, "C")
+_SLOT_BYTES = 32
 _WORDS = types.CPointer(types.uint64)
 _INTS = types.CPointer(types.int64)
 _DOCUMENT, _POSITION, _USED, _POOLED, _NEEDED, _CAPACITY, _POOL_SIZE = range(7)
@@ -97,17 +100,21 @@ def _keep(data: Any, start: Any, size: Any, pool: Any, state: Any) -> Any:
     return True
 
 
-@njit(types.int64(BYTES, types.int64, types.int64, types.int64, _WORDS, BYTES, _INTS))
-def _find(data: Any, start: Any, size: Any, limit: Any, slots: Any, pool: Any, state: Any) -> Any:
-    """Where in `slots` the slot of the word data[start:start + size] begins, made if the word is new.
+@njit(types.UniTuple(types.uint64, 2)(BYTES, types.int64, types.int64, types.int64), inline=True)
+def _key(data: Any, start: Any, size: Any, limit: Any) -> Any:
+    """The key of the word data[start:start + size]. Nothing at or after data[limit] is read."""
+    if size > SHORT:
+        return hash_bytes(data, start, start + size, np.uint64(0)), _LONG
+    return short_key(data, start, size, limit)
 
-    -1 when the table or its pool must grow first. Nothing at or after data[limit] is read.
+
+@njit(types.int64(types.uint64, types.uint64, BYTES, types.int64, types.int64, _WORDS, BYTES, _INTS))
+def _find(low: Any, high: Any, data: Any, start: Any, size: Any, slots: Any, pool: Any, state: Any) -> Any:
+    """Where in `slots` the slot of the word data[start:start + size] with this key begins, made if the word is new.
+
+    -1 when the table or its pool must grow first.
     """
     long = size > SHORT
-    if long:
-        low, high = hash_bytes(data, start, start + size, np.uint64(0)), _LONG
-    else:
-        low, high = short_key(data, start, size, limit)
     mask = 4 * state[_CAPACITY] - 1
     at = 4 * _home(low, high) & mask
     while slots[at + 1] != 0:
@@ -133,8 +140,17 @@ def _find(data: Any, start: Any, size: Any, limit: Any, slots: Any, pool: Any, s
 def _add_documents(
     data: Any, offsets: Any, heldout: Any, table: Any, code: Any, slots: Any, pool: Any, state: Any
 ) -> Any:
-    """Count the words of documents from where `state` stands; False when the table must grow first."""
+    """Count the words of documents from where `state` stands; False when the table must grow first.
+
+    Words are found and counted _AHEAD at a time, so that their slots come out of memory while others are scanned.
+    """
     text, classes, words, kept, places = data.ctypes, table.ctypes, slots.ctypes, pool.ctypes, state.ctypes
+    starts, lows, highs = (
+        np.empty(_AHEAD + 1, np.int64),
+        np.empty(_AHEAD, np.uint64),
+        np.empty(_AHEAD, np.uint64),
+    )
+    mask = 4 * state[_CAPACITY] - 1
     for d in range(state[_DOCUMENT], len(offsets) - 1):
         i, end = offsets[d], offsets[d + 1]
         if state[_POSITION] >= 0:
@@ -142,13 +158,21 @@ def _add_documents(
             state[_POSITION] = -1
         column = 3 if heldout[d] else 2
         while i < end:
-            after = next_word(text, i, end, classes, code)
-            slot = _find(text, i, after - i, len(data), words, kept, places)
-            if slot < 0:
-                state[_DOCUMENT], state[_POSITION] = d, i
-                return False
-            slots[slot + column] += np.uint64(1)
-            i = after
+            n = 0
+            while n < _AHEAD and i < end:
+                starts[n] = i
+                i = next_word(text, i, end, classes, code)
+                lows[n], highs[n] = _key(text, starts[n], i - starts[n], len(data))
+                prefetch_u64(words, 4 * _home(lows[n], highs[n]) & mask)
+                n += 1
+            starts[n] = i
+            for k in range(n):
+                size = starts[k + 1] - starts[k]
+                slot = _find(lows[k], highs[k], text, starts[k], size, words, kept, places)
+                if slot < 0:
+                    state[_DOCUMENT], state[_POSITION] = d, starts[k]
+                    return False
+                slots[slot + column] += np.uint64(1)
     return True
 
 
@@ -157,7 +181,9 @@ def _add_words(data: Any, offsets: Any, counts: Any, heldout: Any, slots: Any, p
     """Add counted words from where `state` stands; False when the table must grow first."""
     text, words, kept, places = data.ctypes, slots.ctypes, pool.ctypes, state.ctypes
     for w in range(state[_DOCUMENT], len(offsets) - 1):
-        slot = _find(text, offsets[w], offsets[w + 1] - offsets[w], len(data), words, kept, places)
+        start, size = offsets[w], offsets[w + 1] - offsets[w]
+        low, high = _key(text, start, size, len(data))
+        slot = _find(low, high, text, start, size, words, kept, places)
         if slot < 0:
             state[_DOCUMENT] = w
             return False
@@ -207,14 +233,15 @@ class WordTable:
     """Growing table of words; see the module. Not for use by several threads at once."""
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all words and give the memory back."""
         self._slots = np.zeros(4 << 12, np.uint64)
         self._pool = np.empty(1 << 16, np.uint8)
         self._state = np.zeros(7, np.int64)
         self._resized()
+
+    def clear(self) -> None:
+        """Forget all words, but keep the memory."""
+        self._slots[:] = 0
+        self._state[[_USED, _POOLED]] = 0
 
     def _resized(self) -> None:
         self._state[[_CAPACITY, _POOL_SIZE]] = len(self._slots) // 4, len(self._pool)
@@ -224,8 +251,8 @@ class WordTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory the table takes."""
-        return self._slots.nbytes + self._pool.nbytes
+        """Bytes of memory its words take at most: a table is a quarter to half full, a pool half full to full."""
+        return 4 * _SLOT_BYTES * len(self) + 2 * int(self._state[_POOLED])
 
     def add_documents(self, data: Bytes, offsets: Ints, heldout: npt.NDArray[np.bool_], pattern: str) -> None:
         """Count the words of the documents data[offsets[d]:offsets[d + 1]] (valid UTF-8) by a pattern of PATTERNS.
@@ -261,11 +288,11 @@ class WordTable:
         self._resized()
 
     def words(self) -> WordCounts:
-        """All words, sorted by their bytes."""
+        """All words, in an order that follows from what was added."""
         nothing = np.empty(0, np.int64)
         size = _extract(self._slots, self._pool, np.empty(0, np.uint8), nothing, nothing, nothing)
         data = np.empty(size, np.uint8)
         offsets = np.zeros(len(self) + 1, np.int64)
         counts, heldout = np.empty(len(self), np.int64), np.empty(len(self), np.int64)
         _extract(self._slots, self._pool, data, offsets, counts, heldout)
-        return WordCounts(data, offsets, counts, heldout).sorted()
+        return WordCounts(data, offsets, counts, heldout)

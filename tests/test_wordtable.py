@@ -41,7 +41,11 @@ def test_counts_are_those_of_a_counter(pattern: str, documents: list[tuple[str, 
     table.add_documents(data, offsets, np.array(heldout, np.bool_), pattern)
     words = table.words()
     assert counted(words) == expected([text for text, _ in documents], heldout, pattern)
-    assert words.words().to_pylist() == sorted(counted(words))
+    assert words.sorted().words().to_pylist() == sorted(counted(words))
+    table.clear()
+    assert len(table) == len(table.words()) == 0
+    table.add_documents(data, offsets, np.array(heldout, np.bool_), pattern)
+    assert counted(table.words()) == counted(words)
 
 
 def test_table_and_pool_grow() -> None:
@@ -74,7 +78,9 @@ def test_a_collision_of_hashes_merges_no_words(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(wordtable, "_keep", wordtable._keep.py_func)
     monkeypatch.setattr(wordtable, "short_key", lambda data, start, size, limit: (data[start], np.uint64(1)))
     find = [
-        wordtable._find.py_func(data, start, size, len(data), slots, pool, state)
+        wordtable._find.py_func(
+            *wordtable._key.py_func(data, start, size, len(data)), data, start, size, slots, pool, state
+        )
         for start, size in ((0, 20), (20, 20), (40, 1), (41, 1), (20, 20), (0, 20), (41, 1))
     ]
     assert len(set(find)) == 4

@@ -27,7 +27,7 @@ from pretok.count import (
     CountTask,
     ReduceTask,
     count_partition,
-    reduce_bucket,
+    reduce_buckets,
 )
 from pretok.engine import Counts as Increments
 from pretok.engine import Engine, TaskError
@@ -241,15 +241,17 @@ def _finish(
     engine: Engine,
 ) -> Counts:
     """Reduce the buckets, collect held-out texts, write counts.json, drop the state."""
-    for outcome in engine.map(reduce_bucket, reductions):
+    share = max(1, BUCKETS // (4 * (engine.workers or 1)))  # Ray takes 4 ms for a task, a small bucket 15
+    groups = [reductions[k : k + share] for k in range(0, BUCKETS, share)]
+    for outcome in engine.map(reduce_buckets, groups):
         if isinstance(outcome.result, TaskError):
-            raise PartitionsFailed(f"{reductions[outcome.index].path}: {outcome.result.message}")
+            raise PartitionsFailed(f"{groups[outcome.index][0].path}: {outcome.result.message}")
     with (
         atomic_open(folder / HELDOUT_FILE) as file,
         pq.ParquetWriter(file, TEXT_SCHEMA, compression="zstd") as writer,
     ):
         for parts in texts.values():
-            tables = [pq.read_table(p) if isinstance(p, Path) else pa.table([p], TEXT_SCHEMA) for p in parts]
+            tables = [_texts_in(p) if isinstance(p, Path) else pa.table([p], TEXT_SCHEMA) for p in parts]
             table = pa.concat_tables(tables) if tables else TEXT_SCHEMA.empty_table()
             writer.write_table(table, row_group_size=max(1, len(table)))
     data = {
@@ -263,3 +265,8 @@ def _finish(
     write_json(folder / FILE_NAME, data)
     shutil.rmtree(folder / STATE, ignore_errors=True)
     return Counts(folder, data)
+
+
+def _texts_in(path: Path) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        return file.read()

@@ -54,12 +54,6 @@ def write_manifest(folder: Path, shards: list[dict[str, Any]]) -> None:
     write_json(folder / FILE_NAME, data)
 
 
-def peak_memory_mb() -> float:
-    """Peak resident memory of this process. (ru_maxrss would start from the parent's.)"""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
-
-
 def shard_entry(source: str, number: int, tokens: int) -> dict[str, Any]:
     return {
         "path": f"{source}/{source}-{number:05d}.bin",
@@ -99,7 +93,7 @@ def measure_open(folder: Path) -> dict[str, Any]:
     imported = time.perf_counter()
     view = pretok.stream.open(folder, folder / "mix.json")
     opened = time.perf_counter()
-    memory = peak_memory_mb()
+    memory = peak_bytes() / 1e6
     view.batch(range(len(view) // 2, len(view) // 2 + 8))
     first = time.perf_counter()
     random = np.random.default_rng(0).integers(0, len(view), (8, BATCH))
@@ -152,7 +146,7 @@ def measure_megatron(folder: Path, tokens: int) -> dict[str, Any]:
         reset_attention_mask=False,
         eod_mask_loss=False,
     )
-    before = peak_memory_mb()
+    before = peak_bytes() / 1e6
     began = time.perf_counter()
     low = GPTDataset.build_low_level_dataset(str(folder / "flat"), config)
     dataset = GPTDataset(
@@ -167,7 +161,7 @@ def measure_megatron(folder: Path, tokens: int) -> dict[str, Any]:
         "samples": len(dataset),
         "build_s": seconds,
         "peak_memory_before_mb": before,
-        "peak_memory_mb": peak_memory_mb(),
+        "peak_memory_mb": peak_bytes() / 1e6,
         "index_files_mb": (cache + index) / 2**20,
     }
 

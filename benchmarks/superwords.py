@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import resource
 import shutil
 import tempfile
 import time
@@ -28,6 +27,7 @@ from pretok.chains import ChainFinder, train_superwords
 from pretok.config import DEFAULT_SPECIAL_TOKENS, make_recipe
 from pretok.encode import Engine, FastEngine, SuperwordEngine, fast_engine
 from pretok.engine import Engine as LocalEngine
+from pretok.engine import peak_bytes
 from pretok.hashing import hash_documents
 from pretok.jobs.tokenize import run_tokenize
 from pretok.manifest import load_manifest
@@ -143,7 +143,7 @@ def main() -> None:
                 engine = fast_engine(json.dumps(data))
                 assert isinstance(engine, SuperwordEngine)
                 row(f"{superwords} {separators}, {max_words} words", engine)
-                memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+                memory = peak_bytes() / 1e9
                 print(
                     f"    chains {chained - start:.1f} s, training {ended - begun:.1f} s, "
                     f"last count {merges2.counts[-1]}, peak so far {memory:.2f} GB"

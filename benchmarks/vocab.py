@@ -11,7 +11,6 @@ import argparse
 import io
 import json
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from benchmarks.measure import fresh, machine, timed
 from pretok.bpe import train_merges
 from pretok.config import DEFAULT_SPECIAL_TOKENS, Recipe, make_recipe
 from pretok.encode import Encoder
-from pretok.engine import Engine, Report
+from pretok.engine import Engine, Report, peak_bytes
 from pretok.hashing import hash_documents, select
 from pretok.jobs.count import run_count
 from pretok.pretokenize import PATTERNS
@@ -221,7 +220,7 @@ def _noisy(texts: list[str], path: Path, copies: int) -> str:
 def _peak_of_counting(made: Recipe) -> int:
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         run_count(made, engine, quiet, quiet)
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak_bytes()
 
 
 def measure_economy(corpus: Path, work: Path) -> dict[str, Any]:

@@ -257,10 +257,10 @@ def _measured(task: Callable[[Any, Report], Any], item: Any, report: Report) -> 
     """Result, node, seconds and peak memory of one run of a task."""
     began = time.monotonic()
     result = task(item, report)
-    return result, os.uname().nodename, time.monotonic() - began, _peak_bytes()
+    return result, os.uname().nodename, time.monotonic() - began, peak_bytes()
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """Peak resident memory of this program. (`ru_maxrss` would count what the parent held when it forked, too.)"""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024

@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from pretok.engine import peak_bytes
+
 SEQ_LEN = 4096
 SOURCES = 12
 SHARDS = 2000

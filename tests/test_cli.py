@@ -87,6 +87,17 @@ def test_failed_partitions_are_code_3(tmp_path, vocab_dir, capsys):
     assert run_command(["verify", str(tmp_path / "out" / "shards"), "--workers", "0"]) == 3
 
 
+def test_counts_of_a_damaged_input_are_code_3(tmp_path, capsys):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 not really PAR1")
+    (tmp_path / "b.jsonl").write_text('{"text": "buono"}\n')
+    command = ["count", f"it={tmp_path}/a.parquet", f"it={tmp_path}/b.jsonl", "--out", str(tmp_path / "out")]
+    assert run_command([*command, "--workers", "0", "--json"]) == 3
+    printed = capsys.readouterr()
+    assert "a.parquet: damaged Parquet" in printed.err
+    assert f"delete {tmp_path}/out/counts" in printed.err
+    assert json.loads(printed.out)["sources"]["it"]["read"] == 1
+
+
 def test_an_internal_error_is_code_1(monkeypatch, capsys):
     monkeypatch.setattr("pretok.jobs.stats.show_stats", lambda *a, **k: 1 / 0)
     assert run_command(["stats", "x"]) == 1

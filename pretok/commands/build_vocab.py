@@ -47,9 +47,8 @@ def build_vocab(
         pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
     """
     from pretok.console import print_json
-    from pretok.errors import PartitionsFailed
     from pretok.jobs.build_vocab import run_build_vocab, show_report
-    from pretok.jobs.count import load_counts
+    from pretok.jobs.count import load_counts, refuse_partial
     from pretok.quota import parse_weights
 
     changes: dict[str, dict[str, Any]] = {
@@ -70,6 +69,5 @@ def build_vocab(
     show_report(report)
     if json:
         print_json(report)
-    if report["failed"]:
-        names = "\n  ".join(f"{failure['file']}: {failure['error']}" for failure in report["failed"])
-        raise PartitionsFailed(f"the vocabulary is made, but these inputs were read only in part:\n  {names}")
+    stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
+    refuse_partial("the vocabulary is made", report["failed"], stale)

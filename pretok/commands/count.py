@@ -31,7 +31,7 @@ def count(
     """
     from pretok.console import Meter, notice, print_json
     from pretok.errors import UsageError
-    from pretok.jobs.count import FILE_NAME, add_counts, load_counts, run_count
+    from pretok.jobs.count import FILE_NAME, add_counts, load_counts, refuse_partial, run_count
 
     folders = [Path(value) for value in inputs if (Path(value) / FILE_NAME).exists()]
     with start_engine(workers, address) as engine, Meter("count") as meter:
@@ -47,3 +47,4 @@ def count(
         notice(f"{name}: {record.documents:,} documents, {record.bytes:,} bytes of text counted")
     if json:
         print_json({key: counts.data[key] for key in ("sources", "failed")})
+    refuse_partial("the counts are made", counts.data["failed"], str(counts.folder))

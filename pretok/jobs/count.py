@@ -94,6 +94,16 @@ def load_counts(folder: Path) -> Counts:
     return Counts(folder, data)
 
 
+def refuse_partial(what: str, failed: list[dict[str, Any]], stale: str) -> None:
+    """PartitionsFailed where inputs were read only in part: names them, and the folders that mending makes stale."""
+    if failed:
+        names = "\n  ".join(f"{failure['file']}: {failure['error']}" for failure in failed)
+        raise PartitionsFailed(
+            f"{what}, but these inputs were read only in part:\n  {names}\n"
+            f"mend the files, delete {stale} and run the same command again to count all of them"
+        )
+
+
 def run_count(
     recipe: Recipe, engine: Engine, on_report: Callable[[Increments], None], notice: Callable[[str], None]
 ) -> Counts:

@@ -37,13 +37,11 @@ STATE = ".state"
 class TokenizeSummary:
     """What a run did: the manifest's totals are on disk; this is what the run adds.
 
-    nodes: partitions done on each; idle: share of the workers' time in which they had no task, their start included;
-    peak: most bytes of memory that a worker held.
+    partitions: of all sources that were not sealed before; nodes: partitions done on each; idle: share of the workers'
+    time in which they had no task, their start included; peak: most bytes of memory that a worker held.
     """
 
-    done_before: int
     partitions: int
-    failed: list[dict[str, Any]]
     nodes: dict[str, int]
     idle: float
     peak: int
@@ -108,10 +106,7 @@ def run_tokenize(
         failed = load_manifest(shards).data["failed"]
     if failed:
         raise PartitionsFailed(_describe_failures(failed, shards))
-    done_before = len(tasks) - len(open_tasks)
-    return TokenizeSummary(
-        done_before, len(tasks), failed, dict(sorted(nodes.items())), 1 - busy / available, peak
-    )
+    return TokenizeSummary(len(tasks), dict(sorted(nodes.items())), 1 - busy / available, peak)
 
 
 def _failure(partition: Partition, message: str) -> dict[str, Any]:

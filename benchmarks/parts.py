@@ -47,7 +47,8 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> dict[str, floa
     with output.open("wb", buffering=0) as file:
         for path in paths:
             blocks = clock("decompress", lambda path=path: list(read_bytes(path, "zstd")))
-            for span in clock("regroup", lambda blocks=blocks: list(_whole_records(iter(blocks), b"\n"))):
+            spans = _whole_records(iter(blocks), b"\n")
+            while span := clock("regroup", lambda spans=spans: next(spans, None)):
                 lines = np.frombuffer(span, np.uint8)
                 data, offsets, _, _ = clock(
                     "parse", lambda lines=lines: parse_lines(lines, field_bytes("text"))

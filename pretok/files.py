@@ -64,14 +64,21 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def open_input(path: str) -> IO[bytes]:
-    """Open an input for reading bytes."""
+def open_input(path: str, buffering: int = IDENTITY_BYTES) -> IO[bytes]:
+    """Open an input for reading bytes, from a local file so many at a time at least."""
     if not is_remote(path):
-        return Path(path).open("rb", buffering=READ_SIZE)
+        return Path(path).open("rb", buffering=buffering)
     import fsspec
 
     file: IO[bytes] = fsspec.open(path, "rb").open()
     return file
+
+
+def open_parquet(path: str) -> Any:
+    """Open a Parquet file for Arrow, which reads a local one itself, without the interpreter lock."""
+    import pyarrow as pa
+
+    return open_input(path) if is_remote(path) else pa.OSFile(path)
 
 
 def expand(pattern: str) -> list[str]:
@@ -230,7 +237,7 @@ def read_bytes(path: str, compression: str, start: int = 0, stop: int | None = N
 
     def blocks(size: int) -> Iterator[bytes]:
         try:
-            with open_input(path) as file:
+            with open_input(path, READ_SIZE) as file:
                 file.seek(start)
                 left = stop - start if stop is not None else None
                 while left is None or left > 0:

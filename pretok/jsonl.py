@@ -132,6 +132,15 @@ def _line_end(block: Pointer, at: int, end: int) -> int:
     return at
 
 
+@njit(types.int64(U8))
+def _line_feeds(block: Bytes) -> int:
+    """How many line feeds the block has."""
+    count = 0
+    for i in range(len(block)):
+        count += block[i] == 10
+    return count
+
+
 @njit(types.UniTuple(types.int64, 2)(U8, U8, _OUT, types.int64[::1], types.int64[::1], _OUT))
 def _parse_block(
     block: Bytes,
@@ -168,7 +177,7 @@ def parse_lines(
     int64 into it; starts (lines + 1,) int64, where each line begins in `block`; status (lines,) uint8, an index
     of REASONS.
     """
-    limit = int(np.count_nonzero(block == 10)) + 1
+    limit = _line_feeds(block) + 1  # without numpy's array of as many bytes
     out = np.empty(len(block), np.uint8)
     offsets = np.empty(limit + 1, np.int64)
     starts = np.empty(limit + 1, np.int64)

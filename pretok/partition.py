@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from pretok.files import InputFile, open_input
+from pretok.files import InputFile, open_input, open_parquet
 from pretok.hub import open_hub
 
 TEXT_PER_TOKEN = 4.0
@@ -154,7 +154,7 @@ def _row_groups(path: str, field: str) -> list[int]:
     import pyarrow.parquet as pq
 
     try:
-        with open_input(path) as stream, pq.ParquetFile(stream) as file:
+        with open_parquet(path) as stream, pq.ParquetFile(stream) as file:
             meta = file.metadata
             groups = []
             for i in range(meta.num_row_groups):

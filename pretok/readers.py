@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pretok.files import CorruptInputError, open_input, read_bytes
+from pretok.files import CorruptInputError, open_parquet, read_bytes
 from pretok.hub import open_hub
 from pretok.jsonl import OK, REASONS, field_bytes, parse_lines
 from pretok.overlap import ahead
@@ -77,43 +77,48 @@ def read_piece(piece: Piece, index: int, record: RecordFormat) -> Iterator[TextB
 
 def _whole_records(blocks: Iterator[bytes], separator: bytes) -> Iterator[memoryview]:
     """Regroup blocks into spans that end where a record ends: at the last end within BATCH_BYTES, or where the record
-    that is longer ends; the last span ends where the input does. Spans do not depend on how blocks were cut.
+    that is longer ends; the last span ends where the input does. Spans do not depend on how blocks were cut. A span is
+    overwritten when the next one is asked for: new memory for each would cost more than the copy into it.
 
     On CorruptInputError what was read before it is yielded first, its unfinished last record left out.
     """
-    waiting: list[bytes] = []
+    buffer = bytearray(2 * BATCH_BYTES)
     size = 0
     wanted = BATCH_BYTES
     try:
         for block in blocks:
-            waiting.append(block)
+            if size + len(block) > len(buffer):
+                buffer = buffer[:size] + bytes(size + len(block))
+            buffer[size : size + len(block)] = block
             size += len(block)
             if size >= wanted:
-                left = yield from _cut_records(b"".join(waiting), separator)
-                waiting, size = [left], len(left)
+                start = yield from _cut_records(buffer, size, separator)
+                buffer[: size - start] = buffer[start:size]
+                size -= start
                 wanted = max(BATCH_BYTES, 2 * size)  # a longer record waits for as much more
     except CorruptInputError:
-        left = yield from _cut_records(b"".join(waiting), separator)
-        if (end := left.rfind(separator)) >= 0:
-            yield memoryview(left)[: end + len(separator)]
+        start = yield from _cut_records(buffer, size, separator)
+        if (end := buffer.rfind(separator, start, size)) >= 0:
+            yield memoryview(buffer)[start : end + len(separator)]
         raise
-    if left := (yield from _cut_records(b"".join(waiting), separator)):
-        yield memoryview(left)
+    start = yield from _cut_records(buffer, size, separator)
+    if start < size:
+        yield memoryview(buffer)[start:size]
 
 
-def _cut_records(data: bytes, separator: bytes) -> Generator[memoryview, None, bytes]:
-    """Yield the spans of `data` that are complete whatever follows it; returns the rest."""
+def _cut_records(data: bytearray, size: int, separator: bytes) -> Generator[memoryview, None, int]:
+    """Yield the spans of data[:size] that are complete whatever follows it; returns where the rest starts."""
     view = memoryview(data)
     start = 0
-    while len(data) - start >= BATCH_BYTES:
+    while size - start >= BATCH_BYTES:
         cut = data.rfind(separator, start, start + BATCH_BYTES)
         if cut < 0:
-            cut = data.find(separator, start + BATCH_BYTES - len(separator) + 1)
+            cut = data.find(separator, start + BATCH_BYTES - len(separator) + 1, size)
         if cut < 0:
             break
         yield view[start : cut + len(separator)]
         start = cut + len(separator)
-    return data[start:]
+    return start
 
 
 def _read_jsonl(piece: Piece, index: int, field: str) -> Iterator[TextBatch]:
@@ -226,7 +231,7 @@ def _missing(field: str, names: list[str]) -> CorruptInputError:
 
 def _parquet_batches(piece: Piece, field: str) -> Iterator[pa.Array]:
     try:
-        with open_input(piece.file.path) as stream, pq.ParquetFile(stream) as file:
+        with open_parquet(piece.file.path) as stream, pq.ParquetFile(stream) as file:
             if field not in file.schema_arrow.names:
                 raise _missing(field, file.schema_arrow.names)
             stop = file.metadata.num_row_groups if piece.stop is None else piece.stop

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from benchmarks.end_to_end import job
 from benchmarks.inputs import Inputs
 from benchmarks.measure import fresh, timed
@@ -25,7 +28,13 @@ def measure_memory(inputs: Inputs) -> dict[str, Any]:
         with large.open("wb") as file:
             for _ in range(2):
                 file.write(inputs.plain.read_bytes())
+    group = inputs.folder / "one-row-group.parquet"
+    if not group.exists():
+        texts = pa.concat_tables([pq.read_table(path) for paths in inputs.parquet.values() for path in paths])
+        thrice = pa.concat_tables([texts] * 3).cast(pa.schema([("text", pa.large_string())]))
+        pq.write_table(thrice, group, row_group_size=len(thrice), compression="zstd")
     cases = {
+        "row_group_of_850_mb": [str(group)],
         "one_zst_of_300_mb": [str(inputs.single)],
         "plain_300_mb": [str(inputs.plain)],
         "plain_600_mb": [str(large)],

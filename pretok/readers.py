@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pretok.files import CorruptInputError, open_parquet, read_bytes
+from pretok.files import READ_SIZE, CorruptInputError, open_parquet, read_bytes
 from pretok.hub import open_hub
 from pretok.jsonl import OK, REASONS, field_bytes, parse_lines
 from pretok.overlap import ahead
@@ -231,7 +232,9 @@ def _missing(field: str, names: list[str]) -> CorruptInputError:
 
 def _parquet_batches(piece: Piece, field: str) -> Iterator[pa.Array]:
     try:
-        with open_parquet(piece.file.path) as stream, pq.ParquetFile(stream) as file:
+        # Without a buffer Arrow reads all of a row group before its first row: 400 MB of one of 850 MB of text.
+        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": READ_SIZE}
+        with open_parquet(piece.file.path) as stream, pq.ParquetFile(stream, **options) as file:
             if field not in file.schema_arrow.names:
                 raise _missing(field, file.schema_arrow.names)
             stop = file.metadata.num_row_groups if piece.stop is None else piece.stop

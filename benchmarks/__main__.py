@@ -27,7 +27,7 @@ SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "end-to-end": measure_end_to_end,
     "peers": measure_peers,
     "memory": lambda inputs, runs: measure_memory(inputs),
-    "scaling": lambda inputs, runs: measure_scaling(inputs),
+    "scaling": measure_scaling,
     "balance": lambda inputs, runs: measure_balance(inputs),
     "ray": lambda inputs, runs: measure_ray(),
 }

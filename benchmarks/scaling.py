@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.end_to_end import job
 from benchmarks.inputs import Inputs
-from benchmarks.measure import fresh, timed
+from benchmarks.measure import fresh, medians, timed
 from pretok.engine import Engine, Report
 from pretok.stop import StopFlag
 
@@ -44,14 +44,18 @@ def measure_memory(inputs: Inputs) -> dict[str, Any]:
     return {name: done["worker_peak_mb"] for name, done in jobs.items()}
 
 
-def measure_scaling(inputs: Inputs) -> dict[str, Any]:
-    """Seconds, MB/s and peak MB by copies of the corpus and workers; one worker is confined to one core."""
+def measure_scaling(inputs: Inputs, runs: int) -> dict[str, Any]:
+    """Seconds, MB/s and peak MB by copies of the corpus and workers, in turns; one worker is confined to one core."""
     curve = {}
     for copies in COPIES:
-        for workers in (1, 2):
-            done = job(inputs, inputs.repeated(copies), workers, cpus=workers)
+        done: dict[int, list[dict[str, float]]] = {1: [], 2: []}
+        for _ in range(runs if copies < max(COPIES) else 1):  # a long run has its own median
+            for workers, jobs in done.items():
+                jobs.append(job(inputs, inputs.repeated(copies), workers, cpus=workers))
+        for workers, jobs in done.items():
             curve[f"{copies}x_{workers}_workers"] = {
-                key: done[key] for key in ("text_mb", "seconds", "mb_s", "idle_share", "worker_peak_mb")
+                key: medians(jobs)[key]
+                for key in ("text_mb", "seconds", "mb_s", "idle_share", "worker_peak_mb")
             }
     return {
         "curve": curve,

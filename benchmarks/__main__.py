@@ -1,6 +1,6 @@
 """Command line of the tokenization benchmarks.
 
-python -m benchmarks all                # everything, under eight minutes on two cores
+python -m benchmarks all                # everything, about ten minutes on two cores
 python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
 python -m benchmarks report             # table and plot again from results.json
 """

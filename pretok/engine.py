@@ -96,6 +96,7 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        gc.unfreeze()
         if not self.local:
             import ray
 

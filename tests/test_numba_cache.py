@@ -41,14 +41,19 @@ def test_processes_that_start_together_share_an_empty_cache(tmp_path: Path) -> N
     assert {path: path.read_bytes() for path in folder.rglob("*.nbi")} == index  # loaded, not compiled again
 
 
-def test_the_first_folder_that_can_be_written_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file in the way stands for a read-only folder, which does not stop root."""
-    blocked = tmp_path / "file"
-    blocked.touch()
+@pytest.fixture
+def blocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file in the way of the package's cache; it stands for a read-only folder, which does not stop root."""
+    path = tmp_path / "file"
+    path.touch()
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setattr(_numba, "PACKAGE", blocked)
+    monkeypatch.setattr(_numba, "PACKAGE", path)
+    return path
+
+
+def test_the_first_folder_that_can_be_written_is_taken(
+    blocked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert _numba.cache_folder().parent == tmp_path / "home" / "pretok"
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
@@ -61,12 +66,8 @@ def test_the_first_folder_that_can_be_written_is_taken(
 
 
 def test_a_scratch_folder_of_another_user_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    blocked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocked = tmp_path / "file"
-    blocked.touch()
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setattr(_numba, "PACKAGE", blocked)
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.setattr(_numba.tempfile, "gettempdir", lambda: str(tmp_path))
     assert _numba.cache_folder().is_relative_to(tmp_path)

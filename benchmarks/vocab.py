@@ -87,10 +87,11 @@ def wake(item: tuple[Path, int], _report: Report) -> None:
         time.sleep(0.01)
 
 
-def start(engine: Engine, work: Path, workers: int = 2) -> None:
+def start(engine: Engine, work: Path) -> None:
     """Have all workers of the engine ready."""
     folder = work / "awake"
     folder.mkdir(parents=True)
+    workers = engine.workers or 1
     list(engine.map(wake, [(folder, workers)] * workers))
 
 

@@ -181,11 +181,8 @@ def _merge(
     Token t is data[offsets[t]:offsets[t + 1]] and weighs weights[t]; these have room for the new tokens.
     """
     index = _index_of(data, offsets, first, last)
-    keys, products, occurrences = (
-        [np.int64(-1)],
-        [np.int32(0)],
-        [np.int64(0)],
-    )  # of no merge, to type the lists
+    # The first of each list is of no merge: it gives the list its type.
+    keys, products, occurrences = [np.int64(-1)], [np.int32(0)], [np.int64(0)]
     text = text_of(len(symbols), symbols.ctypes, words.ctypes, counts.ctypes, weights.ctypes, limit)
     pairs, changes = pairs_of(text), no_changes(last)
     heap = _heap_of(pairs.table)

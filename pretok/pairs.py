@@ -34,14 +34,14 @@ PAIR = 4
 """Integers in a row of the pair table."""
 KEY, COUNT, _START, _SIZE = range(PAIR)
 """Places in a row: both ids; how often the pair occurs in the text; which of the places are its own."""
-_CHANGE = 5
-"""Integers in a row of the changes of a merge, a row for each slot."""
-_GONE, _NEW, _CELLS, _GONE_SLOT, _NEW_SLOT = range(2, 2 + _CHANGE)
-"""Places in a row, which begins at _CHANGE x slot: how often the pair with the merge's own left or right token ceased
-to occur; how often the one with the product began to; at how many cells, later where the next of them is noted; and,
-in the k-th row, the k-th slot where something is gone, and where something is new."""
-_GONE_SLOTS, _NEW_SLOTS = range(2)
-"""Before all rows: how many such slots there are."""
+_GONE, _NEW = 0, 3
+"""The two kinds of changes of a merge: pairs with its own left or right token that cease to occur, and pairs with the
+product that begin to. Also, before all rows of the changes, where the number of such slots is."""
+_CHANGE = 6
+"""Integers in a row of the changes, a row for each slot: three for each kind."""
+_SUM, _CELLS, _SLOT = range(4, 7)
+"""Places in a row, which begins at _CHANGE x slot + kind: how often; at how many cells, later where the next of them is
+noted; and, in the k-th row, the k-th slot with a change of the kind."""
 
 _AHEAD = 8
 """How many occurrences ahead of the one that is joined the cells are loaded."""
@@ -163,23 +163,15 @@ def _joinable(text: Any, a: Any, b: Any) -> Any:
     return a >= 0 and b >= 0 and text.weights[a] + text.weights[b] <= text.limit
 
 
-@njit(types.void(_POINTER, types.int64, types.int64), inline=True)
-def _note_gone(changes: Any, slot: Any, count: Any) -> Any:
-    at = _CHANGE * slot
-    if changes[at + _GONE] == 0:
-        changes[_CHANGE * changes[_GONE_SLOTS] + _GONE_SLOT] = slot
-        changes[_GONE_SLOTS] += 1
-    changes[at + _GONE] += count
-
-
-@njit(types.void(_POINTER, types.int64, types.int64), inline=True)
-def _note_new(changes: Any, slot: Any, count: Any) -> Any:
-    at = _CHANGE * slot
+@njit(types.void(_POINTER, types.int64, types.int64, types.int64), inline=True)
+def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
+    """Note a change of a kind at one cell, `count` times in the text."""
+    at = _CHANGE * slot + kind
     if changes[at + _CELLS] == 0:
-        changes[_CHANGE * changes[_NEW_SLOTS] + _NEW_SLOT] = slot
-        changes[_NEW_SLOTS] += 1
+        changes[_CHANGE * changes[kind] + kind + _SLOT] = slot
+        changes[kind] += 1
     changes[at + _CELLS] += 1
-    changes[at + _NEW] += count
+    changes[at + _SUM] += count
 
 
 @njit(types.int64(TEXT, types.int64, types.int64, _POINTER, _POINTER32, types.int64), inline=True)
@@ -191,18 +183,18 @@ def _join(text: Any, p: Any, product: Any, changes: Any, made: Any, n: Any) -> A
     a, b, left, right = symbols[p], symbols[q], symbols[start], symbols[end]
     count = text.counts[text.words[p]]
     if _joinable(text, left, a):
-        _note_gone(changes, 2 * left, count)
+        _note(changes, _GONE, 2 * left, count)
     if _joinable(text, b, right):
-        _note_gone(changes, 2 * right + 1, count)
+        _note(changes, _GONE, 2 * right + 1, count)
     symbols[p] = product
     symbols[q] = symbols[p + 1] = symbols[end - 1] = p - end
     if _joinable(text, left, product):
         slot = 2 * left + (left == product)  # (product, product) has two slots; this is the one
-        _note_new(changes, slot, count)
+        _note(changes, _NEW, slot, count)
         made[2 * n], made[2 * n + 1] = slot, start
         n += 1
     if _joinable(text, product, right):
-        _note_new(changes, 2 * right + 1, count)
+        _note(changes, _NEW, 2 * right + 1, count)
         made[2 * n], made[2 * n + 1] = 2 * right + 1, p
         n += 1
     return n
@@ -272,56 +264,59 @@ def _key(slot: Any, left: Any, right: Any) -> Any:
     return (token << 32) | right
 
 
-@njit(types.int64(_POINTER, types.int64, _POINTER, types.int64))
-def _room_for(table: Any, size: Any, changes: Any, product: Any) -> Any:
-    """How many places _make_room takes."""
+@njit(types.int64(_POINTER, types.int64, _POINTER, _POINTER, types.int64, _POINTER))
+def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, rows: Any) -> Any:
+    """Write the row of each new pair to `rows`, one for each of the new slots; how many places they take."""
     room = 0
-    for k in range(changes[_NEW_SLOTS]):
-        slot = changes[_CHANGE * k + _NEW_SLOT]
-        row = find(table, size, _key(slot, product, product))
-        room += changes[_CHANGE * slot + _CELLS] + table[row + _SIZE]
+    for k in range(changes[_NEW]):
+        slot = changes[_CHANGE * k + _NEW + _SLOT]
+        rows[k] = _row_of(table, size, used, _key(slot, product, product))
+        room += changes[_CHANGE * slot + _NEW + _CELLS] + table[rows[k] + _SIZE]
     return room
 
 
-@njit(types.void(_POINTER, types.int64, _POINTER32, _POINTER, _POINTER, types.int64, _POINTER))
-def _make_room(table: Any, size: Any, places: Any, used: Any, changes: Any, product: Any, rows: Any) -> Any:
-    """Give each new pair its run of places, and note its row in `rows`, one for each of the new slots.
+@njit(types.void(_POINTER, _POINTER32, _POINTER, _POINTER, _POINTER))
+def _make_room(table: Any, places: Any, used: Any, changes: Any, rows: Any) -> Any:
+    """Give each new pair its run of places.
 
     A pair that has occurrences (of an older product with the same bytes) takes them along.
     """
-    for k in range(changes[_NEW_SLOTS]):
-        slot = changes[_CHANGE * k + _NEW_SLOT]
-        row = _row_of(table, size, used, _key(slot, product, product))
-        at, cells = used[1], changes[_CHANGE * slot + _CELLS]
+    for k in range(changes[_NEW]):
+        row, change = rows[k], _CHANGE * changes[_CHANGE * k + _NEW + _SLOT] + _NEW
+        at, cells = used[1], changes[change + _CELLS]
         for i in range(table[row + _SIZE]):
             places[at + i] = places[table[row + _START] + i]
         table[row + _START] = at
-        changes[_CHANGE * slot + _CELLS] = at + table[row + _SIZE]
+        changes[change + _CELLS] = at + table[row + _SIZE]
         table[row + _SIZE] += cells
-        table[row + COUNT] += changes[_CHANGE * slot + _NEW]
+        table[row + COUNT] += changes[change + _SUM]
         used[1] = at + table[row + _SIZE]
-        rows[k] = row
 
 
 @njit(types.void(_POINTER, types.int64, _POINTER, types.int64))
 def _drop_gone(table: Any, size: Any, changes: Any, key: Any) -> Any:
-    """Subtract what is gone from the pairs with the left or the right token of the merge, and forget all changes."""
-    for k in range(changes[_GONE_SLOTS]):
-        slot = changes[_CHANGE * k + _GONE_SLOT]
+    """Subtract what is gone from the pairs with the left or the right token of the merge."""
+    for k in range(changes[_GONE]):
+        slot = changes[_CHANGE * k + _GONE + _SLOT]
         row = find(table, size, _key(slot, key & 0xFFFFFFFF, key >> 32))
-        table[row + COUNT] -= changes[_CHANGE * slot + _GONE]
-        changes[_CHANGE * slot + _GONE] = 0
-    for k in range(changes[_NEW_SLOTS]):
-        at = _CHANGE * changes[_CHANGE * k + _NEW_SLOT]
-        changes[at + _NEW] = changes[at + _CELLS] = 0
-    changes[_GONE_SLOTS] = changes[_NEW_SLOTS] = 0
+        table[row + COUNT] -= changes[_CHANGE * slot + _GONE + _SUM]
+
+
+@njit(types.void(_POINTER))
+def _forget(changes: Any) -> Any:
+    """Make them no changes again."""
+    for kind in (_GONE, _NEW):
+        for k in range(changes[kind]):
+            at = _CHANGE * changes[_CHANGE * k + kind + _SLOT] + kind
+            changes[at + _SUM] = changes[at + _CELLS] = 0
+        changes[kind] = 0
 
 
 @njit(types.void(_POINTER32, _POINTER, _POINTER32, types.int64))
 def _note_places(places: Any, changes: Any, made: Any, n: Any) -> Any:
     """Write the cells of the `n` new pairs in `made` into their runs."""
     for k in range(n):
-        at = _CHANGE * made[2 * k] + _CELLS
+        at = _CHANGE * made[2 * k] + _NEW + _CELLS
         places[changes[at]] = made[2 * k + 1]
         changes[at] += 1
 
@@ -338,13 +333,14 @@ def merge_pair(text: Any, pairs: Any, key: Any, product: Any, changes: Any) -> A
     made = np.empty(4 * (stop - start), np.int32)
     n = _join_all(text, key, product, pairs.places.ctypes, start, stop, noted, made.ctypes)
     table[row + _SIZE] = 0
-    room = _room_for(table.ctypes, size, noted, product)
+    rows = np.empty(changes[_NEW], np.int64)
+    room = _take_rows(table.ctypes, size, pairs.used.ctypes, noted, product, rows.ctypes)
     if pairs.used[1] + room > len(pairs.places):
         pairs = _tidy(text, pairs, room)
-    rows = np.empty(changes[_NEW_SLOTS], np.int64)
-    _make_room(table.ctypes, size, pairs.places.ctypes, pairs.used.ctypes, noted, product, rows.ctypes)
+    _make_room(table.ctypes, pairs.places.ctypes, pairs.used.ctypes, noted, rows.ctypes)
     _note_places(pairs.places.ctypes, noted, made.ctypes, n)
     _drop_gone(table.ctypes, size, noted, key)
+    _forget(noted)
     table[row + COUNT] = 0
     return pairs, rows
 
@@ -352,7 +348,7 @@ def merge_pair(text: Any, pairs: Any, key: Any, product: Any, changes: Any) -> A
 @njit(TABLE(types.int64))
 def no_changes(tokens: Any) -> Any:
     """Room for the changes of a merge among so many tokens."""
-    return np.zeros(_GONE + 2 * tokens * _CHANGE, np.int64)
+    return np.zeros(_SUM + 2 * tokens * _CHANGE, np.int64)
 
 
 @njit(types.UniTuple(_I32, 2)(types.Array(types.int32, 1, "C", readonly=True), I64, I64))

@@ -63,9 +63,14 @@ def canonical_json(value: Any) -> bytes:
     ).encode()
 
 
+def digest(data: bytes) -> str:
+    """128-bit BLAKE2b of `data`, as 32 hexadecimal digits."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
 def fingerprint(value: Any) -> str:
-    """128-bit BLAKE2b of the canonical JSON of `value`, as 32 hexadecimal digits."""
-    return hashlib.blake2b(canonical_json(value), digest_size=16).hexdigest()
+    """`digest` of the canonical JSON of `value`."""
+    return digest(canonical_json(value))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from pretok.errors import UsageError
 from pretok.pretokenize import PATTERNS
+from pretok.storage import fingerprint
 from pretok.vocab import (
     ALPHABET,
     BYTE_CHARACTERS,
@@ -84,6 +85,9 @@ def test_the_fingerprint_follows_what_decides_ids(folder, tmp_path):
 
     same = load_vocab(folder).fingerprint
     assert changed() == same
+    assert same == fingerprint(
+        {part: data[part] for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
+    )
     model = data["model"]
     assert changed(model={**model, "vocab": dict(reversed(model["vocab"].items()))}) == same
     assert changed(truncation={"max_length": 3}) == same

@@ -26,7 +26,7 @@ HOUSES = ("pretok", "train")
 ARRAY_MODULES = ("_numba", "kernels")
 """Modules of compiled code, whose annotations Numba's signatures stand in for."""
 
-WALK = '''
+WALK = """
 import json, sys, tempfile
 from pathlib import Path
 root = Path(sys.argv[1])
@@ -74,7 +74,7 @@ sys.setprofile(note)
 view[3]
 sys.setprofile(None)
 print(json.dumps([document, entered]))
-'''
+"""
 
 
 def main(checkout: Path) -> None:
@@ -189,7 +189,9 @@ def annotations(checkout: Path) -> tuple[int, int, int]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 arguments += [extra for extra in (node.args.vararg, node.args.kwarg) if extra]
-                slots = [a.annotation for a in arguments if a.annotation] + ([node.returns] if node.returns else [])
+                slots = [a.annotation for a in arguments if a.annotation] + (
+                    [node.returns] if node.returns else []
+                )
             elif isinstance(node, ast.AnnAssign):
                 slots = [node.annotation]
             else:
@@ -213,7 +215,11 @@ def comment_density(checkout: Path) -> tuple[int, int]:
                 comments += not token.string.startswith(("# type:", "# noqa", "# fmt:"))
         inside: set[int] = set()
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
                 inside |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         lines += sum(bool(line.strip()) and n not in inside for n, line in enumerate(text.splitlines(), 1))
     return comments, lines
@@ -221,7 +227,9 @@ def comment_density(checkout: Path) -> tuple[int, int]:
 
 def longest_modules(checkout: Path) -> list[tuple[int, str]]:
     """The three longest modules in lines."""
-    found = [(p.read_text(encoding="utf-8").count("\n"), str(p.relative_to(checkout))) for p in modules(checkout)]
+    found = [
+        (p.read_text(encoding="utf-8").count("\n"), str(p.relative_to(checkout))) for p in modules(checkout)
+    ]
     return sorted(found, reverse=True)[:3]
 
 

@@ -33,7 +33,10 @@ settings.load_profile("unhurried")
 def sample_texts() -> dict[str, list[str]]:
     """The texts of the embedded sample by language."""
     return {
-        language: [json.loads(line)["text"] for line in Path(sample_path(language)).open(encoding="utf-8")]
+        language: [
+            json.loads(line)["text"]
+            for line in Path(sample_path(language)).read_text(encoding="utf-8").splitlines()
+        ]
         for language in ("it", "en")
     }
 

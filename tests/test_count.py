@@ -55,7 +55,10 @@ def recipe(folder: Path, out: str = "out", **vocab: Any) -> Recipe:
 
 def documents(folder: Path, source: str) -> list[str]:
     lines = [
-        line for path in sorted((folder / "in").glob(f"{source}*")) for line in path.open(encoding="utf-8")
+        line
+        for path in sorted((folder / "in").glob(f"{source}*"))
+        for line in path.read_text(encoding="utf-8").split("\n")
+        if line
     ]
     return [text for text in (json.loads(line)["text"] for line in lines) if isinstance(text, str) and text]
 

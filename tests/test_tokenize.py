@@ -233,7 +233,9 @@ def test_bad_inputs_are_named_and_the_rest_is_kept(tmp_path, vocab_dir, here):
     assert (files["good.jsonl"]["read"], files["good.jsonl"]["written"]) == (400, 398)
     assert files["empty.jsonl"]["read"] == 0
     assert 0 < files["cut.jsonl.zst"]["read"] <= 400
-    ledger = [json.loads(x) for x in (made.shards_dir / "rejects" / "it-00000.jsonl").open()]
+    ledger = [
+        json.loads(x) for x in (made.shards_dir / "rejects" / "it-00000.jsonl").read_text().splitlines()
+    ]
     found = [(r["position"], r["reason"]) for r in ledger if r["file"].endswith("good.jsonl")]
     assert found == [(4, "malformed_json"), (8, "null_text")]
     assert [Path(f["file"]).name for f in manifest.data["failed"]] == ["cut.jsonl.zst"]

@@ -143,14 +143,14 @@ class MetricsLog:
         self._tensorboard: Any = None
         if rank:
             return
+        if config.wandb is not None:  # what may be refused first: nothing is open yet
+            self._wandb = _open_wandb(out, config)
+        if config.tensorboard:
+            self._tensorboard = _open_tensorboard(out / "tensorboard", step)
         for name in ("metrics", "validation"):
             lost = cut_after(out / f"{name}.jsonl", step)
             self.lost_steps = lost if name == "metrics" else self.lost_steps
             self._files[name] = (out / f"{name}.jsonl").open("a", buffering=1, encoding="utf-8")
-        if config.wandb is not None:
-            self._wandb = _open_wandb(out, config)
-        if config.tensorboard:
-            self._tensorboard = _open_tensorboard(out / "tensorboard", step)
 
     def report(self, text: str) -> None:
         """A line on the terminal."""

@@ -85,7 +85,7 @@ class Meter:
         self._ended = threading.Event()
         self._lines = threading.Thread(target=self._print_lines, name=f"meter {title}", daemon=True)
         self._bar: Live | None = None
-        if console.is_terminal:
+        if console.is_interactive:
             self._bar = Live(get_renderable=self._render, console=console, transient=True)
 
     def __enter__(self) -> Meter:

@@ -259,3 +259,62 @@ def test_what_the_locale_cannot_write_is_escaped(tmp_path):
         check=True,
     )
     assert "citt\\xe0" in done.stdout
+
+
+def test_an_output_folder_that_is_a_result_is_asked_about(tmp_path, vocab_dir, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokenize = ["tokenize", "it=sample:it", "--vocab", str(vocab_dir), "--workers", "0", "--out"]
+    assert run_command([*tokenize, "work"]) == 0
+    assert run_command([*tokenize, "work/shards"]) == 2
+    assert "did you mean --out work?" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path / "work" / "shards")
+    assert run_command([*tokenize, "."]) == 2
+    assert f"did you mean --out {tmp_path}/work?" in capsys.readouterr().err
+    assert not (tmp_path / "work" / "shards" / "shards").exists()
+
+
+def test_the_shards_of_a_vocabulary_go_beside_it(tmp_path, capsys):
+    (tmp_path / "work" / "vocab").mkdir(parents=True)
+    (tmp_path / "work" / "vocab" / "tokenizer.json").write_text("{}")
+    for name in ("shards", "vocab"):
+        assert run_command(["tokenize", "it=sample:it", "--out", f"{tmp_path}/work/{name}"]) == 2
+        assert f"did you mean --out {tmp_path}/work?" in capsys.readouterr().err
+
+
+def test_a_rerun_with_nothing_to_do_says_so_in_one_line(tmp_path, vocab_dir, capsys):
+    command = [
+        "tokenize",
+        "it=sample:it",
+        "--vocab",
+        str(vocab_dir),
+        "--workers",
+        "0",
+        "--out",
+        str(tmp_path),
+    ]
+    assert run_command(command) == 0
+    first = capsys.readouterr().err
+    assert "bytes/token" in first
+    assert run_command(command) == 0
+    again = capsys.readouterr().err
+    assert "bytes/token" not in again
+    assert re.search(r"shards: [\d,]+ tokens of [\d,]+ documents, complete and unchanged", again)
+    assert run_command([*command[:1], "it=sample:it", "en=sample:en", *command[2:]]) == 0
+    assert "bytes/token" in capsys.readouterr().err
+
+
+def test_the_field_of_all_sources(tmp_path, vocab_dir, capsys):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"content": "buono"}\n{"content": "bello"}\n')
+    inputs = [f"a={tmp_path}/a.jsonl", f"b={tmp_path}/b.jsonl", "--field", "content", "--workers", "0"]
+    command = ["tokenize", *inputs, "--vocab", str(vocab_dir), "--out", str(tmp_path / "out"), "--json"]
+    assert run_command(command) == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == 4
+    assert run_command(["count", *inputs, "--out", str(tmp_path / "counted"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sources"]["b"]["documents"] == 2
+
+
+@pytest.mark.parametrize("text", ["5X", "-1", "1e99"])
+def test_a_limit_of_the_preflight_that_is_no_number_is_wrong_usage(text, tmp_path, capsys):
+    assert run_command(["preflight", str(tmp_path), f"--min-free={text}"]) == 2
+    assert f"{text!r} is not a count such as" in capsys.readouterr().err

@@ -188,7 +188,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 def hostile(tmp_path: Path) -> Path:
     """A recipe whose folder holds all that a shell would act on."""
     path = tmp_path / "a recipe.toml"
-    out = tmp_path / "my data" / "o;touch X;$(touch Y)`touch Z`'\"&|%j"
+    out = tmp_path / "my data" / "o;touch X;$$(touch Y)`touch Z`'\"&|%j"
     text = json.dumps(str(out))
     path.write_text(
         f'out = {text}\n[sources.it]\ninputs = ["sample:it"]\n[mix]\n[train]\nmodel = "debug"\n'

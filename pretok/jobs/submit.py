@@ -304,6 +304,7 @@ def chain_script(chain: Chain) -> str:
     lines = [
         "(",
         "set -eu",
+        f"cd {shlex.quote(str(Path.cwd()))}",
         f"mkdir -p {shlex.quote(str(chain.folder.parent))}",
         f"mkdir {shlex.quote(str(chain.folder))}",
         *(f"export {name}={shlex.quote(value)}" for name, value in chain.environment.items()),
@@ -314,7 +315,7 @@ def chain_script(chain: Chain) -> str:
         words = job.command(lambda earlier: f"\0JOB_{earlier}\0")
         lines += [
             f"JOB_{index}=$({' '.join(map(_shell_word, words))})",
-            f'JOB_{index}=${{JOB_{index}%%;*}} submitted="$submitted ${{JOB_{index}%%;*}}"',
+            f'JOB_{index}=${{JOB_{index}%%;*}}; submitted="$submitted $JOB_{index}"',
             f"printf '%s\\t%s\\t%s\\n' \"$JOB_{index}\" {job.stage} {job.link} >>{record}",
         ]
     lines.append(")")

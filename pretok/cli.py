@@ -45,6 +45,8 @@ REMEDIES = {
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 """What to do about a file that cannot be read or written."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What is nobody's bug even where the system does not say of which file: in the middle of a write it does not."""
 
 
 class _Ended(Exception):
@@ -136,7 +138,7 @@ def _explain(error: BaseException) -> int:
             return USER_ERROR
         case BrokenPipeError() if _reader_is_gone():
             return READER_GONE
-        case OSError() if error.filename is not None:
+        case OSError() if error.filename is not None or error.errno in FULL:
             notice(f"pretok: {_describe(error)}")
             return USER_ERROR
         case _:
@@ -149,7 +151,8 @@ def _describe(error: OSError) -> str:
     """Path, reason and remedy in one line."""
     paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
     remedy = REMEDIES.get(error.errno or 0)
-    return f"{' -> '.join(paths) or error.filename}: {error.strerror}" + (f"; {remedy}" if remedy else "")
+    where = " -> ".join(paths) or "an output"
+    return f"{where}: {error.strerror}" + (f"; {remedy}" if remedy else "")
 
 
 def _reader_is_gone() -> bool:

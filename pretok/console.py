@@ -11,13 +11,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from pretok.progress import Progress
@@ -26,9 +27,30 @@ FIRST_LINE = 3.0
 LINES_APART = 60.0
 """Seconds from the start of a step to its first line in a log, and from line to line at most."""
 UNBOUNDED = 1_000_000
-# No markup, no emoji: what is printed are names, paths and tokens, in which `[x]` and `:x:` mean themselves.
-console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
-output = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+class _Console(Console):
+    """Prints names, paths and tokens, in which `[x]` and `:x:` mean themselves."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process with code 1, which is that of a bug; the handler of all errors knows better."""
+        raise  # what is being handled: BrokenPipeError
+
+
+console = _Console(stderr=True)
+output = _Console()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of texts below names of columns."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def notice(text: str) -> None:
@@ -37,39 +59,40 @@ def notice(text: str) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table whose first column is text and whose other columns are numbers; no cell is ever shortened."""
-    made = Table(title=Text(title), title_justify="left", title_style="bold")
-    for at, column in enumerate(columns):
-        made.add_column(Text(column), justify="left" if at == 0 else "right", no_wrap=True, overflow="ignore")
-    for row in rows:
-        made.add_row(*map(Text, row))
-    return made
+    """A table whose first column is text and whose other columns are numbers."""
+    return Table(title, columns, list(rows))
 
 
 def show(made: Table | str, *, result: bool = False) -> None:
     """Print a table or a text; `result`: it is what the command was asked for.
 
-    A file or a pipe gets a table as wide as it is; a terminal too narrow for it gets its rows as lines `name: value`.
+    No cell of a table is shortened: a file or a pipe gets it as wide as it is, a terminal too narrow for it gets the
+    rows as lines `name: value`.
     """
     where = output if result else console
     if isinstance(made, str):
         where.print(made)
         return
+    grid = RichTable()
+    for at, column in enumerate(made.columns):
+        grid.add_column(Text(column), justify="left" if at == 0 else "right", no_wrap=True, overflow="ignore")
+    for row in made.rows:
+        grid.add_row(*map(Text, row))
     unbounded = where.options.update(width=UNBOUNDED, max_width=UNBOUNDED)
-    width = max(Measurement.get(where, unbounded, made).maximum, cell_len(str(made.title)))
+    width = Measurement.get(where, unbounded, grid).maximum
+    where.print(made.title, style="bold")
     if where.is_terminal and width > where.width:
         where.print("\n".join(_as_lines(made)))
     else:  # `print(width=...)` takes no more than the console's own width, which is 80 where there is no terminal
-        Console(file=where.file, width=width, highlight=False, emoji=False).print(made)
+        _Console(file=where.file, width=width).print(grid)
 
 
 def _as_lines(made: Table) -> Iterator[str]:
-    names = [str(column.header) for column in made.columns]
-    yield str(made.title)
-    for row in zip(*(column.cells for column in made.columns), strict=True):
+    for row in made.rows:
+        yield from (
+            f"  {name}: {cell}" if name else f"  {cell}" for name, cell in zip(made.columns, row, strict=True)
+        )
         yield ""
-        for name, cell in zip(names, row, strict=True):
-            yield f"  {name}: {cell}" if name else f"  {cell}"
 
 
 class Meter:

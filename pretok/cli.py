@@ -33,6 +33,8 @@ from pretok.console import notice
 from pretok.errors import PretokError, Stopped
 
 INTERNAL_ERROR, USER_ERROR, READER_GONE = 1, 2, 141
+INTERRUPTED = 130
+"""How Typer ends for Ctrl-C."""
 REMEDIES = {
     errno.EACCES: "choose a path that you may write or read, or ask its owner",
     errno.EPERM: "choose a path that you may write or read, or ask its owner",
@@ -50,7 +52,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Ended(Exception):
-    """Carries past Typer what it would end with codes of its own: 130 for Ctrl-C, 1 for any broken pipe."""
+    """Carries past Typer what it would end with codes of its own: 130 or 1 for Ctrl-C, 1 for any broken pipe."""
 
     def __init__(self, cause: BaseException) -> None:
         self.cause = cause
@@ -119,6 +121,8 @@ def _run(arguments: list[str]) -> int:
     try:
         app(arguments)  # ends with SystemExit, of code 2 when the arguments themselves are wrong
     except SystemExit as end:
+        if end.code == INTERRUPTED:  # before the command began, while its options were read
+            raise KeyboardInterrupt from None
         return int(end.code or 0)
     return 0
 

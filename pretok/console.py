@@ -1,6 +1,6 @@
 """What a person sees: a live bar on a terminal, a line every so often in a log, tables at the end.
 
-Progress and notices go to standard error; what a command was asked for goes to standard output.
+Gauge and notices go to standard error; what a command was asked for goes to standard output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from pretok.progress import Progress
+from pretok.gauge import Gauge
 
 FIRST_LINE = 3.0
 LINES_APART = 60.0
@@ -96,14 +96,14 @@ def _as_lines(made: Table) -> Iterator[str]:
 
 
 class Meter:
-    """Progress of one step, shown while the context is open; call it with increments (see `pretok.progress`).
+    """Gauge of one step, shown while the context is open; call it with increments (see `pretok.gauge`).
 
     On a terminal a bar; else a line after some seconds and then at growing intervals, at most LINES_APART seconds
     apart, whether or not anything is reported.
     """
 
     def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._progress = Progress(title, clock)
+        self._gauge = Gauge(title, clock)
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._lines = threading.Thread(target=self._print_lines, name=f"meter {title}", daemon=True)
@@ -126,39 +126,39 @@ class Meter:
         else:
             self._ended.set()
             self._lines.join()
-        if kind is None and (text := self._progress.summary()):
+        if kind is None and (text := self._gauge.summary()):
             notice(text)
 
     @property
     def seconds(self) -> float:
         """Seconds since the step began."""
-        return self._progress.seconds
+        return self._gauge.seconds
 
-    def expect(self, size: int, partitions: int, sources: Mapping[str, int]) -> None:
+    def expect(self, bytes: int, partitions: int, sources: Mapping[str, int]) -> None:
         """The whole step, estimated: bytes of text, partitions, and bytes of text of each source. Called once."""
         with self._lock:
-            progress = self._progress
-            progress.expected, progress.partitions, progress.sources = size, partitions, dict(sources)
+            gauge = self._gauge
+            gauge.expected, gauge.partitions, gauge.sources = bytes, partitions, dict(sources)
 
     def start_from(self, counts: Mapping[str, int]) -> None:
         """What earlier runs did of the step: part of what is done, not of the rate."""
         with self._lock:
-            self._progress.earlier = Counter(counts)
+            self._gauge.earlier = Counter(counts)
 
     def __call__(self, counts: Mapping[str, int]) -> None:
         with self._lock:
-            self._progress.counts.update(counts)
+            self._gauge.counts.update(counts)
 
     def _render(self) -> Text:
         with self._lock:
-            return Text(self._progress.bar(console.width - 1), no_wrap=True)
+            return Text(self._gauge.bar(console.width - 1), no_wrap=True)
 
     def _print_lines(self) -> None:
         for gap in _gaps():
             if self._ended.wait(gap):
                 return
             with self._lock:
-                line = self._progress.line()
+                line = self._gauge.line()
             notice(f"{time.strftime('%H:%M:%S')} {line}")
 
 

@@ -1,4 +1,4 @@
-"""What is shown: numbers whole at any width, progress that is never silent, cut or too hopeful."""
+"""What is shown: numbers whole at any width, gauge that is never silent, cut or too hopeful."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support import ROOT
 
 from pretok import console as terminal
 from pretok.console import Meter, notice, show, table
-from pretok.progress import Progress
+from pretok.gauge import Gauge
 
 NUMBERS = ["313,071,234,567", "1,234,567,890,123", "5,812,345,678,901", "4.719", "0"]
 COLUMNS = ("source", "tokens", "documents", "bytes of text", "bytes/token", "distinct superwords")
@@ -96,71 +96,71 @@ def test_nothing_printed_is_markup(capsys):
     )
 
 
-def at_work(clock: Clock) -> Progress:
+def at_work(clock: Clock) -> Gauge:
     """41 of 108 partitions, 38 %, 4 minutes left."""
-    progress = Progress("tokenize", clock)
-    progress.expected, progress.partitions = 7_842_000_000, 108
-    progress.sources = {"it": 4_700_000_000, "en": 3_142_000_000}
-    progress.earlier.update({"bytes": 980_000_000, "bytes:it": 980_000_000, "partitions": 11})
-    progress.counts.update({"bytes": 2_000_000_000, "bytes:it": 900_000_000, "bytes:en": 1_100_000_000})
-    progress.counts.update({"partitions": 30, "documents": 5, "rejected": 0})
+    gauge = Gauge("tokenize", clock)
+    gauge.expected, gauge.partitions = 7_842_000_000, 108
+    gauge.sources = {"it": 4_700_000_000, "en": 3_142_000_000}
+    gauge.earlier.update({"bytes": 980_000_000, "bytes:it": 980_000_000, "partitions": 11})
+    gauge.counts.update({"bytes": 2_000_000_000, "bytes:it": 900_000_000, "bytes:en": 1_100_000_000})
+    gauge.counts.update({"partitions": 30, "documents": 5, "rejected": 0})
     clock.now += 2000 / 120
-    return progress
+    return gauge
 
 
 def test_a_line_says_all_that_is_known(clock):
-    progress = at_work(clock)
-    assert progress.line() == "tokenize 41/108 38% 2.98 GB 120 MB/s ETA 41s rejects 0 it 40% en 35%"
+    gauge = at_work(clock)
+    assert gauge.line() == "tokenize 41/108 38% 2.98 GB 120 MB/s ETA 41s rejects 0 it 40% en 35%"
 
 
 def test_what_an_earlier_run_did_is_shown_and_is_not_speed(clock):
-    progress = Progress("count", clock, expected=1000, partitions=4)
-    progress.earlier.update({"bytes": 500, "partitions": 2})
+    gauge = Gauge("count", clock, expected=1000, partitions=4)
+    gauge.earlier.update({"bytes": 500, "partitions": 2})
     clock.now += 10
-    assert progress.line() == "count 2/4 50% 500 B rejects 0"
-    progress.counts.update({"bytes": 100})
-    assert progress.line() == "count 2/4 60% 600 B 10 B/s ETA 40s rejects 0"
-    assert progress.summary() == "count: 100 B of text, 10 B/s in 10.0 s (2 partitions done before)"
+    assert gauge.line() == "count 2/4 50% 500 B rejects 0"
+    gauge.counts.update({"bytes": 100})
+    assert gauge.line() == "count 2/4 60% 600 B 10 B/s ETA 40s rejects 0"
+    assert gauge.summary() == "count: 100 B of text, 10 B/s in 10.0 s (2 partitions done before)"
 
 
 def test_a_wrong_estimate_never_says_that_all_is_done(clock):
-    progress = Progress("count", clock, expected=1000, sources={"it": 10, "en": 990, "empty": 0})
+    gauge = Gauge("count", clock, expected=1000, sources={"it": 10, "en": 990, "empty": 0})
     clock.now += 1
-    progress.counts.update({"bytes": 5000, "bytes:it": 5000})
-    assert progress.line() == "count 99% 5 kB 5 kB/s rejects 0 it 99% en 0% empty 99%"
+    gauge.counts.update({"bytes": 5000, "bytes:it": 5000})
+    assert gauge.line() == "count 99% 5 kB 5 kB/s rejects 0 it 99% en 0% empty 99%"
 
 
 def test_without_an_estimate_there_is_neither_percentage_nor_time_left(clock):
-    progress = Progress("sample", clock)
-    progress.counts.update({"bytes": 5000, "documents": 1})
+    gauge = Gauge("sample", clock)
+    gauge.counts.update({"bytes": 5000, "documents": 1})
     clock.now += 1
-    assert progress.line() == "sample 5 kB 5 kB/s rejects 0"
-    assert progress.summary() == "sample: 1 document, 5 kB of text, 5 kB/s in 1.0 s"
+    assert gauge.line() == "sample 5 kB 5 kB/s rejects 0"
+    assert gauge.summary() == "sample: 1 document, 5 kB of text, 5 kB/s in 1.0 s"
 
 
 def test_a_step_without_text_shows_its_counts_and_its_time(clock):
-    progress = Progress("merge", clock)
+    gauge = Gauge("merge", clock)
     clock.now += 45
-    assert progress.line() == "merge 45 s"
-    progress.counts.update({"words": 1_000_000})
-    assert progress.line() == "merge 1 M words 45 s"
+    assert gauge.line() == "merge 45 s"
+    gauge.counts.update({"words": 1_000_000})
+    assert gauge.line() == "merge 1 M words 45 s"
 
 
 def test_a_step_with_nothing_to_do_says_nothing(clock):
-    assert Progress("tokenize", clock).summary() == ""
+    assert Gauge("tokenize", clock).summary() == ""
 
 
 def test_a_thousand_sources_are_summed_up(clock):
-    progress = Progress("count", clock, expected=10**6, sources={f"s{n}": 1000 + n for n in range(1000)})
+    gauge = Gauge("count", clock, expected=10**6, sources={f"s{n}": 1000 + n for n in range(1000)})
     clock.now += 1
-    progress.counts.update({"bytes": 1})
-    assert progress.line().endswith("s994 0% s995 0% s996 0% s997 0% s998 0% s999 0% and 994 sources more")
+    gauge.counts.update({"bytes": 1})
+    assert gauge.line().endswith("s994 0% s995 0% s996 0% s997 0% s998 0% s999 0% and 994 sources more")
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 79, 120, 200])
 def test_a_bar_fits_and_keeps_percentage_rate_and_time_left(width, clock):
-    progress = at_work(clock)
-    bar = progress.bar(width)
+    gauge = at_work(clock)
+    bar = gauge.bar(width)
     assert len(bar) <= max(width, len("tokenize 38% 120 MB/s ETA 41s"))
     assert all(text in bar for text in ("38%", "120 MB/s", "ETA 41s"))
     assert "..." not in bar

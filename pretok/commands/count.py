@@ -46,19 +46,24 @@ def count(
     from pretok.units import counted
 
     folders = [Path(value) for value in inputs if (Path(value) / FILE_NAME).exists()]
-    settings = (pattern, sample, field, max_reject_share)
+    changes = {
+        "vocab": {"pattern": pattern, "sample": sample},
+        "shards": {"max_reject_share": max_reject_share},
+    }
+    if folders and (
+        len(folders) < len(inputs) or out is None or any((pattern, sample, field, max_reject_share))
+    ):
+        raise UsageError("to add up counts, give folders of finished counts and --out DIR, nothing else")
+    recipe = (
+        None if folders else read_recipe(inputs, out, changes, field)
+    )  # before the engine, which takes seconds
     with start_engine(workers, address) as engine, Meter("count") as meter:
-        if not folders:
-            changes = {
-                "vocab": {"pattern": pattern, "sample": sample},
-                "shards": {"max_reject_share": max_reject_share},
-            }
-            recipe = read_recipe(inputs, out, changes, field)
+        if recipe:
             counts = run_count(recipe, engine, meter, notice)
-        elif len(folders) < len(inputs) or out is None or any(settings):
-            raise UsageError("to add up counts, give folders of finished counts and --out DIR, nothing else")
         else:
-            counts = add_counts([load_counts(folder) for folder in folders], out / "counts", engine)
+            counts = add_counts(
+                [load_counts(folder) for folder in folders], Path(out or "") / "counts", engine
+            )
     for name in counts.sources:
         record = counts.of(name)
         counted_text = f"{counted(record.documents, 'document')}, {counted(record.bytes, 'byte')} of text"

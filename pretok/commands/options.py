@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretok.errors import UsageError
+from pretok.errors import PretokError, UsageError
 
 if TYPE_CHECKING:
     from pretok.config import Recipe
@@ -76,10 +76,21 @@ def _check_out(out: Path) -> None:
     """UsageError when `out` is what belongs into such a folder: the next result would go to shards/shards."""
     results = {"shards": "manifest.json", "counts": "counts.json", "vocab": "tokenizer.json"}
     name, parent = out.resolve().name, out.parent if out.name else out.resolve().parent
-    if (out / results["shards"]).exists() or (name in results and (out / results[name]).exists()):
+    if _is_shards(out) or (name in results and (out / results[name]).exists()):
         raise UsageError(f"{out} is a folder of results itself; did you mean --out {parent}?")
     if name == "shards" and (parent / "vocab" / results["vocab"]).exists():
         raise UsageError(f"the shards would go to {out / 'shards'}; did you mean --out {parent}?")
+
+
+def _is_shards(folder: Path) -> bool:
+    """Whether a manifest of ours is right there; other programs write a manifest.json too."""
+    from pretok.manifest import FILE_NAME, load_manifest
+
+    if (folder / FILE_NAME).exists():
+        with suppress(PretokError):
+            load_manifest(folder)
+            return True
+    return False
 
 
 def _check_other_tables(recipe: Recipe) -> None:

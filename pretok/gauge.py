@@ -34,7 +34,7 @@ class _Field(NamedTuple):
 
 
 @dataclass(slots=True)
-class Progress:
+class Gauge:
     """Counts of one step.
 
     expected: bytes of text of the whole step, earlier runs included, 0 while unknown; partitions: their number;

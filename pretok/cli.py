@@ -1,19 +1,26 @@
 """The `pretok` command: registers the commands and turns errors into exit codes.
 
 0 done   1 internal error   2 wrong usage, config or input   3 some partitions failed   75 stopped early
+141, as of any program in a pipe: the reader of the output went away (`| head`)
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import select
 import sys
 import traceback
+from typing import Annotated, Any
 
 import typer
 
+from pretok import __version__
 from pretok.commands.build_vocab import build_vocab
 from pretok.commands.count import count
 from pretok.commands.export import export
+from pretok.commands.help import CommandWithExamples, FlowGroup
 from pretok.commands.inspect import inspect
 from pretok.commands.mix import mix
 from pretok.commands.preflight import preflight
@@ -25,17 +32,69 @@ from pretok.commands.verify import verify
 from pretok.console import notice
 from pretok.errors import PretokError, Stopped
 
+INTERNAL_ERROR, USER_ERROR, READER_GONE = 1, 2, 141
+INTERRUPTED = 130
+"""How Typer ends for Ctrl-C."""
+REMEDIES = {
+    errno.EACCES: "choose a path that you may write or read, or ask its owner",
+    errno.EPERM: "choose a path that you may write or read, or ask its owner",
+    errno.EROFS: "choose a path on a file system that can be written",
+    errno.ENOSPC: "free space there, then run the same command again",
+    errno.EDQUOT: "free space or files of your quota, then run the same command again",
+    errno.EEXIST: "a file stands where a folder must go; choose another name",
+    errno.ENOTDIR: "a file stands where a folder must go; choose another name",
+    errno.EISDIR: "a folder stands where a file must go; choose the name of a file",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""What to do about a file that cannot be read or written."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What is nobody's bug even where the system does not say of which file: in the middle of a write it does not."""
+
+
+class _Ended(Exception):
+    """Carries past Typer what it would end with codes of its own: 130 or 1 for Ctrl-C, 1 for any broken pipe."""
+
+    def __init__(self, cause: BaseException) -> None:
+        self.cause = cause
+
+
+class _Pretok(FlowGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (OSError, KeyboardInterrupt) as error:
+            raise _Ended(error) from error
+
+
 app = typer.Typer(
     name="pretok",
+    cls=_Pretok,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     help="Text to token files for language models: vocabulary, shards, mix, stream.",
+    epilog="`pretok COMMAND --help` shows the options of a command and an example.",
 )
 COMMANDS = (run, count, build_vocab, tokenize, verify, stats, inspect, mix, export, submit, preflight)
 for command in COMMANDS:
-    app.command()(command)
+    app.command(cls=CommandWithExamples)(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pretok {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Options of `pretok` itself."""
 
 
 def main() -> None:
@@ -43,23 +102,69 @@ def main() -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    for stream in (sys.stdout, sys.stderr):  # a document or a file name may hold what the locale cannot write
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
     """Run one command line and return its exit code; messages go to standard error."""
     try:
+        code = _run(arguments)
+        sys.stdout.flush()  # here, where a reader that went away is no error, not when Python ends
+    except BaseException as error:  # also what a Rust library throws when it panics
+        return _explain(error.cause if isinstance(error, _Ended) else error)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    try:
         app(arguments)  # ends with SystemExit, of code 2 when the arguments themselves are wrong
     except SystemExit as end:
+        if end.code == INTERRUPTED:  # before the command began, while its options were read
+            raise KeyboardInterrupt from None
         return int(end.code or 0)
-    except PretokError as error:
-        notice(f"pretok: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        notice("pretok: interrupted; run the same command again to continue")
-        return Stopped.exit_code
-    except Exception:
-        notice(traceback.format_exc())
-        notice("pretok: internal error; this is a bug, please report it with the lines above")
-        return 1
     return 0
+
+
+def _explain(error: BaseException) -> int:
+    """Say on standard error what ended a command, and return its exit code."""
+    match error:
+        case PretokError():
+            notice(f"pretok: {error}")
+            return error.exit_code
+        case KeyboardInterrupt():
+            notice("pretok: interrupted; run the same command again to continue")
+            return Stopped.exit_code
+        case MemoryError():
+            reason = f" ({error})" if str(error) else ""
+            notice(f"pretok: out of memory{reason}; use fewer --workers, or a machine with more memory")
+            return USER_ERROR
+        case BrokenPipeError() if _reader_is_gone():
+            return READER_GONE
+        case OSError() if error.filename is not None or error.errno in FULL:
+            notice(f"pretok: {_describe(error)}")
+            return USER_ERROR
+        case _:
+            notice("".join(traceback.format_exception(error)))
+            notice("pretok: internal error; this is a bug, please report it with the lines above")
+            return INTERNAL_ERROR
+
+
+def _describe(error: OSError) -> str:
+    """Path, reason and remedy in one line."""
+    paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
+    remedy = REMEDIES.get(error.errno or 0)
+    where = " -> ".join(paths) or "an output"
+    return f"{where}: {error.strerror}" + (f"; {remedy}" if remedy else "")
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output or error is a pipe that nobody reads; what is still to be written is then dropped."""
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, 0)
+    gone = [descriptor for descriptor, event in poll.poll(0) if event & select.POLLERR]
+    for descriptor in gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return bool(gone)

@@ -1,4 +1,4 @@
-"""Numbers as people write and read them: `1.2T`, `64MiB`, `12.3 M`."""
+"""Numbers as people write and read them: `1.2T`, `64MiB`, `12.3 M`, `1 input`, `4m`."""
 
 from __future__ import annotations
 
@@ -8,28 +8,65 @@ from typing import Any
 
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+LARGEST_EXPONENT = 30
+"""Of ten, in a count: far beyond all text there is, and no power that takes long to compute."""
+LARGEST_COUNT_TEXT = 60
+"""Characters of a count; the digits of more would be a mistake or an attack."""
 
 
 def parse_count(value: Any) -> Any:
-    """`300B` -> 300_000_000_000, exactly; suffixes K M B G T (powers of 1000) and KiB MiB GiB TiB.
+    """`300B` -> 300_000_000_000, exactly; suffixes K M B G T (powers of 1000) and KiB MiB GiB TiB, or `1e6`.
 
     What is no string is returned as it is. Raises ValueError for a string that is no whole number of that unit.
     """
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
-    factor = {**_DECIMAL, **_BINARY}.get(match[2].upper()) if match else None
-    if match is None or factor is None:
-        raise ValueError(f"{value!r} is not a count such as 1200000, 1.2T, 300B, 64MiB")
-    count = Fraction(match[1].replace("_", "")) * factor
+    match = None
+    if len(value) <= LARGEST_COUNT_TEXT:
+        match = re.fullmatch(
+            r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)(?:[eE]\+?([0-9]{1,2}))?\s*([A-Za-z]*)\s*", value, re.ASCII
+        )
+    factor = {**_DECIMAL, **_BINARY}.get(match[3].upper()) if match else None
+    exponent = int(match[2] or 0) if match else 0
+    if match is None or factor is None or exponent > LARGEST_EXPONENT:
+        raise ValueError(f"{_cut(value)!r} is not a count such as 1200000, 1e6, 1.2T, 300B, 64MiB")
+    count = Fraction(match[1].replace("_", "")) * 10**exponent * factor
     if count.denominator != 1:
         raise ValueError(f"{value!r} is not a whole number")
     return int(count)
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= LARGEST_COUNT_TEXT else text[:LARGEST_COUNT_TEXT] + "..."
+
+
 def short(count: float) -> str:
     """1234567 -> '1.23 M': three significant digits and a decimal suffix."""
     for suffix, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(count) >= factor:
-            return f"{count / factor:.3g} {suffix}"
+        if abs(count) >= 0.9995 * factor:  # 999,999 is 1 M: as thousands it would be "1e+03 k"
+            return f"{count / factor:{'.3g' if abs(count) < 999.5 * factor else '.0f'}} {suffix}"
     return f"{count:.3g}"
+
+
+def short_bytes(count: float) -> str:
+    """2980000000 -> '2.98 GB'."""
+    text = short(count).replace(" B", " G")
+    return f"{text}B" if " " in text else f"{text} B"
+
+
+def counted(number: int, noun: str) -> str:
+    """1 -> '1 input', 2000 -> '2,000 inputs'."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: '45s', '4m', '1h20m', '2d3h'."""
+    if round(seconds) < 60:
+        return f"{seconds:.0f}s"
+    minutes = round(seconds / 60)
+    hours, days = minutes // 60, minutes // 1440
+    if minutes < 60:
+        return f"{minutes}m"
+    if hours < 24:
+        return f"{hours}h{minutes % 60}m"
+    return f"{days}d{hours % 24}h"

@@ -13,7 +13,6 @@ site_setup
 set -u
 export PATH=$SITE_VENV/bin:$PATH # after the modules, so that their Python does not win
 export PYTHONUNBUFFERED=1        # a log shows a line when it is written, not when the job ends
-export COLUMNS=160               # tables in a log need not fit a narrow terminal
 
 # Compute nodes have no route out. Without these, libraries wait for a timeout and say confusing things.
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1

@@ -48,10 +48,10 @@ link_preflight() { # STAGE FOLDER OPTIONS of `pretok preflight`...: check every 
     [ "${SITE_PREFLIGHT:-full}" != none ] || return 0
     mkdir -p "$reports" "$1"
     read -ra limits <<<"${SITE_PREFLIGHT_LIMITS:-}"
-    srun --wait=60 --output="$reports/%N-node.json" \
+    srun --wait=60 --output="${reports//%/%%}/%N-node.json" \
         timeout 120 python -m pretok preflight "$@" "${limits[@]}" --json || true
     if [ "$stage" = train ] && [ "${SITE_PREFLIGHT:-full}" = full ]; then
-        (SLURM_STDOUTMODE="$reports/%N-torch.json" on_each_node -m train.preflight) || true
+        (SLURM_STDOUTMODE="${reports//%/%%}/%N-torch.json" on_each_node -m train.preflight) || true
     fi
     bad=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
     if bad=$(python -m pretok preflight "$reports" --collect --nodes "$bad"); then return 0; fi

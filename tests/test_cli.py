@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from support import ROOT
+from support import ROOT, make_shards
 
 from pretok.cli import app, run_command
 
@@ -24,10 +24,42 @@ def test_commands_are_those_we_decided_on():
     ]  # fmt: skip
 
 
+def examples(name: str) -> list[str]:
+    """The lines of a command's docstring that are commands to type."""
+    [command] = [c.callback for c in app.registered_commands if c.callback.__name__.replace("_", "-") == name]
+    return [line.strip() for line in command.__doc__.splitlines() if line.strip().startswith("pretok ")]
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_has_an_example(name, capsys):
+def test_help_shows_examples_as_they_are_typed(name, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
     assert run_command([name, "--help"]) == 0
-    assert f"pretok {name} " in capsys.readouterr().out
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert examples(name)
+    assert all(example.startswith(f"pretok {name} ") for example in examples(name))
+    assert [line for line in shown if line.startswith("pretok ")] == examples(name)
+
+
+def test_some_examples_hold_what_markup_would_eat():
+    shown = " ".join(examples("tokenize"))
+    assert "'data/it/*.jsonl.zst'" in shown
+
+
+def test_help_lists_every_command_in_the_order_of_the_flow(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_command(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = [line.split()[0] for line in lines if re.fullmatch(r"  [a-z-]+  +\S.*", line)]
+    assert sorted(name for name in listed if not name.startswith("--")) == COMMANDS
+    flow = ["count", "build-vocab", "tokenize", "verify", "mix", "export"]
+    assert [name for name in listed if name in flow] == flow
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_the_version(capsys):
+    assert run_command(["--version"]) == 0
+    assert capsys.readouterr().out == "pretok 0.1.0\n"
 
 
 @pytest.mark.parametrize(
@@ -132,3 +164,180 @@ def test_a_signal_is_code_75_and_the_next_run_continues(tmp_path, vocab_dir):
     assert "run the same command again to continue" in errors
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(re.search(r"(\d+) of them done", done.stderr)[1]) > 0
+
+
+def test_an_interrupted_command_is_one_line_and_code_75(monkeypatch, capsys):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pretok.jobs.stats.show_stats", interrupted)
+    assert run_command(["stats", "x"]) == 75
+    printed = capsys.readouterr().err
+    assert "interrupted; run the same command again" in printed
+    assert len(printed.splitlines()) == 1
+
+
+class Panic(BaseException):
+    """As what a Rust library throws: no Exception."""
+
+
+def raising(error: BaseException):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [Panic("rust"), ZeroDivisionError(), OSError(9, "Bad file descriptor")])
+def test_bugs_are_code_1_with_a_traceback(error, monkeypatch, capsys):
+    monkeypatch.setattr("pretok.jobs.stats.show_stats", raising(error))
+    assert run_command(["stats", "x"]) == 1
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed
+    assert "this is a bug" in printed
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "pretok: out of memory; use fewer --workers"),
+        (MemoryError("Unable to allocate 9 TiB"), "(Unable to allocate 9 TiB)"),
+        (PermissionError(13, "Permission denied", "/x/a.bin"), "/x/a.bin: Permission denied; choose a path"),
+        (OSError(30, "Read-only file system", "/x/a"), "/x/a: Read-only file system; choose a path"),
+        (OSError(28, "No space left on device", "/x/a"), "No space left on device; free space there"),
+        (OSError(28, "No space left on device"), "an output: No space left on device; free space there"),
+        (OSError(122, "Disk quota exceeded", "/x/a"), "Disk quota exceeded; free space or files"),
+        (OSError(36, "File name too long", "/x/a"), "/x/a: File name too long; choose a shorter name"),
+        (OSError(5, "Input/output error", "/x/a"), "/x/a: Input/output error"),
+        (OSError(18, "Invalid cross-device link", "/x/a", None, "/y/b"), "/x/a -> /y/b: Invalid"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line_and_code_2(error, message, monkeypatch, capsys):
+    monkeypatch.setattr("pretok.jobs.stats.show_stats", raising(error))
+    assert run_command(["stats", "x"]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert len(printed.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["count", "build-vocab", "tokenize"])
+def test_an_output_that_is_a_file_is_one_line(command, tmp_path, vocab_dir, capsys):
+    (tmp_path / "taken").write_text("mine")
+    arguments = [command, "it=sample:it", "--out", str(tmp_path / "taken"), "--workers", "0"]
+    arguments += ["--vocab", str(vocab_dir)] if command == "tokenize" else []
+    assert run_command(arguments) == 2
+    assert "a file stands where a folder must go" in capsys.readouterr().err
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_mix_or_an_export_into_a_folder_is_one_line(tmp_path, capsys):
+    shards = make_shards(tmp_path / "shards", {"it": [range(1, 90)]})
+    for command in (["mix", "--seq-len", "8"], ["export", "--to", "nanogpt", "--seq-len", "8"]):
+        assert run_command([command[0], str(shards), *command[1:], "--out", str(tmp_path)]) == 2
+        printed = capsys.readouterr().err
+        assert str(tmp_path) in printed
+        assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("command", ["stats", "stats --json", "inspect --source it"])
+def test_a_reader_that_goes_away_is_no_error(command, tmp_path, vocab_dir):
+    out = ["--out", str(tmp_path), "--vocab", str(vocab_dir), "--workers", "0"]
+    assert run_command(["tokenize", "it=sample:it", *out]) == 0
+    name, *options = command.split()
+    pipe = f"{sys.executable} -m pretok {name} {tmp_path}/shards {' '.join(options)} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", pipe], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout == "141\n"
+
+
+def test_what_the_locale_cannot_write_is_escaped(tmp_path):
+    shards = make_shards(tmp_path / "shards", {"città": [range(1, 9)]})
+    done = subprocess.run(
+        [sys.executable, "-m", "pretok", "stats", str(shards), "--json"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "citt\\xe0" in done.stdout
+
+
+def test_an_output_folder_that_is_a_result_is_asked_about(tmp_path, vocab_dir, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokenize = ["tokenize", "it=sample:it", "--vocab", str(vocab_dir), "--workers", "0", "--out"]
+    assert run_command([*tokenize, "work"]) == 0
+    assert run_command([*tokenize, "work/shards"]) == 2
+    assert "did you mean --out work?" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path / "work" / "shards")
+    assert run_command([*tokenize, "."]) == 2
+    assert f"did you mean --out {tmp_path}/work?" in capsys.readouterr().err
+    assert not (tmp_path / "work" / "shards" / "shards").exists()
+
+
+def test_the_shards_of_a_vocabulary_go_beside_it(tmp_path, capsys):
+    (tmp_path / "work" / "vocab").mkdir(parents=True)
+    (tmp_path / "work" / "vocab" / "tokenizer.json").write_text("{}")
+    for name in ("shards", "vocab"):
+        assert run_command(["tokenize", "it=sample:it", "--out", f"{tmp_path}/work/{name}"]) == 2
+        assert f"did you mean --out {tmp_path}/work?" in capsys.readouterr().err
+
+
+def test_a_manifest_of_another_program_is_none_of_ours(tmp_path, vocab_dir):
+    (tmp_path / "manifest.json").write_text('{"name": "app"}')
+    command = [
+        "tokenize",
+        "it=sample:it",
+        "--vocab",
+        str(vocab_dir),
+        "--workers",
+        "0",
+        "--out",
+        str(tmp_path),
+    ]
+    assert run_command(command) == 0
+
+
+def test_shards_by_another_name_are_recognized(tmp_path, capsys):
+    shards = make_shards(tmp_path / "tokens", {"it": [range(1, 9)]})
+    assert run_command(["tokenize", "it=sample:it", "--out", str(shards)]) == 2
+    assert f"did you mean --out {tmp_path}?" in capsys.readouterr().err
+
+
+def test_a_rerun_with_nothing_to_do_says_so_in_one_line(tmp_path, vocab_dir, capsys):
+    command = [
+        "tokenize",
+        "it=sample:it",
+        "--vocab",
+        str(vocab_dir),
+        "--workers",
+        "0",
+        "--out",
+        str(tmp_path),
+    ]
+    assert run_command(command) == 0
+    first = capsys.readouterr().err
+    assert "bytes/token" in first
+    assert run_command(command) == 0
+    again = capsys.readouterr().err
+    assert "bytes/token" not in again
+    assert re.search(r"shards: [\d,]+ tokens of [\d,]+ documents, complete and unchanged", again)
+    assert run_command([*command[:1], "it=sample:it", "en=sample:en", *command[2:]]) == 0
+    assert "bytes/token" in capsys.readouterr().err
+
+
+def test_the_field_of_all_sources(tmp_path, vocab_dir, capsys):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"content": "buono"}\n{"content": "bello"}\n')
+    inputs = [f"a={tmp_path}/a.jsonl", f"b={tmp_path}/b.jsonl", "--field", "content", "--workers", "0"]
+    command = ["tokenize", *inputs, "--vocab", str(vocab_dir), "--out", str(tmp_path / "out"), "--json"]
+    assert run_command(command) == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == 4
+    assert run_command(["count", *inputs, "--out", str(tmp_path / "counted"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sources"]["b"]["documents"] == 2
+
+
+@pytest.mark.parametrize("text", ["5X", "-1", "1e99"])
+def test_a_limit_of_the_preflight_that_is_no_number_is_wrong_usage(text, tmp_path, capsys):
+    assert run_command(["preflight", str(tmp_path), f"--min-free={text}"]) == 2
+    assert f"{text!r} is not a count such as" in capsys.readouterr().err

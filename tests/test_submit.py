@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -146,18 +152,150 @@ def test_unknown_settings_and_stages_are_named(recipe: Recipe) -> None:
         choose_stages(recipe, "tokenise", [])
 
 
-def test_dry_run_shows_commands_and_scripts(
+SBATCH = """#!/bin/bash
+printf '%s\\0' "$PRETOK_SLURM" "$PRETOK_CHAIN" "$@" >>"$LEDGER"
+printf '\\n' >>"$LEDGER"
+n=$(wc -l <"$LEDGER")
+if [ "$n" = "${REFUSE_AT:-0}" ]; then echo 'no such partition' >&2; exit 1; fi
+echo "$((100 + n));cluster"
+"""
+SCANCEL = """#!/bin/bash
+echo "$@" >>"$LEDGER.cancelled"
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[list[str]]]:
+    """`sbatch` and `scancel` that note what they are given; call it for that, of each sbatch since the last call."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, text in (("sbatch", SBATCH), ("scancel", SCANCEL)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    ledger = tmp_path / "ledger"
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("LEDGER", str(ledger))
+
+    def noted() -> list[list[str]]:
+        lines = ledger.read_text().split("\0\n")[:-1]
+        ledger.unlink()
+        return [line.split("\0") for line in lines]
+
+    return noted
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A recipe whose folder holds all that a shell would act on."""
+    path = tmp_path / "a recipe.toml"
+    out = tmp_path / "my data" / "o;touch X;$$(touch Y)`touch Z`'\"&|%j"
+    text = json.dumps(str(out))
+    path.write_text(
+        f'out = {text}\n[sources.it]\ninputs = ["sample:it"]\n[mix]\n[train]\nmodel = "debug"\n'
+        "[slurm.tokenize]\nlinks = 2\n"
+    )
+    return path
+
+
+def without_time(commands: list[list[str]]) -> list[list[str]]:
+    return [[re.sub(r"\d{8}-\d{6}", "TIME", word) for word in command] for command in commands]
+
+
+def test_a_dry_run_is_a_script_that_submits_what_submit_does(
+    hostile: Path,
+    profile: Path,
+    slurm: Callable[[], list[list[str]]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["submit", str(hostile), "--profile", str(profile)]
+    flags = ["--", "--init-from", "a $b 'c'"]
+    assert run_command([*command, "--dry-run", *flags]) == 0
+    shown = capsys.readouterr().out
+    before = sorted(tmp_path.rglob("*"))
+    subprocess.run(["bash", "-n"], input=shown, text=True, check=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    subprocess.run(["bash"], input=shown, text=True, check=True)
+    pasted = slurm()
+    [record] = tmp_path.rglob("chain.tsv")
+    assert record.read_text().splitlines()[1:3] == ["102\ttokenize\t1", "103\ttokenize\t2"]
+    shutil.rmtree(record.parents[2])
+    assert run_command([*command, *flags]) == 0
+    submitted = slurm()
+    assert without_time(pasted) == without_time(submitted)
+    assert len(submitted) == 5
+    assert "--dependency=afterok:101,afterany:102" in submitted[2]
+    assert "--constraint=a b" in submitted[0]
+    assert submitted[4][-2:] == ["--init-from", "a $b 'c'"]
+    assert any(word.startswith("--output=") and "%%j/slurm/" in word for word in submitted[0])
+    assert not [name for name in "XYZ" if (tmp_path / name).exists()]
+    watch = capsys.readouterr().err
+    assert "tail -F '" in watch
+
+
+def test_the_job_scripts_of_a_dry_run_are_comments(
+    recipe: Recipe, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(f'out = "{recipe.out}"\n[sources.it]\ninputs = ["sample:it"]\n')
+    assert run_command(["submit", str(path), "--profile", str(profile), "--dry-run"]) == 0
+    commands, _, scripts = capsys.readouterr().out.partition("\n)\n")
+    assert "sbatch --parsable" in commands
+    assert "# ray_stage tokenize" in scripts
+    assert all(line.startswith("#") for line in scripts.splitlines() if line)
+    assert not recipe.out.exists()
+
+
+def test_a_script_stops_and_cancels_when_slurm_refuses(
+    hostile: Path,
+    profile: Path,
+    slurm: Callable[[], list[list[str]]],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("REFUSE_AT", "3")
+    assert run_command(["submit", str(hostile), "--profile", str(profile), "--dry-run"]) == 0
+    done = subprocess.run(["bash"], input=capsys.readouterr().out, text=True, check=False)
+    assert done.returncode == 1
+    assert len(slurm()) == 3
+    assert (tmp_path / "ledger.cancelled").read_text() == "101 102\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[slurm.train]\nnode = 3", "unknown key slurm.train.node (did you mean nodes?)"),
+        ("[slurm.trian]\nnodes = 3", "unknown key slurm.trian (did you mean train?)"),
+        ("[slurm.mix]\nnodes = 0", "slurm.mix.nodes: "),
+        ("[slurm]\ntrain = 3", "slurm.train: "),
+        ("[train]\nmicro_bach = 4", "micro_batch"),
+        ("[train]\nschedule = 'cosinus'", "schedule"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "submit", "tokenize", "count", "build-vocab"])
+def test_a_typo_in_tables_of_other_programs_is_found_when_the_recipe_is_read(
+    command: str, table: str, message: str, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(f'out = "{tmp_path}/work"\n[sources.it]\ninputs = ["sample:it"]\n{table}\n')
+    options = ["--profile", str(profile), "--dry-run"] if command == "submit" else ["--workers", "0"]
+    assert run_command([command, str(path), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_typo_in_flags_of_train_is_found_before_anything_is_submitted(
     recipe: Recipe, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "r.toml"
     path.write_text(f'out = "{recipe.out}"\n[sources.it]\ninputs = ["sample:it"]\n')
     assert (
-        run_command(["submit", str(path), "--profile", str(profile), "--links=tokenize=2", "--dry-run"]) == 0
+        run_command(["submit", str(path), "--profile", str(profile), "--dry-run", "--", "--stepz", "9"]) == 2
     )
-    shown = capsys.readouterr().out
-    assert "--dependency=afterok:$job0,afterany:$job1" in shown
-    assert "ray_stage tokenize" in shown
-    assert not recipe.out.exists()
+    assert "--steps" in capsys.readouterr().err
 
 
 def test_wrong_arguments_end_with_code_two(

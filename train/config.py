@@ -241,6 +241,11 @@ def from_mapping(values: dict[str, Any], where: str) -> TrainConfig:
     return TrainConfig(**{name: _convert(name, value, hints[name]) for name, value in values.items()})
 
 
+def check_table(table: dict[str, Any]) -> None:
+    """UsageError where [train] of a recipe holds what a run would refuse; needs no torch."""
+    from_mapping(table, "[train]")
+
+
 def parse(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[TrainConfig, argparse.Namespace]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pretok.commands.options import Address, Inputs, Json, Out, Workers, read_recipe, start_engine
+from pretok.commands.options import Address, Field, Inputs, Json, Out, Workers, read_recipe, start_engine
 
 
 def build_vocab(
@@ -36,6 +36,7 @@ def build_vocab(
     compare: Annotated[
         list[Path] | None, typer.Option(help="Another tokenizer.json for the report; may be repeated.")
     ] = None,
+    field: Field = None,
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -63,7 +64,7 @@ def build_vocab(
             "superword_sample": superword_sample,
         },
     }
-    recipe = read_recipe(inputs, out, changes)
+    recipe = read_recipe(inputs, out, changes, field)
     with start_engine(workers, address) as engine:
         report = run_build_vocab(recipe, engine, compare or [], load_counts(counts) if counts else None)
     show_report(report)

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from pretok.commands.options import Address, Json, Out, Workers, read_recipe, start_engine
+from pretok.commands.options import (
+    Address,
+    Field,
+    Json,
+    MaxRejectShare,
+    Out,
+    Workers,
+    read_recipe,
+    start_engine,
+)
 
 
 def count(
@@ -17,6 +26,8 @@ def count(
     out: Out = None,
     pattern: Annotated[str | None, typer.Option(help="cl100k, gpt2, o200k or cl100k-apostrophe.")] = None,
     sample: Annotated[str | None, typer.Option(help="Share of documents counted, such as 0.1.")] = None,
+    field: Field = None,
+    max_reject_share: MaxRejectShare = None,
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -32,19 +43,31 @@ def count(
     from pretok.console import Meter, notice, print_json
     from pretok.errors import UsageError
     from pretok.jobs.count import FILE_NAME, add_counts, load_counts, refuse_partial, run_count
+    from pretok.units import counted
 
     folders = [Path(value) for value in inputs if (Path(value) / FILE_NAME).exists()]
+    changes = {
+        "vocab": {"pattern": pattern, "sample": sample},
+        "shards": {"max_reject_share": max_reject_share},
+    }
+    if folders and (
+        len(folders) < len(inputs) or out is None or any((pattern, sample, field, max_reject_share))
+    ):
+        raise UsageError("to add up counts, give folders of finished counts and --out DIR, nothing else")
+    recipe = (
+        None if folders else read_recipe(inputs, out, changes, field)
+    )  # before the engine, which takes seconds
     with start_engine(workers, address) as engine, Meter("count") as meter:
-        if not folders:
-            recipe = read_recipe(inputs, out, {"vocab": {"pattern": pattern, "sample": sample}})
+        if recipe:
             counts = run_count(recipe, engine, meter, notice)
-        elif len(folders) < len(inputs) or out is None or pattern or sample:
-            raise UsageError("to add up counts, give folders of finished counts and --out DIR, nothing else")
         else:
-            counts = add_counts([load_counts(folder) for folder in folders], out / "counts", engine)
+            counts = add_counts(
+                [load_counts(folder) for folder in folders], Path(out or "") / "counts", engine
+            )
     for name in counts.sources:
         record = counts.of(name)
-        notice(f"{name}: {record.documents:,} documents, {record.bytes:,} bytes of text counted")
+        counted_text = f"{counted(record.documents, 'document')}, {counted(record.bytes, 'byte')} of text"
+        notice(f"{name}: {counted_text} counted")
     if json:
         print_json({key: counts.data[key] for key in ("sources", "failed")})
     refuse_partial("the counts are made", counts.data["failed"], str(counts.folder))

@@ -23,6 +23,7 @@ def inspect(
     """
     from pretok.console import print_json, show
     from pretok.jobs.inspect import run_inspect
+    from pretok.units import counted
 
     found = run_inspect(shards, source, doc, split)
     if json:
@@ -31,5 +32,5 @@ def inspect(
     show(
         f"{found.file}, line or row {found.position}; document {found.document} of {found.shard}", result=True
     )
-    show(f"{len(found.ids)} tokens, the last is the end-of-document token:", result=True)
+    show(f"{counted(len(found.ids), 'token')}, the last is the end-of-document token:", result=True)
     show("".join(f"[{token}]" for token in found.tokens), result=True)

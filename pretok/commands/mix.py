@@ -55,6 +55,7 @@ def mix(
     from pretok.jobs.mix import MixRequest, plan_mix, run_mix, show_mix
     from pretok.manifest import load_manifest
     from pretok.quota import Limit, parse_stage
+    from pretok.units import counted
 
     if stage and (weights, tokens) != ("natural", "all"):
         raise UsageError("give either --stage or --weights and --tokens, not both")
@@ -70,7 +71,7 @@ def mix(
     else:
         show_mix(manifest, request, report)
     if out:
-        notice(f"{out}: {report['sequences']:,} sequences, {report['tokens']:,} tokens")
+        notice(f"{out}: {counted(report['sequences'], 'sequence')}, {counted(report['tokens'], 'token')}")
     if materialize and out:
         from pretok.jobs.materialize import run_materialize
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretok.errors import UsageError
+from pretok.errors import PretokError, UsageError
 
 if TYPE_CHECKING:
     from pretok.config import Recipe
@@ -24,14 +24,27 @@ Workers = Annotated[
 Address = Annotated[
     str | None, typer.Option(help="A Ray cluster, `auto` inside an allocation. Default: a local Ray.")
 ]
+Field = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Field or column that holds the text, in all sources. Default: text."),
+]
+MaxRejectShare = Annotated[
+    str | None,
+    typer.Option(metavar="SHARE", help="Most records of a source that may be rejected, such as 0.01."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Shards = Annotated[
     Path, typer.Argument(metavar="SHARDS", help="Folder that holds manifest.json.", show_default=False)
 ]
 
 
-def read_recipe(inputs: list[str], out: Path | None, changes: dict[str, dict[str, Any]]) -> Recipe:
-    """The recipe a command line means. `changes`: table -> key -> value; None leaves the recipe's value."""
+def read_recipe(
+    inputs: list[str], out: Path | None, changes: dict[str, dict[str, Any]], field: str | None = None
+) -> Recipe:
+    """The recipe a command line means, with all its tables checked.
+
+    changes: table -> key -> value; None leaves the recipe's value. field: that of every source.
+    """
     from pretok.config import load_toml, make_recipe, parse_inputs
 
     recipes = [value for value in inputs if value.endswith(".toml") and "=" not in value]
@@ -45,8 +58,59 @@ def read_recipe(inputs: list[str], out: Path | None, changes: dict[str, dict[str
     for name, values in changes.items():
         given = {key: value for key, value in values.items() if value is not None}
         if given:
-            data[name] = {**data.get(name, {}), **given}
-    return make_recipe(data, recipes[0] if recipes else "command line")
+            data[name] = _with(data.get(name, {}), given)
+    if field is not None and isinstance(sources := data.get("sources"), dict):
+        data["sources"] = {name: _with(source, {"field": field}) for name, source in sources.items()}
+    recipe = make_recipe(data, recipes[0] if recipes else "command line")
+    _check_out(recipe.out)
+    _check_other_tables(recipe)
+    return recipe
+
+
+def _with(table: Any, values: dict[str, Any]) -> Any:
+    """A table with `values` over its own; what is no table is left for the check of the recipe to name."""
+    return {**table, **values} if isinstance(table, dict) else table
+
+
+def _check_out(out: Path) -> None:
+    """UsageError when `out` is what belongs into such a folder: the next result would go to shards/shards."""
+    results = {"shards": "manifest.json", "counts": "counts.json", "vocab": "tokenizer.json"}
+    name, parent = out.resolve().name, out.parent if out.name else out.resolve().parent
+    if _is_shards(out) or (name in results and (out / results[name]).exists()):
+        raise UsageError(f"{out} is a folder of results itself; did you mean --out {parent}?")
+    if name == "shards" and (parent / "vocab" / results["vocab"]).exists():
+        raise UsageError(f"the shards would go to {out / 'shards'}; did you mean --out {parent}?")
+
+
+def _is_shards(folder: Path) -> bool:
+    """Whether a manifest of ours is right there; other programs write a manifest.json too."""
+    from pretok.manifest import FILE_NAME, load_manifest
+
+    if (folder / FILE_NAME).exists():
+        with suppress(PretokError):
+            load_manifest(folder)
+            return True
+    return False
+
+
+def _check_other_tables(recipe: Recipe) -> None:
+    """UsageError for what [slurm] or [train] hold wrong: later it would be noticed on a GPU node, after the queue."""
+    from pretok.jobs.submit import read_settings
+    from train.config import check_table
+
+    read_settings(recipe.slurm, {})
+    check_table(recipe.train)
+
+
+def check_train_arguments(arguments: list[str]) -> None:
+    """UsageError or exit code 2 for flags that `train` would refuse."""
+    import argparse
+
+    from train.config import add_flags, parse
+
+    parser = argparse.ArgumentParser("train", add_help=False)
+    add_flags(parser)
+    parse(parser, arguments)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from pretok.errors import UsageError
+
 
 def preflight(
     folder: Annotated[Path, typer.Argument(help="Where the job will write.", show_default=False)],
@@ -33,12 +35,11 @@ def preflight(
 
     from pretok.console import notice, show, table
     from pretok.jobs.preflight import Limits, judge, node_report, read_reports, report_line
-    from pretok.units import parse_count
 
     if collect:
         verdict = judge(read_reports(folder), [node for node in nodes.split(",") if node])
     else:
-        limits = Limits(gpus, parse_count(min_free), 10_000, parse_count(min_write), parse_count(min_memory))
+        limits = Limits(gpus, _bytes(min_free), 10_000, _bytes(min_write), _bytes(min_memory))
         report = node_report(folder, limits)
         if json:
             sys.stdout.write(report_line(report))
@@ -62,3 +63,12 @@ def preflight(
         sys.stdout.write(",".join(verdict.bad) + "\n")
     if verdict.bad or verdict.shared:
         raise typer.Exit(2)
+
+
+def _bytes(text: str) -> int:
+    from pretok.units import parse_count
+
+    try:
+        return int(parse_count(text))
+    except ValueError as error:
+        raise UsageError(str(error)) from None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretok.commands.options import Json
+from pretok.commands.options import Json, check_train_arguments, read_recipe
 from pretok.errors import UsageError
+
+if TYPE_CHECKING:
+    from pretok.jobs.submit import Chain
 
 PerStage = "STAGE=VALUE"
 
@@ -36,7 +39,7 @@ def submit(
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Folder of the training run. Default: OUT/run.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the commands and scripts; submit nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be done as a shell script; submit nothing.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -46,12 +49,13 @@ def submit(
 
         pretok submit pipelines/italia-v01.toml --profile leonardo --nodes tokenize=16 --nodes train=32 --links train=20
     """
+    import sys
     from datetime import datetime
 
-    from pretok.config import load_recipe
     from pretok.jobs import submit as job
 
-    loaded = load_recipe(recipe)
+    loaded = read_recipe([str(recipe)], None, {})
+    check_train_arguments(train_arguments or [])
     overrides: dict[str, Any] = _per_stage({"nodes": nodes, "links": links, "time": time}, job.STAGES)
     overrides |= {key: value for key, value in (("account", account), ("exclude", exclude)) if value}
     chain = job.plan_chain(
@@ -65,7 +69,7 @@ def submit(
         loaded.out / "slurm" / datetime.now().strftime("%Y%m%d-%H%M%S"),
     )
     if dry_run:
-        _show_plan(chain)
+        sys.stdout.write(job.chain_script(chain))
         return
     ids = job.submit_chain(chain)
     if json:
@@ -85,31 +89,20 @@ def _per_stage(options: dict[str, list[str] | None], stages: tuple[str, ...]) ->
     return found
 
 
-def _show_plan(chain: Any) -> None:
-    import shlex
-
-    from pretok.console import show
-
-    for name, value in chain.environment.items():
-        show(f"export {name}={shlex.quote(value)}", result=True)
-    for index, job in enumerate(chain.jobs):
-        show(f"job{index}=$({shlex.join(job.command(lambda i: f'$job{i}'))})".replace("'", ""), result=True)
-    for script in dict.fromkeys(job.script for job in chain.jobs):
-        show(f"\n# ---- {script}\n{script.read_text(encoding='utf-8')}", result=True)
-
-
-def _print_ids(chain: Any, ids: list[str]) -> None:
+def _print_ids(chain: Chain, ids: list[str]) -> None:
     from pretok.console import print_json
 
     jobs = [{"id": i, "stage": job.stage, "link": job.link} for i, job in zip(ids, chain.jobs, strict=True)]
     print_json({"folder": str(chain.folder), "jobs": jobs})
 
 
-def _show_ids(chain: Any, ids: list[str]) -> None:
+def _show_ids(chain: Chain, ids: list[str]) -> None:
+    import shlex
+
     from pretok.console import notice
 
     for identity, job in zip(ids, chain.jobs, strict=True):
         waits = ", ".join(f"{condition} {ids[index]}" for condition, index in job.depends)
         notice(f"{identity}  {job.stage} {job.link}" + (f"  ({waits})" if waits else ""))
-    notice(f"watch:   squeue -j {','.join(ids)};  tail -F {chain.folder}/*.out")
+    notice(f"watch:   squeue -j {','.join(ids)};  tail -F {shlex.quote(str(chain.folder))}/*.out")
     notice(f"cancel:  scancel {' '.join(ids)}")

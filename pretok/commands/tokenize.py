@@ -7,7 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from pretok.commands.options import Address, Inputs, Json, Out, Workers, read_recipe, start_engine
+from pretok.commands.options import (
+    Address,
+    Field,
+    Inputs,
+    Json,
+    MaxRejectShare,
+    Out,
+    Workers,
+    read_recipe,
+    start_engine,
+)
 
 
 def tokenize(
@@ -20,6 +30,8 @@ def tokenize(
         str | None, typer.Option(help="Share of documents held out, such as 0.001.")
     ] = None,
     shard_size: Annotated[str | None, typer.Option(help="Bytes of tokens per shard, such as 512MiB.")] = None,
+    field: Field = None,
+    max_reject_share: MaxRejectShare = None,
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -30,18 +42,27 @@ def tokenize(
 
         pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --workers 16
     """
-    from pretok.console import print_json
+    from pretok.console import notice, print_json
     from pretok.jobs.stats import show_stats
     from pretok.jobs.steps import tokenize_step
-    from pretok.manifest import load_manifest
+    from pretok.manifest import FILE_NAME, load_manifest
+    from pretok.units import counted
 
     changes: dict[str, dict[str, Any]] = {
         "vocab": {"path": vocab},
-        "shards": {"val_fraction": val_fraction, "size": shard_size},
+        "shards": {"val_fraction": val_fraction, "size": shard_size, "max_reject_share": max_reject_share},
     }
-    recipe = read_recipe(inputs, out, changes)
+    recipe = read_recipe(inputs, out, changes, field)
+    shards = recipe.shards_dir
+    before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
     with start_engine(workers, address) as engine:
         tokenize_step(recipe, engine)
-    show_stats(recipe.shards_dir)
+    manifest = load_manifest(shards)
+    totals = manifest.data["totals"]
+    if manifest.fingerprint == before:
+        counts = f"{counted(totals['tokens'], 'token')} of {counted(totals['documents'], 'document')}"
+        notice(f"{shards}: {counts}, complete and unchanged")
+    else:
+        show_stats(shards)
     if json:
-        print_json(load_manifest(recipe.shards_dir).data["totals"])
+        print_json(totals)

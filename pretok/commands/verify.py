@@ -24,6 +24,8 @@ def verify(
     from pretok.console import Meter, notice, print_json
     from pretok.errors import IntegrityError, PartitionsFailed
     from pretok.jobs.verify import report_json, run_verify
+    from pretok.manifest import FILE_NAME
+    from pretok.units import counted
 
     with start_engine(workers, address) as engine, Meter("verify") as meter:
         manifest, problems = run_verify(shards, None if full else sample, engine, meter)
@@ -31,10 +33,15 @@ def verify(
         print_json(report_json(manifest, problems))
     if problems:
         raise IntegrityError(
-            "\n".join([f"{len(problems)} problems in {shards}:", *(f"  {p}" for p in problems)])
+            "\n".join([f"{counted(len(problems), 'problem')} in {shards}:", *(f"  {p}" for p in problems)])
         )
-    notice(f"{shards}: {len(manifest.shards)} shards are as sealed (manifest {manifest.fingerprint})")
+    sound = "is" if len(manifest.shards) == 1 else "are"
+    notice(
+        f"{shards}: {counted(len(manifest.shards), 'shard')} {sound} as sealed (manifest {manifest.fingerprint})"
+    )
     if failed := manifest.data["failed"]:
+        unread = "was" if len(failed) == 1 else "were"
         raise PartitionsFailed(
-            f"but {len(failed)} inputs were not read to their end; run pretok tokenize again"
+            f"but {counted(len(failed), 'input')} {unread} not read to the end; mend what `failed` in "
+            f"{shards / FILE_NAME} names and run the same pretok tokenize again"
         )

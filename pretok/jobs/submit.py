@@ -9,6 +9,7 @@ Between stages a job waits for the success of the one before (afterok), between 
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
@@ -29,6 +30,8 @@ StageName = Literal["vocab", "tokenize", "mix", "train"]
 STAGES: tuple[StageName, ...] = ("vocab", "tokenize", "mix", "train")
 NONE = "none"
 """What a profile says where its site has no such thing; an empty value is one that nobody has filled in."""
+RECORD = "chain.tsv"
+"""In a chain's folder: a line for each job with its id, stage and link."""
 SIGNAL_SECONDS = 180
 """How long before its end a job is asked to stop; a sixth of a short job."""
 
@@ -60,12 +63,25 @@ def read_settings(table: dict[str, Any], overrides: dict[str, Any]) -> SlurmSett
     """The [slurm] table with `overrides` (nested in the same way) over it. UsageError names what is wrong."""
     merged = dict(table)
     for key, value in overrides.items():
-        merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+        old = merged.get(key, {})
+        merged[key] = {**old, **value} if isinstance(value, dict) and isinstance(old, dict) else value
     try:
         return SlurmSettings.model_validate(merged)
     except ValidationError as error:
-        lines = [f"slurm.{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
-        raise UsageError("; ".join(lines)) from None
+        raise UsageError("; ".join(_explain(detail) for detail in error.errors())) from None
+
+
+def _explain(detail: Any) -> str:
+    """One pydantic error as a sentence, with the nearest known key for an unknown one."""
+    *tables, key = map(str, detail["loc"])
+    where = ".".join(["slurm", *tables, key])
+    if detail["type"] != "extra_forbidden":
+        return f"{where}: {detail['msg']}"
+    known = sorted((StageSettings if tables else SlurmSettings).model_fields)
+    near = difflib.get_close_matches(key, known, 1, 0.4)
+    return f"unknown key {where}" + (
+        f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(known)})"
+    )
 
 
 def parse_time(text: str) -> int:
@@ -223,7 +239,7 @@ def _options(
     time = own.time or profile.get(f"{kind}_TIME")
     values = {
         "job-name": f"{recipe.out.name}-{stage}",
-        "output": f"{folder.absolute()}/%x-%j.out",
+        "output": f"{str(folder.absolute()).replace('%', '%%')}/%x-%j.out",
         "account": settings.account or profile.get("ACCOUNT"),
         "partition": profile.get(f"{kind}_PARTITION"),
         "qos": profile.get(f"{kind}_QOS"),
@@ -258,7 +274,7 @@ def submit_chain(chain: Chain) -> list[str]:
     if shutil.which("sbatch") is None:
         raise UsageError("sbatch is not on PATH: run this on a login node of the cluster, or with --dry-run")
     chain.folder.mkdir(parents=True)
-    record = chain.folder / "chain.tsv"
+    record = chain.folder / RECORD
     ids: list[str] = []
     for job in chain.jobs:
         command = job.command(lambda index: ids[index])
@@ -276,3 +292,42 @@ def submit_chain(chain: Chain) -> list[str]:
         with record.open("a", encoding="utf-8") as file:
             file.write(f"{ids[-1]}\t{job.stage}\t{job.link}\n")
     return ids
+
+
+def chain_script(chain: Chain) -> str:
+    """What `submit_chain` does, as a shell script to run or to paste; the job scripts follow as comments.
+
+    A subshell: when Slurm refuses a job, the rest is not submitted, those before it are cancelled, and the shell that
+    the script was pasted into goes on.
+    """
+    record = shlex.quote(str(chain.folder / RECORD))
+    lines = [
+        "(",
+        "set -eu",
+        f"cd {shlex.quote(str(Path.cwd()))}",
+        f"mkdir -p {shlex.quote(str(chain.folder.parent))}",
+        f"mkdir {shlex.quote(str(chain.folder))}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in chain.environment.items()),
+        "submitted=",
+        """trap '[ $? = 0 ] || [ -z "$submitted" ] || scancel $submitted' EXIT""",
+    ]
+    for index, job in enumerate(chain.jobs):
+        words = job.command(lambda earlier: f"\0JOB_{earlier}\0")
+        lines += [
+            f"JOB_{index}=$({' '.join(map(_shell_word, words))})",
+            f'JOB_{index}=${{JOB_{index}%%;*}}; submitted="$submitted $JOB_{index}"',
+            f"printf '%s\\t%s\\t%s\\n' \"$JOB_{index}\" {job.stage} {job.link} >>{record}",
+        ]
+    lines.append(")")
+    for script in dict.fromkeys(job.script for job in chain.jobs):
+        body = script.read_text(encoding="utf-8").splitlines()
+        lines += ["", f"# ---- {script}", *(f"# {line}".rstrip() for line in body)]
+    return "\n".join(lines) + "\n"
+
+
+def _shell_word(word: str) -> str:
+    """A word quoted for the shell, where `\\0NAME\\0` is the value of a variable: no argument can hold such bytes."""
+    if "\0" not in word:
+        return shlex.quote(word)
+    parts = enumerate(word.split("\0"))
+    return "".join(f'"${part}"' if at % 2 else shlex.quote(part) if part else "" for at, part in parts)

@@ -28,14 +28,18 @@ from pretok.texts import Reject, TextBatch, from_buffers
 BATCH_BYTES = 4 << 20
 """Text per batch: large enough to hide the cost of a call, small enough for many workers on a node."""
 
+MAX_DOCUMENT = 256 << 20
+"""Bytes of the longest record that is read unless a recipe says otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
     """How to find documents. field: name of the text field or column; separator: what ends a document in a plain text
-    file, "" for one document a file."""
+    file, "" for one document a file; max_document: bytes of the longest record that is read."""
 
     field: str = "text"
     separator: str = ""
+    max_document: int = MAX_DOCUMENT
 
 
 @dataclass(frozen=True, slots=True)

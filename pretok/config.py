@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from pretok.errors import UsageError
-from pretok.files import HUB, SAMPLE, is_remote
 from pretok.normalize import Normalization
+from pretok.paths import HUB, SAMPLE, is_remote
 from pretok.readers import MAX_DOCUMENT, RecordFormat
 from pretok.units import parse_count
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pretok.files import READ_SIZE, CorruptInputError, open_parquet, read_bytes
+from pretok.files import READ_SIZE, CorruptInputError, open_parquet, read_bytes, stamp, what_changed
 from pretok.hub import open_hub
 from pretok.jsonl import OK, REASONS, field_bytes, parse_lines
 from pretok.overlap import ahead
@@ -51,14 +51,20 @@ class Damage:
 
 
 def read_partition(partition: Partition, record: RecordFormat) -> Iterator[TextBatch | Damage]:
-    """All batches of a partition, read ahead in a thread; a damaged piece does not end the others."""
+    """All batches of a partition, read ahead in a thread; a damaged piece does not end the others.
+
+    A file that is no longer what was planned, or was written to meanwhile, counts as damaged once it has been read.
+    """
 
     def batches() -> Iterator[TextBatch | Damage]:
         for index, piece in enumerate(partition.pieces):
+            before, error = stamp(piece.file), ""
             try:
                 yield from read_piece(piece, index, record)
-            except CorruptInputError as error:
-                yield Damage(index, str(error))
+            except CorruptInputError as damage:
+                error = str(damage)
+            if error := what_changed(piece.file, before) or error:
+                yield Damage(index, error)
 
     return ahead(batches())
 

@@ -118,13 +118,14 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[Inp
     for look in looks:
         if not look.file:
             left_out[look.notice].append(look.path)
-    notices = [f"left out, {what}: {_names(paths)}" for what, paths in sorted(left_out.items())]
+    notices = [f"left out, {what}: {shorten(paths)}" for what, paths in sorted(left_out.items())]
     if empty := [file.path for file in files if file.size == 0 and file.format not in ("hub", "unreadable")]:
-        notices.append(f"empty: {_names(empty)}")
+        notices.append(f"empty: {shorten(empty)}")
     return files, notices + [look.notice for look in looks if look.file and look.notice]
 
 
-def _names(paths: Sequence[str]) -> str:
+def shorten(paths: Sequence[str]) -> str:
+    """A list of paths as a message shows it: the first few, and how many more."""
     more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
     return ", ".join(paths[:SHOWN]) + more
 

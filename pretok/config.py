@@ -1,12 +1,16 @@
 """Recipes: TOML (or `NAME=GLOB` arguments) -> one validated, frozen Recipe.
 
 Enters: a recipe file or command-line inputs. Leaves: a Recipe that every job reads its settings from. Unknown keys are
-refused with the nearest known key named. Relative paths start at the current folder.
+refused with the nearest known key named. `~` and `$VAR` are expanded in every path, `$$` stands for a dollar sign.
+Relative paths start at the folder of the recipe; those of the command line start at the current folder.
 """
 
 from __future__ import annotations
 
 import difflib
+import glob
+import os
+import string
 import tomllib
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +20,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pretok.errors import UsageError
 from pretok.normalize import Normalization
-from pretok.readers import RecordFormat
+from pretok.paths import HUB, SAMPLE, is_remote
+from pretok.readers import MAX_DOCUMENT, RecordFormat
 from pretok.units import parse_count
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
@@ -24,6 +29,9 @@ DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for 
 
 Count = Annotated[int, BeforeValidator(parse_count)]
 """A whole number, or a string such as "1.2T", "300B", "64MiB"."""
+
+LONGEST_NAME = 100
+"""Bytes of a source's name: with what is added, the name of a temporary file too stays below the usual 255."""
 
 
 def _safe_name(name: str) -> str:
@@ -33,10 +41,29 @@ def _safe_name(name: str) -> str:
         )
     if name in ("rejects",) or name.endswith("-val"):
         raise ValueError(f"source name {name!r} is reserved")
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError(f"source name {name[:20]}...: {len(name.encode())} bytes, {LONGEST_NAME} at most")
     return name
 
 
+def _expand(value: Any) -> Any:
+    """A path with `~` and `$VAR` replaced; what is no path is left to the validation that follows."""
+    if not isinstance(value, str | Path):
+        return value
+    try:
+        path = os.path.expanduser(string.Template(str(value)).substitute(os.environ))  # noqa: PTH111 - also URLs
+    except KeyError as missing:
+        raise ValueError(f"{value}: the environment has no variable {missing.args[0]}") from None
+    except ValueError:
+        raise ValueError(f"{value}: a $ begins the name of a variable; write $$ for a dollar sign") from None
+    if path.startswith("~"):
+        raise ValueError(f"{value}: nobody's home folder; write ./{path} for a name that begins with ~")
+    return path
+
+
 SourceName = Annotated[str, AfterValidator(_safe_name)]
+ExpandedPath = Annotated[Path, BeforeValidator(_expand)]
+Input = Annotated[str, BeforeValidator(_expand)]
 Share = Annotated[Fraction, BeforeValidator(lambda value: Fraction(str(value)))]
 
 
@@ -49,19 +76,21 @@ class Part(BaseModel):
 class Source(Part):
     """[sources.NAME]: one language or collection.
 
-    inputs: paths, globs, URLs, `hub:ID[:CONFIG[:SPLIT]]` or `sample:it`; field: the text field or column; separator:
-    ends a document in plain text files ("" = one document a file).
+    inputs: paths, globs, URLs, `hub:ID[:CONFIG[:SPLIT]]` or `sample:it`; field: the text field or column, `data.text`
+    where it is inside of another; separator: ends a document in plain text files ("" = one document a file);
+    max_document: bytes of a record above which it is rejected.
     """
 
-    inputs: tuple[str, ...] = Field(min_length=1)
+    inputs: tuple[Input, ...] = Field(min_length=1)
     format: Literal["auto", "jsonl", "parquet", "text"] = "auto"
     field: str = "text"
     separator: str = ""
+    max_document: Annotated[Count, Field(gt=0)] = MAX_DOCUMENT
 
     @property
     def record(self) -> RecordFormat:
         """How documents are found in this source."""
-        return RecordFormat(self.field, self.separator)
+        return RecordFormat(self.field, self.separator, self.max_document)
 
 
 class Normalize(Part):
@@ -87,7 +116,7 @@ class Vocab(Part):
     superword_separators, trained on superword_sample bytes of text.
     """
 
-    path: Path | None = None
+    path: ExpandedPath | None = None
     eod: str | None = None
     size: Annotated[int, Field(ge=257)] = 50_000
     pattern: str = "cl100k"
@@ -107,11 +136,13 @@ class Vocab(Part):
 
 class Shards(Part):
     """[shards]: size in bytes of token files (0: 1 GiB, less for small sources); val_fraction: share of documents held
-    out for validation, chosen by a hash of the document."""
+    out for validation, chosen by a hash of the document; max_reject_share: a source of which a larger share of the
+    records is rejected, in counting too, is made but ends the command with an error."""
 
     size: Count = 0
     val_fraction: Annotated[Share, Field(ge=0, lt=1)] = Fraction(0)
     seed: int = 0
+    max_reject_share: Annotated[Share, Field(ge=0, le=1)] = Fraction(1, 2)
 
 
 class Stage(Part):
@@ -134,7 +165,7 @@ class Mix(Stage):
 class Recipe(Part):
     """A whole recipe. `train` and `slurm` hold what their programs read, unchecked here."""
 
-    out: Path
+    out: ExpandedPath
     sources: dict[SourceName, Source] = Field(min_length=1)
     normalize: Normalize = Normalize()
     vocab: Vocab = Vocab()
@@ -165,13 +196,38 @@ class Recipe(Part):
 
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """A recipe file as a mapping, not validated. UsageError when it is missing or not TOML."""
+    """A recipe file as a mapping, not validated, its relative paths led to the recipe's folder.
+
+    UsageError when it cannot be read or is not TOML.
+    """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _anchor(tomllib.loads(path.read_text(encoding="utf-8")), path.parent)
     except FileNotFoundError:
         raise UsageError(f"recipe {path} does not exist") from None
+    except OSError as error:
+        raise UsageError(f"recipe {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
+
+
+def _anchor(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A recipe whose relative paths start at the current folder instead of `folder`, which is that of its file."""
+
+    def lead(value: Any, base: str) -> Any:
+        if not isinstance(value, str) or not value or value.startswith(("/", "~", "$", HUB, SAMPLE)):
+            return value  # a home or a variable begins no relative path
+        return value if is_remote(value) else os.path.normpath(os.path.join(base, value))  # noqa: PTH118
+
+    literal, escaped = (text.replace("$", "$$") for text in (str(folder), glob.escape(str(folder))))
+    sources, vocab = data.get("sources"), data.get("vocab")
+    if "out" in data:
+        data["out"] = lead(data["out"], literal)
+    if isinstance(vocab, dict) and "path" in vocab:
+        vocab["path"] = lead(vocab["path"], literal)
+    for source in sources.values() if isinstance(sources, dict) else ():
+        if isinstance(source, dict) and isinstance(source.get("inputs"), list):
+            source["inputs"] = [lead(value, escaped) for value in source["inputs"]]
+    return data
 
 
 def load_recipe(path: Path) -> Recipe:
@@ -179,13 +235,18 @@ def load_recipe(path: Path) -> Recipe:
     return make_recipe(load_toml(path), str(path))
 
 
-def make_recipe(data: dict[str, Any], origin: str) -> Recipe:
-    """Validate a recipe given as a mapping; `origin` is named in errors."""
+def make_recipe(data: dict[str, Any], origin: str, field: str | None = None) -> Recipe:
+    """Validate a recipe given as a mapping; `origin` is named in errors; `field`: that of every source instead of its
+    own."""
     try:
-        return Recipe.model_validate(data)
+        recipe = Recipe.model_validate(data)
     except ValidationError as error:
         lines = [_explain(detail) for detail in error.errors()]
         raise UsageError(f"{origin}: " + "; ".join(lines)) from None
+    if field is None:
+        return recipe
+    sources = {name: source.model_copy(update={"field": field}) for name, source in recipe.sources.items()}
+    return recipe.model_copy(update={"sources": sources})
 
 
 def _explain(detail: Any) -> str:

@@ -8,14 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from pretok.errors import UsageError
-from pretok.files import HUB
+from pretok.paths import HUB
 
 
 def open_hub(path: str) -> Any:
     """The streaming dataset a hub path names (default: its only config, split train). UsageError if it can't be had."""
     from datasets import load_dataset
 
-    name, config, split = ([*path.removeprefix(HUB).split(":"), "", ""])[:3]
+    name, config, split, *more = [*path.removeprefix(HUB).split(":"), "", ""]
+    if not name or any(more):
+        raise UsageError(f"{path!r} is not hub:ID, hub:ID:CONFIG or hub:ID:CONFIG:SPLIT")
     try:
         return load_dataset(name, config or None, split=split or "train", streaming=True)
     except Exception as error:  # the library raises whatever its transport raised

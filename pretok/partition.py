@@ -1,23 +1,22 @@
 """Inputs -> partitions: what one task reads, planned from sizes before any work.
 
-Enters: the inputs of one source. Leaves: a list of partitions, each of about one shard, that cover every byte, row
-group or row of every input exactly once. The plan depends on the inputs and the shard size alone, never on workers,
+Enters: the probed inputs of one source. Leaves: a list of partitions, each of about one shard, that cover every byte,
+row group or row of every input exactly once. The plan depends on the inputs and the shard size alone, never on workers,
 so shard names and contents do not either.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from pretok.files import InputFile, open_input, open_parquet
-from pretok.hub import open_hub
+from pretok.files import InputFile, open_input
+from pretok.probe import Probe
 
 TEXT_PER_TOKEN = 4.0
 """Bytes of text a token is assumed to cover: below what 50k vocabularies reach, so shards come out below target."""
-COMPRESSION_RATIO = 3.0
-"""Assumed bytes of text per byte of a zstd or gzip file."""
 MIN_SHARD, MAX_SHARD = 16 << 20, 1 << 30
 """Bounds in bytes of the automatic shard size."""
 SHARDS_WANTED = 64
@@ -58,22 +57,13 @@ class Partition:
         return cls(source, data["number"], pieces, data["estimate"])
 
 
-def text_estimate(file: InputFile, field: str) -> int:
-    """Expected bytes of text in a file, from its size or its Parquet metadata."""
-    if file.compression:
-        return int(file.size * COMPRESSION_RATIO)
-    if file.format == "parquet":
-        return sum(_row_groups(file.path, field))
-    return file.size
-
-
-def shard_bytes(inputs: list[InputFile], field: str, itemsize: int) -> int:
+def shard_bytes(inputs: Sequence[Probe], itemsize: int) -> int:
     """Automatic shard size in bytes: 1 GiB, less for a source that would give fewer than 64 of them."""
-    tokens = sum(text_estimate(file, field) for file in inputs) / TEXT_PER_TOKEN
+    tokens = sum(probe.size for probe in inputs) / TEXT_PER_TOKEN
     return int(min(MAX_SHARD, max(MIN_SHARD, tokens * itemsize / SHARDS_WANTED)))
 
 
-def plan(source: str, inputs: list[InputFile], field: str, target: int, itemsize: int) -> list[Partition]:
+def plan(source: str, inputs: Sequence[Probe], target: int, itemsize: int) -> list[Partition]:
     """Group and cut the inputs of one source into partitions of about `target` bytes of tokens.
 
     Small files share a partition in path order; JSON Lines, Parquet and datasets larger than a partition are cut; other
@@ -91,8 +81,8 @@ def plan(source: str, inputs: list[InputFile], field: str, target: int, itemsize
             group.clear()
             weight = 0
 
-    for file in inputs:
-        for piece, size in _cut(file, field, limit):
+    for probe in inputs:
+        for piece, size in _cut(probe, limit):
             if weight and weight + size > limit:
                 close()
             group.append(piece)
@@ -101,22 +91,25 @@ def plan(source: str, inputs: list[InputFile], field: str, target: int, itemsize
     return partitions
 
 
-def _cut(file: InputFile, field: str, limit: int) -> list[tuple[Piece, int]]:
+def _cut(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
     """Pieces of a file no larger than `limit` bytes of text where its format allows, with their sizes."""
+    file, size = probe.file, probe.size
     if file.format == "hub":  # sizes are unknown: a shard there is a partition here
-        return [(Piece(file, i, i + 1), limit) for i in range(open_hub(file.path).num_shards)]
-    size = text_estimate(file, field)
-    if size <= limit or file.compression or file.format == "unreadable":
+        return [(Piece(file, i, i + 1), limit) for i in range(probe.units)]
+    if size <= limit or file.compression:
         return [(Piece(file), size)]
     if file.format == "jsonl":
-        borders = line_starts(file, _even_steps(file.size, limit))
+        try:
+            borders = line_starts(file, _even_steps(file.size, limit))
+        except OSError:  # no longer readable: its partition fails by name
+            return [(Piece(file), size)]
         return [(Piece(file, a, b), b - a) for a, b in pairwise(borders)]
-    if file.format == "dataset":
-        rows = _even_steps(_dataset_rows(file.path), max(1, int(_dataset_rows(file.path) * limit / size)))
+    if file.format == "dataset" and probe.units:
+        rows = _even_steps(probe.units, max(1, int(probe.units * limit / size)))
         share = size // max(1, len(rows) - 1)
         return [(Piece(file, a, b), share) for a, b in pairwise(rows)]
     if file.format == "parquet":
-        return _cut_row_groups(file, field, limit)
+        return _cut_row_groups(probe, limit)
     return [(Piece(file), size)]
 
 
@@ -145,41 +138,13 @@ def line_starts(file: InputFile, nominal: list[int]) -> list[int]:
     return [*borders, file.size]
 
 
-def _row_groups(path: str, field: str) -> list[int]:
-    """Bytes of text in each row group; every column counts where the field is missing.
-
-    Empty for a file whose metadata cannot be read: it is planned whole and its partition fails by name.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with open_parquet(path) as stream, pq.ParquetFile(stream) as file:
-            meta = file.metadata
-            groups = []
-            for i in range(meta.num_row_groups):
-                columns = [meta.row_group(i).column(c) for c in range(meta.num_columns)]
-                wanted = [c for c in columns if c.path_in_schema == field] or columns
-                groups.append(sum(c.total_uncompressed_size for c in wanted))
-            return groups
-    except (pa.ArrowException, OSError):
-        return []
-
-
-def _cut_row_groups(file: InputFile, field: str, limit: int) -> list[tuple[Piece, int]]:
+def _cut_row_groups(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
     pieces: list[tuple[Piece, int]] = []
     start = weight = 0
-    sizes = _row_groups(file.path, field)
-    for i, size in enumerate(sizes):
+    for i, size in enumerate(probe.parts):
         if weight and weight + size > limit:
-            pieces.append((Piece(file, start, i), weight))
+            pieces.append((Piece(probe.file, start, i), weight))
             start, weight = i, 0
         weight += size
-    pieces.append((Piece(file, start, len(sizes)), weight))
+    pieces.append((Piece(probe.file, start, len(probe.parts)), weight))
     return pieces
-
-
-def _dataset_rows(path: str) -> int:
-    from datasets import load_from_disk
-
-    return len(load_from_disk(path))

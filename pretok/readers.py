@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pretok.files import READ_SIZE, CorruptInputError, open_parquet, read_bytes
+from pretok.files import READ_SIZE, CorruptInputError, open_parquet, read_bytes, stamp, what_changed
 from pretok.hub import open_hub
 from pretok.jsonl import OK, REASONS, field_bytes, parse_lines
 from pretok.overlap import ahead
@@ -28,14 +28,18 @@ from pretok.texts import Reject, TextBatch, from_buffers
 BATCH_BYTES = 4 << 20
 """Text per batch: large enough to hide the cost of a call, small enough for many workers on a node."""
 
+MAX_DOCUMENT = 256 << 20
+"""Bytes of the longest record that is read unless a recipe says otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
     """How to find documents. field: name of the text field or column; separator: what ends a document in a plain text
-    file, "" for one document a file."""
+    file, "" for one document a file; max_document: bytes of the longest record that is read."""
 
     field: str = "text"
     separator: str = ""
+    max_document: int = MAX_DOCUMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,20 @@ class Damage:
 
 
 def read_partition(partition: Partition, record: RecordFormat) -> Iterator[TextBatch | Damage]:
-    """All batches of a partition, read ahead in a thread; a damaged piece does not end the others."""
+    """All batches of a partition, read ahead in a thread; a damaged piece does not end the others.
+
+    A file that is no longer what was planned, or was written to meanwhile, counts as damaged once it has been read.
+    """
 
     def batches() -> Iterator[TextBatch | Damage]:
         for index, piece in enumerate(partition.pieces):
+            before, error = stamp(piece.file), ""
             try:
                 yield from read_piece(piece, index, record)
-            except CorruptInputError as error:
-                yield Damage(index, str(error))
+            except CorruptInputError as damage:
+                error = str(damage)
+            if error := what_changed(piece.file, before) or error:
+                yield Damage(index, error)
 
     return ahead(batches())
 

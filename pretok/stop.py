@@ -1,7 +1,8 @@
 """When to stop: a signal or the end of the Slurm job -> one flag that long loops look at.
 
 Enters: SIGTERM, SIGUSR1, SIGINT; the job's end in SLURM_JOB_END_TIME (seconds since 1970) or, where Slurm does
-not export it, in PRETOK_JOB_END_TIME. Leaves: `StopFlag.reason`, a sentence once it is time to stop, else None.
+not export it, in PRETOK_JOB_END_TIME. Leaves: `StopFlag.reason`, a sentence once it is time to stop, else None; and,
+for work that has nothing to bring to an end, `Stopped`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from pretok.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -33,6 +38,7 @@ class StopFlag:
         self._end = job_end_time()
         self._signal: str | None = None
         self._previous: dict[signal.Signals, Any] = {}
+        self._raising = False
 
     def __enter__(self) -> StopFlag:
         self.install()
@@ -52,6 +58,22 @@ class StopFlag:
         if self._signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._signal = signal.Signals(number).name
+        self._raise()
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Within, a signal raises Stopped wherever the program is, even waiting for a file system that does not answer:
+        for work that leaves nothing half done, such as listing inputs."""
+        self._raising = True
+        try:
+            self._raise()
+            yield
+        finally:
+            self._raising = False
+
+    def _raise(self) -> None:
+        if self._raising and self.reason:
+            raise Stopped(f"{self.reason}: stopped before the work began; run the same command again")
 
     @property
     def reason(self) -> str | None:

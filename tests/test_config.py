@@ -97,3 +97,75 @@ def test_what_is_no_count(text):
 
 def test_short():
     assert [short(n) for n in (0, 999, 1234, 5.6e12)] == ["0", "999", "1.23 k", "5.6 T"]
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_relative_paths_of_a_recipe_start_at_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = written(
+        Path("recipes [1]/r.toml"),
+        'out = "../work"\n[vocab]\npath = "vocab"\n[sources.it]\n'
+        'inputs = ["../data/*.jsonl", "a/**/b.jsonl", "/x/y", "hub:a/b", "sample:it", "s3://b/c"]\n',
+    )
+    recipe = load_recipe(path)
+    assert recipe.out == Path("work")
+    assert recipe.vocab.path == Path("recipes [1]/vocab")
+    assert recipe.sources["it"].inputs == (
+        "data/*.jsonl", "recipes [[]1]/a/**/b.jsonl", "/x/y", "hub:a/b", "sample:it", "s3://b/c",
+    )  # fmt: skip
+    beside = written(Path("r.toml"), 'out = "work"\n[sources.it]\ninputs = ["data/*.jsonl"]\n')
+    assert load_recipe(beside).sources["it"].inputs == ("data/*.jsonl",)  # as the command line names it
+
+
+def test_the_demo_works_in_the_checkout(monkeypatch):
+    monkeypatch.chdir(RECIPES.parent)
+    assert load_recipe(Path("pipelines/demo.toml")).out == Path("work/demo")
+
+
+def test_home_and_variables_are_expanded_everywhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/anna")
+    monkeypatch.setenv("SCRATCH", "/scratch/$USER")  # what a variable holds is not expanded again
+    path = written(
+        tmp_path / "r.toml", 'out = "~/w$$1"\n[sources.it]\ninputs = ["$SCRATCH/*.jsonl", "${SCRATCH}2/a"]\n'
+    )
+    recipe = load_recipe(path)
+    assert recipe.out == Path("/home/anna/w$1")
+    assert recipe.sources["it"].inputs == ("/scratch/$USER/*.jsonl", "/scratch/$USER2/a")
+    given = make_recipe({"out": Path("~/w"), "sources": parse_inputs(["it=$SCRATCH/a"])}, "command line")
+    assert (given.out, given.sources["it"].inputs) == (Path("/home/anna/w"), ("/scratch/$USER/a",))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("$NOWHERE_AT_ALL/a", "the environment has no variable NOWHERE_AT_ALL"),
+        ("a$", "write $$ for a dollar sign"),
+        ("~nobody-of-this-name/a", "nobody's home folder"),
+    ],
+)
+def test_what_cannot_be_expanded_is_named(path, message):
+    for change in ({"out": path}, {"sources": {"it": {"inputs": [path]}}}, {"vocab": {"path": path}}):
+        with pytest.raises(UsageError) as caught:
+            make_recipe({**MINIMAL, **change}, "r.toml")
+        assert message in str(caught.value)
+        assert path in str(caught.value)
+
+
+def test_a_name_too_long_for_a_file_is_refused():
+    name = "x" * 250
+    with pytest.raises(UsageError, match="250 bytes, 100 at most"):
+        make_recipe({"out": "w", "sources": {name: {"inputs": ["a"]}}}, "r.toml")
+    with pytest.raises(UsageError, match="120 bytes"):
+        make_recipe({"out": "w", "sources": {"è" * 60: {"inputs": ["a"]}}}, "r.toml")
+
+
+def test_a_field_given_once_is_that_of_every_source():
+    sources = {"it": {"inputs": ["a"], "field": "x"}, "en": {"inputs": ["b"], "max_document": "1MiB"}}
+    recipe = make_recipe({"out": "w", "sources": sources}, "command line", field="content")
+    assert [source.field for source in recipe.sources.values()] == ["content", "content"]
+    assert [source.record.max_document for source in recipe.sources.values()] == [256 << 20, 1 << 20]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretok.files import list_inputs
+from pretok.files import InputFile, list_inputs
 from pretok.partition import MAX_SHARD, MIN_SHARD, Partition, plan, shard_bytes
+from pretok.probe import Probe, probe_inputs
 
 lines = st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")), max_size=60)
 
@@ -21,7 +22,7 @@ def test_jsonl_ranges_cover_every_byte_once_and_start_at_lines(tmp_path_factory,
     for i, content in enumerate(files):
         (folder / f"{i}.jsonl").write_bytes(b"".join(line + b"\n" for line in content))
     inputs, _ = list_inputs([f"{folder}/*.jsonl"], "auto")
-    partitions = plan("it", inputs, "text", target, 2)
+    partitions = plan("it", probe_inputs(inputs, "text"), target, 2)
     assert [p.number for p in partitions] == list(range(len(partitions)))
     pieces = [piece for p in partitions for piece in p.pieces]
     for i, file in enumerate(inputs):
@@ -37,7 +38,7 @@ def test_cuts_are_near_the_target(tmp_path):
     line = b'{"text":"' + b"x" * 87 + b'"}\n'
     (tmp_path / "a.jsonl").write_bytes(line * 10_000)
     inputs, _ = list_inputs([f"{tmp_path}/a.jsonl"], "auto")
-    partitions = plan("it", inputs, "text", 50_000, 2)  # 25,000 tokens, 100,000 bytes of text
+    partitions = plan("it", probe_inputs(inputs, "text"), 50_000, 2)  # 25,000 tokens, 100,000 bytes of text
     sizes = [p.pieces[0].stop - p.pieces[0].start for p in partitions]
     assert len(partitions) == 10
     assert max(sizes) - min(sizes) <= len(line)
@@ -47,7 +48,7 @@ def test_small_files_share_a_partition(tmp_path):
     for i in range(20):
         (tmp_path / f"{i:02d}.jsonl").write_bytes(b"x" * 100)
     inputs, _ = list_inputs([f"{tmp_path}/*"], "jsonl")
-    partitions = plan("it", inputs, "text", 500, 2)  # 1,000 bytes of text
+    partitions = plan("it", probe_inputs(inputs, "text"), 500, 2)  # 1,000 bytes of text
     assert [len(p.pieces) for p in partitions] == [10, 10]
 
 
@@ -55,7 +56,7 @@ def test_row_groups_cover_every_row_once(tmp_path):
     table = pa.table({"text": ["ciao " * random.Random(i).randrange(50) for i in range(1000)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=37)
     inputs, _ = list_inputs([f"{tmp_path}/a.parquet"], "auto")
-    partitions = plan("it", inputs, "text", 2000, 2)
+    partitions = plan("it", probe_inputs(inputs, "text"), 2000, 2)
     spans = [(p.start, p.stop) for q in partitions for p in q.pieces]
     assert len(spans) > 5
     assert spans[0][0] == 0
@@ -66,7 +67,7 @@ def test_row_groups_cover_every_row_once(tmp_path):
 def test_compressed_files_are_not_cut(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(b"\x1f\x8b" + b"x" * 10_000)
     inputs, _ = list_inputs([f"{tmp_path}/a.jsonl.gz"], "auto")
-    (only,) = plan("it", inputs, "text", 100, 2)
+    (only,) = plan("it", probe_inputs(inputs, "text"), 100, 2)
     assert only.pieces[0].start is None
 
 
@@ -74,6 +75,4 @@ def test_compressed_files_are_not_cut(tmp_path):
     ("size", "expected"), [(1 << 20, MIN_SHARD), (1 << 33, 1 << 26), (1 << 42, MAX_SHARD)]
 )
 def test_automatic_shard_size(size, expected):
-    from pretok.files import InputFile
-
-    assert shard_bytes([InputFile("a", "jsonl", "", size, "")], "text", 2) == expected
+    assert shard_bytes([Probe(InputFile("a", "jsonl", "", size, ""), size)], 2) == expected

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pretok import readers
 from pretok.files import CorruptInputError, list_inputs
 from pretok.partition import Piece, plan
+from pretok.probe import probe_inputs
 from pretok.readers import RecordFormat, read_piece
 
 TEXTS = [f"Documento n. {i}: perché no? L'è così.\n" * (i % 7 + 1) for i in range(300)]
@@ -206,7 +207,7 @@ def test_a_hub_dataset_is_streamed_shard_by_shard(tmp_path):
     for i in range(3):
         (tmp_path / f"{i}.jsonl").write_bytes(jsonl(TEXTS[i * 10 : i * 10 + 10]))
     inputs, _ = list_inputs([f"hub:{tmp_path}"], "auto")  # the library takes a local folder for an id
-    partitions = plan("it", inputs, "text", 1000, 2)
+    partitions = plan("it", probe_inputs(inputs, "text"), 1000, 2)
     texts = [
         text
         for partition in partitions

@@ -57,7 +57,8 @@ def run_build_vocab(
     if recipe.vocab.superwords:
         check_superwords(recipe.vocab, counted=counts is not None)
     folder = recipe.vocab_dir
-    config = _config(recipe, compare, counts)
+    listed = count_config(recipe, engine, notice) if counts is None else {"counts": fingerprint(counts.data)}
+    config = _config(recipe.vocab, compare, listed)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
         report: dict[str, Any] = read_json(folder / REPORT_FILE)
         refuse_changes("the vocabulary and its report", folder, report["config"], config)
@@ -65,7 +66,7 @@ def run_build_vocab(
         return report
     if counts is None:
         with Meter("count") as meter:
-            counts = run_count(recipe, engine, meter, notice)
+            counts = run_count(recipe, engine, meter, notice, listed)
     with Meter("merge"):
         words = weigh(counts.buckets, _factors(recipe.vocab, counts), recipe.vocab.min_count)
         made = train(words, recipe.vocab, folder)
@@ -109,10 +110,8 @@ def check_settings(vocab: Vocab) -> None:
             )
 
 
-def _config(recipe: Recipe, compare: Sequence[Path], counts: Counts | None) -> dict[str, Any]:
-    """All that decides the files."""
-    source = count_config(recipe, notice) if counts is None else {"counts": fingerprint(counts.data)}
-    vocab = recipe.vocab
+def _config(vocab: Vocab, compare: Sequence[Path], source: dict[str, Any]) -> dict[str, Any]:
+    """All that decides the files. source: what decided the counts, or their fingerprint."""
     return {
         **source,
         "pattern": vocab.pattern,

@@ -34,7 +34,10 @@ from pretok.engine import Engine, TaskError
 from pretok.errors import IntegrityError, MismatchError, PartitionsFailed
 from pretok.files import InputFile, list_inputs
 from pretok.jobs.changes import refuse_changes
+from pretok.jobs.rejects import poor_sources
+from pretok.jobs.source_plan import shared_inputs
 from pretok.partition import Partition, plan, shard_bytes
+from pretok.probe import probe_inputs
 from pretok.storage import atomic_open, checksum, read_json, remove_leftovers, write_json
 from pretok.unicode import FILE as UNICODE_FILE
 from pretok.wordfile import BUCKETS
@@ -105,26 +108,41 @@ def refuse_partial(what: str, failed: list[dict[str, Any]], stale: str) -> None:
 
 
 def run_count(
-    recipe: Recipe, engine: Engine, on_report: Callable[[Increments], None], notice: Callable[[str], None]
+    recipe: Recipe,
+    engine: Engine,
+    on_report: Callable[[Increments], None],
+    notice: Callable[[str], None],
+    config: dict[str, Any] | None = None,
 ) -> Counts:
     """Count what the recipe names, or return the counts that are there. MismatchError when those are of other input.
 
-    PartitionsFailed when a partition could not be counted; inputs that are damaged are counted up to the damage and
+    config: what `count_config` gave, from a caller that has listed the inputs already. PartitionsFailed when a
+    partition could not be counted or a source gave too little; inputs that are damaged are counted up to the damage and
     listed under `failed`.
     """
     folder = recipe.counts_dir
-    config = count_config(recipe, notice)
+    state = folder / STATE
+    if config is None:
+        config = count_config(recipe, engine, notice)
     if (folder / FILE_NAME).exists():
         done = load_counts(folder)
-        refuse_changes("the counts", folder, done.data["config"], config)
-        return done
-    state = folder / STATE
-    if (state / FILE_NAME).exists():
+        try:
+            refuse_changes("the counts", folder, done.data["config"], config)
+            return _enough(done, recipe)
+        except MismatchError:
+            if any(done.of(name).read > done.of(name).rejected.total() for name in done.sources):
+                raise
+        for path in (folder / FILE_NAME, *done.buckets):  # counts of no document bind nothing
+            path.unlink(missing_ok=True)
+    if (state / FILE_NAME).exists() and any(state.glob("*.parquet")):
         refuse_changes("the counts", folder, read_json(state / FILE_NAME), config)
-    else:
-        write_json(state / FILE_NAME, config)
+    with engine.stop.raising():
+        tasks = {
+            name: _tasks(name, config["inputs"][name]["files"], recipe, state, notice)
+            for name in recipe.sources
+        }
+    write_json(state / FILE_NAME, config)
     remove_leftovers(folder)
-    tasks = {name: _tasks(name, config["inputs"][name]["files"], recipe, state) for name in recipe.sources}
     records = _count(tasks, engine, on_report, notice)
     reductions = [
         ReduceTask(
@@ -134,7 +152,18 @@ def run_count(
         for k in range(BUCKETS)
     ]
     texts = {name: [task.heldout_path for task in tasks[name]] for name in tasks}
-    return _finish(folder, config, records, reductions, texts, engine)
+    return _enough(_finish(folder, config, records, reductions, texts, engine), recipe)
+
+
+def _enough(counts: Counts, recipe: Recipe) -> Counts:
+    """The counts, or PartitionsFailed when a source gave too little."""
+    records = {name: counts.of(name) for name in counts.sources}
+    sources = {name: (record.read, record.rejected) for name, record in records.items()}
+    if complaints := poor_sources(
+        recipe.shards.max_reject_share, sources, f"the counts are in {counts.folder}; delete it to count anew"
+    ):
+        raise PartitionsFailed("\n".join(complaints))
+    return counts
 
 
 def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
@@ -164,14 +193,17 @@ def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
     return _finish(folder, {**configs[0], "inputs": added}, records, reductions, texts, engine)
 
 
-def count_config(recipe: Recipe, notice: Callable[[str], None]) -> dict[str, Any]:
+def count_config(recipe: Recipe, engine: Engine, notice: Callable[[str], None]) -> dict[str, Any]:
     """All that decides the counts: settings, and every input with its size and identity."""
-    inputs = {}
-    for name, source in recipe.sources.items():
-        files, notices = list_inputs(list(source.inputs), source.format)
-        inputs[name] = {**asdict(source.record), "files": [asdict(file) for file in files]}
-        for text in notices:
-            notice(text)
+    inputs, listed = {}, {}
+    with engine.stop.raising():
+        for name, source in recipe.sources.items():
+            listed[name], notices = list_inputs(source.inputs, source.format)
+            inputs[name] = {**asdict(source.record), "files": [asdict(file) for file in listed[name]]}
+            for text in notices:
+                notice(text)
+    for text in shared_inputs(listed):
+        notice(text)
     return {
         "pattern": recipe.vocab.pattern,
         "unicode": UNICODE_FILE.read_text(encoding="ascii").splitlines()[0],
@@ -183,16 +215,19 @@ def count_config(recipe: Recipe, notice: Callable[[str], None]) -> dict[str, Any
     }
 
 
-def partitions_of(name: str, inputs: list[dict[str, Any]], recipe: Recipe) -> list[Partition]:
+def partitions_of(
+    name: str, inputs: list[dict[str, Any]], recipe: Recipe, notice: Callable[[str], None] = lambda text: None
+) -> list[Partition]:
     """How the text of a source is cut into tasks."""
-    field = recipe.sources[name].field
-    files = [InputFile(**file) for file in inputs]
-    return plan(name, files, field, shard_bytes(files, field, TOKEN_BYTES), TOKEN_BYTES)
+    probes = probe_inputs([InputFile(**file) for file in inputs], recipe.sources[name].field, notice)
+    return plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES)
 
 
-def _tasks(name: str, inputs: list[dict[str, Any]], recipe: Recipe, state: Path) -> list[CountTask]:
+def _tasks(
+    name: str, inputs: list[dict[str, Any]], recipe: Recipe, state: Path, notice: Callable[[str], None]
+) -> list[CountTask]:
     source = recipe.sources[name]
-    partitions = partitions_of(name, inputs, recipe)
+    partitions = partitions_of(name, inputs, recipe, notice)
     return [
         CountTask(
             partition=partition,

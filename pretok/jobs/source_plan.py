@@ -1,27 +1,32 @@
 """The plan of one source: made once, kept on disk, compared with what a later run is given.
 
 Enters: the inputs and settings of a source, and the plan of an earlier run if there is one. Leaves: a SourcePlan.
-A changed input or setting is refused by name, except a file that was damaged, failed, and has been mended.
+A changed input or setting is refused by name, except a file that was damaged, failed, and has been mended; and
+what has written no document binds nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pretok.config import Source
-from pretok.files import InputFile, list_inputs
+from pretok.errors import MismatchError
+from pretok.files import InputFile, list_inputs, shorten
 from pretok.jobs.changes import input_changes, refuse, refuse_changes
 from pretok.partition import Partition, plan, shard_bytes
+from pretok.probe import probe_inputs
 from pretok.storage import read_json, write_json
 from pretok.tokenize import load_parts
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """The work on one source. settings: what, besides the inputs, decides its shards; target: bytes per shard."""
+    """The work on one source. settings: what, besides the inputs, decides its shards: how records are read, and
+    `target`, the bytes of a shard."""
 
     name: str
     settings: dict[str, Any]
@@ -62,32 +67,69 @@ def plan_source(
     config: what all sources share; size: bytes of a shard, 0 for the automatic size; itemsize: bytes of a token; state:
     the folder of unfinished work; sealed: the plan in the manifest. Raises MismatchError that names what changed.
     """
-    inputs, notices = list_inputs(list(source.inputs), source.format)
+    inputs, notices = list_inputs(source.inputs, source.format)
     for text in notices:
         notice(text)
-    target = size or shard_bytes(inputs, source.field, itemsize)
-    settings = {"field": source.field, "separator": source.separator, "target": target}
     path = state / name / "plan.json"
     stored = read_json(path)["plan"] if path.exists() else sealed
-    if stored is None:
-        new = SourcePlan(name, settings, inputs, plan(name, inputs, source.field, target, itemsize))
-        write_json(path, {"config": config, "plan": new.to_json()})
-        return new
-    old = SourcePlan.from_json(name, stored)
+    settings = asdict(source.record)
+    if stored is not None:
+        old = SourcePlan.from_json(name, stored)
+        try:
+            return _continue(old, inputs, config, settings | ({"target": size} if size else {}), state)
+        except MismatchError:
+            if _has_documents(state, name):
+                raise
+            notice(f"{name}: the run before, of other settings or inputs, wrote no document and is forgotten")
+            shutil.rmtree(state / name, ignore_errors=True)
+    probes = probe_inputs(inputs, source.field, notice)
+    target = size or shard_bytes(probes, itemsize)
+    new = SourcePlan(name, settings | {"target": target}, inputs, plan(name, probes, target, itemsize))
+    write_json(path, {"config": config, "plan": new.to_json()})
+    return new
+
+
+def _continue(
+    old: SourcePlan, inputs: list[InputFile], config: dict[str, Any], settings: dict[str, Any], state: Path
+) -> SourcePlan:
+    """The stored plan, in which mended files stand as they are now. Raises MismatchError.
+
+    settings: without `target` where the size of a shard follows the inputs, which are compared.
+    """
+    path = state / old.name / "plan.json"
+    what, shards = f"the shards of {old.name}", state.parent
     if path.exists():
-        refuse_changes(f"the unfinished shards of {name}", state.parent, read_json(path)["config"], config)
-    mended = _mended(old, inputs, state / name)
-    if not size:  # the automatic size follows the inputs, which are compared below
-        settings["target"] = old.settings["target"]
-    refuse_changes(f"the shards of {name}", state.parent, old.settings, settings)
+        refuse_changes(f"the unfinished shards of {old.name}", shards, read_json(path)["config"], config)
+    refuse_changes(what, shards, old.settings, settings)
+    mended = _mended(old, inputs, state / old.name)
     planned = {file.path: file for file in old.inputs}
     accepted = [planned[file.path] if file.path in mended else file for file in inputs]
-    refuse(f"the shards of {name}", state.parent, input_changes(old.inputs, accepted))
+    refuse(what, shards, input_changes(old.inputs, accepted))
     if not mended:
         return old
     new = _replace_files(old, {file.path: file for file in inputs})
     write_json(path, {"config": config, "plan": new.to_json()})
     return new
+
+
+def _has_documents(state: Path, name: str) -> bool:
+    """Whether any shard of a source is there, unfinished ones of the validation split included."""
+    return any(path for folder in (state.parent / name, state / name) for path in folder.glob("*.bin"))
+
+
+def shared_inputs(sources: Mapping[str, Sequence[InputFile]]) -> list[str]:
+    """A notice for each pair of sources that read a file of equal size, beginning and end: its text counts in both."""
+    seen: dict[tuple[int, str], tuple[str, str]] = {}
+    shared: dict[tuple[str, str], list[str]] = {}
+    for name, files in sources.items():
+        for file in files:
+            if file.size and file.identity and file.format != "unreadable":
+                other, path = seen.setdefault((file.size, file.identity), (name, file.path))
+                if other != name:
+                    shared.setdefault((other, name), []).append(
+                        file.path if path == file.path else f"{path} = {file.path}"
+                    )
+    return [f"sources {a} and {b} read the same text: {shorten(paths)}" for (a, b), paths in shared.items()]
 
 
 def _mended(old: SourcePlan, inputs: list[InputFile], state: Path) -> set[str]:

@@ -21,8 +21,9 @@ from pretok.config import Recipe
 from pretok.engine import Counts, Engine, TaskError
 from pretok.errors import PartitionsFailed
 from pretok.jobs.changes import refuse_changes
+from pretok.jobs.rejects import poor_sources
 from pretok.jobs.seal import seal
-from pretok.jobs.source_plan import SourcePlan, is_complete, plan_source
+from pretok.jobs.source_plan import SourcePlan, is_complete, plan_source, shared_inputs
 from pretok.manifest import FILE_NAME, load_manifest
 from pretok.partition import Partition
 from pretok.shard import token_dtype
@@ -71,10 +72,13 @@ def run_tokenize(
     config = shared_config(recipe, vocab)
     sealed = _sealed_plans(shards, config)
     itemsize = token_dtype(vocab.size).itemsize
-    plans = [
-        plan_source(name, source, config, recipe.shards.size, itemsize, state, sealed.get(name), notice)
-        for name, source in recipe.sources.items()
-    ]
+    with engine.stop.raising():
+        plans = [
+            plan_source(name, source, config, recipe.shards.size, itemsize, state, sealed.get(name), notice)
+            for name, source in recipe.sources.items()
+        ]
+    for text in shared_inputs({source_plan.name: source_plan.inputs for source_plan in plans}):
+        notice(text)
     remove_leftovers(shards)
     copy_file(vocab.path, shards / TOKENIZER_FILE)  # the shards then need nothing else to be decoded
     tasks = [
@@ -104,8 +108,10 @@ def run_tokenize(
         failed = seal(shards, state, [p for p in plans if (state / p.name).exists()], config, vocab, crashed)
     else:
         failed = load_manifest(shards).data["failed"]
-    if failed:
-        raise PartitionsFailed(_describe_failures(failed, shards))
+    complaints = [_describe_failures(failed, shards)] if failed else []
+    complaints += _poor_sources(shards, recipe)
+    if complaints:
+        raise PartitionsFailed("\n".join(complaints))
     return TokenizeSummary(len(tasks), dict(sorted(nodes.items())), 1 - busy / available, peak)
 
 
@@ -125,11 +131,20 @@ def _describe_failures(failed: list[dict[str, Any]], shards: Path) -> str:
     )  # fmt: skip
 
 
+def _poor_sources(shards: Path, recipe: Recipe) -> list[str]:
+    """Complaints about sources of the recipe that gave too little."""
+    sources = load_manifest(shards).data["sources"]
+    counts = {name: (sources[name]["read"], sources[name]["rejected"]) for name in recipe.sources}
+    return poor_sources(recipe.shards.max_reject_share, counts, f"see {shards / 'rejects'}")
+
+
 def _sealed_plans(shards: Path, config: dict[str, Any]) -> dict[str, Any]:
     """The plans in an existing manifest, after checking that it was made with the same config."""
     if not (shards / FILE_NAME).exists():
         return {}
     data = load_manifest(shards).data
+    if data["totals"]["documents"] == 0:  # binds nothing
+        return {}
     refuse_changes("the shards", shards, data["config"], config)
     return dict(data["plans"])
 

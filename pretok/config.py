@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pretok.errors import UsageError
 from pretok.normalize import Normalization
 from pretok.readers import RecordFormat
-from pretok.units import parse_count
+from pretok.units import parse_count, parse_share
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
 """End of document, padding, and a block for later use; their ids are 0 to 63."""
@@ -37,7 +37,7 @@ def _safe_name(name: str) -> str:
 
 
 SourceName = Annotated[str, AfterValidator(_safe_name)]
-Share = Annotated[Fraction, BeforeValidator(lambda value: Fraction(str(value)))]
+Share = Annotated[Fraction, BeforeValidator(parse_share)]
 
 
 class Part(BaseModel):

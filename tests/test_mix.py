@@ -13,16 +13,17 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
-from support import make_shards
+from support import make_contents, make_shards
 from typer.testing import CliRunner
 
 import pretok.stream
 from pretok.commands.export import export
 from pretok.commands.mix import mix
 from pretok.config import Mix as RecipeMix
+from pretok.contents import ShardEntry, count_source
 from pretok.errors import MismatchError, UsageError
 from pretok.jobs.mix import MixRequest, plan_mix, recipe_request, run_mix, what_if
-from pretok.manifest import Manifest, Shard
+from pretok.manifest import Manifest
 from pretok.mix import MixSource, load_mix
 from pretok.quota import (
     Limit,
@@ -40,10 +41,12 @@ CAPPED = Limit(Fraction(4), cap=True)
 
 def manifest_of(tokens: dict[str, int]) -> Manifest:
     """A manifest of sources of any size, one shard each; no file is behind it."""
-    shards = tuple(Shard(Path(f"/x/{name}.bin"), name, "train", n, 1, "", "") for name, n in tokens.items())
-    return Manifest(
-        Path("/x"), {"sources": {name: {} for name in tokens}}, "f" * 32, 50_000, 0, "uint16", shards
-    )
+    shards = [
+        ShardEntry(f"{name}/{name}-00000.bin", name, "train", n, 1, 2 * n, 0, "", "")
+        for name, n in tokens.items()
+    ]
+    counts = {shard.source: count_source([shard], 1, {}) for shard in shards}
+    return Manifest(Path("/x"), make_contents(50_000, shards, counts))
 
 
 def request(*stages: str, **changes: Any) -> MixRequest:

@@ -23,10 +23,12 @@ def verify(
     """
     from pretok.console import Meter, notice, print_json
     from pretok.errors import IntegrityError, PartitionsFailed
-    from pretok.jobs.verify import report_json, run_verify
+    from pretok.jobs.verify import notes, report_json, run_verify
 
     with start_engine(workers, address) as engine, Meter("verify") as meter:
         manifest, problems = run_verify(shards, None if full else sample, engine, meter)
+    for sentence in notes(manifest):
+        notice(sentence)
     if json:
         print_json(report_json(manifest, problems))
     if problems:
@@ -34,7 +36,7 @@ def verify(
             "\n".join([f"{len(problems)} problems in {shards}:", *(f"  {p}" for p in problems)])
         )
     notice(f"{shards}: {len(manifest.shards)} shards are as sealed (manifest {manifest.fingerprint})")
-    if failed := manifest.data["failed"]:
+    if failed := manifest.contents.failed:
         raise PartitionsFailed(
             f"but {len(failed)} inputs were not read to their end; run pretok tokenize again"
         )

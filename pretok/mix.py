@@ -91,14 +91,14 @@ class Mix:
             return "a source stands twice in it"
         if sum(source.tokens for source in self.sources) >= MAX_TOKENS:
             return f"its sources have more than {MAX_TOKENS} tokens"
+        for quotas in self.stages:
+            if len(quotas) != len(self.sources) or min(quotas, default=0) < 0:
+                return f"a stage has {len(quotas)} quotas for {len(self.sources)} sources, or one below 0"
         for number, source in enumerate(self.sources):
             if source.sequences != _sequences(source.tokens, self.seq_len):
                 return f"source {source.name} has {source.tokens} tokens, not {source.sequences} sequences"
-            for quotas in self.stages:
-                if len(quotas) != len(self.sources) or min(quotas) < 0:
-                    return f"a stage has {len(quotas)} quotas for {len(self.sources)} sources, or one below 0"
-                if quotas[number] and not source.sequences:
-                    return f"source {source.name} has not one sequence to give {quotas[number]}"
+            if not source.sequences and any(quotas[number] for quotas in self.stages):
+                return f"source {source.name} has not one sequence to give"
         if not 0 < len(self.stages) <= MAX_STAGES or not any(any(quotas) for quotas in self.stages):
             return f"it has {len(self.stages)} stages and {self.length} sequences"
         try:

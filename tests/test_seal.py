@@ -1,4 +1,4 @@
-"""A manifest that stands is true at every moment: killed at each step that changes a file, then looked at, then resumed."""
+"""A manifest that stands is true at every moment: killed at each step that changes a file, looked at, resumed."""
 
 from __future__ import annotations
 

@@ -128,12 +128,8 @@ def write_manifest(folder: Path, contents: Contents) -> Manifest:
 
 def _manifest_json(contents: Contents) -> dict[str, Any]:
     head = {"format": FORMAT, "version": VERSION, "fingerprint": contents.fingerprint}
-    return {**head, "seal": _seal(contents), **to_json(contents)}
-
-
-def _seal(contents: Contents) -> str:
-    """Of the whole file: what was read without loss, which `read_record` sees to, gives the JSON it was read from."""
-    return fingerprint(to_json(contents))
+    body = to_json(contents)
+    return {**head, "seal": fingerprint(body), **body}
 
 
 def has_manifest(folder: Path) -> bool:
@@ -158,7 +154,7 @@ def load_manifest(folder: Path) -> Manifest:
         raise IntegrityError(f"{path}: {problem}; the file was damaged or edited")
     found = {"fingerprint": contents.fingerprint}
     if version == VERSION:
-        found["seal"] = _seal(contents)
+        found["seal"] = fingerprint(data)
     for key, value in found.items():
         if stated[key] != value:
             raise IntegrityError(

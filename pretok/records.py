@@ -61,18 +61,23 @@ def read_record(kind: type[T], value: Any, where: Path | str) -> T:
 
 def to_json(value: Any) -> Any:
     """The JSON of a record: fields in their order, without those that are None because nobody set them."""
+    if isinstance(value, str | int):
+        return value
     if dataclasses.is_dataclass(value):
-        items = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {
-            field.name: to_json(item)
-            for field, item in items
-            if item is not None or field.default is not None
-        }
+        kind: Any = type(value)
+        items = [(name, getattr(value, name), optional) for name, optional in _field_names(kind)]
+        return {name: to_json(item) for name, item, optional in items if not (optional and item is None)}
     if isinstance(value, dict):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
     return value
+
+
+@cache
+def _field_names(kind: type) -> list[tuple[str, bool]]:
+    """Each field and whether None is its default."""
+    return [(field.name, field.default is None) for field in dataclasses.fields(kind)]
 
 
 @cache

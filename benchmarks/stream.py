@@ -21,11 +21,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pretok.engine import peak_bytes
+
+if TYPE_CHECKING:
+    from pretok.contents import ShardEntry
 
 SEQ_LEN = 4096
 SOURCES = 12
@@ -41,38 +44,27 @@ def sparse(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def write_manifest(folder: Path, shards: list[dict[str, Any]]) -> None:
-    from pretok.manifest import FILE_NAME, FORMAT, VERSION, manifest_fingerprint
-    from pretok.storage import write_json
+def shard_entry(source: str, number: int, tokens: int) -> ShardEntry:
+    from pretok.contents import ShardEntry  # a fresh process measures how long this takes
 
-    data: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "tokenizer": {"fingerprint": "0" * 32, "vocab_size": 50_000, "eod_id": 0, "dtype": "uint16"},
-        "sources": {shard["source"]: {} for shard in shards},
-        "shards": shards,
-    }
-    data["fingerprint"] = manifest_fingerprint(data)
-    write_json(folder / FILE_NAME, data)
-
-
-def shard_entry(source: str, number: int, tokens: int) -> dict[str, Any]:
-    return {
-        "path": f"{source}/{source}-{number:05d}.bin",
-        "source": source,
-        "split": "train",
-        "tokens": tokens,
-        "documents": tokens // DOCUMENT_TOKENS,
-        "bytes": 2 * tokens,
-        "text_bytes": 0,
-        "checksum": "xxh3:" + "0" * 32,
-        "index_checksum": "xxh3:" + "0" * 32,
-    }
+    return ShardEntry(
+        path=f"{source}/{source}-{number:05d}.bin",
+        source=source,
+        split="train",
+        tokens=tokens,
+        documents=tokens // DOCUMENT_TOKENS,
+        file_bytes=2 * tokens,
+        text_bytes=0,
+        checksum="xxh3:" + "0" * 32,
+        index_checksum="xxh3:" + "0" * 32,
+    )
 
 
 def simulate_corpus(folder: Path) -> None:
     """2,000 shards of 1.5 billion tokens, more of them in some sources than in others, as sparse files."""
+    from benchmarks.train_shards import bare_contents
     from pretok.jobs.mix import MixRequest, run_mix
+    from pretok.manifest import write_manifest
     from pretok.quota import Stage
 
     borders = np.cumsum(np.arange(1, SOURCES + 1)) * SHARDS // (SOURCES * (SOURCES + 1) // 2)
@@ -82,8 +74,8 @@ def simulate_corpus(folder: Path) -> None:
         for at, number in enumerate(owner.tolist())
     ]
     for shard in shards:
-        sparse(folder / shard["path"], shard["bytes"])
-    write_manifest(folder, shards)
+        sparse(folder / shard.path, shard.file_bytes)
+    write_manifest(folder, bare_contents(50_000, shards))
     run_mix(folder, folder / "mix.json", MixRequest((Stage(None, None),), SEQ_LEN))
 
 
@@ -173,10 +165,13 @@ def write_tokens(folder: Path, tokens: int) -> None:
     import datasets
     import pyarrow as pa
 
+    from benchmarks.train_shards import bare_contents
+    from pretok.manifest import write_manifest
+
     data = np.random.default_rng(0).integers(1, 50_000, tokens, dtype=np.uint16)
     (folder / "it").mkdir(parents=True)
     data.tofile(folder / "it" / "it-00000.bin")
-    write_manifest(folder, [shard_entry("it", 0, tokens)])
+    write_manifest(folder, bare_contents(50_000, [shard_entry("it", 0, tokens)]))
     rows = (tokens - 1) // SEQ_LEN
     starts = np.arange(rows)[:, None] * SEQ_LEN
     window = np.lib.stride_tricks.sliding_window_view(data, SEQ_LEN + 1)[starts[:, 0]].reshape(-1)

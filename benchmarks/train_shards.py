@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pretok.manifest import FILE_NAME, FORMAT, VERSION, manifest_fingerprint
+from pretok.contents import Contents, ShardEntry, TokenizerEntry, add_counts, count_source
+from pretok.manifest import write_manifest
 from pretok.shard import index_bytes, token_dtype
-from pretok.storage import write_json
 
 DOCUMENT = 1000
 
@@ -24,15 +24,37 @@ def write_random_shards(folder: Path, tokens: int, vocab_size: int = 50_000) -> 
     prefix = folder / "random" / "random-00000"
     values.astype(dtype).tofile(prefix.with_suffix(".bin"))
     prefix.with_suffix(".idx").write_bytes(index_bytes(np.full(documents, DOCUMENT, np.int32), dtype))
-    counts = {"tokens": documents * DOCUMENT, "documents": documents, "bytes": 4 * documents * DOCUMENT}
-    shard = {"path": "random/random-00000.bin", "source": "random", "split": "train"}
-    data: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "tokenizer": {"fingerprint": "", "vocab_size": vocab_size, "eod_id": 0, "dtype": dtype.name},
-        "totals": counts,
-        "sources": {"random": {**counts, "rejected": {}, "train": counts, "val": dict.fromkeys(counts, 0)}},
-        "shards": [{**shard, **counts, "checksum": "", "index_checksum": ""}],
-    }
-    write_json(folder / FILE_NAME, data | {"fingerprint": manifest_fingerprint(data)})
+    shard = ShardEntry(
+        "random/random-00000.bin",
+        "random",
+        "train",
+        documents * DOCUMENT,
+        documents,
+        documents * DOCUMENT * dtype.itemsize,
+        4 * documents * DOCUMENT,
+        checksum="",
+        index_checksum="",
+    )
+    write_manifest(folder, bare_contents(vocab_size, [shard]))
     return folder
+
+
+def bare_contents(vocab_size: int, shards: Sequence[ShardEntry]) -> Contents:
+    """The contents of a manifest of shards that no input stands behind."""
+    counts = {}
+    for name in sorted({shard.source for shard in shards}):
+        held = [shard for shard in shards if shard.source == name]
+        counts[name] = count_source(held, sum(shard.documents for shard in held), {})
+    return Contents(
+        tokenizer=TokenizerEntry("0" * 32, vocab_size, 0, token_dtype(vocab_size).name),
+        totals=add_counts(counts.values()),
+        sources=counts,
+        failed=(),
+        shards=tuple(shards),
+        side_files=(),
+        files=(),
+        plans={},
+        parts={},
+        config={},
+        software={},
+    )

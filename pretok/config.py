@@ -22,7 +22,7 @@ from pretok.errors import UsageError
 from pretok.normalize import Normalization
 from pretok.paths import HUB, SAMPLE, is_remote
 from pretok.readers import MAX_DOCUMENT, RecordFormat
-from pretok.units import parse_count
+from pretok.units import parse_count, parse_share
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
 """End of document, padding, and a block for later use; their ids are 0 to 63."""
@@ -64,7 +64,7 @@ def _expand(value: Any) -> Any:
 SourceName = Annotated[str, AfterValidator(_safe_name)]
 ExpandedPath = Annotated[Path, BeforeValidator(_expand)]
 Input = Annotated[str, BeforeValidator(_expand)]
-Share = Annotated[Fraction, BeforeValidator(lambda value: Fraction(str(value)))]
+Share = Annotated[Fraction, BeforeValidator(parse_share)]
 
 
 class Part(BaseModel):

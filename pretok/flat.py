@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import os
 import resource
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -31,13 +33,13 @@ ANNOUNCED = 64
 
 
 class FlatTokens:
-    """The tokens of `shards`, one after the other. `limit`: how many files are open at most.
+    """The tokens of `shards`, one after the other. `limit`: how many files are open at most; the one read last stays.
 
     sequential: whether addresses are read in order, so that the kernel may read ahead.
     """
 
     def __init__(self, shards: Sequence[Shard], dtype: np.dtype[Any], sequential: bool) -> None:
-        self._files: OrderedDict[int, int] = OrderedDict()
+        self._files = self._own_files()
         self.limit = _file_limit()
         self._dtype = dtype
         self._sequential = sequential
@@ -45,18 +47,25 @@ class FlatTokens:
         self._starts: Int64s = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": OrderedDict()}
+        return {key: value for key, value in self.__dict__.items() if key != "_files"}
 
-    def __del__(self) -> None:
-        while self._files:
-            os.close(self._files.popitem()[1])
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _files=self._own_files())
+
+    def _own_files(self) -> OrderedDict[int, int]:
+        """Shard -> descriptor, the one used last at the end. They are closed with this object, or when the interpreter
+        ends: before its modules are torn down, which `__del__` would not wait for."""
+        files: OrderedDict[int, int] = OrderedDict()
+        weakref.finalize(self, _close_all, files)
+        return files
 
     def read(self, addresses: Int64s, length: int) -> npt.NDArray[Any]:
         """(n,) addresses -> (n, length) tokens in the dtype of the shards. Raises IntegrityError."""
         out = np.empty((len(addresses), length), self._dtype)
         parts = self._parts(addresses, out)
-        for at in range(0, len(parts), ANNOUNCED):
-            group = parts[at : at + ANNOUNCED]
+        together = min(ANNOUNCED, self.limit)  # what is announced is still open when it is read
+        for at in range(0, len(parts), together):
+            group = parts[at : at + together]
             if not self._sequential and len(group) > 1:
                 self._announce(group)
             for row, shard, offset in group:
@@ -64,7 +73,7 @@ class FlatTokens:
         return out
 
     def _parts(self, addresses: Int64s, out: npt.NDArray[Any]) -> list[Part]:
-        """What to read into `out`, in the order of the shards: each is opened once, whatever the limit."""
+        """What to read into `out`, in the order of the shards: each is opened once, whatever the limit of files."""
         length = out.shape[1]
         first = np.searchsorted(self._starts, addresses, side="right") - 1
         rows = np.argsort(first, kind="stable")
@@ -80,6 +89,10 @@ class FlatTokens:
                 more = min(length - filled, int(self._starts[shard + 1] - self._starts[shard]))
                 parts.append((out[row, filled : filled + more], shard, 0))
                 filled += more
+        if len(parts) > len(
+            rows
+        ):  # a sequence goes on in the next shard: what else lies in its first comes before
+            parts.sort(key=itemgetter(1))
         return parts
 
     def _announce(self, parts: Sequence[Part]) -> None:
@@ -101,7 +114,10 @@ class FlatTokens:
 
     def _file(self, shard: int) -> int:
         file = self._files.get(shard)
-        return self._open(shard) if file is None else file
+        if file is None:
+            return self._open(shard)
+        self._files.move_to_end(shard)
+        return file
 
     def _open(self, shard: int) -> int:
         if len(self._files) >= self.limit:
@@ -120,6 +136,11 @@ class FlatTokens:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL if self._sequential else os.POSIX_FADV_RANDOM)
         self._files[shard] = file
         return file
+
+
+def _close_all(files: OrderedDict[int, int]) -> None:
+    while files:
+        os.close(files.popitem()[1])
 
 
 def _file_limit() -> int:

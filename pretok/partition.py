@@ -14,6 +14,7 @@ from typing import Any
 
 from pretok.files import InputFile, open_input
 from pretok.probe import Probe
+from pretok.records import read_record
 
 TEXT_PER_TOKEN = 4.0
 """Bytes of text a token is assumed to cover: below what 50k vocabularies reach, so shards come out below target."""
@@ -52,9 +53,18 @@ class Partition:
 
     @classmethod
     def from_json(cls, source: str, data: dict[str, Any]) -> Partition:
-        """Inverse of `to_json`."""
-        pieces = tuple(Piece(InputFile(**p["file"]), p["start"], p["stop"]) for p in data["pieces"])
-        return cls(source, data["number"], pieces, data["estimate"])
+        """Inverse of `to_json`. Raises IntegrityError."""
+        entry = read_record(_PartitionEntry, data, f"a partition of source {source}")
+        return cls(source, entry.number, entry.pieces, entry.estimate)
+
+
+@dataclass(frozen=True, slots=True)
+class _PartitionEntry:
+    """A partition as JSON."""
+
+    number: int
+    estimate: int
+    pieces: tuple[Piece, ...]
 
 
 def shard_bytes(inputs: Sequence[Probe], itemsize: int) -> int:

@@ -6,17 +6,17 @@ remainder; or an error that says which budget or weight would fit. Pure function
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from pretok.errors import UsageError
 from pretok.mix import MixSource
-from pretok.units import parse_count
+from pretok.units import parse_count, parse_share
 
 ROUNDING = Fraction(1, 1000)
 """How far from 1 the weights may add up; they are scaled to 1."""
+WEIGHTS_HINT = "write 'natural' or weights like it=0.9,en=0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,14 @@ class Limit:
     cap: bool
 
 
+def parse_limit(max_epochs: str | float, cap: bool) -> Limit:
+    """A limit from what a person wrote. Raises UsageError."""
+    try:
+        return Limit(parse_share(max_epochs), cap)
+    except ValueError as error:
+        raise UsageError(f"--max-epochs: {error}") from None
+
+
 def parse_tokens(text: str) -> int | None:
     """'1.2T', '300B', '4096' -> tokens; 'all' -> None. Raises UsageError."""
     if text == "all":
@@ -49,17 +57,18 @@ def parse_tokens(text: str) -> int | None:
 
 
 def parse_weights(text: str) -> dict[str, Fraction] | None:
-    """'it=0.9,en=0.1' -> weights that add up to 1 exactly; 'natural' -> None. Raises UsageError."""
+    """'it=0.9,en=0.1' or 'it=2/3,en=1/3' -> weights that add up to 1 exactly; 'natural' -> None. Raises UsageError."""
     if text == "natural":
         return None
     weights: dict[str, Fraction] = {}
     for part in text.split(","):
         name, _, value = part.strip().rpartition("=")
-        if not name or name in weights or not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", value):
-            raise UsageError(
-                f"cannot read {part!r} in {text!r}; write 'natural' or weights like it=0.9,en=0.1"
-            )
-        weights[name] = Fraction(value)
+        if not name or name in weights:
+            raise UsageError(f"cannot read {part!r} in {text!r}; {WEIGHTS_HINT}")
+        try:
+            weights[name] = parse_share(value)
+        except ValueError as error:
+            raise UsageError(f"cannot read the weight of {name}: {error}; {WEIGHTS_HINT}") from None
     return scaled(weights)
 
 
@@ -150,10 +159,8 @@ def shares_of(stage: Stage, sources: Sequence[MixSource], seq_len: int) -> list[
 
 def one_epoch(weights: Sequence[Fraction], sources: Sequence[MixSource], drawn: Sequence[int]) -> int:
     """The longest stage in which no source starts another epoch."""
-    return min(
-        max(source.sequences - taken, 0) // weight
-        for source, taken, weight in zip(sources, drawn, weights, strict=True)
-        if weight
+    return most_that_fits(
+        weights, [source.sequences - taken for source, taken in zip(sources, drawn, strict=True)]
     )
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
-from pretok.errors import IntegrityError
+from pretok.errors import IntegrityError, UsageError
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of every unfinished file; such files are never read and may be deleted when no job runs."""
@@ -40,6 +41,15 @@ def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around the writing of a result: a full disk, a folder in the way, no permission are UsageError naming `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -81,13 +91,33 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises IntegrityError that names the file when it is missing or not JSON."""
+    """Read a JSON file. Raises IntegrityError that names the file when it cannot be read or is not JSON as we write it:
+    NaN, numbers of thousands of digits, lists nested without end and lone surrogates come from another hand."""
     try:
-        return json.loads(path.read_bytes())
+        data = path.read_bytes()
+        value = json.loads(data, parse_constant=_refuse, parse_float=_finite)
+        if (
+            b"\\u" in data
+        ):  # we escape control characters only; half a surrogate pair could not be written again
+            canonical_json(value)
     except FileNotFoundError:
         raise IntegrityError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{path} is not valid JSON ({error}); it was damaged or edited") from None
+    return value
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text[:40]} is not a number that we write")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        _refuse(text)
+    return value
 
 
 def checksum(path: Path, block: int = 1 << 22) -> str:
@@ -102,7 +132,10 @@ def checksum(path: Path, block: int = 1 << 22) -> str:
 
 
 def read_json_lines(path: Path) -> Iterator[Any]:
-    """The objects of a JSON Lines file of ours."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
+    """The objects of a JSON Lines file of ours. Raises IntegrityError that names the line."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise IntegrityError(f"{path}, line {number} is not valid JSON ({error})") from None

@@ -5,7 +5,7 @@ of token arrays that torch's DataLoader takes as a dataset. Opening reads two sm
 read, and the number of open files is bounded. numpy and the standard library only.
 
     view = pretok.stream.open("shards", "mix.json")
-    view[i]                 # (seq_len + 1,) token ids at position i
+    view[i]                 # (seq_len + 1,) token ids at position i; view[a:b] for (b - a, seq_len + 1)
     view.batch(positions)   # (n, seq_len + 1), one call for many
     view.origin(i)          # (source, epoch, index of the sequence inside the source)
     view.prefix_counts(n)   # {source: sequences among the first n positions}
@@ -23,7 +23,8 @@ import numpy.typing as npt
 from pretok.errors import IntegrityError, MismatchError, UsageError
 from pretok.flat import FlatTokens, Int64s
 from pretok.manifest import FILE_NAME, Manifest, load_manifest
-from pretok.mix import MATERIALIZED, Mix, load_mix, natural_mix, parse_mix
+from pretok.mix import Mix, check_sources, load_mix, natural_mix, parse_mix
+from pretok.records import to_json
 from pretok.shard import Tokens
 
 AHEAD = 1024
@@ -51,7 +52,7 @@ def open(
     sequence length), UsageError (no seq_len, unknown source, nothing to read).
     """
     manifest = load_manifest(Path(shards))
-    if MATERIALIZED in manifest.data:
+    if manifest.contents.materialized is not None:
         return _open_materialized(manifest, mix, seq_len, split, source)
     if mix is None:
         if seq_len is None:
@@ -66,6 +67,7 @@ def open(
             f"{mix} was made for shards with fingerprint {plan.manifest}, {manifest.folder} has "
             f"{manifest.fingerprint}; make the mix again for these shards"
         )
+    check_sources(plan, manifest, Path(mix))
     _check_seq_len(plan, seq_len, str(mix))
     return View(manifest, plan)
 
@@ -74,7 +76,7 @@ def _open_materialized(
     manifest: Manifest, mix: str | Path | None, seq_len: int | None, split: str, source: str | None
 ) -> View:
     """Shards written in mixed order: the mix is theirs, everything asked for must agree with it."""
-    plan = parse_mix(manifest.data[MATERIALIZED], manifest.folder / FILE_NAME)
+    plan = parse_mix(manifest.contents.materialized, manifest.folder / FILE_NAME)
     if mix is not None and (other := load_mix(Path(mix))).fingerprint != plan.fingerprint:
         raise MismatchError(
             f"{manifest.folder} holds the sequences of the mix {plan.fingerprint}, {mix} is {other.fingerprint}"
@@ -115,7 +117,7 @@ class View:
         self.mix = mix
         self.fingerprint = mix.fingerprint
         self.manifest_fingerprint = mix.manifest
-        self.tokenizer: dict[str, Any] = manifest.data["tokenizer"]
+        self.tokenizer: dict[str, Any] = to_json(manifest.contents.tokenizer)
         self.materialized = materialized
         self._order = mix.order()
         # One address space for all sources, one after the other: a sequence lies inside its source.
@@ -125,12 +127,23 @@ class View:
         self._ahead: Int64s = np.empty(0, np.int64)  # addresses of the positions from _ahead_start on
         self._ahead_start = self._expected = 0
 
+    def __repr__(self) -> str:
+        names = ", ".join(source.name for source in self.mix.sources)
+        return (
+            f"<pretok.stream.View: {len(self)} sequences of {self.seq_len} + 1 tokens of {names} as "
+            f"{self.dtype.name}, fingerprint {self.fingerprint}>"
+        )
+
     def __len__(self) -> int:
         return self._order.length
 
-    def __getitem__(self, position: int) -> Tokens:
-        """Token ids at one position: (seq_len + 1,) in the dtype of the shards. Negative positions count back."""
-        tokens: Tokens = self._read(np.array([range(len(self))[position]], np.int64), self.dtype)[0]
+    def __getitem__(self, position: int | slice) -> Tokens:
+        """Token ids in the dtype of the shards at one position: (seq_len + 1,), or at those of a slice:
+        (n, seq_len + 1). Negative positions count back."""
+        at = range(len(self))[position]
+        if isinstance(at, range):
+            return self._read(np.array(at, np.int64), self.dtype)
+        tokens: Tokens = self._read(np.array([at], np.int64), self.dtype)[0]
         return tokens
 
     def __iter__(self) -> Iterator[Tokens]:

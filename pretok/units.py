@@ -40,6 +40,19 @@ def _cut(text: str) -> str:
     return text if len(text) <= LARGEST_COUNT_TEXT else text[:LARGEST_COUNT_TEXT] + "..."
 
 
+def parse_share(value: Any) -> Fraction:
+    """`0.05`, `1/20`, `5e-2` or a number -> the exact fraction, 0 or more. Raises ValueError.
+
+    Exact fractions hold every digit, so their length is bounded: 1e-99999999 would take minutes and gigabytes.
+    """
+    text = str(value).strip().lower()
+    if re.fullmatch(r"[0-9]{1,30}/[0-9]{1,30}", text) and text.rpartition("/")[2].strip("0"):
+        return Fraction(text)
+    if re.fullmatch(r"([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})(e[+-]?[0-9]{1,2})?", text):
+        return Fraction(text)
+    raise ValueError(f"{text[:40]!r} is not a share such as 0.05 or 1/20")
+
+
 def short(count: float) -> str:
     """1234567 -> '1.23 M': three significant digits and a decimal suffix."""
     for suffix, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -8,9 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from pretok.manifest import FILE_NAME, FORMAT, VERSION, manifest_fingerprint
+from pretok.contents import (
+    Contents,
+    ShardEntry,
+    SourceCounts,
+    TokenizerEntry,
+    add_counts,
+    count_source,
+    shard_entry,
+)
+from pretok.manifest import write_manifest
 from pretok.shard import ShardWriter, token_dtype
-from pretok.storage import write_json
 
 ROOT = Path(__file__).parent.parent
 """The checkout."""
@@ -28,44 +36,36 @@ def make_shards(
     documents_per_shard: int = 3,
 ) -> Path:
     """Write a shards folder with its manifest. Documents come without EOD (id 0), which is added; returns `folder`."""
-    shards: list[dict[str, Any]] = []
-    counts: dict[str, dict[str, Any]] = {}
+    shards: list[ShardEntry] = []
+    counts: dict[str, SourceCounts] = {}
     dtype = token_dtype(vocab_size)
     for name in sorted(sources):
-        totals = {}
+        entries: list[ShardEntry] = []
         for split, documents in (("train", sources[name]), ("val", (val or {}).get(name, ()))):
-            entries = _write_split(folder, name, split, list(documents), dtype, documents_per_shard)
-            totals[split] = {
-                "tokens": sum(entry["tokens"] for entry in entries),
-                "documents": sum(entry["documents"] for entry in entries),
-                "bytes": sum(entry["text_bytes"] for entry in entries),
-            }
-            shards += entries
-        both = {key: totals["train"][key] + totals["val"][key] for key in ("tokens", "documents", "bytes")}
-        counts[name] = {**both, "rejected": {}, **totals}
-    data: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "fingerprint": "",
-        "tokenizer": {
-            "fingerprint": "0" * 32,
-            "vocab_size": vocab_size,
-            "eod_id": EOD,
-            "dtype": dtype.name,
-        },
-        "totals": {
-            key: sum(source[key] for source in counts.values()) for key in ("tokens", "documents", "bytes")
-        },
-        "sources": counts,
-        "shards": shards,
-        "files": [],
-        "failed": [],
-        "config": {},
-        "software": {},
-    }
-    data["fingerprint"] = manifest_fingerprint(data)
-    write_json(folder / FILE_NAME, data)
+            entries += _write_split(folder, name, split, list(documents), dtype, documents_per_shard)
+        counts[name] = count_source(entries, sum(entry.documents for entry in entries), {})
+        shards += entries
+    write_manifest(folder, make_contents(vocab_size, shards, counts))
     return folder
+
+
+def make_contents(
+    vocab_size: int, shards: Sequence[ShardEntry], counts: Mapping[str, SourceCounts]
+) -> Contents:
+    """The contents of a manifest of shards that no input stands behind."""
+    return Contents(
+        tokenizer=TokenizerEntry("0" * 32, vocab_size, EOD, token_dtype(vocab_size).name),
+        totals=add_counts(counts.values()),
+        sources=dict(counts),
+        failed=(),
+        shards=tuple(shards),
+        side_files=(),
+        files=(),
+        plans={},
+        parts={},
+        config={},
+        software={},
+    )
 
 
 def _write_split(
@@ -75,7 +75,7 @@ def _write_split(
     documents: list[Sequence[int]],
     dtype: np.dtype[Any],
     documents_per_shard: int,
-) -> list[dict[str, Any]]:
+) -> list[ShardEntry]:
     entries = []
     for number, start in enumerate(range(0, len(documents), documents_per_shard)):
         stem = f"{name}-{number:05d}" if split == "train" else f"{name}-{split}-{number:05d}"
@@ -84,17 +84,6 @@ def _write_split(
                 tokens = np.array([*document, EOD], dtype)
                 writer.append(tokens, np.array([len(tokens)], np.int32))
             sealed = writer.seal()
-        entries.append(
-            {
-                "path": f"{name}/{stem}.bin",
-                "source": name,
-                "split": split,
-                "tokens": sealed.tokens,
-                "documents": sealed.documents,
-                "bytes": sealed.bin_bytes,
-                "text_bytes": 4 * (sealed.tokens - sealed.documents),
-                "checksum": sealed.bin_checksum,
-                "index_checksum": sealed.idx_checksum,
-            }
-        )
+        text_bytes = 4 * (sealed.tokens - sealed.documents)
+        entries.append(shard_entry(f"{name}/{stem}.bin", name, split, sealed, text_bytes))
     return entries

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ import pretok.stream
 from pretok.errors import IntegrityError, MismatchError, UsageError
 from pretok.manifest import load_manifest
 from pretok.mix import natural_mix, write_mix
+from pretok.shard import HEADER, MAGIC, ShardReader
 from pretok.stream import View
 
 DOCUMENTS = {
@@ -108,6 +111,57 @@ def test_seed_gives_another_order_of_the_same_sequences(shards: Path) -> None:
     assert sorted(origins[0]) == sorted(origins[1])
     assert views[0].fingerprint != views[1].fingerprint
     assert views[0].manifest_fingerprint == views[1].manifest_fingerprint == load_manifest(shards).fingerprint
+
+
+def test_a_view_says_what_it_is_and_takes_slices(shards: Path) -> None:
+    view = pretok.stream.open(shards, seq_len=4)
+    shown = repr(view)
+    for part in (f"{len(view)} sequences of 4 + 1 tokens", "en, it", "uint16", view.fingerprint):
+        assert part in shown
+    assert "\n" not in shown
+    everything = view.batch(range(len(view)), view.dtype)
+    for part in (slice(None), slice(3, 9), slice(-3, None), slice(10, 2, -3), slice(5, 5)):
+        assert view[part].dtype == view.dtype
+        np.testing.assert_array_equal(view[part], everything[part])
+    assert view[np.int64(3)].tolist() == everything[3].tolist()
+    with pytest.raises(TypeError, match="integers or slices"):
+        view["3"]  # type: ignore[index]
+
+
+def test_a_program_that_streams_ends_in_silence(shards: Path) -> None:
+    """A view that lives until the interpreter ends closes its files while it still can."""
+    code = f"import pretok.stream; view = pretok.stream.open({str(shards)!r}, seq_len=4); view[0]; other = [view]"
+    command = [sys.executable, "-W", "error", "-X", "dev", "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_each_shard_is_opened_once_for_a_batch(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the limit of open files, and though sequences span shards and are announced."""
+    opened: list[str] = []
+    real = os.open
+    monkeypatch.setattr(
+        "pretok.flat.os.open", lambda path, *flags: (opened.append(str(path)), real(path, *flags))[1]
+    )
+    for limit in (1, 2, 3, 64):
+        view = pretok.stream.open(shards, seq_len=100)
+        view._tokens.limit = limit
+        opened.clear()
+        everything = view.batch(np.random.default_rng(0).permutation(len(view)))
+        assert len(set(opened)) == len(opened) > 3
+        np.testing.assert_array_equal(view.batch(np.random.default_rng(0).permutation(len(view))), everything)
+
+
+def test_files_are_closed_with_the_view(shards: Path) -> None:
+    view = pretok.stream.open(shards, seq_len=4)
+    view[:]
+    files = list(view._tokens._files.values())
+    assert files
+    del view
+    gc.collect()
+    for file in files:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(file)
 
 
 def test_positions_outside_are_refused(shards: Path) -> None:
@@ -235,6 +289,22 @@ def test_a_shard_cut_while_open_is_an_error_with_a_name(tmp_path: Path) -> None:
     os.truncate(folder / "it" / "it-00000.bin", 30)
     with pytest.raises(IntegrityError, match=r"it-00000\.bin was cut"):
         view[0]
+
+
+@pytest.mark.parametrize("claim", [1, 2**31, 2**60, 2**64 - 1])
+def test_an_index_that_claims_too_much_is_refused(tmp_path: Path, claim: int) -> None:
+    """By its size alone, before anything of the size it claims is allocated."""
+    make_shards(tmp_path, {"it": [range(50), range(20)]})
+    path = tmp_path / "it" / "it-00000.idx"
+    whole = path.read_bytes()
+    forged = HEADER.pack(MAGIC, 1, 8, claim, min(claim + 1, 2**64 - 1)) + whole[HEADER.size :]
+    for data in (forged, whole[:-1], whole[: HEADER.size - 1], whole + b"\0", b""):
+        path.write_bytes(data)
+        tracemalloc.start()
+        with pytest.raises(IntegrityError, match=r"it-00000\.idx"):
+            ShardReader(path.with_suffix(""))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        tracemalloc.stop()
 
 
 def test_streams_need_nothing_but_numpy() -> None:

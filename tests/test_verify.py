@@ -11,11 +11,16 @@ import pytest
 from test_tokenize import recipe, run
 
 from pretok.cli import run_command
-from pretok.errors import IntegrityError
+from pretok.contents import Contents
+from pretok.errors import IntegrityError, UsageError
+from pretok.jobs.inspect import run_inspect
 from pretok.jobs.verify import run_verify
-from pretok.manifest import load_manifest, manifest_fingerprint
+from pretok.manifest import load_manifest, write_manifest
+from pretok.records import read_record
 from pretok.shard import ShardReader, ShardWriter
-from pretok.storage import write_json
+
+HEAD = ("format", "version", "fingerprint", "seal")
+"""Keys of a manifest that follow from the others."""
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +50,11 @@ def problems(shards: Path, here, sample: int | None = 20) -> str:
 
 
 def reseal(shards: Path, change) -> None:
-    """Apply `change` to the manifest and give it the fingerprint of its new contents."""
+    """Apply `change` to the manifest and seal its new contents, as a faulty writer would."""
     data = json.loads((shards / "manifest.json").read_text())
     change(data)
-    data["fingerprint"] = manifest_fingerprint(data)
-    write_json(shards / "manifest.json", data)
+    body = {key: value for key, value in data.items() if key not in HEAD}
+    write_manifest(shards, read_record(Contents, body, "test"))
 
 
 @pytest.mark.parametrize("sample", [0, 20, None])
@@ -79,6 +84,26 @@ def test_missing_shortened_and_unknown_files_are_named(shards, here):
     found = problems(shards, here)
     for name in (first.path.name, second.path.name, "it-00999.bin"):
         assert name in found
+
+
+@pytest.mark.parametrize("suffixes", [(".bin",), (".idx",), (".bin", ".idx")])
+def test_swapped_shards_are_named(shards, here, suffixes):
+    first, second, *_ = load_manifest(shards).of("it")
+    for suffix in suffixes:
+        one, other = first.path.with_suffix(suffix), second.path.with_suffix(suffix)
+        data = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(data)
+    found = problems(shards, here)
+    assert first.prefix.name in found
+    assert second.prefix.name in found
+
+
+def test_documents_that_are_not_there(shards):
+    with pytest.raises(UsageError, match="no split 'valid'; there are train and val"):
+        run_inspect(shards, "it", 0, "valid")
+    with pytest.raises(UsageError, match=r"has \d+ train and \d+ val documents.* no val document 999"):
+        run_inspect(shards, "it", 999, "val")
 
 
 def test_an_edited_manifest_is_refused(shards, here):

@@ -48,13 +48,11 @@ def mix(
 
     pretok mix work/shards --out work/mix.json --stage 1.2T:it=0.9,en=0.1 --stage 3T:it=0.5,en=0.5
     """
-    from fractions import Fraction
-
     from pretok.console import Meter, notice, print_json
     from pretok.errors import UsageError
     from pretok.jobs.mix import MixRequest, plan_mix, run_mix, show_mix
     from pretok.manifest import load_manifest
-    from pretok.quota import Limit, parse_stage
+    from pretok.quota import parse_limit, parse_stage
     from pretok.units import counted
 
     if stage and (weights, tokens) != ("natural", "all"):
@@ -62,8 +60,7 @@ def mix(
     if materialize and not out:
         raise UsageError("--materialize writes the mix too: say where with --out")
     stages = tuple(parse_stage(text) for text in stage or [f"{tokens}:{weights}"])
-    limit = Limit(Fraction(str(max_epochs)), cap)
-    request = MixRequest(stages, seq_len, seed, split, limit)
+    request = MixRequest(stages, seq_len, seed, split, parse_limit(max_epochs, cap))
     manifest = load_manifest(shards)
     report = run_mix(shards, out, request) if out else plan_mix(manifest, request)[1]
     if json:

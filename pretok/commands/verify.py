@@ -23,12 +23,14 @@ def verify(
     """
     from pretok.console import Meter, notice, print_json
     from pretok.errors import IntegrityError, PartitionsFailed
-    from pretok.jobs.verify import report_json, run_verify
+    from pretok.jobs.verify import notes, report_json, run_verify
     from pretok.manifest import FILE_NAME
     from pretok.units import counted
 
     with start_engine(workers, address) as engine, Meter("verify") as meter:
         manifest, problems = run_verify(shards, None if full else sample, engine, meter)
+    for sentence in notes(manifest):
+        notice(sentence)
     if json:
         print_json(report_json(manifest, problems))
     if problems:
@@ -39,7 +41,7 @@ def verify(
     notice(
         f"{shards}: {counted(len(manifest.shards), 'shard')} {sound} as sealed (manifest {manifest.fingerprint})"
     )
-    if failed := manifest.data["failed"]:
+    if failed := manifest.contents.failed:
         unread = "was" if len(failed) == 1 else "were"
         raise PartitionsFailed(
             f"but {counted(len(failed), 'input')} {unread} not read to the end; mend what `failed` in "

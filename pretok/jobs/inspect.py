@@ -1,22 +1,27 @@
 """inspect: one document as its tokens, and the line or row of the input it came from.
 
-Enters: SHARDS, a source, a split and the number of a document in it. Leaves: an Inspection.
+Enters: SHARDS, a source, a split and the number of a document in it. Leaves: an Inspection. The tables that lead back
+to the input are compared with their checksums first: what is damaged must not name a wrong line.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pretok.errors import UsageError
-from pretok.jobs.seal import piece_starts
+from pretok.contents import SPLITS, PartEntry
+from pretok.errors import IntegrityError, UsageError
+from pretok.jobs.seal import origins_path, piece_starts, rejects_path
+from pretok.jobs.source_plan import SourcePlan
 from pretok.manifest import Manifest, Shard, load_manifest
+from pretok.records import read_record
 from pretok.shard import ShardReader
-from pretok.storage import read_json_lines
+from pretok.storage import checksum, read_json_lines
 from pretok.vocab import TOKENIZER_FILE, Vocabulary, load_vocab
 
 
@@ -32,13 +37,33 @@ class Inspection:
     tokens: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Reject:
+    """A line of a ledger of rejects; position: line or row of the file, from 1."""
+
+    file: str
+    position: int
+    reason: str
+    detail: str
+
+
 def run_inspect(shards: Path, source: str, document: int, split: str = "train") -> Inspection:
-    """Document `document` (from 0) of a source's split. UsageError names what there is instead."""
+    """Document `document` (from 0) of a source's split. UsageError names what there is instead, IntegrityError what is
+    damaged."""
     manifest = load_manifest(shards)
     if source not in manifest.sources:
         raise UsageError(f"no source {source!r} in {shards}; there is {', '.join(manifest.sources)}")
+    if split not in SPLITS:
+        raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
+    if source not in manifest.contents.plans:
+        raise UsageError(f"{shards} holds a mix in its order; its documents are in the shards it was made of")
     shard, number = _find(manifest, source, split, document)
-    ids = np.asarray(ShardReader(shard.prefix)[number]).tolist()
+    reader = ShardReader(shard.prefix)
+    if (len(reader), len(reader.tokens)) != (shard.documents, shard.tokens):
+        raise IntegrityError(f"{shard.path} is not what the manifest says; see pretok verify")
+    ids = np.asarray(reader[number]).tolist()
+    if ids and not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
+        raise IntegrityError(f"{shard.path}: document {number} has ids of no token; see pretok verify")
     vocab = load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id)
     file, position = origin(manifest, shard, number)
     return Inspection(str(shard.path), number, file, position, ids, _show(vocab, ids))
@@ -48,8 +73,12 @@ def _find(manifest: Manifest, source: str, split: str, document: int) -> tuple[S
     shards = manifest.of(source, split)
     ends = np.cumsum([shard.documents for shard in shards]).tolist() or [0]
     if not 0 <= document < ends[-1]:
+        held = {
+            name: sum(shard.documents for shard in manifest.of(source, name)) for name in SPLITS
+        }  # of the other split too: it may be the one that was meant
         raise UsageError(
-            f"source {source} has {ends[-1]} {split} documents, numbered from 0; there is no {document}"
+            f"source {source} has {held['train']} train and {held['val']} val documents, each numbered from 0; there "
+            f"is no {split} document {document}"
         )
     at = bisect_right(ends, document)
     return shards[at], document - (ends[at - 1] if at else 0)
@@ -60,20 +89,60 @@ def _show(vocab: Vocabulary, ids: list[int]) -> list[str]:
     return [vocab.token_bytes(i).decode("utf-8", "backslashreplace") for i in ids]
 
 
+class _Records:
+    """Which records of a source's inputs its parts were made of. Partitions and pieces count from 0; so do records,
+    over all pieces of a partition."""
+
+    def __init__(self, manifest: Manifest, source: str) -> None:
+        self.parts: tuple[PartEntry, ...] = manifest.contents.parts[source]
+        plan = SourcePlan.from_json(source, manifest.contents.plans[source])
+        self.starts = piece_starts(plan, self.parts)
+
+    def pieces(self, partition: int) -> dict[int, int]:
+        """Records read of each piece of a partition."""
+        records: Counter[int] = Counter()
+        for part in self.parts:
+            if part.partition == partition:
+                records.update({int(piece): count for piece, count in part.records.items()})
+        return dict(sorted(records.items()))
+
+    def locate(self, partition: int, record: int) -> tuple[str, int]:
+        """File and position of a record."""
+        for piece, count in self.pieces(partition).items():
+            if record < count:
+                file, start = self.starts[partition, piece]
+                return file, start + record + 1
+            record -= count
+        raise IntegrityError(f"partition {partition} has fewer records than its shards; see pretok verify")
+
+    def rejected(self, partition: int, ledger: list[_Reject]) -> set[int]:
+        """Records of a partition that a ledger lists."""
+        spans = []  # file, first position, one past the last, record of the partition at the first
+        before = 0
+        for piece, count in self.pieces(partition).items():
+            file, start = self.starts[partition, piece]
+            spans.append((file, start + 1, start + count + 1, before))
+            before += count
+        return {
+            record + reject.position - first
+            for reject in ledger
+            for file, first, end, record in spans
+            if reject.file == file and first <= reject.position < end
+        }
+
+
 def origin(manifest: Manifest, shard: Shard, number: int) -> tuple[str, int]:
     """(input file, line or row from 1) of document `number` of a shard."""
-    data = manifest.data
-    parts, plan = data["parts"][shard.source], data["plans"][shard.source]
-    origins = manifest.folder / shard.source / f"{shard.source}-val-00000.origins.npy"
-    held_out = np.load(origins) if origins.exists() else np.empty((0, 2), np.int64)
+    records = _Records(manifest, shard.source)
+    held_out = _origins(manifest, shard.source)
     if shard.split == "val":
         index, record = (int(x) for x in held_out[number])
-        return _locate(plan, parts, parts[index]["partition"], record)
-    index = next(i for i, part in enumerate(parts) if part["name"] == shard.prefix.name)
-    partition = parts[index]["partition"]
-    first = sum(sum(p["records"].values()) for p in parts[:index] if p["partition"] == partition)
-    elsewhere = {int(record) for part, record in held_out if parts[part]["partition"] == partition}
-    elsewhere |= _rejected_records(manifest, shard.source, plan, parts, partition)
+        return records.locate(records.parts[index].partition, record)
+    index = next(i for i, part in enumerate(records.parts) if part.name == shard.prefix.name)
+    partition = records.parts[index].partition
+    first = sum(sum(p.records.values()) for p in records.parts[:index] if p.partition == partition)
+    elsewhere = {int(record) for part, record in held_out if records.parts[part].partition == partition}
+    elsewhere |= records.rejected(partition, _ledger(manifest, shard.source))
     record = first
     left = number
     for gone in sorted(elsewhere):
@@ -83,49 +152,28 @@ def origin(manifest: Manifest, shard: Shard, number: int) -> tuple[str, int]:
             break
         left -= gone - record
         record = gone + 1
-    return _locate(plan, parts, partition, record + left)
+    return records.locate(partition, record + left)
 
 
-def _piece_records(parts: list[dict[str, Any]], partition: int) -> dict[int, int]:
-    """Records read of each piece of a partition."""
-    records: dict[int, int] = {}
-    for part in parts:
-        if part["partition"] == partition:
-            for piece, count in part["records"].items():
-                records[int(piece)] = records.get(int(piece), 0) + count
-    return dict(sorted(records.items()))
-
-
-def _locate(
-    plan: dict[str, Any], parts: list[dict[str, Any]], partition: int, record: int
-) -> tuple[str, int]:
-    """File and position of a record, counted from 0 over all pieces of a partition."""
-    starts = piece_starts(plan, parts)
-    for piece, count in _piece_records(parts, partition).items():
-        if record < count:
-            file, start = starts[partition, piece]
-            return file, start + record + 1
-        record -= count
-    raise AssertionError(f"partition {partition} has fewer records than its shards say")
-
-
-def _rejected_records(
-    manifest: Manifest, source: str, plan: dict[str, Any], parts: list[dict[str, Any]], partition: int
-) -> set[int]:
-    """Records of a partition that the ledger lists, counted over its pieces."""
-    path = manifest.folder / "rejects" / f"{source}-00000.jsonl"
-    if not path.exists():
-        return set()
-    starts = piece_starts(plan, parts)
-    spans = []  # file, first position, one past the last, record of the partition at the first
-    before = 0
-    for piece, count in _piece_records(parts, partition).items():
-        file, start = starts[partition, piece]
-        spans.append((file, start + 1, start + count + 1, before))
-        before += count
-    found = set()
-    for line in read_json_lines(path):
-        for file, first, end, record in spans:
-            if line["file"] == file and first <= line["position"] < end:
-                found.add(record + line["position"] - first)
+def _origins(manifest: Manifest, source: str) -> npt.NDArray[np.int64]:
+    """(documents, 2): part and record of each validation document."""
+    path = origins_path(manifest.folder, source)
+    if not _as_sealed(manifest, path):
+        return np.empty((0, 2), np.int64)
+    found: npt.NDArray[np.int64] = np.load(path)
     return found
+
+
+def _ledger(manifest: Manifest, source: str) -> list[_Reject]:
+    path = rejects_path(manifest.folder, source)
+    if not _as_sealed(manifest, path):
+        return []
+    return [read_record(_Reject, line, path) for line in read_json_lines(path)]
+
+
+def _as_sealed(manifest: Manifest, path: Path) -> bool:
+    """Whether a side file exists. Raises IntegrityError when it should, or is not what was sealed."""
+    sealed = {manifest.folder / file.path: file for file in manifest.contents.side_files}
+    if path in sealed and (not path.exists() or checksum(path) != sealed[path].checksum):
+        raise IntegrityError(f"{path} is missing or damaged: its checksum is not that of the manifest")
+    return path.exists()

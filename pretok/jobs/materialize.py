@@ -21,16 +21,18 @@ from typing import Any
 import numpy as np
 
 import pretok.stream
+from pretok.contents import Contents, ShardEntry, count_source, shard_entry
 from pretok.engine import Counts, Engine, Report, TaskError
 from pretok.errors import MismatchError, PartitionsFailed
-from pretok.manifest import FILE_NAME, FORMAT, VERSION, load_manifest, manifest_fingerprint
-from pretok.mix import MATERIALIZED, mix_json
+from pretok.jobs.seal import side_files
+from pretok.manifest import FILE_NAME, STATE, has_manifest, load_manifest, write_manifest
+from pretok.mix import mix_json, parse_mix
+from pretok.records import read_record, to_json
 from pretok.shard import ShardWriter
-from pretok.storage import copy_file, read_json, write_json
+from pretok.storage import copy_file, read_json, write_json, writing
 from pretok.stream import View
 from pretok.vocab import TOKENIZER_FILE
 
-STATE = ".state"
 SHARD_BYTES = 1 << 30
 READ_SEQUENCES = 512
 
@@ -62,11 +64,13 @@ def run_materialize(
 ) -> None:
     """Write the sequences of `mix` into `out` in order, or finish what an earlier run began.
 
-    Raises MismatchError when `out` holds another mix, PartitionsFailed when shards could not be written, Stopped.
+    Raises MismatchError when `out` holds another mix, UsageError when nothing can be written there, PartitionsFailed
+    when shards could not be written, Stopped.
     """
     view = pretok.stream.open(shards, mix)
-    if (out / FILE_NAME).exists():
-        found = load_manifest(out).data.get(MATERIALIZED, {}).get("fingerprint")
+    if has_manifest(out):
+        held = load_manifest(out).contents.materialized
+        found = None if held is None else parse_mix(held, out / FILE_NAME).fingerprint
         if found != view.fingerprint:
             raise MismatchError(
                 f"{out} holds {'other shards' if found is None else f'the mix {found}'}, {mix} is "
@@ -75,7 +79,8 @@ def run_materialize(
         shutil.rmtree(out / STATE, ignore_errors=True)
         return
     sequences = max(1, shard_bytes // ((view.seq_len + 1) * view.dtype.itemsize))
-    _keep_plan(out, {"mix": view.fingerprint, "shard_sequences": sequences})
+    with writing(out):
+        _keep_plan(out, {"mix": view.fingerprint, "shard_sequences": sequences})
     tasks = [
         MaterializeTask(
             shards.absolute(),
@@ -103,9 +108,11 @@ def run_materialize(
                 ]
             )
         )
-    if (shards / TOKENIZER_FILE).exists():  # what turns the tokens into text again goes with them
-        copy_file(shards / TOKENIZER_FILE, out / TOKENIZER_FILE)
-    _seal(view, out, [read_json(task.record) for task in tasks])
+    with writing(out):
+        if (shards / TOKENIZER_FILE).exists():  # what turns the tokens into text again goes with them
+            copy_file(shards / TOKENIZER_FILE, out / TOKENIZER_FILE)
+        entries = [read_record(ShardEntry, read_json(task.record), task.record) for task in tasks]
+        _seal(view, shards, out, entries)
 
 
 def write_shard(task: MaterializeTask, report: Report) -> None:
@@ -118,18 +125,8 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
             writer.append(batch.reshape(-1), np.full(len(batch), length, np.int32))
             report({"documents": len(batch), "tokens": batch.size})
         sealed = writer.seal()
-    entry = {
-        "path": f"mix/{task.name}.bin",
-        "source": "mix",
-        "split": "train",
-        "tokens": sealed.tokens,
-        "documents": sealed.documents,
-        "bytes": sealed.bin_bytes,
-        "text_bytes": 0,
-        "checksum": sealed.bin_checksum,
-        "index_checksum": sealed.idx_checksum,
-    }
-    write_json(task.record, entry)
+    entry = shard_entry(f"mix/{task.name}.bin", "mix", "train", sealed, 0)
+    write_json(task.record, to_json(entry))
 
 
 def _keep_plan(out: Path, plan: dict[str, Any]) -> None:
@@ -144,39 +141,25 @@ def _keep_plan(out: Path, plan: dict[str, Any]) -> None:
         )
 
 
-def _seal(view: View, out: Path, entries: list[dict[str, Any]]) -> None:
-    counts = {
-        "tokens": sum(entry["tokens"] for entry in entries),
-        "documents": sum(entry["documents"] for entry in entries),
-        "bytes": 0,
-    }
-    total = {
-        **counts,
-        "read": counts["documents"],
-        "rejected": {},
-        "train": counts,
-        "val": dict.fromkeys(counts, 0),
-    }
-    data: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "fingerprint": "",
-        "tokenizer": view.tokenizer,
-        "totals": total,
-        "sources": {"mix": total},
-        "failed": [],
-        "shards": entries,
-        "files": [],
-        "plans": {},
-        "parts": {},
-        "config": {},
-        "software": {
+def _seal(view: View, shards: Path, out: Path, entries: list[ShardEntry]) -> None:
+    counts = count_source(entries, sum(entry.documents for entry in entries), {})
+    contents = Contents(
+        tokenizer=load_manifest(shards).contents.tokenizer,
+        totals=counts,
+        sources={"mix": counts},
+        failed=(),
+        shards=tuple(entries),
+        side_files=side_files(out, None, [out / TOKENIZER_FILE]),
+        files=(),
+        plans={},
+        parts={},
+        config={},
+        software={
             "python": platform.python_version(),
             "pretok": pretok.__version__,
             "numpy": np.__version__,
         },
-        MATERIALIZED: mix_json(view.mix),
-    }
-    data["fingerprint"] = manifest_fingerprint(data)
-    write_json(out / FILE_NAME, data)
+        materialized=mix_json(view.mix),
+    )
+    write_manifest(out, contents)
     shutil.rmtree(out / STATE)

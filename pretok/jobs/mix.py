@@ -8,6 +8,7 @@ Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `pretok.mix`) 
     sources  {NAME: {sequences, tokens, epochs, repeated_tokens, unused_tokens, tail_tokens}}
     left_out {NAME: tokens}                sources of the shards without a place in the mix
     notes    [...]                         what --cap changed
+    failed   [{partition, file, error}]    inputs that the shards lack
 
 `unused_tokens` are whole sequences not drawn even once, `tail_tokens` the end of a source that fills no sequence.
 """
@@ -22,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from pretok.console import notice, show, table
 from pretok.errors import MismatchError, UsageError
+from pretok.jobs.unfinished import failures
 from pretok.manifest import Manifest, load_manifest
-from pretok.mix import Mix, MixSource, load_mix, mix_sources, write_mix
+from pretok.mix import Mix, MixSource, load_mix, mix_sources, possible, write_mix
 from pretok.order import prefix_bound
 from pretok.quota import Limit, Stage, most_that_fits, one_epoch, scaled, shares_of, stage_quotas
+from pretok.records import to_json
 
 if TYPE_CHECKING:
     from pretok.config import Mix as RecipeMix
@@ -74,8 +77,11 @@ def recipe_request(mix: RecipeMix) -> MixRequest:
 def run_mix(shards: Path, out: Path, request: MixRequest) -> dict[str, Any]:
     """Plan a mix, write it to `out` and return its report. An equal file is left as it is.
 
-    Raises UsageError (see `plan_mix`) and MismatchError when `out` holds another mix, which a run may depend on.
+    Raises UsageError (see `plan_mix`; `out` cannot be written), IntegrityError when `out` is no mix and MismatchError
+    when it is another one, which a run may depend on.
     """
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder; name a file for the mix, such as {out / 'mix.json'}")
     mix, report = plan_mix(load_manifest(shards), request)
     if out.exists():
         old = load_mix(out).fingerprint
@@ -101,6 +107,7 @@ def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, dict[str, An
         quotas.append(tuple(given))
         notes += changed
     mix = Mix(manifest.fingerprint, request.split, request.seq_len, request.seed, sources, tuple(quotas))
+    possible(mix)
     return mix, _report(manifest, request, mix, notes)
 
 
@@ -184,6 +191,7 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
             if name not in names
         },
         "notes": notes,
+        "failed": to_json(manifest.contents.failed),
     }
 
 
@@ -209,8 +217,8 @@ def show_mix(manifest: Manifest, request: MixRequest, report: dict[str, Any]) ->
     show(table(f"{report['tokens']:,} tokens in sequences of {request.seq_len}", columns, rows))
     for name, tokens in report["left_out"].items():
         notice(f"not in the mix: {name}, {tokens:,} tokens")
-    for note in report["notes"]:
-        notice(note)
+    for sentence in [*report["notes"], *failures(manifest)]:
+        notice(sentence)
     _show_what_if(manifest, request, list(report["sources"]))
 
 

@@ -3,6 +3,10 @@
 Enters: the plans and part records in SHARDS/.state. Leaves, per source: one validation shard, one rejects ledger, one
 table of where the validation documents came from; then manifest.json; then the state of finished sources is dropped.
 Sources already in the manifest and not in the plans are kept as they are.
+
+A manifest that stands is true at every moment. So before a file that it lists is touched, which happens when inputs
+were mended and partitions are done again, `withdraw` takes it back: into .state, without the sources concerned, where
+`standing` still finds it. Adding a source touches nothing that is listed; the manifest is then replaced at once.
 """
 
 from __future__ import annotations
@@ -11,8 +15,8 @@ import json
 import platform
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,16 +24,86 @@ from typing import Any
 import numpy as np
 
 from pretok import __version__
+from pretok.contents import (
+    Contents,
+    Failure,
+    FileEntry,
+    PartEntry,
+    ShardEntry,
+    SideFile,
+    SourceCounts,
+    TokenizerEntry,
+    add_counts,
+    count_source,
+    shard_entry,
+)
+from pretok.errors import MismatchError
 from pretok.jobs.source_plan import SourcePlan
-from pretok.manifest import FILE_NAME, FORMAT, VERSION, load_manifest, manifest_fingerprint
-from pretok.shard import ShardReader, ShardWriter, token_dtype
-from pretok.storage import atomic_open, write_json
+from pretok.manifest import FILE_NAME, Manifest, has_manifest, load_manifest, write_manifest
+from pretok.records import read_record, to_json
+from pretok.shard import SealedShard, ShardReader, ShardWriter, token_dtype
+from pretok.storage import atomic_open, checksum
 from pretok.tokenize import PartRecord, load_parts
-from pretok.vocab import Vocabulary
+from pretok.vocab import TOKENIZER_FILE, Vocabulary
 
 COPY_TOKENS = 1 << 24
 PACKAGES = ("gigatoken", "tokenizers", "pyarrow", "numpy", "numba")
 """Whose versions the manifest records: what could change a byte of the shards."""
+DONE = ".done"
+"""Ends the name of the state of a source that is sealed, until it is removed; no source's name has a dot."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a manifest says of one source."""
+
+    counts: SourceCounts
+    failed: tuple[Failure, ...]
+    shards: tuple[ShardEntry, ...]
+    side_files: tuple[SideFile, ...]
+    files: tuple[FileEntry, ...]
+    plan: dict[str, Any]
+    parts: tuple[PartEntry, ...]
+
+
+def standing(shards: Path, state: Path) -> Contents | None:
+    """What is sealed in `shards`: the contents of its manifest, of the one withdrawn into `state`, or None.
+
+    Raises IntegrityError; MismatchError for shards that something else than tokenize made.
+    """
+    for folder in (shards, state):
+        if has_manifest(folder):
+            manifest = load_manifest(folder)
+            if manifest.contents.plans.keys() != manifest.contents.sources.keys():
+                raise MismatchError(f"{folder} was not made by pretok tokenize: choose another folder")
+            return _with_side_files(manifest) if manifest.version == 1 else manifest.contents
+    return None
+
+
+def _with_side_files(manifest: Manifest) -> Contents:
+    """The contents of a manifest of version 1, which did not list them."""
+    files = [file for name in manifest.sources for file in _own_side_files(manifest.folder, name)]
+    return replace(manifest.contents, side_files=tuple(files))
+
+
+def withdraw(shards: Path, state: Path, names: set[str]) -> None:
+    """Take the manifest back if it lists any source of `names`, whose files are about to change.
+
+    What it says of the other sources goes to `state` first; the next `seal` takes it from there.
+    """
+    old = standing(shards, state)
+    if old and has_manifest(shards) and names & old.sources.keys():
+        kept = {name: _of_source(old, name) for name in old.sources if name not in names}
+        write_manifest(state, _assemble(old, kept, ()))
+        (shards / FILE_NAME).unlink()
+
+
+def drop_finished(state: Path) -> None:
+    """Remove what an interrupted `seal` left of the state of sources that are sealed, and an empty state folder."""
+    for folder in state.glob(f"*{DONE}"):
+        shutil.rmtree(folder)
+    if state.exists() and not any(state.iterdir()):
+        state.rmdir()
 
 
 def seal(
@@ -44,185 +118,193 @@ def seal(
 
     Raises AssertionError if read = written + rejected fails for any source.
     """
-    old = load_manifest(shards).data if (shards / FILE_NAME).exists() else {"plans": {}}
-    names = {plan.name for plan in plans}
-    kept = [name for name in old["plans"] if name not in names]
-    sealed = {plan.name: _seal_source(shards, state / plan.name, plan, vocab) for plan in plans}
-    by_name: dict[str, dict[str, Any]] = {
-        **{name: _from_manifest(old, name) for name in kept}, **sealed
-    }  # fmt: skip
-    for failure in crashed:
-        by_name[failure["partition"].rsplit("-", 1)[0]]["failed"].append(failure)
-    sources = {name: by_name[name]["counts"] for name in sorted(by_name)}
-    data: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "fingerprint": "",
-        "tokenizer": {
-            "fingerprint": vocab.fingerprint,
-            "vocab_size": vocab.size,
-            "eod_id": vocab.eod_id,
-            "dtype": "uint16" if token_dtype(vocab.size).itemsize == 2 else "int32",
-        },
-        "totals": _add_counts(list(sources.values())),
-        "sources": sources,
-        "failed": [failure for name in sources for failure in by_name[name]["failed"]],
-        "shards": [shard for name in sources for shard in by_name[name]["shards"]],
-        "files": [file for name in sources for file in by_name[name]["files"]],
-        "plans": {name: by_name[name]["plan"] for name in sources},
-        "parts": {name: by_name[name]["parts"] for name in sources},
-        "config": config,
-        "software": {
-            "pretok": __version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES},
-        },
+    old = standing(shards, state)
+    sources = {name: _of_source(old, name) for name in old.sources} if old else {}
+    sources |= {plan.name: _seal_source(shards, state / plan.name, plan, vocab) for plan in plans}
+    for failure in (read_record(Failure, failure, state) for failure in crashed):
+        source = sources[failure.source]
+        sources[failure.source] = replace(source, failed=(*source.failed, failure))
+    tokenizer = TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, token_dtype(vocab.size).name)
+    software = {
+        "pretok": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
     }
-    data["fingerprint"] = manifest_fingerprint(data)
-    write_json(shards / FILE_NAME, data)
-    for name in sealed:
-        if not by_name[name]["failed"]:
-            shutil.rmtree(state / name)
-    if state.exists() and not any(state.iterdir()):
-        state.rmdir()
-    return list(data["failed"])
+    nothing = Contents(tokenizer, add_counts(()), {}, (), (), (), (), {}, {}, config, software)
+    contents = _assemble(nothing, sources, side_files(shards, None, [shards / TOKENIZER_FILE]))
+    write_manifest(shards, contents)
+    (state / FILE_NAME).unlink(missing_ok=True)  # a withdrawn one; from here on the new one stands
+    for plan in plans:
+        if not sources[plan.name].failed:
+            (state / plan.name).rename(state / f"{plan.name}{DONE}")  # at once: half a state is no state
+    drop_finished(state)
+    return [to_json(failure) for failure in contents.failed]
 
 
-def _from_manifest(old: dict[str, Any], name: str) -> dict[str, Any]:
-    """What the previous manifest says about a source that this run did not touch."""
-    return {
-        "counts": old["sources"][name],
-        "failed": [f for f in old["failed"] if f["partition"].rsplit("-", 1)[0] == name],
-        "shards": [s for s in old["shards"] if s["source"] == name],
-        "files": [f for f in old["files"] if f["source"] == name],
-        "plan": old["plans"][name],
-        "parts": old["parts"][name],
-    }
+def _of_source(contents: Contents, name: str) -> _Source:
+    """What a manifest says of one source."""
+    return _Source(
+        counts=contents.sources[name],
+        failed=tuple(failure for failure in contents.failed if failure.source == name),
+        shards=tuple(shard for shard in contents.shards if shard.source == name),
+        side_files=tuple(file for file in contents.side_files if file.source == name),
+        files=tuple(file for file in contents.files if file.source == name),
+        plan=contents.plans[name],
+        parts=contents.parts[name],
+    )
 
 
-def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary) -> dict[str, Any]:
+def _assemble(common: Contents, sources: dict[str, _Source], side_files: Iterable[SideFile]) -> Contents:
+    """A manifest of `sources`, in the order of their names; the rest is that of `common`. side_files: of no source."""
+    ordered = {name: sources[name] for name in sorted(sources)}
+    return replace(
+        common,
+        totals=add_counts(source.counts for source in ordered.values()),
+        sources={name: source.counts for name, source in ordered.items()},
+        failed=tuple(failure for source in ordered.values() for failure in source.failed),
+        shards=tuple(shard for source in ordered.values() for shard in source.shards),
+        side_files=(*side_files, *(file for source in ordered.values() for file in source.side_files)),
+        files=tuple(file for source in ordered.values() for file in source.files),
+        plans={name: source.plan for name, source in ordered.items()},
+        parts={name: source.parts for name, source in ordered.items()},
+    )
+
+
+def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple[SideFile, ...]:
+    """What the manifest says of those of `paths` that are there; they belong to `source` or to none."""
+    return tuple(
+        SideFile(str(path.relative_to(shards)), source, path.stat().st_size, checksum(path))
+        for path in paths
+        if path.exists()
+    )
+
+
+def _own_side_files(shards: Path, source: str) -> tuple[SideFile, ...]:
+    return side_files(shards, source, [origins_path(shards, source), rejects_path(shards, source)])
+
+
+def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary) -> _Source:
     """Merge the small files of a source and describe it for the manifest."""
     parts = [(p.number, part) for p in plan.partitions for part in load_parts(state, p.name)]
     entries = [
-        _shard_entry(f"{plan.name}/{part.name}.bin", plan.name, "train", part.train)
+        _part_shard(f"{plan.name}/{part.name}.bin", plan.name, part.train)
         for _, part in parts
         if part.train is not None
     ]
     entries += _merge_validation(shards, state, plan.name, parts, vocab)
-    files = _file_counts(plan, parts)
-    rejected = _merge_rejects(shards, state, plan, parts, files)
-    counts = {
-        split: {
-            "tokens": sum(e["tokens"] for e in entries if e["split"] == split),
-            "documents": sum(e["documents"] for e in entries if e["split"] == split),
-            "bytes": sum(e["text_bytes"] for e in entries if e["split"] == split),
-        }
-        for split in ("train", "val")
-    }
-    total = {key: counts["train"][key] + counts["val"][key] for key in ("tokens", "documents", "bytes")}
-    read = sum(file["read"] for file in files)
-    if read != total["documents"] + sum(rejected.values()):
+    numbered = [PartEntry(part.name, number, part.records) for number, part in parts]
+    rejected, rejects = _merge_rejects(shards, state, plan, parts, numbered)
+    files = _file_entries(plan, numbered, rejects)
+    counts = count_source(entries, sum(file.read for file in files), rejected)
+    if counts.read != counts.documents + sum(rejected.values()):
         raise AssertionError(
-            f"source {plan.name}: read {read}, wrote {total['documents']}, rejected {rejected}"
+            f"source {plan.name}: read {counts.read}, wrote {counts.documents}, rejected {rejected}"
         )
-    return {
-        "counts": {**total, "read": read, "rejected": rejected, **counts},
-        "failed": [error for _, part in parts for error in part.errors],
-        "shards": entries,
-        "files": files,
-        "plan": plan.to_json(),
-        "parts": [
-            {"name": part.name, "partition": number, "records": part.records} for number, part in parts
-        ],
-    }  # fmt: skip
+    return _Source(
+        counts=counts,
+        failed=tuple(read_record(Failure, error, state) for _, part in parts for error in part.errors),
+        shards=tuple(entries),
+        side_files=_own_side_files(shards, plan.name),
+        files=files,
+        plan=plan.to_json(),
+        parts=tuple(numbered),
+    )
 
 
-def _shard_entry(path: str, source: str, split: str, sealed: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "path": path,
-        "source": source,
-        "split": split,
-        "tokens": sealed["tokens"],
-        "documents": sealed["documents"],
-        "bytes": sealed["bin_bytes"],
-        "text_bytes": sealed["text_bytes"],
-        "checksum": sealed["bin_checksum"],
-        "index_checksum": sealed["idx_checksum"],
-    }
+def _part_shard(path: str, source: str, sealed: dict[str, Any]) -> ShardEntry:
+    """The shard of a part, from the record that `pretok.tokenize` left."""
+    text_bytes = sealed["text_bytes"]
+    shard = SealedShard(**{key: value for key, value in sealed.items() if key != "text_bytes"})
+    return shard_entry(path, source, "train", shard, text_bytes)
+
+
+def origins_path(shards: Path, source: str) -> Path:
+    """Where the validation documents of a source came from: (documents, 2) int64, for each the part (its index in the
+    manifest's `parts`) and the record of its partition it was."""
+    return shards / source / f"{source}-val-00000.origins.npy"
+
+
+def rejects_path(shards: Path, source: str) -> Path:
+    """The ledger of what was rejected from a source."""
+    return shards / "rejects" / f"{source}-00000.jsonl"
 
 
 def _merge_validation(
-    shards: Path, state: Path, source: str, parts: list[tuple[int, PartRecord]], vocab: Vocabulary
-) -> list[dict[str, Any]]:
-    """The small validation shards of all parts as one, and `.origins.npy`: (documents, 2) int64, for each document
-    the part (its index in the manifest's `parts`) and the record of its partition it was."""
-    name = f"{source}-val-00000"
+    shards: Path, state: Path, source: str, parts: Sequence[tuple[int, PartRecord]], vocab: Vocabulary
+) -> list[ShardEntry]:
+    """The small validation shards of all parts as one, and the table of their origins."""
+    prefix = shards / source / f"{source}-val-00000"
     with_val = [(index, part) for index, (_, part) in enumerate(parts) if part.val is not None]
     if not with_val:
+        for path in (prefix.with_suffix(".bin"), prefix.with_suffix(".idx"), origins_path(shards, source)):
+            path.unlink(missing_ok=True)  # of inputs that were mended since
         return []
-    with ShardWriter(shards / source / name, token_dtype(vocab.size)) as writer:
+    with ShardWriter(prefix, token_dtype(vocab.size)) as writer:
         for _, part in with_val:
             reader = ShardReader(state / f"{part.name}.val")
             for at in range(0, len(reader.tokens), COPY_TOKENS):
                 writer.append(reader.tokens[at : at + COPY_TOKENS], np.empty(0, np.int32))
             writer.append(reader.tokens[:0], reader.lengths)
-        sealed = {
-            **asdict(writer.seal()),
-            "text_bytes": sum(p.val["text_bytes"] for _, p in with_val if p.val),
-        }
+        sealed = writer.seal()
     origins = [(index, record) for index, part in with_val for record in part.val_records]
-    with atomic_open(shards / source / f"{name}.origins.npy") as file:
+    with atomic_open(origins_path(shards, source)) as file:
         np.save(file, np.array(origins, "<i8"))
-    return [_shard_entry(f"{source}/{name}.bin", source, "val", sealed)]
+    text_bytes = sum(part.val["text_bytes"] for _, part in with_val if part.val)
+    return [shard_entry(f"{source}/{prefix.name}.bin", source, "val", sealed, text_bytes)]
 
 
-def _file_counts(plan: SourcePlan, parts: list[tuple[int, PartRecord]]) -> list[dict[str, Any]]:
-    """One entry an input file: records read; written and rejected are filled in with the rejects."""
+def _file_entries(
+    plan: SourcePlan, parts: Sequence[PartEntry], rejects: Counter[str]
+) -> tuple[FileEntry, ...]:
+    """One entry an input file: records read, and of them written and rejected."""
     read: Counter[str] = Counter()
     pieces = {partition.number: partition.pieces for partition in plan.partitions}
-    for number, part in parts:
+    for part in parts:
         for piece, records in part.records.items():
-            read[pieces[number][int(piece)].file.path] += records
-    return [
-        {
-            **asdict(file),
-            "source": plan.name,
-            "read": read[file.path],
-            "written": read[file.path],
-            "rejected": 0,
-        }
+            read[pieces[part.partition][int(piece)].file.path] += records
+    return tuple(
+        FileEntry(
+            path=file.path,
+            format=file.format,
+            compression=file.compression,
+            size=file.size,
+            identity=file.identity,
+            source=plan.name,
+            read=read[file.path],
+            written=read[file.path] - rejects[file.path],
+            rejected=rejects[file.path],
+        )
         for file in plan.inputs
-    ]
+    )
 
 
 def _merge_rejects(
     shards: Path,
     state: Path,
     plan: SourcePlan,
-    parts: list[tuple[int, PartRecord]],
-    files: list[dict[str, Any]],
-) -> dict[str, int]:
-    """All rejects of a source as one ledger with positions in the files; counts by reason. No ledger if none."""
-    by_path = {file["path"]: file for file in files}
+    parts: Sequence[tuple[int, PartRecord]],
+    numbered: Sequence[PartEntry],
+) -> tuple[dict[str, int], Counter[str]]:
+    """All rejects of a source as one ledger with positions in the files; counts by reason and by file. No ledger if
+    there are none."""
     reasons: Counter[str] = Counter()
-    path = shards / "rejects" / f"{plan.name}-00000.jsonl"
+    files: Counter[str] = Counter()
+    path = rejects_path(shards, plan.name)
     if not any(part.rejected for _, part in parts):
         path.unlink(missing_ok=True)
-        return {}
+        return {}, files
     with atomic_open(path, "w") as ledger:
-        for line in _located_rejects(state, plan, parts):
+        for line in _located_rejects(state, parts, piece_starts(plan, numbered)):
             reasons[line["reason"]] += 1
-            by_path[line["file"]]["written"] -= 1
-            by_path[line["file"]]["rejected"] += 1
+            files[line["file"]] += 1
             ledger.write(json.dumps(line, ensure_ascii=False) + "\n")
-    return dict(sorted(reasons.items()))
+    return dict(sorted(reasons.items())), files
 
 
 def _located_rejects(
-    state: Path, plan: SourcePlan, parts: list[tuple[int, PartRecord]]
+    state: Path, parts: Sequence[tuple[int, PartRecord]], starts: dict[tuple[int, int], tuple[str, int]]
 ) -> Iterator[dict[str, Any]]:
     """Rejects with their file and position: the line or row of the file, from 1."""
-    starts = piece_starts(plan.to_json(), [{"partition": n, "records": p.records} for n, p in parts])
     for number, part in parts:
         if not part.rejected:
             continue
@@ -238,31 +320,17 @@ def _located_rejects(
                 }
 
 
-def piece_starts(plan: dict[str, Any], parts: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[str, int]]:
+def piece_starts(plan: SourcePlan, parts: Sequence[PartEntry]) -> dict[tuple[int, int], tuple[str, int]]:
     """(partition, piece) -> (file, records of that file before the piece): pieces of a file follow each other."""
     read: Counter[tuple[int, int]] = Counter()
     for part in parts:
-        for piece, records in part["records"].items():
-            read[part["partition"], int(piece)] += records
+        for piece, records in part.records.items():
+            read[part.partition, int(piece)] += records
     seen: Counter[str] = Counter()
     starts = {}
-    for partition in plan["partitions"]:
-        for index, piece in enumerate(partition["pieces"]):
-            path = piece["file"]["path"]
-            starts[partition["number"], index] = (path, seen[path])
-            seen[path] += read[partition["number"], index]
+    for partition in plan.partitions:
+        for index, source_piece in enumerate(partition.pieces):
+            path = source_piece.file.path
+            starts[partition.number, index] = (path, seen[path])
+            seen[path] += read[partition.number, index]
     return starts
-
-
-def _add_counts(sources: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sum of nested counts."""
-    total: dict[str, Any] = {"tokens": 0, "documents": 0, "bytes": 0, "read": 0, "rejected": {}}
-    for counts in [*sources]:
-        for key, value in counts.items():
-            if isinstance(value, dict):
-                inner = total.setdefault(key, {})
-                for name, number in value.items():
-                    inner[name] = inner.get(name, 0) + number
-            else:
-                total[key] += value
-    return total

@@ -19,6 +19,7 @@ from pretok.files import InputFile, list_inputs, shorten
 from pretok.jobs.changes import input_changes, refuse, refuse_changes
 from pretok.partition import Partition, plan, shard_bytes
 from pretok.probe import probe_inputs
+from pretok.records import read_record
 from pretok.storage import read_json, write_json
 from pretok.tokenize import load_parts
 
@@ -43,13 +44,19 @@ class SourcePlan:
 
     @classmethod
     def from_json(cls, name: str, data: dict[str, Any]) -> SourcePlan:
-        """Inverse of `to_json`."""
-        return cls(
-            name,
-            data["settings"],
-            [InputFile(**file) for file in data["inputs"]],
-            [Partition.from_json(name, partition) for partition in data["partitions"]],
-        )
+        """Inverse of `to_json`. Raises IntegrityError."""
+        plan = read_record(_PlanEntry, data, f"the plan of source {name}")
+        partitions = [Partition.from_json(name, partition) for partition in plan.partitions]
+        return cls(name, plan.settings, list(plan.inputs), partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanEntry:
+    """A plan as JSON."""
+
+    settings: dict[str, Any]
+    inputs: tuple[InputFile, ...]
+    partitions: tuple[dict[str, Any], ...]
 
 
 def plan_source(

@@ -22,9 +22,9 @@ from pretok.engine import Counts, Engine, TaskError
 from pretok.errors import PartitionsFailed
 from pretok.jobs.changes import refuse_changes
 from pretok.jobs.rejects import poor_sources
-from pretok.jobs.seal import seal
+from pretok.jobs.seal import drop_finished, seal, standing, withdraw
 from pretok.jobs.source_plan import SourcePlan, is_complete, plan_source, shared_inputs
-from pretok.manifest import FILE_NAME, load_manifest
+from pretok.manifest import FILE_NAME, has_manifest, load_manifest
 from pretok.partition import Partition
 from pretok.shard import token_dtype
 from pretok.storage import copy_file, remove_leftovers
@@ -70,7 +70,11 @@ def run_tokenize(
     shards = recipe.shards_dir
     state = shards / STATE
     config = shared_config(recipe, vocab)
-    sealed = _sealed_plans(shards, config)
+    drop_finished(state)
+    old = standing(shards, state)
+    if old and old.totals.documents:  # what holds no document binds nothing
+        refuse_changes("the shards", shards, old.config, config)
+    sealed = old.plans if old and old.totals.documents else {}
     itemsize = token_dtype(vocab.size).itemsize
     with engine.stop.raising():
         plans = [
@@ -80,13 +84,15 @@ def run_tokenize(
     for text in shared_inputs({source_plan.name: source_plan.inputs for source_plan in plans}):
         notice(text)
     remove_leftovers(shards)
-    copy_file(vocab.path, shards / TOKENIZER_FILE)  # the shards then need nothing else to be decoded
+    if not old or not (shards / TOKENIZER_FILE).exists():  # the shards then need nothing else to be decoded
+        copy_file(vocab.path, shards / TOKENIZER_FILE)
     tasks = [
         _task(partition, source_plan, recipe, vocab)
         for source_plan in plans
         if (state / source_plan.name).exists()
         for partition in source_plan.partitions
     ]
+    withdraw(shards, state, {task.partition.source for task in tasks})
     open_tasks = [task for task in tasks if not _finished(task)]
     open_tasks.sort(key=lambda task: (-task.partition.estimate, task.partition.name))
     notice(f"{len(tasks)} partitions, {len(tasks) - len(open_tasks)} of them done")
@@ -104,7 +110,7 @@ def run_tokenize(
             nodes[outcome.node] = nodes.get(outcome.node, 0) + 1
         busy, peak = busy + outcome.seconds, max(peak, outcome.peak)
     available = max(1, engine.workers or 0) * (time.monotonic() - began)
-    if tasks or not (shards / FILE_NAME).exists():
+    if tasks or not has_manifest(shards):
         failed = seal(shards, state, [p for p in plans if (state / p.name).exists()], config, vocab, crashed)
     else:
         failed = load_manifest(shards).data["failed"]
@@ -133,20 +139,9 @@ def _describe_failures(failed: list[dict[str, Any]], shards: Path) -> str:
 
 def _poor_sources(shards: Path, recipe: Recipe) -> list[str]:
     """Complaints about sources of the recipe that gave too little."""
-    sources = load_manifest(shards).data["sources"]
-    counts = {name: (sources[name]["read"], sources[name]["rejected"]) for name in recipe.sources}
+    sources = load_manifest(shards).contents.sources
+    counts = {name: (sources[name].read, sources[name].rejected) for name in recipe.sources}
     return poor_sources(recipe.shards.max_reject_share, counts, f"see {shards / 'rejects'}")
-
-
-def _sealed_plans(shards: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The plans in an existing manifest, after checking that it was made with the same config."""
-    if not (shards / FILE_NAME).exists():
-        return {}
-    data = load_manifest(shards).data
-    if data["totals"]["documents"] == 0:  # binds nothing
-        return {}
-    refuse_changes("the shards", shards, data["config"], config)
-    return dict(data["plans"])
 
 
 def _task(partition: Partition, source: SourcePlan, recipe: Recipe, vocab: Vocabulary) -> TokenizeTask:
@@ -167,14 +162,21 @@ def _task(partition: Partition, source: SourcePlan, recipe: Recipe, vocab: Vocab
 
 
 def _finished(task: TokenizeTask) -> bool:
-    """Whether nothing is left to do; what a damaged partition left is removed, so that it is done again."""
+    """Whether nothing is left to do; what a damaged partition left is removed, so that it is done again as a whole.
+
+    A marker stands while that goes on: after a kill, the first parts of the old input are not taken for parts of the
+    new one. Files go before the record that names them.
+    """
     if is_complete(task.state_dir, task.partition.name):
         return True
     parts = load_parts(task.state_dir, task.partition.name)
-    if parts and parts[-1].last:
-        for part in reversed(parts):  # the record of part 0 goes last: until then the rest is known
-            (task.state_dir / f"{part.name}.json").unlink()
+    marker = task.state_dir / f"{task.partition.name}.again"
+    if (parts and parts[-1].last) or marker.exists():
+        marker.touch()
+        for part in reversed(parts):
             for suffix in (".bin", ".idx"):
                 (task.shards_dir / task.partition.source / f"{part.name}{suffix}").unlink(missing_ok=True)
                 (task.state_dir / f"{part.name}.val{suffix}").unlink(missing_ok=True)
+            (task.state_dir / f"{part.name}.json").unlink()
+        marker.unlink()
     return False

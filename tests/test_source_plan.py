@@ -155,6 +155,23 @@ def test_a_file_in_two_sources_is_a_notice(tmp_path, vocab_dir, here):
     assert f"sources it and en read the same text: {tmp_path}/a.jsonl" in tokenize(made, here)
 
 
+def test_build_vocab_lists_its_inputs_once(tmp_path, here, monkeypatch):
+    from pretok.jobs import build_vocab
+    from pretok.jobs import count as counting
+
+    (tmp_path / "a.jsonl").write_text(lines(40))
+    (tmp_path / "b.jsonl").write_text("")
+    listed, notices = [], []
+    real = counting.list_inputs
+    monkeypatch.setattr(counting, "list_inputs", lambda *args: listed.append(args) or real(*args))
+    monkeypatch.setattr(build_vocab, "notice", notices.append)
+    sources = {"it": {"inputs": [f"{tmp_path}/*.jsonl"]}}
+    data = {"out": tmp_path / "out", "sources": sources, "vocab": {"size": 330, "holdout": "0"}}
+    build_vocab.run_build_vocab(make_recipe(data, "test"), here)
+    assert len(listed) == 1
+    assert notices.count(f"empty: {tmp_path}/b.jsonl") == 1
+
+
 @pytest.mark.parametrize("work", [tokenize, count])
 def test_a_signal_ends_planning(tmp_path, vocab_dir, here, monkeypatch, work):
     from pretok.jobs import count as counting

@@ -85,6 +85,14 @@ def test_unfinished_work_without_documents_binds_nothing(tmp_path, vocab_dir, he
     assert any("is forgotten" in notice for notice in notices)
 
 
+def test_counts_of_nothing_but_damage_name_the_input(tmp_path, vocab_dir, here):
+    (tmp_path / "a.jsonl").write_bytes(b"\x28\xb5\x2f\xfd damaged")
+    for work in (tokenize, count):
+        with pytest.raises(PartitionsFailed, match="it has no records") as caught:
+            work(recipe(tmp_path, vocab_dir), here)
+        assert f"{tmp_path}/a.jsonl: damaged zstd data" in str(caught.value)
+
+
 def test_too_many_rejects_are_code_3_and_all_is_kept(tmp_path, vocab_dir, here):
     (tmp_path / "a.jsonl").write_text(lines(4) + "rotto\n" * 5)
     told = r"source it: 5 of 9 records were rejected \(malformed_json 5\), more than the share of 0.5"

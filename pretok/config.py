@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pretok.errors import UsageError
 from pretok.normalize import Normalization
 from pretok.paths import HUB, SAMPLE, is_remote
-from pretok.readers import MAX_DOCUMENT, RecordFormat
+from pretok.readers import RecordFormat
 from pretok.units import parse_count, parse_share
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
@@ -85,7 +85,7 @@ class Source(Part):
     format: Literal["auto", "jsonl", "parquet", "text"] = "auto"
     field: str = "text"
     separator: str = ""
-    max_document: Annotated[Count, Field(gt=0)] = MAX_DOCUMENT
+    max_document: Annotated[Count, Field(gt=0)] = RecordFormat().max_document
 
     @property
     def record(self) -> RecordFormat:

@@ -28,9 +28,6 @@ from pretok.texts import Reject, TextBatch, from_buffers
 BATCH_BYTES = 4 << 20
 """Text per batch: large enough to hide the cost of a call, small enough for many workers on a node."""
 
-MAX_DOCUMENT = 256 << 20
-"""Bytes of the longest record that is read unless a recipe says otherwise."""
-
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
@@ -39,7 +36,7 @@ class RecordFormat:
 
     field: str = "text"
     separator: str = ""
-    max_document: int = MAX_DOCUMENT
+    max_document: int = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)

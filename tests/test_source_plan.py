@@ -85,6 +85,14 @@ def test_unfinished_work_without_documents_binds_nothing(tmp_path, vocab_dir, he
     assert any("is forgotten" in notice for notice in notices)
 
 
+def test_counts_of_nothing_but_damage_name_the_input(tmp_path, vocab_dir, here):
+    (tmp_path / "a.jsonl").write_bytes(b"\x28\xb5\x2f\xfd damaged")
+    for work in (tokenize, count):
+        with pytest.raises(PartitionsFailed, match="it has no records") as caught:
+            work(recipe(tmp_path, vocab_dir), here)
+        assert f"{tmp_path}/a.jsonl: damaged zstd data" in str(caught.value)
+
+
 def test_too_many_rejects_are_code_3_and_all_is_kept(tmp_path, vocab_dir, here):
     (tmp_path / "a.jsonl").write_text(lines(4) + "rotto\n" * 5)
     told = r"source it: 5 of 9 records were rejected \(malformed_json 5\), more than the share of 0.5"
@@ -153,6 +161,23 @@ def test_a_file_in_two_sources_is_a_notice(tmp_path, vocab_dir, here):
     sources = {name: {"inputs": [f"{tmp_path}/a.jsonl"]} for name in ("it", "en")}
     made = make_recipe({"out": tmp_path / "out", "sources": sources, "vocab": {"path": vocab_dir}}, "test")
     assert f"sources it and en read the same text: {tmp_path}/a.jsonl" in tokenize(made, here)
+
+
+def test_build_vocab_lists_its_inputs_once(tmp_path, here, monkeypatch):
+    from pretok.jobs import build_vocab
+    from pretok.jobs import count as counting
+
+    (tmp_path / "a.jsonl").write_text(lines(40))
+    (tmp_path / "b.jsonl").write_text("")
+    listed, notices = [], []
+    real = counting.list_inputs
+    monkeypatch.setattr(counting, "list_inputs", lambda *args: listed.append(args) or real(*args))
+    monkeypatch.setattr(build_vocab, "notice", notices.append)
+    sources = {"it": {"inputs": [f"{tmp_path}/*.jsonl"]}}
+    data = {"out": tmp_path / "out", "sources": sources, "vocab": {"size": 330, "holdout": "0"}}
+    build_vocab.run_build_vocab(make_recipe(data, "test"), here)
+    assert len(listed) == 1
+    assert notices.count(f"empty: {tmp_path}/b.jsonl") == 1
 
 
 @pytest.mark.parametrize("work", [tokenize, count])

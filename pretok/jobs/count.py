@@ -162,7 +162,8 @@ def _enough(counts: Counts, recipe: Recipe) -> Counts:
     if complaints := poor_sources(
         recipe.shards.max_reject_share, sources, f"the counts are in {counts.folder}; delete it to count anew"
     ):
-        raise PartitionsFailed("\n".join(complaints))
+        failed = (f"{failure['file']}: {failure['error']}" for failure in counts.data["failed"])
+        raise PartitionsFailed("\n  ".join([*complaints, *failed]))
     return counts
 
 

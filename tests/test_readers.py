@@ -3,7 +3,6 @@
 import gzip
 import json
 import random
-from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -166,33 +165,6 @@ def test_separated_text_is_split_like_lines(tmp_path_factory, parts):
     assert texts == [part for part in parts if part]
     assert numbers == [i for i, part in enumerate(parts) if part]
     assert rejects == [(i, "empty_text") for i, part in enumerate(parts) if not part]
-
-
-@given(st.lists(st.binary(max_size=40)), st.sampled_from([b"\n", b"=="]), st.data())
-def test_spans_do_not_depend_on_how_blocks_are_cut(parts, separator, data):
-    """A file system may return short reads: the batches, and with them the ends of shards, stay the same."""
-    whole = separator.join(parts)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)))))
-    blocks = [whole[a:b] for a, b in pairwise([0, *cuts, len(whole)])]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "BATCH_BYTES", 32)
-        spans = [bytes(span) for span in readers._whole_records(iter(blocks), separator)]
-        assert spans == [bytes(span) for span in readers._whole_records(iter([whole]), separator)]
-    assert b"".join(spans) == whole
-    assert all(span.endswith(separator) for span in spans[:-1])
-    assert all(len(span) <= 32 or separator not in span[: -len(separator)] for span in spans[:-1])
-
-
-def test_an_unfinished_record_of_a_damaged_file_is_left_out():
-    def damaged():
-        yield b"first==second=="
-        yield b"third="
-        raise CorruptInputError("cut")
-
-    spans: list[bytes] = []
-    with pytest.raises(CorruptInputError):
-        spans.extend(map(bytes, readers._whole_records(damaged(), b"==")))
-    assert spans == [b"first==second=="]
 
 
 def test_one_document_a_file(tmp_path):

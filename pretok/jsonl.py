@@ -85,12 +85,13 @@ def _key_end(block: Pointer, value: int) -> int:
     return at
 
 
-@njit(
-    types.UniTuple(types.int64, 2)(
-        BYTES, types.int64, types.int64, U8, I64, types.int64, BYTES, types.int64, _OUT, _OUT
-    )
+_PARSE = types.UniTuple(types.int64, 2)(
+    BYTES, types.int64, types.int64, U8, I64, types.int64, BYTES, types.int64, _OUT, _OUT
 )
-def _parse_line(
+
+
+@njit(_PARSE)
+def _parse_object(
     block: Pointer,
     at: int,
     end: int,
@@ -102,19 +103,11 @@ def _parse_line(
     closers: Bytes,
     scratch: Bytes,
 ) -> tuple[int, int]:
-    """Copy the text at `path` in the object in block[at:end] to out[size:]. (status, new size).
+    """Copy the text at `path` in the object whose brace is at `at` to out[size:]. (status, new size).
 
     path: where each key of it starts in `field`, and where one more would; a dot stands between two.
     """
     start = size
-    at = skip_space(block, at, end)
-    if at == end:
-        return BLANK, start
-    if block[at] != 123:
-        at = skip_value(block, at, end, closers)
-        if at >= 0 and skip_space(block, at, end) == end:
-            return NOT_AN_OBJECT, start
-        return MALFORMED, start
     status = MISSING
     level = 0  # how many keys of the path were entered: of all objects, only those on the path are open here
     at += 1
@@ -164,6 +157,31 @@ def _parse_line(
     if skip_space(block, at, end) != end:
         return MALFORMED, start
     return status, size if status == OK else start
+
+
+@njit(_PARSE)
+def _parse_line(
+    block: Pointer,
+    at: int,
+    end: int,
+    field: Bytes,
+    path: Offsets,
+    longest: int,
+    out: Pointer,
+    size: int,
+    closers: Bytes,
+    scratch: Bytes,
+) -> tuple[int, int]:
+    """`_parse_object` for the object that should be all of block[at:end]."""
+    at = skip_space(block, at, end)
+    if at == end:
+        return BLANK, size
+    if block[at] == 123:
+        return _parse_object(block, at, end, field, path, longest, out, size, closers, scratch)
+    at = skip_value(block, at, end, closers)
+    if at >= 0 and skip_space(block, at, end) == end:
+        return NOT_AN_OBJECT, size
+    return MALFORMED, size
 
 
 @njit(types.int64(BYTES, types.int64, types.int64))

@@ -112,6 +112,8 @@ def _pick(column: pa.Array, path: list[str]) -> pa.Array:
 
 
 def _parquet(piece: Piece, field: str, batch_bytes: int) -> Iterator[pa.Array]:
+    """Rows per batch follow the bytes of the row groups before, of the first one its bytes in all columns: a column's
+    size stands in metadata that pyarrow aborts the process on, where they are damaged."""
     with _library("damaged Parquet"):
         stream = open_parquet(piece.file.path)
     with stream:
@@ -119,31 +121,24 @@ def _parquet(piece: Piece, field: str, batch_bytes: int) -> Iterator[pa.Array]:
             # Without a buffer Arrow reads all of a row group before its first row: 400 MB of one of 850 MB of text.
             file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=READ_SIZE)
             path = find_column(file.schema_arrow, field)
-            names = [file.schema.column(i).path for i in range(len(file.schema))]
-            index = names.index(".".join(path)) if ".".join(path) in names else None
             groups = range(piece.start or 0, file.num_row_groups if piece.stop is None else piece.stop)
+        seen = size = 0
         for group in groups:
             with _library("damaged Parquet"):
-                batches = _row_group(file, group, index, field, batch_bytes)
+                meta = file.metadata.row_group(group)
+                of_rows, of_bytes = (seen, size) if size else (meta.num_rows, meta.total_byte_size)
+                rows = max(1, of_rows * batch_bytes // max(1, of_bytes))
+                batches = file.iter_batches(
+                    batch_size=rows, row_groups=[group], columns=[field], use_threads=False
+                )
             while True:
                 with _library("damaged Parquet"):
                     batch = next(batches, None)
                     if batch is None:
                         break
                     column = _pick(batch.column(path[0]), path[1:])
+                    seen, size = seen + len(column), size + column.nbytes
                 yield column
-
-
-def _row_group(
-    file: pq.ParquetFile, group: int, index: int | None, field: str, batch_bytes: int
-) -> Iterator[pa.RecordBatch]:
-    meta = file.metadata.row_group(group)
-    size = meta.total_byte_size if index is None else meta.column(index).total_uncompressed_size
-    rows = max(1, meta.num_rows * batch_bytes // max(1, size))
-    batches: Iterator[pa.RecordBatch] = file.iter_batches(
-        batch_size=rows, row_groups=[group], columns=[field], use_threads=False
-    )
-    return batches
 
 
 def _dataset(piece: Piece, field: str, batch_bytes: int) -> Iterator[pa.Array]:

@@ -44,7 +44,7 @@ def ahead(items: Iterator[Item], size: Callable[[Item], int], room: int, depth: 
                     ready.append(item)
                     held += size(item)
                     changed.notify_all()
-                del item  # or it would be held here until the next one is there
+                del item
         except BaseException as error:
             failure = error
         with changed:
@@ -52,17 +52,17 @@ def ahead(items: Iterator[Item], size: Callable[[Item], int], room: int, depth: 
             changed.notify_all()
 
     threading.Thread(target=produce, daemon=True, name="read-ahead").start()
+    taken: list[Item] = []
     try:
         while True:
             with changed:
                 changed.wait_for(lambda: ready or done)
                 if not ready:
                     break
-                item = ready.popleft()
-                held -= size(item)
+                taken.append(ready.popleft())
+                held -= size(taken[0])
                 changed.notify_all()
-            yield item
-            del item
+            yield taken.pop()  # nothing here holds it while the consumer works on it
         if failure is not None:
             raise failure
     finally:

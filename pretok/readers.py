@@ -79,12 +79,15 @@ def read_partition(
     def batches() -> Iterator[TextBatch | Damage]:
         for index, piece in enumerate(partition.pieces):
             try:
-                for batch in read_piece(piece, index, record):
-                    yield normalize_batch(batch, normalization)
+                yield from read_piece(piece, index, record)
             except CorruptInputError as error:
                 yield Damage(index, str(error))
 
-    return ahead(batches(), _held_bytes, 2 * BATCH_BYTES)
+    def normalized(batch: TextBatch | Damage) -> TextBatch | Damage:
+        return batch if isinstance(batch, Damage) else normalize_batch(batch, normalization)
+
+    # A generator would hold each batch as it was read for as long as its consumer works on it.
+    return map(normalized, ahead(batches(), _held_bytes, 2 * BATCH_BYTES))
 
 
 def _held_bytes(batch: TextBatch | Damage) -> int:
@@ -100,6 +103,7 @@ def read_piece(piece: Piece, index: int, record: RecordFormat) -> Iterator[TextB
     for found in readers.get(piece.file.format, _read_table)(piece, record):
         yield from _batches(index, first, found)
         first += len(found.status)
+        del found  # with the bytes it was found in: the next may be as large
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,7 @@ def _read_jsonl(piece: Piece, record: RecordFormat) -> Iterator[_Found]:
             # A BOM is no part of the JSON text (RFC 8259, 8.1).
             yield _parse(span[3:] if at_start and bytes(span[:3]) == b"\xef\xbb\xbf" else span, record)
         at_start = False
+        del span
 
 
 def _parse(data: memoryview, record: RecordFormat) -> _Found:

@@ -25,7 +25,7 @@ def whole_records(
     try:
         for block in blocks:
             cutter.append(block)
-            if cutter.size >= cutter.wanted:
+            if cutter.size >= batch_bytes:
                 yield from cutter.cut()
     except CorruptInputError:
         yield from cutter.cut()
@@ -36,28 +36,30 @@ def whole_records(
 
 
 class _Cutter:
-    """The bytes that are held: `size` of `buffer`. wanted: how many make another look for a separator worth it."""
+    """The bytes that are held: `size` of `_buffer`, of which the first `_searched` have no separator."""
 
     def __init__(self, separator: bytes, limit: int, batch_bytes: int) -> None:
         self._separator = separator
         self._limit = max(limit, batch_bytes)
         self._batch = batch_bytes
         self._buffer = bytearray(2 * batch_bytes)
+        self._searched = 0
         self._skipping = False
         self.size = 0
-        self.wanted = batch_bytes
 
     def append(self, block: bytes) -> None:
         """Hold a block too. Other memory is taken where it does not fit, as spans of the old may still be looked at."""
         if self.size + len(block) > len(self._buffer):
             self._move(0, 2 * (self.size + len(block)))
-        self._buffer[self.size : self.size + len(block)] = block
+        memoryview(self._buffer)[self.size : self.size + len(block)] = (
+            block  # a bytearray would copy it twice
+        )
         self.size += len(block)
 
     def _move(self, start: int, room: int) -> None:
         """Keep what is held from `start` on, in new memory for `room` bytes."""
         buffer = bytearray(room)
-        buffer[: self.size - start] = memoryview(self._buffer)[start : self.size]
+        memoryview(buffer)[: self.size - start] = memoryview(self._buffer)[start : self.size]
         self._buffer, self.size = buffer, self.size - start
 
     def cut(self) -> Iterator[memoryview | None]:
@@ -66,10 +68,10 @@ class _Cutter:
         if len(self._buffer) > 16 * self._batch and self.size - start <= self._batch:
             self._move(start, 2 * self._batch)  # the memory of a long record is given back
         else:
-            self._buffer[: self.size - start] = self._buffer[start : self.size]
+            view = memoryview(self._buffer)
+            view[: self.size - start] = view[start : self.size]
             self.size -= start
-        # A longer record waits for as much more, until it is known to be too long.
-        self.wanted = min(max(self._batch, 2 * self.size), self._limit + len(self._separator))
+        self._searched = self.size if self.size >= self._batch else 0
 
     def _decided(self) -> Generator[memoryview | None, None, int]:
         """Yield what is decided; returns where the rest starts."""
@@ -85,10 +87,11 @@ class _Cutter:
                 self._skipping = False
             if self.size - start < self._batch:
                 return start
-            end = data.rfind(mark, start, start + self._batch)
+            searched = self._searched if start == 0 else 0
+            end = -1 if searched else data.rfind(mark, start, start + self._batch)
             if end < 0:
                 known = min(self.size, start + self._limit + len(mark))
-                end = data.find(mark, start + self._batch - len(mark) + 1, known)
+                end = data.find(mark, max(start + self._batch, searched) - len(mark) + 1, known)
             if end >= 0:
                 yield view[start : end + len(mark)]
                 start = end + len(mark)

@@ -39,7 +39,8 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> dict[str, floa
     from pretok.encode import Encoder
     from pretok.files import read_bytes
     from pretok.jsonl import field_bytes, parse_lines
-    from pretok.readers import _whole_records
+    from pretok.readers import BATCH_BYTES, RecordFormat
+    from pretok.records import whole_records
     from pretok.texts import from_buffers
 
     encoder = Encoder(tokenizer.read_text(encoding="utf-8"), 0, 50_000)
@@ -47,7 +48,7 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> dict[str, floa
     with output.open("wb", buffering=0) as file:
         for path in paths:
             blocks = clock("decompress", lambda path=path: list(read_bytes(path, "zstd")))
-            spans = _whole_records(iter(blocks), b"\n")
+            spans = whole_records(iter(blocks), b"\n", RecordFormat().max_line, BATCH_BYTES)
             while span := clock("regroup", lambda spans=spans: next(spans, None)):
                 lines = np.frombuffer(span, np.uint8)
                 data, offsets, _, _ = clock(

@@ -81,10 +81,10 @@ def write_chains(task: ChainTask, report: Report) -> int:
     engine, finder = _tools(task.words, task.separators)
     parts: list[npt.NDArray[Any]] = []
     total = 0
-    for batch in read_partition(task.partition, task.record):
+    for batch in read_partition(task.partition, task.record, task.normalization):
         if isinstance(batch, Damage) or len(batch.texts) == 0:
             continue
-        texts = task.normalization(batch.texts)
+        texts = batch.texts
         data, offsets = buffers(texts)
         chosen = select(hash_documents(data, offsets, task.seed + SAMPLE_SEED_STEP), task.sample)
         chosen &= ~select(hash_documents(data, offsets, task.seed), task.holdout)

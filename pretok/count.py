@@ -113,7 +113,7 @@ def count_partition(task: CountTask, report: Callable[[dict[str, int]], None]) -
         return CountRecord.from_json(read_metadata(task.path))
     counter = _Counter(task)
     try:
-        for batch in read_partition(task.partition, task.record):
+        for batch in read_partition(task.partition, task.record, task.normalization):
             report(counter.add(batch))
         return counter.finish()
     finally:
@@ -149,7 +149,7 @@ class _Counter:
         record.rejected.update(reject.reason for reject in batch.rejects)
         if len(batch.texts) == 0:
             return {}
-        texts = self._sample(self._task.normalization(batch.texts))
+        texts = self._sample(batch.texts)
         data, offsets = buffers(texts)
         heldout = select(hash_documents(data, offsets, self._task.seed), self._task.holdout)
         self._table.add_documents(data, offsets, heldout, self._task.pattern)

@@ -23,10 +23,11 @@ import xxhash
 
 from pretok.errors import UsageError
 from pretok.paths import HUB, expand, is_dataset, is_glob, is_remote
+from pretok.zstd_frames import FrameWalk
 
 IDENTITY_BYTES = 1 << 16
 COMPRESSED_STEP = 1 << 15
-"""Bytes of compressed input per step: 100 KB of text as a rule, 30 MB where it shrinks a thousandfold."""
+"""Bytes of compressed input per step: 100 KB of text as a rule, 30 MB at most (zlib shrinks text a thousandfold)."""
 READ_SIZE = 1 << 22
 """Bytes per read from the file system."""
 
@@ -321,20 +322,24 @@ def _decompressor(compression: str) -> _Decompressor:
 def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = False) -> Iterator[bytes]:
     """Decompress blocks of a file of any number of zstd frames or gzip members.
 
-    Everything decodable is yielded before CorruptInputError tells of a truncated or damaged frame; `partial` says that
-    the blocks are known to end early.
+    Everything decodable is yielded before CorruptInputError tells of a truncated or damaged frame, or of other bytes
+    after the last one (gzip: except zeros); `partial` says that the blocks are known to end early.
     """
     import zstandard
 
+    slices = FrameWalk().slices if compression == "zstd" else lambda block: iter((block,))
     state = _decompressor(compression)
     began = False  # whether the current frame has seen any byte
-    for data in blocks:
+    padding = False  # whether zeros may come: tape padding after a gzip member, of any length
+    for data in (data for block in blocks for data in slices(block)):
+        if padding:
+            data = data.lstrip(b"\0")
         while data:
             try:
                 text = state.decompress(data)
             except (zlib.error, zstandard.ZstdError) as error:
                 raise CorruptInputError(f"damaged {compression} data: {error}") from None
-            began = True
+            began, padding = True, False
             if text:
                 yield text
             data = b""
@@ -342,7 +347,7 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
                 data = state.unused_data
                 state, began = _decompressor(compression), False
                 if compression == "gzip":
-                    data = data.lstrip(b"\0")  # tape padding after the last member
+                    data, padding = data.lstrip(b"\0"), True
     if began and not partial:
         raise CorruptInputError(
             f"the {compression} stream ends in the middle of a frame: the file is truncated"

@@ -5,49 +5,68 @@ Reading, decompressing and parsing release the interpreter lock, so they run whi
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Iterator
-from typing import TypeVar, cast
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 Item = TypeVar("Item")
 
 
-def ahead(items: Iterator[Item], depth: int = 2) -> Iterator[Item]:
-    """Yield what `items` yields, produced by a thread at most `depth` items ahead; its exception is raised here.
+def ahead(items: Iterator[Item], size: Callable[[Item], int], room: int, depth: int = 3) -> Iterator[Item]:
+    """Yield what `items` yields, produced by a thread; its exception is raised here, of whatever kind.
 
-    When the consumer stops early the thread ends at its next item.
+    The thread works on the next item while fewer than `depth` wait that take less than `room` by `size`: a large one
+    waits alone. When the consumer stops early, or forgets this generator, the thread ends at its next item.
     """
-    ready: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(depth)
-    stopped = threading.Event()
+    ready: deque[Item] = deque()
+    changed = threading.Condition()
+    held = 0
+    done = stopped = False
+    failure: BaseException | None = None
 
-    def put(item: Item | None, error: BaseException | None) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put((item, error), timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+    def may_produce() -> bool:
+        return stopped or (len(ready) < depth and held < room)
 
     def produce() -> None:
+        nonlocal held, done, failure
         try:
-            for item in items:
-                if not put(item, None):
-                    return
-            put(None, StopIteration())
+            while True:
+                with changed:
+                    changed.wait_for(may_produce)
+                    if stopped:
+                        break
+                try:
+                    item = next(items)
+                except StopIteration:
+                    break
+                with changed:
+                    ready.append(item)
+                    held += size(item)
+                    changed.notify_all()
+                del item
         except BaseException as error:
-            put(None, error)
+            failure = error
+        with changed:
+            done = True
+            changed.notify_all()
 
-    thread = threading.Thread(target=produce, daemon=True, name="read-ahead")
-    thread.start()
+    threading.Thread(target=produce, daemon=True, name="read-ahead").start()
+    taken: list[Item] = []
     try:
         while True:
-            item, error = ready.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            yield cast(Item, item)
+            with changed:
+                changed.wait_for(lambda: ready or done)
+                if not ready:
+                    break
+                taken.append(ready.popleft())
+                held -= size(taken[0])
+                changed.notify_all()
+            yield taken.pop()  # nothing here holds it while the consumer works on it
+        if failure is not None:
+            raise failure
     finally:
-        stopped.set()
+        with changed:
+            stopped = True
+            ready.clear()
+            changed.notify_all()

@@ -107,7 +107,8 @@ def tokenize_partition(task: TokenizeTask, report: Callable[[dict[str, int]], No
     done = load_parts(task.state_dir, task.partition.name)
     if done and done[-1].last:
         return done
-    batches = _skip(read_partition(task.partition, task.record), sum(part.read for part in done), task)
+    batches = read_partition(task.partition, task.record, task.normalization)
+    batches = _skip(batches, sum(part.read for part in done), task)
     finished = False
     while not finished:
         with _PartWriter(task, encoder, len(done), sum(part.read for part in done)) as writer:
@@ -195,16 +196,15 @@ class _PartWriter:
             self._reject(batch.piece, reject)
         tokens = size = 0
         if len(batch.texts):
-            texts = self._task.normalization(batch.texts)
-            size = len(buffers(texts)[0])
-            tokens = self._write(texts, batch)
+            size = len(buffers(batch.texts)[0])
+            tokens = self._write(batch)
         self._next_record += batch.records
         return {
             "documents": len(batch.texts), "tokens": tokens, "bytes": size, "rejected": len(batch.rejects)
         }  # fmt: skip
 
-    def _write(self, texts: pa.LargeStringArray, batch: TextBatch) -> int:
-        task = self._task
+    def _write(self, batch: TextBatch) -> int:
+        task, texts = self._task, batch.texts
         splits = [("train", texts)]
         if task.val_fraction:
             chosen = select(hash_documents(*buffers(texts), task.val_seed), task.val_fraction)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from pretok.errors import UsageError
 from pretok.files import CorruptInputError, decompress, list_inputs, read_bytes, stamp, what_changed
 from pretok.paths import expand
+from pretok.zstd_frames import BLOCKS, FrameWalk
 
 LINES = b"".join(b'{"text":"riga %d"}\n' % i for i in range(5000))
 
@@ -59,8 +60,61 @@ def test_garbage_after_a_frame_is_told(how):
         list(decompress(iter([compress(b"abc", how, 1) + b"garbage!"]), how))
 
 
-def test_gzip_padding_is_no_member():
-    assert b"".join(decompress(iter([gzip.compress(b"abc") + b"\0" * 600]), "gzip")) == b"abc"
+@pytest.mark.parametrize("zeros", [1, 600, (1 << 15) + 1, 200_000])
+@pytest.mark.parametrize("block", [1 << 15, 1000])
+def test_gzip_padding_is_no_member(zeros, block):
+    """Tape padding may be of any length, at the end or before another member; zeros in place of a file are damage."""
+
+    def unpack(packed: bytes) -> bytes:
+        return b"".join(decompress((packed[i : i + block] for i in range(0, len(packed), block)), "gzip"))
+
+    member = gzip.compress(b"abc")
+    assert unpack(member + bytes(zeros)) == b"abc"
+    assert unpack(member + bytes(zeros) + member) == b"abcabc"
+    with pytest.raises(CorruptInputError, match="damaged gzip"):
+        unpack(member + bytes(zeros) + b"garbage!")
+    with pytest.raises(CorruptInputError):
+        unpack(bytes(zeros))
+
+
+def zstd_variants() -> dict[str, bytes]:
+    """The same data in frames with every kind of header, between frames to be skipped."""
+    make = zstandard.ZstdCompressor
+    plain = make(level=3, write_checksum=False, write_content_size=False).compressobj()
+    frames = {
+        "size": make().compress(LINES),
+        "checksum": make(write_checksum=True).compress(LINES),
+        "stream": plain.compress(LINES) + plain.flush(),
+        "large": make(level=1).compress(LINES * 40),
+        "zeros": make().compress(bytes(5 << 20)),
+        "noise": make().compress(bytes(i * i * 7919 >> 8 & 255 for i in range(70_000))),
+        "empty": make().compress(b""),
+    }
+    skippable = b"\x5a\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
+    return {**frames, "skipped": skippable + frames["size"] + skippable + frames["stream"]}
+
+
+@pytest.mark.parametrize("name", list(zstd_variants()))
+@pytest.mark.parametrize("block", [1, 7, 1 << 15])
+def test_zstd_is_decompressed_in_bounded_steps(name, block):
+    packed = zstd_variants()[name]
+    blocks = [packed[i : i + block] for i in range(0, len(packed), block)]
+    texts = list(decompress(iter(blocks), "zstd"))
+    whole = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True).read()
+    assert b"".join(texts) == whole
+    assert max(map(len, texts), default=0) <= (BLOCKS + 1) << 17
+    walk = FrameWalk()
+    slices = [part for data in blocks for part in walk.slices(data)]
+    assert b"".join(slices) == packed
+    if name == "zeros" and block > 1000:
+        assert len(slices) > 1
+
+
+@given(st.binary(max_size=300), st.integers(1, 50))
+def test_what_is_no_zstd_passes(data, block):
+    walk = FrameWalk()
+    blocks = (data[i : i + block] for i in range(0, len(data), block))
+    assert b"".join(part for piece in blocks for part in walk.slices(piece)) == data
 
 
 def test_long_windows(tmp_path):

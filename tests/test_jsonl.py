@@ -134,3 +134,77 @@ def test_nesting_is_bounded_not_crashing():
     deep = b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b',"text":"x"}'
     deeper = b'{"a":' + b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1) + b',"text":"x"}'
     assert parse(deep + b"\n" + deeper)[0] == ["", "malformed_json"]
+
+
+paths = st.sampled_from(["text", "meta.text", "a.b.c", "a..b", ".a", "a."])
+keys = st.sampled_from(["text", "meta", "meta.text", "a", "b", "c", "", "a.b.c", "b.c"])
+nested = st.recursive(
+    st.none() | st.text() | st.integers(),
+    lambda inner: st.dictionaries(keys, inner, max_size=4) | st.lists(inner, max_size=2),
+    max_leaves=12,
+)
+
+
+def look_up(value, names: list[str]) -> tuple[str, str | None]:
+    for name in names:
+        if not isinstance(value, dict) or name not in value:
+            return "missing_field", None
+        value = value[name]
+    return expected(json.dumps({"text": value}))
+
+
+@given(st.lists(st.dictionaries(keys, nested, max_size=4), min_size=1, max_size=5), paths, st.booleans())
+def test_a_dotted_name_is_a_path_or_else_a_key(documents, field, escaped):
+    lines = [json.dumps(document) for document in documents]
+    if escaped:
+        lines = [line.replace('"te', '"\\u0074e').replace('"a', '"\\u0061') for line in lines]
+    wanted = []
+    for line in lines:
+        found = look_up(json.loads(line), field.split("."))
+        wanted.append(look_up(json.loads(line), [field]) if found[0] == "missing_field" else found)
+    reasons, texts = parse("\n".join(lines).encode(), field)
+    assert reasons == [reason for reason, _ in wanted]
+    assert [t.decode() for t in texts] == [text for _, text in wanted if text is not None]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "text"),
+    [
+        (b'{"meta":{"text":"a"}}', "", b"a"),
+        (b'{"meta.text":"a"}', "", b"a"),
+        (b'{"meta.text":"whole","meta":{"text":"path"}}', "", b"path"),
+        (b'{"meta":{"text":"a"},"meta":{"text":"b"}}', "", b"b"),
+        (b'{"meta":{"text":"a"},"meta":{}}', "missing_field", b""),
+        (b'{"meta":{"text":"a"},"meta":7}', "missing_field", b""),
+        (b'{"meta":"text"}', "missing_field", b""),
+        (b'{"meta":{"text":"a"}', "malformed_json", b""),
+        (b'{"meta":{"text":"a"}}}', "malformed_json", b""),
+        (b'{"meta":{"text":"a"},}', "malformed_json", b""),
+        (b'{"meta":{,"text":"a"}}', "malformed_json", b""),
+        (b'{"meta":{"text":"a"]}', "malformed_json", b""),
+        (b'{"meta": { } , "meta" : { "x" : { } , "text" : "a" } }', "", b"a"),
+        (b'{"text":"a"}', "missing_field", b""),
+    ],
+)
+def test_hand_made_paths(line, reason, text):
+    assert parse(line, "meta.text") == ([reason], [text] if text else [])
+
+
+@given(st.binary(max_size=60).map(lambda tail: b'{"meta":{"text"' + tail))
+def test_any_bytes_on_a_path_give_one_status_a_line(data):
+    reasons, texts = parse(data, "meta.text")
+    assert reasons.count("") == len(texts)
+    for line, reason in zip(data.split(b"\n"), reasons, strict=False):
+        if reason == "":
+            json.loads(line.decode("utf-8", "replace"))
+
+
+def test_limits_of_texts_and_lines():
+    data = (
+        b'{"text":"abcd"}\n{"text":"abcde"}\n{"text":"\\u0061bcd"}\n{"x":1,"text":"abcd"}\nnot json, and long'
+    )
+    lines = np.frombuffer(data, np.uint8)
+    texts, offsets, _, status = parse_lines(lines, field_bytes("text"), 4, 20)
+    assert [REASONS[s] for s in status] == ["", "too_long", "", "too_long", "malformed_json"]
+    assert bytes(texts) == b"abcdabcd"
+    assert offsets.tolist() == [0, 4, 8]

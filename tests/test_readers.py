@@ -3,7 +3,6 @@
 import gzip
 import json
 import random
-from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,17 +40,41 @@ def read(path: Path | str, record: RecordFormat = RecordFormat(), declared: str 
     return texts, numbers, rejects, error
 
 
+PARQUET_KINDS = {
+    "string": pa.string(),
+    "large_string": pa.large_string(),
+    "string_view": pa.string_view(),
+    "binary": pa.binary(),
+    "large_binary": pa.large_binary(),
+    "binary_view": pa.binary_view(),
+    "dictionary": pa.string(),
+    "large dictionary": pa.large_string(),
+    "binary dictionary": pa.binary(),
+}
+
+
 def jsonl(texts=TEXTS) -> bytes:
     return b"".join(json.dumps({"text": t, "id": i}).encode() + b"\n" for i, t in enumerate(texts))
 
 
 @pytest.fixture(
-    params=["jsonl", "gz", "zst", "parquet", "dictionary", "binary", "dataset", "separator", "nested"]
+    params=[
+        "jsonl",
+        "gz",
+        "zst",
+        "dataset",
+        "separator",
+        "nested",
+        "jsonl path",
+        "dataset path",
+        "parquet path",
+        *PARQUET_KINDS,
+    ]
 )
 def same_texts(request, tmp_path):
     """The same documents in every format."""
     kind, record = request.param, RecordFormat()
-    path = tmp_path / {"gz": "a.jsonl.gz", "zst": "a.jsonl.zst", "dataset": "saved"}.get(kind, "a.jsonl")
+    path = tmp_path / {"gz": "a.jsonl.gz", "zst": "a.jsonl.zst"}.get(kind, "a.jsonl")
     if kind == "jsonl":
         path.write_bytes(jsonl())
     elif kind == "gz":
@@ -61,22 +84,38 @@ def same_texts(request, tmp_path):
         half = len(jsonl()) // 2
         frame = zstandard.ZstdCompressor().compress
         path.write_bytes(frame(jsonl()[:half]) + frame(jsonl()[half:]))
-    elif kind == "dataset":
+    elif kind.startswith("dataset"):
         from datasets import Dataset
 
-        Dataset.from_dict({"text": TEXTS}).save_to_disk(path)
+        path = tmp_path / "saved"
+        columns = (
+            {"meta": [{"n": 1, "text": t} for t in TEXTS]} if kind == "dataset path" else {"text": TEXTS}
+        )
+        Dataset.from_dict({**columns, "id": range(len(TEXTS))}).save_to_disk(path)
     elif kind == "separator":
         path = tmp_path / "a.txt"
         path.write_text("<END>".join(TEXTS) + "<END>", encoding="utf-8")
         record = RecordFormat(separator="<END>")
     elif kind == "nested":
         path.write_bytes(b"".join(json.dumps({"a": {"text": 0}, "text": t}).encode() + b"\n" for t in TEXTS))
+    elif kind == "jsonl path":
+        path.write_bytes(
+            b"".join(json.dumps({"text": 1, "meta": {"text": t}}).encode() + b"\n" for t in TEXTS)
+        )
     else:
-        kinds = {"parquet": pa.string(), "dictionary": pa.string(), "binary": pa.binary()}
-        column = pa.array([t.encode() if kind == "binary" else t for t in TEXTS], kinds[kind])
-        column = column.dictionary_encode() if kind == "dictionary" else column
+        of_kind = PARQUET_KINDS.get(kind, pa.string())
+        is_bytes = "binary" in str(of_kind)
+        column = pa.array([t.encode() if is_bytes else t for t in TEXTS], of_kind)
+        if kind.endswith("dictionary"):
+            column = column.dictionary_encode()
+        table = pa.table({"id": range(len(TEXTS)), "text": column})
+        if kind == "parquet path":
+            meta = pa.StructArray.from_arrays([column, column], ["text", "other"])
+            table = pa.table({"text": range(len(TEXTS)), "meta": meta})
         path = tmp_path / "a.parquet"
-        pq.write_table(pa.table({"id": range(len(TEXTS)), "text": column}), path, row_group_size=50)
+        pq.write_table(table, path, row_group_size=50)
+    if kind.endswith("path"):
+        record = RecordFormat("meta.text")
     return path, record
 
 
@@ -149,6 +188,16 @@ def test_parquet_nulls_wrong_column_and_damage(tmp_path):
     assert read(path) == (["a", "b"], [0, 3], [(1, "null_text"), (2, "empty_text")], None)
     assert "no column 'body'; the columns are text, n" in read(path, RecordFormat("body"))[3]
     assert "type int64" in read(path, RecordFormat("n"))[3]
+    meta = [{"text": "x"}, None, {"text": None}, {"text": "y"}]
+    pq.write_table(pa.table({"a.b": ["a"] * 4, "meta": meta}), path)
+    assert read(path, RecordFormat("meta.text"))[:3] == (
+        ["x", "y"],
+        [0, 3],
+        [(1, "null_text"), (2, "null_text")],
+    )
+    assert read(path, RecordFormat("a.b"))[0] == ["a"] * 4
+    assert "type struct<text: string>" in read(path, RecordFormat("meta"))[3]
+    assert "no column 'meta.x'; the columns are a.b, meta.text" in read(path, RecordFormat("meta.x"))[3]
     path.write_bytes(path.read_bytes()[:-20])
     assert "damaged Parquet" in read(path)[3]
 
@@ -169,31 +218,77 @@ def test_separated_text_is_split_like_lines(tmp_path_factory, parts):
     assert rejects == [(i, "empty_text") for i, part in enumerate(parts) if not part]
 
 
-@given(st.lists(st.binary(max_size=40)), st.sampled_from([b"\n", b"=="]), st.data())
-def test_spans_do_not_depend_on_how_blocks_are_cut(parts, separator, data):
-    """A file system may return short reads: the batches, and with them the ends of shards, stay the same."""
-    whole = separator.join(parts)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)))))
-    blocks = [whole[a:b] for a, b in pairwise([0, *cuts, len(whole)])]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "BATCH_BYTES", 32)
-        spans = [bytes(span) for span in readers._whole_records(iter(blocks), separator)]
-        assert spans == [bytes(span) for span in readers._whole_records(iter([whole]), separator)]
-    assert b"".join(spans) == whole
-    assert all(span.endswith(separator) for span in spans[:-1])
-    assert all(len(span) <= 32 or separator not in span[: -len(separator)] for span in spans[:-1])
+def test_the_ledger_says_what_a_line_is_and_which_fields_there_are(tmp_path):
+    lines = [
+        b'{"content": "a", "meta": {"url": "b"}}',
+        b"{}",
+        b'{"text": 7}',
+        b'{"text": "a"',
+        b"[",
+        b'[{"text": "a"}]',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    (file,), _ = list_inputs([str(tmp_path / "a.jsonl")], "auto")
+    (batch,) = read_piece(Piece(file), 0, RecordFormat())
+    array = "a JSON array; JSON Lines has one object a line"
+    assert [(reject.reason, reject.detail) for reject in batch.rejects] == [
+        ("missing_field", "there is content, meta.url"),
+        ("missing_field", "there is no field"),
+        ("text_not_a_string", '{"text": 7}'),
+        ("malformed_json", "Expecting ',' delimiter: line 2 column 1 (char 13)"),
+        ("malformed_json", array),
+        ("not_an_object", array),
+    ]
 
 
-def test_an_unfinished_record_of_a_damaged_file_is_left_out():
-    def damaged():
-        yield b"first==second=="
-        yield b"third="
-        raise CorruptInputError("cut")
+@pytest.mark.parametrize("batch_bytes", [50, 1 << 22])
+def test_texts_that_are_too_long_are_named_in_every_format(tmp_path, batch_bytes, monkeypatch):
+    """What is dropped while it is read and what is found too long in a batch are told alike."""
+    monkeypatch.setattr(readers, "BATCH_BYTES", batch_bytes)
+    texts = ["a", "b" * 100, "è" * 51, "c" * 101, "d", "e" * 5000]
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts))
+    (tmp_path / "a.txt").write_text("|".join(texts), encoding="utf-8")
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.txt", "a.parquet"):
+        found = read(tmp_path / name, RecordFormat(separator="|", max_document=100))
+        assert found == (["a", "b" * 100, "d"], [0, 1, 4], [(i, "too_long") for i in (2, 3, 5)], None)
+    assert read(tmp_path / "a.txt", RecordFormat(max_document=100))[2] == [(0, "too_long")]
 
-    spans: list[bytes] = []
-    with pytest.raises(CorruptInputError):
-        spans.extend(map(bytes, readers._whole_records(damaged(), b"==")))
-    assert spans == [b"first==second=="]
+
+def test_a_line_that_is_too_long_is_not_parsed(tmp_path):
+    record = RecordFormat(max_document=1000)
+    other = b"x" * (record.max_line - len(b'{"o":"","text":"a"}'))
+    lines = [b'{"o":"%s","text":"a"}' % other, b'{"o":"%sx","text":"a"}' % other, b'{"text":"b"}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    assert read(tmp_path / "a.jsonl", record) == (["a", "b"], [0, 2], [(1, "too_long")], None)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_batches_hold_a_bounded_number_of_records(tmp_path, name, monkeypatch):
+    """A file of blank lines is millions of rejects."""
+    monkeypatch.setattr(readers, "BATCH_RECORDS", 10)
+    texts = [f"{i}" if i % 3 else "" for i in range(55)]
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts))
+    (tmp_path / "a.txt").write_text("|".join([*texts, ""]))
+    record = RecordFormat(separator="|")
+    (file,), _ = list_inputs([str(tmp_path / name)], "auto")
+    assert [batch.records for batch in read_piece(Piece(file), 0, record)] == [10] * 5 + [5]
+    wanted = [i for i in range(55) if i % 3]
+    empty = [(i, "empty_text") for i in range(55) if i % 3 == 0]
+    assert read(tmp_path / name, record) == ([texts[i] for i in wanted], wanted, empty, None)
+
+
+def test_a_table_of_ten_thousand_columns(tmp_path):
+    """Batches follow the size of the one column that is read, not of all."""
+    path = tmp_path / "a.parquet"
+    columns = {f"c{i}": pa.array([7] * len(TEXTS), pa.int8()) for i in range(10_000)}
+    pq.write_table(pa.table({**columns, "text": TEXTS}), path)
+    (file,), _ = list_inputs([str(path)], "auto")
+    (batch,) = read_piece(Piece(file), 0, RecordFormat())
+    assert batch.texts.to_pylist() == TEXTS
+    error = read(path, RecordFormat("body"))[3]
+    assert error.startswith("no column 'body'; the columns are c0, c1,")
+    assert error.endswith("c49 and 9951 more")
 
 
 def test_one_document_a_file(tmp_path):

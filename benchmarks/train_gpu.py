@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.train_shards import write_random_shards
 from train.config import TrainConfig
 from train.devices import Device, find_device
-from train.model import ModelConfig, model_config
 from train.parallel import Layout
 from train.plan import count_tensors, largest_micro_batch
+from train.sizes import ModelConfig, model_config
 from train.tune import run_trial
 
 VARIANTS = (("none", True), ("ops", True), ("full", True), ("none", False))

@@ -18,6 +18,7 @@ STREAM_SIDE = [
     "pretok.stop",
     "pretok.storage",
     "pretok.manifest",
+    "pretok.units",
 ]
 HEAVY = [
     "pydantic",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,22 @@ import pytest
 torch = pytest.importorskip("torch")
 import pretok.stream  # noqa: E402
 from pretok.errors import MismatchError, UsageError  # noqa: E402
+from pretok.manifest import manifest_fingerprint  # noqa: E402
+from pretok.storage import write_json  # noqa: E402
+from pretok.vocab import load_vocab, tokenizer_data  # noqa: E402
 from tests.train_support import column, model_file, random_shards, run_ranks  # noqa: E402
 from train import export  # noqa: E402
 from train.__main__ import main  # noqa: E402
-from train.model import Decoder, ModelConfig  # noqa: E402
+from train.model import Decoder  # noqa: E402
+from train.saved import find_checkpoints  # noqa: E402
+from train.sizes import ModelConfig  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     folder = tmp_path_factory.mktemp("export")
     shards = random_shards(folder / "shards")
+    add_tokenizer(shards)
     found = {}
     for tied in (True, False):
         run = folder / f"run-{tied}"
@@ -27,11 +34,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
         # Written by two processes, each holding half: the export puts them together.
         run_ranks(2, [*arguments(shards, run, model), "--shard", 2, "--save-every", 3], folder)
         found[tied] = run
-    tokenizer = folder / "vocab"
-    tokenizer.mkdir()
-    for name in export.TOKENIZER_FILES:
-        (tokenizer / name).write_text("{}")
     return found
+
+
+def add_tokenizer(shards: Path) -> None:
+    """A tokenizer.json in the shards' folder, and its fingerprint in their manifest."""
+    data = tokenizer_data(".", ["<eod>"], [])
+    write_json(shards / "tokenizer.json", data)
+    manifest = json.loads((shards / "manifest.json").read_text())
+    manifest["tokenizer"]["fingerprint"] = load_vocab(shards, eod="<eod>").fingerprint
+    manifest["fingerprint"] = manifest_fingerprint(manifest)
+    write_json(shards / "manifest.json", manifest)
 
 
 def arguments(shards: Path, run: Path, model: str) -> list[object]:
@@ -43,7 +56,7 @@ def arguments(shards: Path, run: Path, model: str) -> list[object]:
 
 def exported(runs: dict[bool, Path], tied: bool, out: Path, *more: str) -> Path:
     run = runs[tied]
-    main(["export", "--run", str(run), "--tokenizer", str(run.parent / "vocab"), "--out", str(out), *more])
+    main(["export", "--run", str(run), "--out", str(out), *more])
     return out
 
 
@@ -79,7 +92,7 @@ def test_a_step_and_a_width_can_be_named(runs: dict[bool, Path], tmp_path: Path)
         (tmp_path, "there are: none"),
     ):
         with pytest.raises(UsageError, match=message):
-            export.find_checkpoint(path, 4)
+            find_checkpoints(path, 4)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -126,6 +139,55 @@ def first_loss(weights: Path, shards: Path) -> float:
     return float(nll / tokens[:, 1:].numel())
 
 
+def test_the_tokenizer_is_that_of_the_shards(runs: dict[bool, Path], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    out = exported(runs, True, tmp_path / "model")
+    shards = runs[True].parent / "shards"
+    assert (out / "tokenizer.json").read_bytes() == (shards / "tokenizer.json").read_bytes()
+    opened = transformers.AutoTokenizer.from_pretrained(out)
+    assert (opened.eos_token_id, opened.eos_token, len(opened)) == (0, "<eod>", 257)
+    # Files beside a tokenizer that is named go along.
+    named = tmp_path / "vocab"
+    named.mkdir()
+    (named / "tokenizer.json").write_text(json.dumps(json.loads((shards / "tokenizer.json").read_text())))
+    (named / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    again = exported(runs, True, tmp_path / "again", "--tokenizer", str(named))
+    assert (again / "tokenizer_config.json").read_text() == '{"chat_template": "x"}'
+
+
+def test_another_tokenizer_is_refused(
+    runs: dict[bool, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads((runs[True].parent / "shards" / "tokenizer.json").read_text())
+    data["model"]["vocab"]["new"] = 257
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(SystemExit) as caught:
+        exported(runs, True, tmp_path / "model", "--tokenizer", str(tmp_path))
+    assert caught.value.code == 2
+    assert "is another tokenizer" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("shards_are_there", [True, False])
+def test_a_checkpoint_that_names_no_tokenizer_asks_its_shards(
+    runs: dict[bool, Path], tmp_path: Path, shards_are_there: bool
+) -> None:
+    run = Path(shutil.copytree(runs[True], tmp_path / "run"))
+    path = run / "checkpoints/step-00000006/meta.json"
+    meta = json.loads(path.read_text())
+    del meta["tokenizer"]
+    if not shards_are_there:
+        meta["config"]["shards"] = str(tmp_path / "gone")
+    path.write_text(json.dumps(meta))
+    vocab = runs[True].parent / "shards"
+    if shards_are_there:
+        export.export(path.parent, vocab, tmp_path / "model", torch.float32, print)
+        assert (tmp_path / "model" / "tokenizer.json").exists()
+    else:
+        with pytest.raises(MismatchError, match="does not say which tokenizer"):
+            export.export(path.parent, vocab, tmp_path / "model", torch.float32, print)
+
+
 def test_what_does_not_fit_is_refused(
     runs: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,10 +196,11 @@ def test_what_does_not_fit_is_refused(
         export.exported_tensors(
             out, ModelConfig(vocab_size=60, dim=32, layers=3, heads=4, kv_heads=2, hidden=64)
         )
+    checkpoint = runs[True] / "checkpoints/step-00000006"
     with pytest.raises(UsageError, match="exists already"):
-        export.export(runs[True] / "checkpoints/step-00000006", runs[True].parent / "vocab", out)
-    with pytest.raises(UsageError, match="lacks"):
-        export.export(runs[True] / "checkpoints/step-00000006", tmp_path, tmp_path / "other")
+        export.export(checkpoint, None, out, torch.float32, print)
+    with pytest.raises(UsageError, match=r"tokenizer\.json does not exist"):
+        export.export(checkpoint, tmp_path, tmp_path / "other", torch.float32, print)
     with pytest.raises(SystemExit) as caught:
         main(["export", "--run", str(tmp_path), "--tokenizer", "x", "--out", "y"])
     assert caught.value.code == 2

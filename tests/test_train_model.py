@@ -13,15 +13,14 @@ from hypothesis import strategies as st  # noqa: E402
 
 from train.loss import IGNORE, linear_cross_entropy  # noqa: E402
 from train.model import (  # noqa: E402
-    PRESETS,
     Block,
     Decoder,
-    ModelConfig,
     document_ids,
     initial_tensor,
     rotary_table,
 )
 from train.plan import block_bytes_per_token  # noqa: E402
+from train.sizes import PRESETS, ModelConfig  # noqa: E402
 
 TINY = ModelConfig(vocab_size=60, dim=32, layers=2, heads=4, kv_heads=2, hidden=64, seq_len=16)
 

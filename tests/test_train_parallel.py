@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch")
 import pretok.stream  # noqa: E402
 from tests.train_support import column, model_file, random_shards, run_ranks  # noqa: E402
 from train.config import TrainConfig  # noqa: E402
-from train.model import Decoder, initial_tensor, model_config  # noqa: E402
+from train.model import Decoder, initial_tensor  # noqa: E402
 from train.optim import learning_rate  # noqa: E402
+from train.sizes import model_config  # noqa: E402
 
 STEPS = 6
 

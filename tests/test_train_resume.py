@@ -197,6 +197,44 @@ def test_other_settings_are_refused_and_the_checkpoints_stay(
     assert len(list(run.glob("checkpoints/step-*"))) == 2
 
 
+def test_only_what_differs_is_named(shards: Path, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    ranks = Ranks(1, arguments(shards, run, seq_len=12), tmp_path)
+    assert ranks.wait() == [2]
+    assert "with these settings: model.seq_len was 16, is 12; stream was " in ranks.text()
+    assert "vocab_size" not in ranks.text()
+
+
+def _sigints_in_step_3(count: int) -> None:
+    import train.loop
+
+    original = train.loop.train_step
+
+    def train_step(trainee: Any, batches: Any, at: int, *rest: Any, **named: Any) -> Any:
+        for _ in range(count if at == 3 else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(trainee, batches, at, *rest, **named)
+
+    train.loop.train_step = train_step
+
+
+def test_control_c_saves_and_twice_ends_at_once(shards: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    once = Ranks(1, arguments(shards, run), tmp_path, partial(_sigints_in_step_3, 1))
+    assert once.wait() == [75]
+    assert "stopped after step 4 of 20 (received SIGINT); saved; run the same" in once.text()
+    unsaved = arguments(shards, tmp_path / "never", save_every="never")
+    never = Ranks(1, unsaved, tmp_path, partial(_sigints_in_step_3, 1))
+    assert never.wait() == [75]
+    assert "nothing saved (--save-every never)" in never.text()
+    twice = Ranks(1, arguments(shards, tmp_path / "twice"), tmp_path, partial(_sigints_in_step_3, 2))
+    assert twice.wait() == [75]
+    assert "train: interrupted before it could save" in twice.text()
+    for ranks in (once, never, twice):
+        assert "Traceback" not in ranks.text()
+
+
 def test_end_of_the_job_stops_in_time(shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     started = Ranks(1, arguments(shards, run, keep_last=1), tmp_path, _job_ends_soon)

@@ -24,9 +24,9 @@ from train.__main__ import main  # noqa: E402
 from train.checkpoint import to_keep  # noqa: E402
 from train.config import TrainConfig  # noqa: E402
 from train.metrics import Goodput, append_line, cut_after, read_lines, summarize_goodput  # noqa: E402
-from train.model import PRESETS  # noqa: E402
 from train.parallel import Layout  # noqa: E402
 from train.plan import GIB, count_tensors, largest_micro_batch, rule_of_thumb  # noqa: E402
+from train.sizes import PRESETS  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 
@@ -272,6 +272,30 @@ def test_plan_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["checkpoint_bytes"] / GIB == pytest.approx(12 * model.parameters / GIB)
 
 
+def test_plan_says_loudly_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "--model", "italia-9b", "--nodes", "64", "--devices-per-node", "4", "--mfu", "0.4"]
+    command += ["--global-batch", "1024", "--tokens", "1.2T", "--node-kw", "2", "--micro-batch", "2"]
+    main([*command, "--device", "A100-SXM-64GB"])
+    text = capsys.readouterr().out
+    assert "DOES NOT FIT: 91.7 GiB counted, 53.6 GiB are 90% of 64 GB" in text
+    assert "step: n/a; steps: 286102; run: n/a; n/a\nenergy: n/a; CO2: n/a" in text
+    main([*command, "--device", "A100-SXM-64GB", "--checkpointing", "full", "--json"])
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"] is True
+    assert plan["energy_kwh"] > 0
+    main([*command, "--device", "A100"])
+    assert "the memory of the device is not known; give --memory" in capsys.readouterr().out
+    main([*command, "--device", "A100", "--memory", "80", "--json"])
+    assert json.loads(capsys.readouterr().out)["fits"] is False
+
+
+def test_the_plan_in_the_documentation_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    command = next(part for part in text.replace("\\\n", " ").splitlines() if "train plan" in part)
+    main(command.split()[1:])
+    assert "\nfits: " in capsys.readouterr().out
+
+
 def test_tune_takes_out_of_memory_as_a_result(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -369,9 +393,20 @@ def test_learns_below_the_unigram_entropy(tmp_path: Path) -> None:
 def test_what_a_checkpoint_records(shards: Path, tmp_path: Path) -> None:
     loop.train(settings(shards, tmp_path, steps=2))
     meta = json.loads((tmp_path / "run/checkpoints/step-00000002/meta.json").read_text())
-    assert {"progress", "config", "identity", "provenance", "val_loss", "files", "eod_id", "step"} == set(
-        meta
-    )
+    names = {
+        "progress",
+        "config",
+        "identity",
+        "provenance",
+        "val_loss",
+        "files",
+        "eod_id",
+        "step",
+        "tokenizer",
+    }
+    assert set(meta) == names
+    assert all(set(record) == {"size", "checksum"} for record in meta["files"].values())
+    assert meta["tokenizer"] == {"fingerprint": "0" * 32, "shards": str(shards)}
     assert meta["progress"] == {
         "step": 2,
         "position": 16,

@@ -1,14 +1,13 @@
 """Checkpoints: written in the background, complete or invisible, deleted by rule, loaded on any mesh.
 
 Enters: the state dict of all ranks and a `meta` of JSON values. Leaves: RUN/checkpoints/step-XXXXXXXX/ with
-torch's distributed checkpoint and meta.json (run state, settings, provenance, every file's size). A folder of
-that name is complete: it is written under a temporary name and renamed when every rank's data is on disk;
-`latest` follows.
+torch's distributed checkpoint and meta.json (run state, settings, provenance, every file's size and checksum). A
+folder of that name is complete: it is written under a temporary name and renamed when every rank's data is on
+disk; `latest` follows.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -20,44 +19,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from pretok.errors import IntegrityError, MismatchError, PretokError, UsageError
-from pretok.storage import TEMPORARY_SUFFIX, atomic_open, read_json, write_json
+from pretok.storage import TEMPORARY_SUFFIX, atomic_open, write_json
 from train.config import TrainConfig
-from train.model import ModelConfig
-
-META = "meta.json"
-_NAME = re.compile(r"step-\d{8}")
+from train.parallel import first_problem
+from train.restore import Reader, first_failure, restore
+from train.saved import META, SummedWriter, check_files, complete_checkpoints, read_meta
+from train.sizes import ModelConfig
 
 
 @dataclass
 class _Pending:
     future: Future[Any]
+    writer: SummedWriter
     step: int
     meta: dict[str, Any]
     started: float
-
-
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """Finished checkpoints in a `checkpoints` folder, oldest first."""
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
-
-
-def read_meta(checkpoint: Path) -> dict[str, Any]:
-    """meta.json of a checkpoint whose files all have the sizes it states; else IntegrityError."""
-    meta: dict[str, Any] = read_json(checkpoint / META)
-    for name, size in meta["files"].items():
-        path = checkpoint / name
-        if not path.exists() or path.stat().st_size != size:
-            raise IntegrityError(f"{path} is missing or has not the {size} bytes that were written")
-    return meta
 
 
 def to_keep(metas: dict[Path, dict[str, Any]], config: TrainConfig) -> set[Path]:
@@ -80,7 +61,9 @@ def _delete(path: Path) -> None:
 class Checkpoints:
     """Saves and loads; every method is called by all ranks. `report` prints a line on rank 0."""
 
-    def __init__(self, folder: Path, config: TrainConfig, pinned: bool, report: Any) -> None:
+    def __init__(
+        self, folder: Path, config: TrainConfig, pinned: bool, report: Callable[[str], None]
+    ) -> None:
         self.folder = folder
         self.save_seconds = 0.0
         self._config = config
@@ -120,13 +103,14 @@ class Checkpoints:
         if self._rank == 0:
             temporary.mkdir()
         dist.barrier(group=self._group)
+        writer = SummedWriter(temporary)
         future: Any = async_save(
             state,
-            storage_writer=FileSystemWriter(temporary),
+            storage_writer=writer,
             process_group=self._group,
             async_stager=self._stager,
         )
-        self._pending = _Pending(future, step, meta | {"step": step}, started)
+        self._pending = _Pending(future, writer, step, meta | {"step": step}, started)
 
     def poll(self) -> None:
         """Finish a save whose data is on disk; returns at once otherwise."""
@@ -149,26 +133,29 @@ class Checkpoints:
 
     def _finish(self, pending: _Pending) -> None:
         self._pending = None
+        temporary = self._temporary(pending.step)
+        final = self.folder / f"step-{pending.step:08d}"
         try:
             pending.future.result()  # done on every rank once it is done on one: its last act is collective
+            self.save_seconds = time.monotonic() - pending.started
+            if self._rank:
+                return
+            files = pending.writer.records()
+            write_json(temporary / META, pending.meta | {"files": files})
+            read_meta(temporary)  # compares the sizes on disk with what was written
+            if final.exists():  # broken, or resume would have started after it
+                _delete(final)
+            temporary.rename(final)
         except (Exception, CheckpointException) as error:
+            if not self._rank:  # on a full disk it takes the space that is needed to go on
+                shutil.rmtree(temporary, ignore_errors=True)
             raise PretokError(
-                f"the checkpoint of step {pending.step} could not be written; "
-                f"the one before is untouched: {error}"
+                f"the checkpoint of step {pending.step} could not be written: {first_failure(error)}; the one "
+                "before is untouched. Mend the cause (space, rights) and run the same command to go on from there"
             ) from error
-        self.save_seconds = time.monotonic() - pending.started
-        if self._rank:
-            return
-        temporary = self._temporary(pending.step)
-        files = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
-        write_json(temporary / META, pending.meta | {"files": files})
-        final = self.folder / f"step-{pending.step:08d}"
-        if final.exists():  # broken, or resume would have started after it
-            _delete(final)
-        temporary.rename(final)
         with atomic_open(self.folder / "latest", "w") as file:
             file.write(final.name + "\n")
-        size = sum(files.values()) / 1e9
+        size = sum(record["size"] for record in files.values()) / 1e9
         self._report(f"saved {final} ({size:.2f} GB in {self.save_seconds:.1f} s)")
         self._retain()
 
@@ -210,36 +197,54 @@ class Checkpoints:
     def _try_load(
         self, path: Path, state: dict[str, Any], check: Callable[[dict[str, Any]], None]
     ) -> tuple[str | None, dict[str, Any]]:
+        opened = _open(path, self._report, self._group)
+        if isinstance(opened, str):
+            return opened, {}
+        meta, reader = opened
+        check(meta)
         problem: str | None = None
-        meta: dict[str, Any] = {}
         try:
-            meta = read_meta(path)
-        except (PretokError, KeyError) as error:
+            restore(state, reader, self._group)
+        except IntegrityError as error:
             problem = f"{error}"
-        problem = self._first(problem)
-        if problem is None:
-            check(meta)
-            try:
-                load(state, checkpoint_id=path, process_group=self._group)
-            except (Exception, CheckpointException) as error:  # anything a damaged file can raise
-                problem = f"{type(error).__name__}: {error}"
-            problem = self._first(problem)
-        return problem, meta
-
-    def _first(self, problem: str | None) -> str | None:
-        """The first rank's problem, the same answer on every rank."""
-        answers: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(answers, problem, group=self._group)
-        return next((answer for answer in answers if answer is not None), None)
+        return first_problem(problem, self._group), meta
 
 
-def load_weights(model: torch.nn.Module, checkpoint: Path, config: ModelConfig) -> None:
-    """Load the model alone from a checkpoint folder, of any mesh; MismatchError for other sizes."""
-    saved = read_meta(checkpoint)["identity"]["model"]
+def _open(
+    checkpoint: Path, report: Callable[[str], None], group: dist.ProcessGroup | None
+) -> tuple[dict[str, Any], Reader] | str:
+    """On all ranks: a checkpoint's meta and reader, its files compared with their checksums; or what is wrong."""
+    problem: str | None = None
+    try:
+        meta = read_meta(checkpoint)
+        check_files(checkpoint, meta, report, dist.get_rank(), dist.get_world_size())
+        reader = Reader(checkpoint)
+    except (PretokError, OSError) as error:
+        problem = f"{error}"
+    problem = first_problem(problem, group)
+    return (meta, reader) if problem is None else problem
+
+
+def load_weights(
+    model: torch.nn.Module, checkpoint: Path, config: ModelConfig, report: Callable[[str], None]
+) -> None:
+    """Load the model alone from a checkpoint folder, of any mesh.
+
+    Raises IntegrityError for a damaged one, MismatchError for one of other sizes.
+    """
+    opened = _open(checkpoint, report, None)
+    if isinstance(opened, str):
+        raise IntegrityError(opened)
+    meta, reader = opened
+    saved = meta["identity"]["model"]
     ours = {name: getattr(config, name) for name in saved}
-    different = {name for name in saved if name != "seq_len" and saved[name] != ours[name]}
+    different = [
+        f"{name} {saved[name]} (here {ours[name]})"
+        for name in saved
+        if name != "seq_len" and saved[name] != ours[name]
+    ]
     if different:
-        raise MismatchError(f"{checkpoint} holds a model of other sizes: {sorted(different)} differ")
+        raise MismatchError(f"{checkpoint} holds a model of other sizes: {', '.join(different)}")
     state = {"model": get_model_state_dict(model)}
-    load(state, checkpoint_id=checkpoint)
+    restore(state, reader)
     set_model_state_dict(model, state["model"])

@@ -8,17 +8,34 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
+import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from pretok import units
 from pretok.errors import UsageError
+from train.sizes import model_config
 
 
 def _option(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"help": help, "choices": choices})
+
+
+_LEAST = {
+    0: (
+        *("lr", "min_lr", "warmup", "decay", "beta1", "beta2", "eps", "weight_decay", "z_loss", "skip_sigma"),
+        *("max_skips", "workers", "val_every", "keep_best", "milestone", "profile"),
+    ),
+    1: (
+        *("seq_len", "global_batch", "micro_batch", "accumulation", "steps", "tokens", "shard", "tensor"),
+        *("loss_chunk", "timeout", "prefetch", "val_sequences", "keep_last", "log_every", "gc_every"),
+    ),
+}
+"""The least value of settings that have one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,9 +114,11 @@ class TrainConfig:
                 raise UsageError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
         parse_save_every(self.save_every)
         parse_checkpointing(self.checkpointing)
-        for name in ("keep_last", "tensor", "loss_chunk", "log_every", "gc_every"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for least, names in _LEAST.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not least <= value < math.inf:  # NaN compares with nothing
+                    raise UsageError(f"{name} is {value}; it must be at least {least}")
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON values."""
@@ -107,14 +126,11 @@ class TrainConfig:
 
 
 def parse_count(text: str) -> int:
-    """'1000', '1_000', '1.2T', '500M', '16k' -> a whole number."""
-    scale = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}.get(text[-1:].lower(), 1)
-    number = text if scale == 1 else text[:-1]
+    """'1000', '1_000', '1.2T', '500M', '16k', '64MiB' -> a whole number; UsageError for what is none."""
     try:
-        value = float(number) * scale if "." in number else int(number) * scale
-    except ValueError:
-        raise UsageError(f"{text!r} is not a count such as 1000, 500M or 1.2T") from None
-    return round(value)
+        return int(units.parse_count(text))
+    except ValueError as error:
+        raise UsageError(f"{error}") from None
 
 
 def parse_save_every(text: str) -> tuple[str, float]:
@@ -189,7 +205,15 @@ def solve_batch(
     return Batch(global_batch, micro_batch, global_batch // (ranks * micro_batch), ranks)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, known: Mapping[str, str]) -> str:
+    """The known name that is meant: the one whose meaning is said in these very words, else the one spelled most alike.
+
+    known: name -> what it means, in a few words.
+    """
+    words = set(re.findall(r"[a-z]+", name.lower()))
+    meant = [other for other, text in known.items() if words <= set(re.findall(r"[a-z]+", text.lower()))]
+    if len(words) > 1 and meant:
+        return min(meant, key=lambda other: len(known[other]))
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
     return match[0] if match else ""
 
@@ -199,7 +223,10 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     allowed = [kind for kind in getattr(hint, "__args__", (hint,)) if kind is not type(None)]
     kind = allowed[0]
     if kind is int and isinstance(value, str):
-        return parse_count(value)
+        try:
+            return parse_count(value)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from None
     if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
         try:
             return float(value)
@@ -233,17 +260,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def from_mapping(values: dict[str, Any], where: str) -> TrainConfig:
     """A TrainConfig of TOML values or flag texts. UsageError names an unknown key and the nearest known."""
     hints = get_type_hints(TrainConfig)
+    known = {item.name: item.metadata["help"] for item in fields(TrainConfig)}
     for name in values:
-        if name not in hints:
+        if name not in known:
             raise UsageError(
-                f"{where}: unknown setting {name!r}; the nearest known is {_nearest(name, hints)!r}"
+                f"{where}: unknown setting {name!r}; the nearest known is {_nearest(name, known)!r}"
             )
     return TrainConfig(**{name: _convert(name, value, hints[name]) for name, value in values.items()})
 
 
 def check_table(table: dict[str, Any]) -> None:
-    """UsageError where [train] of a recipe holds what a run would refuse; needs no torch."""
-    from_mapping(table, "[train]")
+    """Check a recipe's [train] as `train` would on a GPU node. UsageError names the key, what is wrong and the nearest.
+
+    Keys may be written as flags, with - for _. Needs no torch.
+    """
+    config = from_mapping({name.replace("-", "_"): value for name, value in table.items()}, "[train]")
+    model_config(config.model)
 
 
 def parse(
@@ -252,10 +284,11 @@ def parse(
     """Parse a parser that `add_flags` extended; also returns what is not a setting."""
     space, unknown = parser.parse_known_args(list(arguments))
     if unknown:
-        known = [name for action in parser._actions for name in action.option_strings]
-        raise UsageError(
-            f"unknown argument {unknown[0]!r}; the nearest known is {_nearest(unknown[0], known)!r}"
-        )
+        name = unknown[0].partition("=")[0]
+        if not name.startswith("-"):
+            raise UsageError(f"{name!r} belongs to no option")
+        known = {option: action.help or "" for action in parser._actions for option in action.option_strings}
+        raise UsageError(f"unknown argument {name!r}; the nearest known is {_nearest(name, known)!r}")
     names = {item.name for item in fields(TrainConfig)}
     flags = {name: value for name, value in vars(space).items() if name in names}
     values: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ class Feed:
         self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.waited = 0.0
 
-    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+    def __iter__(self) -> Generator[tuple[Tensor, int], None, None]:
         batches = iter(self._loader)
         while True:
             started = time.perf_counter()

@@ -1,7 +1,7 @@
 """To a `transformers` Llama checkpoint, and back in.
 
-Enters: a checkpoint folder and the tokenizer's. Leaves: config.json, model.safetensors (the padding of the
-vocabulary cut off) and the tokenizer's files; no process group, no GPU. `exported_tensors` reads such a
+Enters: a checkpoint folder. Leaves: config.json, model.safetensors (the padding of the
+vocabulary cut off) and the files of the shards' tokenizer; no process group, no GPU. `exported_tensors` reads such a
 folder for --init-from.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,27 +17,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from pretok.errors import MismatchError, UsageError
 from pretok.storage import TEMPORARY_SUFFIX, write_json
-from train.checkpoint import complete_checkpoints, read_meta
-from train.model import Decoder, ModelConfig
+from train.model import Decoder
+from train.restore import Reader, restore
+from train.saved import check_files, read_meta
+from train.sizes import ModelConfig
+from train.tokenizer import tokenizer_files
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 SHARD_BYTES = 5 * 10**9
-
-
-def find_checkpoint(run: Path, step: int | None) -> Path:
-    """A checkpoint of a run folder: the newest, or that of a step. UsageError names what there is."""
-    found = complete_checkpoints(run / "checkpoints")
-    wanted = [path for path in found if step is None or path.name == f"step-{step:08d}"]
-    if not wanted:
-        names = ", ".join(path.name for path in found) or "none"
-        raise UsageError(
-            f"{run} has no checkpoint{'' if step is None else f' of step {step}'}; there are: {names}"
-        )
-    return wanted[-1]
 
 
 def _outside_name(name: str) -> str:
@@ -71,22 +59,24 @@ def llama_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
     }
 
 
-def export(checkpoint: Path, tokenizer: Path, out: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write the Hugging Face folder `out`. UsageError when it exists or the tokenizer does not."""
+def export(
+    checkpoint: Path, tokenizer: Path | None, out: Path, dtype: torch.dtype, report: Callable[[str], None]
+) -> None:
+    """Write the Hugging Face folder `out`; tokenizer None: the copy in the shards.
+
+    Raises UsageError when it exists or there is no tokenizer, MismatchError for another tokenizer, IntegrityError for
+    a damaged checkpoint.
+    """
     if out.exists():
         raise UsageError(f"{out} exists already; name a new folder")
-    if missing := [name for name in TOKENIZER_FILES if not (tokenizer / name).exists()]:
-        raise UsageError(
-            f"{tokenizer} lacks {missing}; give the vocabulary folder that the shards were made with"
-        )
     meta = read_meta(checkpoint)
+    files = tokenizer_files(meta, tokenizer)
+    check_files(checkpoint, meta, report)
     config = ModelConfig(**meta["identity"]["model"])
     with torch.device("meta"):
         names = {name: value.shape for name, value in Decoder(config).state_dict().items()}
     state = {"model": {name: torch.empty(shape) for name, shape in names.items()}}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it is meant to be
-        load(state, checkpoint_id=checkpoint, no_dist=True)
+    restore(state, Reader(checkpoint))
     temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -99,8 +89,8 @@ def export(checkpoint: Path, tokenizer: Path, out: Path, dtype: torch.dtype = to
         temporary / "config.json",
         llama_config(config, meta["eod_id"]) | {"torch_dtype": str(dtype).removeprefix("torch.")},
     )
-    for name in TOKENIZER_FILES:
-        shutil.copyfile(tokenizer / name, temporary / name)
+    for name, content in files.items():
+        (temporary / name).write_bytes(content)
     temporary.rename(out)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,11 @@ from train.config import TrainConfig, parse_save_every
 from train.data import Feed
 from train.devices import Device, find_device
 from train.evaluate import evaluate, validation_views
+from train.lock import RunLock, locked
 from train.metrics import Goodput, MetricsLog, append_line, provenance, summarize_goodput
 from train.optim import global_norm, learning_rate
 from train.parallel import data_rank, process_group
+from train.report import Reporter
 from train.setup import OPTIMIZER_BYTES, Plan, build_trainee, check_identity, describe, make_plan
 from train.step import Mark, Readback, Trainee, chain_hash, train_step
 
@@ -68,6 +71,8 @@ class Run:
     trainee: Trainee
     checkpoints: Checkpoints
     log: MetricsLog
+    report: Reporter
+    lock: RunLock
     stop: StopFlag
     goodput: Goodput
     progress: Progress
@@ -88,9 +93,14 @@ def train(config: TrainConfig) -> None:
     """Train to the end. Raises Stopped when asked to stop early, PretokError for what a user can mend."""
     out = Path(config.out)
     device = find_device()
-    with StopFlag(FIRST_MARGIN) as stop, process_group(device, config.timeout, out):
+    with (
+        StopFlag(FIRST_MARGIN) as stop,
+        process_group(device, config.timeout, out),
+        Reporter(dist.get_rank()) as report,
+        locked(out, report, dist.get_rank()) as lock,
+    ):
         plan = make_plan(config, dist.get_world_size())
-        run = _start(plan, device, stop, out)
+        run = _start(plan, device, stop, out, report, lock)
         try:
             _loop(run)
         finally:
@@ -99,20 +109,16 @@ def train(config: TrainConfig) -> None:
             run.log.close()
         if run.progress.step < plan.steps:
             reason = stop.reason or "another rank was asked to"
+            kept = "nothing saved (--save-every never)" if run.save_every[0] == "never" else "saved"
             raise Stopped(
                 f"stopped after step {run.progress.step} of {plan.steps} ({reason}); "
-                "saved; run the same command to continue"
+                f"{kept}; run the same command to continue"
             )
 
 
-def _start(plan: Plan, device: Device, stop: StopFlag, out: Path) -> Run:
+def _start(plan: Plan, device: Device, stop: StopFlag, out: Path, report: Reporter, lock: RunLock) -> Run:
     config, rank = plan.config, dist.get_rank()
-    trainee = build_trainee(plan, device)
-
-    def report(text: str) -> None:
-        if rank == 0:
-            print(text, flush=True)
-
+    trainee = build_trainee(plan, device, report)
     report(describe(plan, device))
     checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
     if config.save_every != "never":
@@ -131,7 +137,9 @@ def _start(plan: Plan, device: Device, stop: StopFlag, out: Path) -> Run:
         device=device,
         trainee=trainee,
         checkpoints=checkpoints,
-        log=MetricsLog(out, config, device, rank, progress.step),
+        log=MetricsLog(out, config, device, report, rank, progress.step, plan.steps),
+        report=report,
+        lock=lock,
         stop=stop,
         goodput=Goodput(STARTED),
         progress=progress,
@@ -149,6 +157,7 @@ def _start(plan: Plan, device: Device, stop: StopFlag, out: Path) -> Run:
         last_end=Mark(device.device),
         saved_step=progress.step if meta is not None else -1,
     )
+    report.doing = lambda: f"at step {progress.step}/{plan.steps} ({run.goodput.kind})"
     if rank == 0:
         write_json(
             out / "config.json", config.as_dict() | {"resolved": plan.identity() | {"steps": plan.steps}}
@@ -186,25 +195,25 @@ def _loop(run: Run) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()  # collected below at the same steps on all ranks: one rank's pause is every rank's pause
-    batches = iter(run.feed)
     run.goodput.enter("training")
     run.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
     profiler = _profiler(Path(config.out), config.profile)
-    while progress.step < plan.steps and not run.stop_agreed:
-        _one_step(run, batches)
-        if profiler is not None:
-            profiler.step()
-        if progress.step == first + 1:
-            _after_first_step(run)
-        if progress.step % config.gc_every == 0:
-            gc.collect(1)
-        run.checkpoints.poll()
-        last = progress.step == plan.steps
-        if config.val_every and (progress.step % config.val_every == 0 or last):
-            _validate(run)
-        kind, amount = run.save_every
-        if run.save_agreed or (kind == "steps" and progress.step % amount == 0):
-            _save(run)
+    with closing(iter(run.feed)) as batches:  # its processes end with it, whatever ends the loop
+        while progress.step < plan.steps and not run.stop_agreed:
+            _one_step(run, batches)
+            if profiler is not None:
+                profiler.step()
+            if progress.step == first + 1:
+                _after_first_step(run)
+            if progress.step % config.gc_every == 0:
+                gc.collect(1)
+            run.checkpoints.poll()
+            last = progress.step == plan.steps
+            if config.val_every and (progress.step % config.val_every == 0 or last):
+                _validate(run)
+            kind, amount = run.save_every
+            if run.save_agreed or (kind == "steps" and progress.step % amount == 0):
+                _save(run)
     if profiler is not None:
         profiler.stop()
     _flush(run)
@@ -264,6 +273,7 @@ def _record(run: Run, done: Readback, waited: float) -> None:
     """Log one step, take its decisions, and stop a run that skips step after step."""
     config, plan = run.plan.config, run.plan
     numbers = done.read()
+    run.lock.check()
     seconds, run.last_end = done.end.seconds_since(run.last_end), done.end
     run.progress.data_hash = chain_hash(run.progress.data_hash, numbers.checksum)
     run.stop_agreed |= numbers.stop
@@ -308,7 +318,7 @@ def _after_first_step(run: Run) -> None:
         low, high = AUTO_BOUNDS
         seconds = min(high, max(low, AUTO_FACTOR * started.item()))
         run.save_every = ("seconds", seconds)
-        run.log.report(f"start-up took {started.item():.0f} s: a checkpoint every {seconds:.0f} s")
+        run.report(f"start-up took {started.item():.0f} s: a checkpoint every {seconds:.0f} s")
 
 
 def _validate(run: Run) -> None:
@@ -337,6 +347,7 @@ def _save(run: Run) -> None:
     run.save_agreed = False
     if run.saved_step == progress.step or run.save_every[0] == "never":
         return
+    run.lock.check()
     with run.goodput.spent("saving"):
         size = global_norm(run.trainee.parameters, run.trainee.groups).item()
         if not torch.isfinite(torch.tensor(size)):
@@ -347,6 +358,7 @@ def _save(run: Run) -> None:
             "identity": run.plan.identity(),
             "config": run.plan.config.as_dict(),
             "eod_id": run.plan.view.eod_id,
+            "tokenizer": run.plan.tokenizer(),
             "provenance": provenance(),
         }
         run.checkpoints.save(progress.step, _state(run.trainee), meta)
@@ -359,6 +371,6 @@ def _finish_files(run: Run, first: int) -> None:
     out = Path(run.plan.config.out)
     record = run.goodput.record(run.log.lost_steps, run.progress.step - first)
     append_line(out / "goodput.jsonl", record)
-    run.log.report(summarize_goodput(out / "goodput.jsonl"))
+    run.report(summarize_goodput(out / "goodput.jsonl"))
     if run.progress.step == run.plan.steps:
         write_json(out / "done.json", {"step": run.progress.step, "data_hash": run.progress.data_hash})

@@ -25,6 +25,7 @@ from pretok.errors import UsageError
 from pretok.storage import atomic_open
 from train.config import TrainConfig
 from train.devices import Device
+from train.report import STEP_SILENCE, Reporter, clock, duration
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -83,18 +84,18 @@ class Goodput:
     def __init__(self, started: float) -> None:
         self.seconds = dict.fromkeys(self.KINDS, 0.0)
         self._since = started
-        self._kind = "initialisation"
+        self.kind = "initialisation"
 
     def enter(self, kind: str) -> None:
         """From now on time counts as `kind`."""
         now = time.monotonic()
-        self.seconds[self._kind] += now - self._since
-        self._since, self._kind = now, kind
+        self.seconds[self.kind] += now - self._since
+        self._since, self.kind = now, kind
 
     @contextmanager
     def spent(self, kind: str) -> Iterator[None]:
         """Count the body as `kind`, then return to what was before."""
-        before = self._kind
+        before = self.kind
         self.enter(kind)
         try:
             yield
@@ -108,7 +109,7 @@ class Goodput:
 
     def record(self, lost_steps: int, steps: int) -> dict[str, Any]:
         """One segment's line: seconds by kind, steps done, steps of earlier segments done again."""
-        self.enter(self._kind)
+        self.enter(self.kind)
         return {kind: round(value, 3) for kind, value in self.seconds.items()} | {
             "steps": steps,
             "lost_steps": lost_steps,
@@ -133,11 +134,24 @@ def summarize_goodput(path: Path) -> str:
 class MetricsLog:
     """Writes step records everywhere they go. On ranks other than 0 every method does nothing."""
 
-    def __init__(self, out: Path, config: TrainConfig, device: Device, rank: int, step: int) -> None:
+    def __init__(
+        self,
+        out: Path,
+        config: TrainConfig,
+        device: Device,
+        report: Reporter,
+        rank: int,
+        step: int,
+        steps: int,
+    ) -> None:
         self.lost_steps = 0
         self._rank = rank
         self._config = config
         self._device = device
+        self._report = report
+        self._steps = steps
+        self._pace_from = (step + 1, 0.0)  # the first step holds compilation and says nothing of the others
+        self._told = time.monotonic()
         self._files: dict[str, IO[str]] = {}
         self._wandb: Any = None
         self._tensorboard: Any = None
@@ -152,23 +166,34 @@ class MetricsLog:
             self.lost_steps = lost if name == "metrics" else self.lost_steps
             self._files[name] = (out / f"{name}.jsonl").open("a", buffering=1, encoding="utf-8")
 
-    def report(self, text: str) -> None:
-        """A line on the terminal."""
-        if not self._rank:
-            print(text, flush=True)
-
     def step(self, record: dict[str, Any]) -> None:
-        """One optimizer step. Values that are not finite become null."""
+        """One optimizer step: a record of it, and a line every `log_every` steps or after a while without one.
+
+        Values that are not finite become null.
+        """
         if self._rank:
             return
         self._write("metrics", record)
-        if record["step"] % self._config.log_every == 0:
+        step = record["step"]
+        if step == self._pace_from[0]:
+            self._pace_from = (step, time.monotonic())
+        due = step % self._config.log_every == 0 or time.monotonic() - self._told > STEP_SILENCE
+        if due or step == self._steps:
+            self._told = time.monotonic()
             mfu = "n/a" if record["mfu"] is None else f"{record['mfu']:.1%}"
-            self.report(
-                f"step {record['step']}  loss {record['loss']:.4f}  norm {record['grad_norm']:.3f}  "
+            self._report(
+                f"{clock()} step {step}/{self._steps}  {step / self._steps:.0%}  ETA {self._remaining(step)}  "
+                f"loss {record['loss']:.4f}  norm {record['grad_norm']:.3f}  "
                 f"lr {record['lr']:.2e}  {record['tokens_per_second_per_device']:,.0f} tokens/s/device  "
                 f"MFU {mfu}  data wait {record['data_wait'] / record['seconds']:.2%}"
             )
+
+    def _remaining(self, step: int) -> str:
+        """Time to the last step at the pace since the first of this start, validation and saves included."""
+        first, began = self._pace_from
+        if step == first:
+            return "n/a"
+        return duration((time.monotonic() - began) / (step - first) * (self._steps - step))
 
     def validation(self, record: dict[str, Any]) -> None:
         """One evaluation."""
@@ -176,7 +201,9 @@ class MetricsLog:
             return
         self._write("validation", record)
         losses = "  ".join(f"{name} {loss:.4f}" for name, loss in record["sources"].items())
-        self.report(f"step {record['step']}  validation loss {record['val_loss']:.4f}  {losses}")
+        self._report(
+            f"{clock()} step {record['step']}/{self._steps}  validation loss {record['val_loss']:.4f}  {losses}"
+        )
 
     def close(self) -> None:
         """Close all files."""

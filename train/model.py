@@ -13,103 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import tomllib
-from dataclasses import dataclass, fields
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import Tensor, nn
 
-from pretok.errors import UsageError
 from train.loss import linear_cross_entropy
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig:
-    """Sizes of a decoder. `vocab_size` is the tokenizer's; matrices have `padded_vocab` rows."""
-
-    vocab_size: int = 50_000
-    dim: int
-    layers: int
-    heads: int
-    kv_heads: int
-    hidden: int
-    seq_len: int = 4096
-    tied: bool = True
-    rope_theta: float = 500_000.0
-    norm_eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if self.dim % self.heads or self.heads % self.kv_heads or (self.dim // self.heads) % 2:
-            raise UsageError(
-                f"model: heads ({self.heads}) must divide dim ({self.dim}) into even parts, "
-                f"and kv_heads ({self.kv_heads}) must divide heads"
-            )
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.dim // self.heads
-
-    @property
-    def padded_vocab(self) -> int:
-        """Rows of the embedding: the vocabulary rounded up to a multiple of 128."""
-        return -(-self.vocab_size // 128) * 128
-
-    @property
-    def block_parameters(self) -> int:
-        """Parameters of one block."""
-        attention = 2 * self.dim * self.dim + 2 * self.dim * self.kv_heads * self.head_dim
-        return attention + 3 * self.dim * self.hidden + 2 * self.dim
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of the whole model, padding included."""
-        return (
-            self.layers * self.block_parameters
-            + self.dim
-            + self.padded_vocab * self.dim * (1 if self.tied else 2)
-        )
-
-    def flops_per_token(self, seq_len: int) -> float:
-        """Training FLOPs per token: 6 per weight of a matrix product plus 12 layers x dim x seq_len of
-        attention.
-
-        Source: PaLM, appendix B: attention counted whole, as if not causal; recomputation not counted. The
-        lookup of embeddings multiplies nothing; the output matrix counts once, tied or not.
-        """
-        weights = self.layers * (self.block_parameters - 2 * self.dim) + self.padded_vocab * self.dim
-        return 6.0 * weights + 12.0 * self.layers * self.dim * seq_len
-
-
-PRESETS = {
-    "debug": ModelConfig(dim=128, layers=2, heads=4, kv_heads=2, hidden=384, seq_len=128),
-    "160m": ModelConfig(dim=768, layers=12, heads=12, kv_heads=12, hidden=2048, seq_len=2048, tied=False),
-    "1b": ModelConfig(dim=2048, layers=16, heads=16, kv_heads=8, hidden=8192),
-    "3b": ModelConfig(dim=3072, layers=28, heads=24, kv_heads=8, hidden=8192),
-    "italia-9b": ModelConfig(dim=4096, layers=40, heads=32, kv_heads=8, hidden=14_336, tied=False),
-}
-
-
-def model_config(name: str) -> ModelConfig:
-    """A preset by name, or the sizes in a TOML file of ModelConfig's fields."""
-    if name in PRESETS:
-        return PRESETS[name]
-    path = Path(name)
-    if path.suffix != ".toml" or not path.exists():
-        raise UsageError(
-            f"--model {name}: neither a preset ({', '.join(PRESETS)}) nor an existing .toml file"
-        )
-    values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    if unknown := set(values) - {field.name for field in fields(ModelConfig)}:
-        raise UsageError(f"{path}: unknown model keys {sorted(unknown)}")
-    try:
-        return ModelConfig(**values)
-    except TypeError as error:
-        raise UsageError(f"{path}: {error}") from None
+from train.sizes import ModelConfig
 
 
 @lru_cache(maxsize=8)
@@ -144,10 +56,7 @@ def document_ids(tokens: Tensor, eod_id: int) -> Tensor:
 
 
 def document_mask(documents: Tensor) -> Any:
-    """What attention may see inside one's own document:
-
-    A flex block mask on a GPU, else a dense (n, 1, L, L) mask.
-    """
+    """What attention may see inside one's own document: a flex block mask on a GPU, else a dense (n, 1, L, L) one."""
     length = documents.shape[1]
     if documents.device.type == "cuda":
 
@@ -160,10 +69,7 @@ def document_mask(documents: Tensor) -> Any:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-    """Causal attention; q (n, heads, L, d), k and v (n, kv_heads, L, d).
-
-    Mask None, dense or a flex block mask.
-    """
+    """Causal attention; q (n, heads, L, d), k and v (n, kv_heads, L, d); mask: None, dense or a flex block mask."""
     grouped = q.shape[1] != k.shape[1]
     if mask is None or isinstance(mask, Tensor):
         return F.scaled_dot_product_attention(
@@ -230,10 +136,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model. `loss_chunk` tokens have their logits in memory at a time.
-
-    `fuse_loss` compiles the loss.
-    """
+    """The whole model. `loss_chunk` tokens have their logits in memory at a time; `fuse_loss` compiles the loss."""
 
     def __init__(self, config: ModelConfig, *, loss_chunk: int = 4096, z_loss: float = 0.0) -> None:
         super().__init__()

@@ -63,6 +63,23 @@ def solve_layout(world: int, per_node: int, shard: int | None, tensor: int) -> L
     return Layout(data_ranks // shard, shard, tensor)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder of the run. UsageError where it cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--out: {path} cannot be made: {error.strerror}; name a folder that may be written"
+        ) from None
+
+
+def first_problem(problem: str | None, group: dist.ProcessGroup | None = None) -> str | None:
+    """The problem of the first rank that has one, the same answer on every rank."""
+    answers: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(answers, problem, group=group)
+    return next((answer for answer in answers if answer is not None), None)
+
+
 @contextmanager
 def process_group(device: Device, timeout: int, out: Path) -> Iterator[None]:
     """Join the ranks named by the environment (torchrun's variables), or be the only one.
@@ -71,7 +88,7 @@ def process_group(device: Device, timeout: int, out: Path) -> Iterator[None]:
     RUN/flight/rank-*.
     """
     flight = out / "flight"
-    flight.mkdir(parents=True, exist_ok=True)
+    make_folder(flight)
     for name, value in {
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
@@ -106,10 +123,7 @@ def data_rank(mesh: DeviceMesh) -> int:
 
 
 def _split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
-    """Tensor parallelism: into a block by columns, out of it by rows, one all-reduce each.
-
-    Vocabulary by rows.
-    """
+    """Tensor parallelism: into a block by columns, out of it by rows, one all-reduce each; vocabulary by rows."""
     size = mesh.size()
     config = model.config
     if config.kv_heads % size or config.hidden % size or config.padded_vocab % size:
@@ -185,8 +199,7 @@ def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: D
 def materialize(
     model: Decoder, device: torch.device, value: Callable[[str, torch.Size, torch.device], Tensor]
 ) -> None:
-    """Give meta parameters memory on `device` and fill each from value(name, shape, device), the whole
-    tensor.
+    """Give meta parameters memory on `device` and fill each from value(name, shape, device), the whole tensor.
 
     Every rank makes the whole of one parameter at a time and keeps its piece, so values do not depend on the
     mesh.

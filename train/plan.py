@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,12 +17,14 @@ from typing import Any
 
 from train.config import TrainConfig, add_flags, parse, parse_checkpointing, parse_count, solve_batch
 from train.devices import peak_of
-from train.model import ModelConfig, model_config
 from train.parallel import Layout, solve_layout
 from train.setup import OPTIMIZER_BYTES
+from train.sizes import ModelConfig, model_config
 
 GIB = 2**30
 DEVICE_GB = (40, 64, 80, 141)
+_MEMORY = (("GH200", 96), ("H200", 141), ("H100 NVL", 94), ("H100", 80), ("MI250X", 64))
+"""(part of the device's name, GB of one device), where the name does not say it and there is one answer."""
 HEADROOM = 0.9
 """Part of a device's memory that a plan fills: the rest is for the context, the libraries and fragmentation.
 """
@@ -45,8 +48,7 @@ class Memory:
 
 
 def rule_of_thumb(model: ModelConfig, layout: Layout, micro_batch: int, seq_len: int) -> Memory:
-    """4 bytes a parameter, 3 times that for gradient and moments, batch x tokens x width x 4 bytes, a tenth
-    on top.
+    """4 bytes a parameter, 3 times that for gradient and moments, batch x tokens x width x 4 bytes, a tenth on top.
 
     It counts one activation where a model keeps many, which is why the other estimate exists.
     """
@@ -157,8 +159,19 @@ def largest_micro_batch(
     return size
 
 
+def device_gigabytes(name: str) -> float | None:
+    """Memory of a device by name ('A100-SXM-64GB' says it itself); None when unknown."""
+    if stated := re.search(r"(\d+) ?GB", name):
+        return float(stated[1])
+    return next((float(size) for part, size in _MEMORY if part in name), None)
+
+
 def make_plan(config: TrainConfig, space: argparse.Namespace) -> dict[str, Any]:
-    """All figures of `train plan`, as JSON values; None where something needed is not given."""
+    """All figures of `train plan`, as JSON values; None where something needed is not given.
+
+    fits: whether the count stays under HEADROOM of the device; when it does not, the run cannot be and has no time,
+    energy or emissions.
+    """
     model = model_config(config.model)
     seq_len = config.seq_len or model.seq_len
     ranks = space.nodes * space.devices_per_node
@@ -167,20 +180,25 @@ def make_plan(config: TrainConfig, space: argparse.Namespace) -> dict[str, Any]:
     per_step = batch.global_batch * seq_len
     steps = config.steps if config.tokens is None else config.tokens // per_step
     peak, source = (space.peak * 1e12, "given") if space.peak else peak_of(space.device)
+    args = (model, layout, batch.accumulation, seq_len, config)
+    count = count_tensors(model, layout, batch.micro_batch, batch.accumulation, seq_len, config)
+    gigabytes = space.memory or device_gigabytes(space.device)
+    fits = None if gigabytes is None else count.total <= HEADROOM * gigabytes * 1e9
     step_seconds = None
-    if peak is not None and space.mfu is not None:
+    if peak is not None and space.mfu is not None and fits is not False:
         step_seconds = per_step * model.flops_per_token(seq_len) / (space.mfu * peak * ranks)
     hours = step_seconds * steps / 3600 if step_seconds is not None and steps is not None else None
     energy = hours * space.nodes * space.node_kw * space.pue if hours is not None and space.node_kw else None
     checkpoint = OPTIMIZER_BYTES * model.parameters
-    args = (model, layout, batch.accumulation, seq_len, config)
     return {
         "parameters": model.parameters,
         "layout": asdict(layout),
         "batch": asdict(batch),
         "steps": steps,
         "rule_of_thumb": asdict(rule_of_thumb(model, layout, batch.micro_batch, seq_len)),
-        "count": asdict(count_tensors(model, layout, batch.micro_batch, batch.accumulation, seq_len, config)),
+        "count": asdict(count),
+        "device_gigabytes": gigabytes,
+        "fits": fits,
         "micro_batch_that_fits": {gb: largest_micro_batch(*args, gb) for gb in DEVICE_GB},
         "peak_flops": peak,
         "peak_source": source,
@@ -216,6 +234,7 @@ def render(plan: dict[str, Any]) -> str:
     fits = plan["micro_batch_that_fits"]
     lines += [f"largest micro-batch, {HEADROOM:.0%} of memory used:"]
     lines += ["  " + ", ".join(f"{gb} GB: {size or 'none'}" for gb, size in fits.items()), ""]
+    lines += [*_verdict(plan), ""]
     peak = plan["peak_flops"]
     lines += [
         f"peak: {number(peak / 1e12 if peak else None, 'TFLOP/s')} ({plan['peak_source']})",
@@ -228,14 +247,31 @@ def render(plan: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _verdict(plan: dict[str, Any]) -> list[str]:
+    """Whether the run fits its device, and what to change when it does not."""
+    size, need = plan["device_gigabytes"], sum(plan["count"].values())
+    if size is None:
+        return ["does it fit? n/a: the memory of the device is not known; give --memory in GB"]
+    usable = HEADROOM * size * 1e9
+    figures = f"{need / GIB:.1f} GiB counted, {usable / GIB:.1f} GiB are {HEADROOM:.0%} of {size:.0f} GB"
+    if plan["fits"]:
+        return [f"fits: {figures}"]
+    return [
+        f"DOES NOT FIT: {figures}.",
+        "Lower --micro-batch, recompute with --checkpointing ops or full, or spread the parameters over more devices "
+        "with --shard.",
+        "Time and energy of a run that cannot be are not given.",
+    ]
+
+
 def main(arguments: Sequence[str]) -> None:
     """`train plan`."""
     parser = argparse.ArgumentParser(
         prog="train plan",
         description="Memory, time, energy and disk of a run, before it; needs no data and no GPU.",
-        epilog="example:\n  train plan --model italia-9b --nodes 64 --devices-per-node 4 --mfu 0.45 \\\n"
-        "      --device A100-SXM-64GB --global-batch 1024 --micro-batch 2 --tokens 1.2T \\\n"
-        "      --node-kw 2.2 --pue 1.1 --grid 0.25",
+        epilog="example:\n  train plan --model italia-9b --nodes 64 --devices-per-node 4 --mfu 0.4 \\\n"
+        "      --device A100-SXM-64GB --global-batch 1024 --micro-batch 4 --checkpointing full \\\n"
+        "      --tokens 1.2T --node-kw 2.2 --pue 1.1 --grid 0.25",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -246,6 +282,7 @@ def main(arguments: Sequence[str]) -> None:
         "--device", default="", help="part of the device's name, for its peak: H100, A100, MI250X, ..."
     )
     parser.add_argument("--peak", type=float, help="peak of one device in dense bf16 TFLOP/s, instead")
+    parser.add_argument("--memory", type=float, help="memory of one device in GB (default: by its name)")
     parser.add_argument("--mfu", type=float, help="part of the peak expected, for example 0.45")
     parser.add_argument("--node-kw", type=float, help="power of one node in kW")
     parser.add_argument(

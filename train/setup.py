@@ -8,6 +8,7 @@ the run that a checkpoint must agree with to be resumed.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,13 +21,15 @@ from torch import nn
 import pretok.stream
 from pretok.errors import MismatchError, UsageError
 from pretok.stream import View
-from train.checkpoint import complete_checkpoints, load_weights
+from train.checkpoint import load_weights
 from train.config import Batch, TrainConfig, solve_batch
 from train.devices import Device
 from train.export import exported_tensors
-from train.model import Decoder, ModelConfig, initial_tensor, model_config
-from train.optim import Guard, NormGroups, build_optimizer
+from train.model import Decoder, initial_tensor
+from train.optim import Guard, NormGroups, build_optimizer, learning_rate
 from train.parallel import Layout, build_mesh, materialize, parallelize, solve_layout
+from train.saved import complete_checkpoints
+from train.sizes import ModelConfig, model_config
 from train.step import Trainee
 
 OPTIMIZER_BYTES = 12
@@ -53,6 +56,13 @@ class Plan:
             "seed": self.config.seed,
             "stream": self.view.fingerprint,
             "manifest": self.view.manifest_fingerprint,
+        }
+
+    def tokenizer(self) -> dict[str, str]:
+        """Which tokenizer the ids are of, and where a copy of it lies."""
+        return {
+            "fingerprint": self.view.tokenizer["fingerprint"],
+            "shards": str(Path(self.config.shards).absolute()),
         }
 
 
@@ -82,15 +92,22 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
     return Plan(config, view, model, layout, batch, steps)
 
 
+def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> list[str]:
+    """Each value of `ours` that is another in `theirs`, down to the single sizes of a model."""
+    found = []
+    for key, value in ours.items():
+        other = theirs.get(key)
+        if isinstance(value, dict) and isinstance(other, dict):
+            found += differences(other, value, f"{of}{key}.")
+        elif other != value:
+            found.append(f"{of}{key} was {other}, is {value}")
+    return found
+
+
 def check_identity(plan: Plan, meta: dict[str, Any]) -> None:
     """MismatchError when the checkpoint belongs to another model, batch, seed or data."""
     ours = plan.identity()
-    different = [
-        f"{key} was {meta['identity'].get(key)}, is {ours[key]}"
-        for key in ours
-        if meta["identity"].get(key) != ours[key]
-    ]
-    if different:
+    if different := differences(meta["identity"], ours):
         raise MismatchError(
             f"{plan.config.out} holds a run that cannot be continued with these settings: "
             f"{'; '.join(different)}. "
@@ -98,7 +115,7 @@ def check_identity(plan: Plan, meta: dict[str, Any]) -> None:
         )
 
 
-def build_trainee(plan: Plan, device: Device) -> Trainee:
+def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> Trainee:
     """The model on its mesh with initial weights (random, or those of --init-from), and its optimizer."""
     config = plan.config
     mesh = build_mesh(device, plan.layout)
@@ -115,7 +132,7 @@ def build_trainee(plan: Plan, device: Device) -> Trainee:
         value = partial(initial_tensor, plan.model, config.seed)
     materialize(model, place, value)
     if source is not None and not (source / "config.json").exists():
-        load_weights(model, source, plan.model)
+        load_weights(model, source, plan.model, report)
     parameters: list[nn.Parameter] = list(model.parameters())
     return Trainee(
         model=model,
@@ -136,15 +153,22 @@ def describe(plan: Plan, device: Device) -> str:
     """What will run, in a few lines."""
     layout, batch, model = plan.layout, plan.batch, plan.model
     peak = "n/a" if device.peak is None else f"{device.peak / 1e12:.1f} TFLOP/s"
-    return "\n".join(
-        [
-            f"model {plan.config.model}: {model.parameters:,} parameters, sequences of "
-            f"{plan.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
-            f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
-            f"{layout.tensor} tensor parallel on {device.name}, peak {peak} ({device.peak_source})",
-            f"global batch {batch.global_batch} = micro-batch {batch.micro_batch} x accumulation "
-            f"{batch.accumulation} x {batch.ranks} data-parallel ranks",
-            f"{plan.steps} steps, {plan.steps * batch.global_batch * plan.view.seq_len:,} tokens of "
-            f"{len(plan.view) * plan.view.seq_len:,}",
-        ]
-    )
+    lines = [
+        f"model {plan.config.model}: {model.parameters:,} parameters, sequences of "
+        f"{plan.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
+        f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
+        f"{layout.tensor} tensor parallel on {device.name}, peak {peak} ({device.peak_source})",
+        f"global batch {batch.global_batch} = micro-batch {batch.micro_batch} x accumulation "
+        f"{batch.accumulation} x {batch.ranks} data-parallel ranks",
+        f"{plan.steps} steps, {plan.steps * batch.global_batch * plan.view.seq_len:,} tokens of "
+        f"{len(plan.view) * plan.view.seq_len:,}",
+    ]
+    warmup = plan.config.warmup
+    if warmup >= plan.steps:
+        highest = learning_rate(plan.config, plan.steps - 1, plan.steps)
+        lines.append(
+            f"warning: the warm-up of {warmup} steps takes the whole run of {plan.steps}: the learning rate only "
+            f"rises, to {highest:.2e} at its end, and does not decay; a --warmup of {max(1, plan.steps // 20)} "
+            "leaves room for the schedule"
+        )
+    return "\n".join(lines)

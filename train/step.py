@@ -47,10 +47,7 @@ class Trainee:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A finished step, equal on all ranks. loss: mean over tokens in nats; checksum:
-
-    Of all sequences consumed.
-    """
+    """A finished step, equal on all ranks. loss: mean over tokens in nats; checksum: of all sequences consumed."""
 
     step: int
     loss: float
@@ -84,8 +81,7 @@ class Readback:
     """Numbers on their way from the device: an all-reduced float64 vector copied without blocking."""
 
     def __init__(self, step: int, local: Tensor, shared: Tensor, tokens: int, copies: int) -> None:
-        """local: (loss sum, checksum, stop, save) of this rank, reduced here; shared: equal everywhere
-        already.
+        """local: (loss sum, checksum, stop, save) of this rank, reduced here; shared: equal everywhere already.
 
         tokens: in the whole step; copies: ranks that hold the same data.
         """

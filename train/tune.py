@@ -58,10 +58,8 @@ def flags(config: TrainConfig) -> list[str]:
 def run_trial(
     config: TrainConfig, choice: dict[str, Any], folder: Path, steps: int, processes: int
 ) -> dict[str, Any]:
-    """One trial in fresh processes:
-
-    {**choice, outcome, tokens_per_second_per_device, mfu, memory_peak, data_wait}.
-    """
+    """One trial in fresh processes: `choice` with its outcome and, where that is ok, the medians of its steps
+    (tokens_per_second_per_device, mfu, data_wait), their tokens and memory_peak in bytes."""
     shutil.rmtree(folder, ignore_errors=True)
     trial = replace(
         config,
@@ -105,8 +103,7 @@ def run_trial(
 
 
 def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, processes: int) -> dict[str, Any]:
-    """Run all trials and return the fastest. A larger micro-batch is not tried where a smaller one did not
-    fit.
+    """Run all trials and return the fastest. A larger micro-batch is not tried where a smaller one did not fit.
 
     Raises UsageError when no trial succeeds.
     """

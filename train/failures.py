@@ -1,0 +1,51 @@
+"""What machines do to a run, in one line that says what to do: a missing package, no memory, no space, no rights.
+
+Enters: an exception of Python, torch or the operating system. Leaves: a PretokError, or None for what is a bug of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from pretok.errors import PretokError, UsageError
+from train.config import TrainConfig
+
+PACKAGES = ("torch", "numpy", "safetensors", "xxhash")
+_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ESTALE)
+
+
+def explain(error: BaseException) -> PretokError | None:
+    """The error a person can mend that is behind an exception, if there is one."""
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if package in PACKAGES:
+            return UsageError(
+                f"the package {package} is not installed for this Python: pip install 'pretok[train]' brings what "
+                "train needs (on a machine without a GPU install the CPU build of torch first)"
+            )
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        if error.errno in _SPACE:
+            return PretokError(
+                f"{where}{error.strerror}: free some, then run the same command to go on from the last checkpoint"
+            )
+        if error.errno in _PLACE:
+            return PretokError(f"{where}{error.strerror}")
+    return None
+
+
+def out_of_memory(error: BaseException, config: TrainConfig) -> PretokError | None:
+    """The same for memory, of a GPU or of the host, when that is what ran out."""
+    text = str(error)
+    signs = ("out of memory", "can't allocate memory", "bad_alloc")
+    if not isinstance(error, MemoryError) and not any(sign in text for sign in signs):
+        return None
+    micro = "not given" if config.micro_batch is None else str(config.micro_batch)
+    found = text.strip().splitlines()
+    return UsageError(
+        f"out of memory on rank {os.environ.get('RANK', '0')} of {os.uname().nodename}: lower --micro-batch (now "
+        f"{micro}) and raise --accumulation instead, or recompute activations with --checkpointing ops or full "
+        f"(now {config.checkpointing}); `train plan` says what fits ({found[0] if found else 'MemoryError'})"
+    )

@@ -1,0 +1,125 @@
+"""Tensors of a checkpoint, without trusting it: no program runs from a file.
+
+Enters: a checkpoint folder, from wherever it came, and a state dict. Leaves: the state dict filled in place, on any
+mesh. torch's distributed checkpoint would unpickle `.metadata`, and every saved value that is no tensor, as they come,
+and unpickling calls what the file names. Here `.metadata` may name only the classes below and values only what torch's
+own `weights_only` admits. Resuming, --init-from and `train export` all load through `restore`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from pretok.errors import IntegrityError, PretokError
+
+_RECORDS = (
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "Metadata",
+    "MetadataIndex",
+    "StorageMeta",
+    "TensorProperties",
+    "TensorStorageMetadata",
+    "_MEM_FORMAT_ENCODING",
+)
+_ADMITTED = {
+    *(("torch.distributed.checkpoint.metadata", name) for name in _RECORDS),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),  # looks a name up in a table
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),  # where Python 3.13 has it
+    *(("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
+}
+"""(module, name) of all that torch 2.11 to 2.13 put into a `.metadata`: records, enumerations, sizes, dtypes."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """The class the file names, if a checkpoint has a use for it."""
+        if (module, name) not in _ADMITTED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no checkpoint needs")
+        return super().find_class(module, name)
+
+
+def _read_metadata(path: Path) -> Metadata:
+    try:
+        with path.open("rb") as file:
+            metadata = _Unpickler(file).load()
+        names = {info.relative_path for info in metadata.storage_data.values()}
+        if not isinstance(metadata, Metadata) or any(Path(name).name != name for name in names):
+            raise TypeError("it is no metadata, or leads out of its folder")
+    except Exception as error:  # anything a damaged or hostile pickle can raise
+        raise IntegrityError(
+            f"{path} is damaged or not a checkpoint's: {error}; nothing in it was run"
+        ) from None
+    return metadata
+
+
+class Reader(FileSystemReader):
+    """torch's reader of a checkpoint folder, but for how it reads `.metadata`: at once, and only what is admitted.
+
+    Raises IntegrityError that names the file.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        super().__init__(checkpoint)
+        self._metadata = _read_metadata(checkpoint / ".metadata")
+        self._metadata.storage_meta = StorageMeta(load_id=self.load_id)
+
+    def read_metadata(self, *_args: Any, **_others: Any) -> Metadata:
+        """What was read. There is no other to be had by a rank's number, as torch would otherwise try."""
+        return self._metadata
+
+
+class _Planner(DefaultLoadPlanner):
+    """torch's planner, but for how it reads values that are no tensors."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put one value in its place. What torch's planner then unpickles freely is of our own making."""
+        try:
+            plain = torch.load(value, weights_only=True)
+        except Exception as error:  # as above
+            name = read_item.dest_index.fqn
+            raise IntegrityError(f"the value {name} is damaged or not a checkpoint's: {error}") from None
+        again = io.BytesIO()
+        torch.save(plain, again)
+        again.seek(0)
+        super().load_bytes(read_item, again)
+
+
+def first_failure(error: BaseException) -> str:
+    """In one line what went wrong, where torch gives the tracebacks of all ranks."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    text = str(error).strip().splitlines()
+    if isinstance(error, PretokError):
+        return " ".join(text)
+    return f"{type(error).__name__}: {text[0] if text else 'no message'}"
+
+
+def restore(state: dict[str, Any], reader: Reader, group: dist.ProcessGroup | None = None) -> None:
+    """Load a checkpoint into `state`, on all ranks of `group` or, without a process group, on this one.
+
+    Raises IntegrityError that names the folder.
+    """
+    alone = not dist.is_initialized()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # where it is meant to be
+        try:
+            load(state, storage_reader=reader, planner=_Planner(), process_group=group, no_dist=alone)
+        except (Exception, CheckpointException) as error:  # anything damaged files can raise
+            raise IntegrityError(f"{reader.checkpoint_id}: {first_failure(error)}") from None

@@ -1,0 +1,205 @@
+"""A checkpoint's folder on disk: what meta.json says of its files, and whether they are what was written.
+
+Enters: the bytes torch's distributed checkpoint writes, or a folder. Leaves: size and checksum of every file, summed up
+while the bytes pass on their way to the disk: nothing is read again, no rank waits, and what is damaged between memory
+and disk is found too. Reading checks sizes always, and checksums before a checkpoint is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from pretok.errors import IntegrityError, PretokError, UsageError
+from pretok.storage import checksum, read_json
+
+META = "meta.json"
+_NAME = re.compile(r"step-\d{8}")
+_KEYS = {"step", "progress", "val_loss", "identity", "config", "eod_id", "files"}
+_THREADS = 4
+"""Files that one rank reads at a time: one stream does not fill a parallel file system."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One file as meta.json describes it. checksum None: written before checkpoints had checksums."""
+
+    size: int
+    checksum: str | None
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Finished checkpoints in a `checkpoints` folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+def find_checkpoints(run: Path, step: int | None) -> list[Path]:
+    """Checkpoints of a run folder, oldest first: all, or that of a step. UsageError names what there is."""
+    found = complete_checkpoints(run / "checkpoints")
+    wanted = [path for path in found if step is None or path.name == f"step-{step:08d}"]
+    if not wanted:
+        names = ", ".join(path.name for path in found) or "none"
+        raise UsageError(
+            f"{run} has no checkpoint{'' if step is None else f' of step {step}'}; there are: {names}"
+        )
+    return wanted
+
+
+def file_records(checkpoint: Path, meta: dict[str, Any]) -> dict[str, FileRecord]:
+    """The files that a meta.json lists, by name. IntegrityError when that is not a list of files."""
+    records = {}
+    try:
+        for name, entry in meta["files"].items():
+            record = FileRecord(entry, None) if isinstance(entry, int) else FileRecord(**entry)
+            if Path(name).name != name or type(record.size) is not int:
+                raise TypeError(f"{name!r} is no file with a size")
+            records[name] = record
+    except (AttributeError, KeyError, TypeError) as error:
+        raise IntegrityError(f"{checkpoint / META} does not list the files: {error}") from None
+    return records
+
+
+def read_meta(checkpoint: Path) -> dict[str, Any]:
+    """meta.json of a checkpoint whose files all have the sizes it states; else IntegrityError."""
+    meta = read_json(checkpoint / META)
+    if not isinstance(meta, dict) or (missing := _KEYS - meta.keys()):
+        lacks = f" lacks {sorted(missing)}" if isinstance(meta, dict) else " is no record"
+        raise IntegrityError(f"{checkpoint / META}{lacks}; it was damaged or edited")
+    for name, record in file_records(checkpoint, meta).items():
+        path = checkpoint / name
+        if not path.is_file() or path.stat().st_size != record.size:
+            raise IntegrityError(f"{path} is missing or has not the {record.size} bytes that were written")
+    return meta
+
+
+def check_files(
+    checkpoint: Path, meta: dict[str, Any], report: Callable[[str], None], rank: int = 0, ranks: int = 1
+) -> None:
+    """Compare the checksums of this rank's share of the files; IntegrityError names the first that differs.
+
+    Every file is read once by one rank. A checkpoint without checksums is reported, and its sizes must do.
+    """
+    records = file_records(checkpoint, meta)
+    if any(record.checksum is None for record in records.values()):
+        report(f"{checkpoint} was saved before checkpoints had checksums: only sizes of files are compared")
+        return
+    by_size = sorted(records, key=lambda name: (-records[name].size, name))  # shares of like size
+    mine = by_size[rank::ranks]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = pool.map(checksum, [checkpoint / name for name in mine])
+        for name, value in zip(mine, found, strict=True):
+            if value != records[name].checksum:
+                raise IntegrityError(f"{checkpoint / name} was damaged: its checksum is not the one it had")
+
+
+def verify(run: Path, step: int | None, report: Callable[[str], None]) -> None:
+    """Compare all files of a run's checkpoints, or of one. IntegrityError when some are damaged."""
+    found = find_checkpoints(run, step)
+    bad = 0
+    for checkpoint in found:
+        try:
+            check_files(checkpoint, read_meta(checkpoint), report)
+            report(f"{checkpoint}: good")
+        except PretokError as error:
+            bad += 1
+            report(f"{checkpoint}: {error}")
+    if bad:
+        raise IntegrityError(f"{bad} of {len(found)} checkpoints are damaged; delete those named above")
+
+
+class _SummedStream:
+    """A file being written whose bytes are summed up in passing; it has no seek, so they pass in order."""
+
+    def __init__(self, stream: Any) -> None:
+        self._digest = xxhash.xxh3_128()
+        self._size = 0
+        self._stream = stream
+        self.tell, self.flush, self.close, self.fileno = (
+            stream.tell,
+            stream.flush,
+            stream.close,
+            stream.fileno,
+        )
+
+    def write(self, data: Any) -> int:
+        """Pass bytes on."""
+        self._digest.update(data)
+        count: int = self._stream.write(data)
+        self._size += count
+        return count
+
+    def record(self) -> FileRecord:
+        """What has passed; the checksum in the form `pretok.storage.checksum` gives of the file."""
+        return FileRecord(self._size, f"xxh3:{self._digest.hexdigest()}")
+
+
+class _SummedFiles(FileSystem):
+    """Files on disk; `records` of those written, by name."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, FileRecord] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            summed = _SummedStream(stream)
+            yield summed
+        self.records[Path(path).name] = summed.record()
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self.records[Path(new_path).name] = self.records.pop(Path(path).name)
+
+
+@dataclass(frozen=True)
+class _SummedResult(WriteResult):
+    """What a rank tells the first one of an item it wrote, and of the file it wrote it to."""
+
+    file: tuple[str, FileRecord]
+
+
+class SummedWriter(FileSystemWriter):
+    """torch's writer, with a record of every file. The records of all ranks travel with what ranks tell each other
+    anyway, so that making them is no collective of its own; on rank 0 `records` has them when the save is done."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.fs = self._files = _SummedFiles()
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's files."""
+        results: list[WriteResult] = []
+        for result in super().write_data(plan, planner).wait():
+            name = result.storage_data.relative_path
+            file = (name, self._files.records[name])
+            results.append(_SummedResult(result.index, result.size_in_bytes, result.storage_data, file))
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On rank 0, when all have written."""
+        super().finish(metadata, results)
+        for rank_results in results:
+            self._files.records.update(
+                result.file for result in rank_results if isinstance(result, _SummedResult)
+            )
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """meta.json's `files`."""
+        return {name: asdict(record) for name, record in sorted(self._files.records.items())}

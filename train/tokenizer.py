@@ -1,0 +1,84 @@
+"""The tokenizer that goes with exported weights: the one the shards were made with, and no other.
+
+Enters: a checkpoint's meta and, when named, a folder or a tokenizer.json. Leaves: the files of the model's folder.
+Rows of the model are ids of one tokenizer; with another it would speak nonsense without an error, so fingerprints are
+compared.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pretok.errors import IntegrityError, MismatchError, PretokError, UsageError
+from pretok.manifest import load_manifest
+from pretok.storage import fingerprint, read_json
+
+TOKENIZER_FILE = "tokenizer.json"
+PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
+"""What decides ids, of which `pretok` takes a tokenizer's fingerprint."""
+
+
+def tokenizer_files(meta: dict[str, Any], named: Path | None) -> dict[str, bytes]:
+    """Contents by file name: tokenizer.json, tokenizer_config.json, special_tokens_map.json.
+
+    named None: the copy in the shards' folder. The last two are taken from beside tokenizer.json or, where they are
+    not, made of its end-of-document token. Raises UsageError when there is no tokenizer.json, MismatchError when it is
+    another one.
+    """
+    expected, shards = _of_shards(meta)
+    place = shards if named is None else named
+    path = place / TOKENIZER_FILE if place.is_dir() else place
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist: --tokenizer names the vocabulary the shards were made with")
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise IntegrityError(f"{path} is no tokenizer")
+    found = fingerprint({part: data.get(part) for part in PARTS})
+    if expected is None:
+        raise MismatchError(
+            f"the checkpoint does not say which tokenizer its shards had, and {shards} is gone or changed: bring "
+            "the shards back to where they were, or their manifest.json"
+        )
+    if found != expected:
+        raise MismatchError(
+            f"{path} is another tokenizer (fingerprint {found}) than the one the model was trained with "
+            f"({expected}); {shards / TOKENIZER_FILE} is a copy of the right one"
+        )
+    name = _token(data, meta["eod_id"])
+    made = {
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": name,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": meta["identity"]["model"]["seq_len"],
+        },
+        "special_tokens_map.json": {"eos_token": name},
+    }
+    files = {TOKENIZER_FILE: path.read_bytes()}
+    for other, value in made.items():
+        beside = path.with_name(other)
+        text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+        files[other] = beside.read_bytes() if beside.is_file() else text.encode()
+    return files
+
+
+def _of_shards(meta: dict[str, Any]) -> tuple[str | None, Path]:
+    """(fingerprint of the tokenizer, folder of the shards) of a checkpoint; None where neither it nor they tell."""
+    if "tokenizer" in meta:
+        return meta["tokenizer"]["fingerprint"], Path(meta["tokenizer"]["shards"])
+    shards = Path(meta["config"]["shards"])  # saved before checkpoints named the tokenizer
+    try:
+        manifest = load_manifest(shards)
+    except PretokError:
+        return None, shards
+    same = manifest.fingerprint == meta["identity"]["manifest"]
+    return manifest.data["tokenizer"]["fingerprint"] if same else None, shards
+
+
+def _token(data: dict[str, Any], token_id: int) -> str:
+    named = {token["id"]: token["content"] for token in data["added_tokens"]}
+    named |= {number: token for token, number in data["model"]["vocab"].items() if number == token_id}
+    found: str = named[token_id]
+    return found

@@ -4,6 +4,7 @@
     ├── UsageError        2   wrong command line, recipe or input; nothing was done
     ├── MismatchError     2   what is on disk belongs to another input, config or tokenizer
     ├── IntegrityError    2   a file of ours is damaged or not of our format
+    ├── FolderInUse       2   another job writes to the output folder
     ├── PartitionsFailed  3   the job finished; the named partitions did not
     └── Stopped          75   stopped early by a signal or a time limit; run again to continue
 
@@ -27,6 +28,10 @@ class MismatchError(PretokError):
 
 class IntegrityError(PretokError):
     """A file of ours is damaged, missing or not of the expected format."""
+
+
+class FolderInUse(PretokError):
+    """Another job writes to the output folder."""
 
 
 class PartitionsFailed(PretokError):

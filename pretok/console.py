@@ -66,6 +66,16 @@ class Meter:
             )
             self._task = self._bar.add_task(title, total=total, state="")
 
+    def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:  # noqa: ARG002
+        """The whole work, as `pretok.progress` says."""
+        self._total = bytes
+        if self._bar:
+            self._bar.update(self._task, total=bytes)
+
+    def start_from(self, counts: dict[str, int]) -> None:
+        """What an earlier run did."""
+        self(counts)
+
     def __enter__(self) -> Meter:
         if self._bar:
             self._bar.start()

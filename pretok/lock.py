@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pretok.errors import FolderInUse
+from pretok.storage import writing
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +62,14 @@ class Holder:
 def hold(folder: Path, what: str) -> Iterator[None]:
     """Keep other jobs out of `folder`, which is made if it is not there; `what` names this job to them.
 
-    Raises FolderInUse. A lock taken over is logged as a warning. Should the lock be lost while it is held (someone
-    deleted it), this process gets SIGTERM, which ends a job in good order.
+    Raises FolderInUse, OutputError. A lock taken over is logged as a warning. Should the lock be lost while it is held
+    (someone deleted it), this process gets SIGTERM, which ends a job in good order.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path, holder = folder / LOCK_FILE, _this_process(what)
     text = json.dumps(asdict(holder))
-    _take(path, text)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _take(path, text)
     ended = threading.Event()
     thread = threading.Thread(target=_beat, args=(path, text, ended), daemon=True, name="folder-lock")
     thread.start()

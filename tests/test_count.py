@@ -20,6 +20,7 @@ from pretok.errors import IntegrityError, MismatchError, Stopped
 from pretok.hashing import hash_documents, select
 from pretok.jobs.count import Counts, add_counts, load_counts, run_count
 from pretok.pretokenize import PATTERNS
+from pretok.progress import Silent
 from pretok.stop import StopFlag
 from pretok.wordfile import read_group
 
@@ -88,7 +89,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_counts_are_those_of_the_regular_expression(folder: Path, here: Engine, pattern: str) -> None:
-    counts = run_count(recipe(folder, pattern=pattern), here, ignore, ignore)
+    counts = run_count(recipe(folder, pattern=pattern), here, Silent(), ignore)
     for source in ("it", "en"):
         texts = documents(folder, source)
         assert words_of(counts, source) == expected(texts, pattern, Fraction(1, 5))
@@ -101,7 +102,7 @@ def test_counts_are_those_of_the_regular_expression(folder: Path, here: Engine, 
 
 
 def test_a_sample_is_chosen_by_hash(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder, sample="0.5"), here, ignore, ignore)
+    counts = run_count(recipe(folder, sample="0.5"), here, Silent(), ignore)
     texts = documents(folder, "it")
     assert words_of(counts, "it") == expected(texts, "cl100k", Fraction(1, 5), Fraction(1, 2))
     assert 0 < counts.of("it").unsampled < len(texts)
@@ -109,7 +110,7 @@ def test_a_sample_is_chosen_by_hash(folder: Path, here: Engine) -> None:
 
 def test_spilling_changes_nothing(folder: Path, here: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pretok.readers.BATCH_BYTES", 2000)
-    whole = run_count(recipe(folder), here, ignore, ignore)
+    whole = run_count(recipe(folder), here, Silent(), ignore)
     spilled = []
 
     def with_small_table(task: CountTask, report: Any) -> Any:
@@ -120,7 +121,7 @@ def test_spilling_changes_nothing(folder: Path, here: Engine, monkeypatch: pytes
             return count_partition(replace(task, table_bytes=1), report)
 
     monkeypatch.setattr("pretok.jobs.count.count_partition", with_small_table)
-    parts = run_count(recipe(folder, "small"), here, ignore, ignore)
+    parts = run_count(recipe(folder, "small"), here, Silent(), ignore)
     assert len(spilled) > 4
     for source in whole.sources:
         assert words_of(parts, source) == words_of(whole, source)
@@ -142,51 +143,51 @@ class Killer(Engine):
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 4, 6, 9, 40, 100])
 def test_a_stopped_count_continues_to_the_same_bytes(folder: Path, here: Engine, steps: int) -> None:
-    whole = run_count(recipe(folder), here, ignore, ignore)
+    whole = run_count(recipe(folder), here, Silent(), ignore)
     with pytest.raises(Stopped):
-        run_count(recipe(folder, "killed"), Killer(steps), ignore, ignore)
+        run_count(recipe(folder, "killed"), Killer(steps), Silent(), ignore)
     assert not (folder / "killed" / "counts" / "counts.json").exists()
-    run_count(recipe(folder, "killed"), here, ignore, ignore)
+    run_count(recipe(folder, "killed"), here, Silent(), ignore)
     assert contents(folder / "killed" / "counts") == contents(whole.folder)
 
 
 def test_what_is_counted_is_not_counted_again(folder: Path, here: Engine) -> None:
-    first = run_count(recipe(folder), here, ignore, ignore)
-    again = run_count(recipe(folder), Killer(0), ignore, ignore)
+    first = run_count(recipe(folder), here, Silent(), ignore)
+    again = run_count(recipe(folder), Killer(0), Silent(), ignore)
     assert again.data == first.data == load_counts(first.folder).data
 
 
 def test_workers_of_ray_give_the_same_bytes(folder: Path, here: Engine, ray_address: str) -> None:
-    whole = run_count(recipe(folder), here, ignore, ignore)
+    whole = run_count(recipe(folder), here, Silent(), ignore)
     with StopFlag() as stop, Engine(2, ray_address, stop) as engine:
-        other = run_count(recipe(folder, "ray"), engine, ignore, ignore)
+        other = run_count(recipe(folder, "ray"), engine, Silent(), ignore)
     assert contents(other.folder) == contents(whole.folder)
 
 
 def test_another_setting_or_input_is_refused(folder: Path, here: Engine) -> None:
-    run_count(recipe(folder), here, ignore, ignore)
+    run_count(recipe(folder), here, Silent(), ignore)
     with pytest.raises(MismatchError, match=r"pattern was 'cl100k' and is 'gpt2'"):
-        run_count(recipe(folder, pattern="gpt2"), here, ignore, ignore)
+        run_count(recipe(folder, pattern="gpt2"), here, Silent(), ignore)
     write_lines(folder / "in" / "it-2.jsonl", ["nuovo"])
     with pytest.raises(MismatchError, match=r"it-2\.jsonl is new"):
-        run_count(recipe(folder), here, ignore, ignore)
+        run_count(recipe(folder), here, Silent(), ignore)
 
 
 def test_an_unfinished_count_refuses_another_setting(folder: Path, here: Engine) -> None:
     with pytest.raises(Stopped):
-        run_count(recipe(folder), Killer(3), ignore, ignore)
+        run_count(recipe(folder), Killer(3), Silent(), ignore)
     with pytest.raises(MismatchError, match="holdout"):
-        run_count(recipe(folder, holdout="0.1"), here, ignore, ignore)
+        run_count(recipe(folder, holdout="0.1"), here, Silent(), ignore)
 
 
 def test_counts_add_up(folder: Path, here: Engine) -> None:
     """Two corpora that share a source name: their sum is the count of all files together."""
-    whole = run_count(recipe(folder), here, ignore, ignore)
+    whole = run_count(recipe(folder), here, Silent(), ignore)
     parts = []
     for name, globs in (("a", {"it": "it-0*"}), ("b", {"it": "it-1*", "en": "en*"})):
         sources = {source: {"inputs": [str(folder / "in" / glob)]} for source, glob in globs.items()}
         data = {"out": folder / name, "sources": sources, "vocab": {"holdout": "0.2"}}
-        parts.append(run_count(make_recipe(data, "test"), here, ignore, ignore))
+        parts.append(run_count(make_recipe(data, "test"), here, Silent(), ignore))
     total = add_counts(parts, folder / "sum", here)
     assert total.sources == ["en", "it"]
     for source in total.sources:
@@ -196,7 +197,7 @@ def test_counts_add_up(folder: Path, here: Engine) -> None:
 
 
 def test_counts_of_different_patterns_do_not_add_up(folder: Path, here: Engine) -> None:
-    parts = [run_count(recipe(folder, p, pattern=p), here, ignore, ignore) for p in ("gpt2", "o200k")]
+    parts = [run_count(recipe(folder, p, pattern=p), here, Silent(), ignore) for p in ("gpt2", "o200k")]
     with pytest.raises(MismatchError, match=r"pattern was 'o200k' and is 'gpt2'"):
         add_counts(parts, folder / "sum", here)
 
@@ -210,21 +211,21 @@ def test_a_damaged_input_is_counted_up_to_the_damage(folder: Path, here: Engine)
         "it": {"inputs": [str(folder / "in" / "it-9*")]},
         "en": {"inputs": [str(folder / "in" / "en*")]},
     }
-    counts = run_count(make_recipe({"out": folder / "x", "sources": sources}, "test"), here, ignore, ignore)
+    counts = run_count(make_recipe({"out": folder / "x", "sources": sources}, "test"), here, Silent(), ignore)
     [failure] = counts.data["failed"]
     assert failure["file"].endswith("it-9.jsonl.zst")
     assert counts.of("en").documents + counts.of("en").heldout_documents == len(documents(folder, "en"))
 
 
 def test_heldout_texts_are_kept(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder), here, ignore, ignore)
+    counts = run_count(recipe(folder), here, Silent(), ignore)
     texts = documents(folder, "it")
     heldout = select(hash_documents(*pack(texts), 0), Fraction(1, 5))
     assert counts.heldout_texts("it").to_pylist() == [t for t, h in zip(texts, heldout, strict=True) if h]
 
 
 def test_a_damaged_file_of_counts_is_named(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder), here, ignore, ignore)
+    counts = run_count(recipe(folder), here, Silent(), ignore)
     path = counts.buckets[5]
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(IntegrityError, match=r"bucket-05\.parquet"):

@@ -21,12 +21,16 @@ from typing import Any
 import numpy as np
 
 import pretok.stream
-from pretok.engine import Counts, Engine, Report, TaskError
-from pretok.errors import MismatchError, PartitionsFailed
+from pretok.engine import Engine, Report
+from pretok.errors import MismatchError
+from pretok.failures import TaskError, raise_failures
+from pretok.jobs.partitions import LOGS
+from pretok.lock import hold
 from pretok.manifest import FILE_NAME, FORMAT, VERSION, load_manifest, manifest_fingerprint
 from pretok.mix import MATERIALIZED, mix_json
+from pretok.progress import Counts
 from pretok.shard import ShardWriter
-from pretok.storage import copy_file, read_json, write_json
+from pretok.storage import copy_file, read_json, remove_leftovers, write_json
 from pretok.stream import View
 from pretok.vocab import TOKENIZER_FILE
 
@@ -62,8 +66,21 @@ def run_materialize(
 ) -> None:
     """Write the sequences of `mix` into `out` in order, or finish what an earlier run began.
 
-    Raises MismatchError when `out` holds another mix, PartitionsFailed when shards could not be written, Stopped.
+    Raises MismatchError when `out` holds another mix, FolderInUse while another job writes there, PartitionsFailed when
+    shards could not be written, Stopped.
     """
+    with hold(out, "materialize"):
+        _materialize(shards, mix, out, engine, on_report, shard_bytes)
+
+
+def _materialize(
+    shards: Path,
+    mix: Path,
+    out: Path,
+    engine: Engine,
+    on_report: Callable[[Counts], None] | None,
+    shard_bytes: int,
+) -> None:
     view = pretok.stream.open(shards, mix)
     if (out / FILE_NAME).exists():
         found = load_manifest(out).data.get(MATERIALIZED, {}).get("fingerprint")
@@ -88,21 +105,14 @@ def run_materialize(
         for number, first in enumerate(range(0, len(view), sequences))
     ]
     todo = [task for task in tasks if not task.record.exists()]
-    failed = [
-        f"  {todo[outcome.index].name}: {outcome.result.message}"
+    engine.choose(sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize)
+    failures = [
+        (todo[outcome.index].name, outcome.result)
         for outcome in engine.map(write_shard, todo, on_report)
         if isinstance(outcome.result, TaskError)
     ]
-    if failed:
-        raise PartitionsFailed(
-            "\n".join(
-                [
-                    f"{len(failed)} of {len(tasks)} shards were not written:",
-                    *failed,
-                    "run the same command again",
-                ]
-            )
-        )
+    remove_leftovers(out)
+    raise_failures(failures, out.parent / LOGS, "shards")
     if (shards / TOKENIZER_FILE).exists():  # what turns the tokens into text again goes with them
         copy_file(shards / TOKENIZER_FILE, out / TOKENIZER_FILE)
     _seal(view, out, [read_json(task.record) for task in tasks])

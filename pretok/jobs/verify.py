@@ -13,9 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from pretok.engine import Counts, Engine, TaskError
+from pretok.engine import Engine
+from pretok.failures import TaskError, raise_failures
+from pretok.jobs.partitions import LOGS
 from pretok.manifest import Manifest, load_manifest
 from pretok.mix import MATERIALIZED
+from pretok.progress import Counts
 from pretok.verify import VerifyTask, verify_shard
 from pretok.vocab import TOKENIZER_FILE, load_vocab
 
@@ -45,11 +48,15 @@ def run_verify(
         for shard, chosen in zip(manifest.shards, numbers, strict=True)
     ]
     tasks.sort(key=lambda task: -task.tokens)
+    # By the reference engine a byte takes fifty times as long, and a token is four of them.
+    engine.choose(sum(task.tokens for task in tasks) * (200 if sample is None else 1))
+    failures = []
     for outcome in engine.map(verify_shard, tasks, on_report):
         if isinstance(outcome.result, TaskError):
-            problems.append(f"{tasks[outcome.index].prefix}: {outcome.result.message}")
+            failures.append((str(tasks[outcome.index].prefix), outcome.result))
         else:
             problems += outcome.result
+    raise_failures(failures, shards.parent / LOGS, "shards")
     return manifest, sorted(problems)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -14,13 +16,15 @@ import regex
 from texts import HARD, pack
 
 from pretok.config import Recipe, make_recipe
-from pretok.count import SAMPLE_SEED_STEP, CountTask, count_partition
+from pretok.count import SAMPLE_SEED_STEP, CountTask, _Counter, count_partition
 from pretok.engine import Engine
-from pretok.errors import IntegrityError, MismatchError, Stopped
+from pretok.errors import FolderInUse, IntegrityError, MismatchError, Stopped
 from pretok.hashing import hash_documents, select
-from pretok.jobs.count import Counts, add_counts, load_counts, run_count
+from pretok.jobs.count import Counts, _tasks, add_counts, count_config, load_counts, run_count
+from pretok.lock import hold
 from pretok.pretokenize import PATTERNS
 from pretok.progress import Silent
+from pretok.readers import read_partition
 from pretok.stop import StopFlag
 from pretok.wordfile import read_group
 
@@ -194,6 +198,104 @@ def test_counts_add_up(folder: Path, here: Engine) -> None:
         assert words_of(total, source) == words_of(whole, source)
         assert total.of(source) == whole.of(source)
     assert len(total.heldout_texts("it")) == whole.of("it").heldout_documents
+
+
+def three_counts(folder: Path, here: Engine) -> list[Counts]:
+    """Counts of three corpora, each in a folder of its own."""
+    parts = []
+    for name, glob in (("a", "it-0*"), ("b", "it-1*"), ("c", "en*")):
+        sources = {"it": {"inputs": [str(folder / "in" / glob)]}}
+        data = {"out": folder / name, "sources": sources, "vocab": {"holdout": "0.2"}}
+        parts.append(run_count(make_recipe(data, "test"), here, Silent(), ignore))
+    return parts
+
+
+def test_a_sum_is_not_taken_for_another_sum(folder: Path, here: Engine) -> None:
+    a, b, c = three_counts(folder, here)
+    first = contents(add_counts([a, b], folder / "sum", here).folder)
+    with pytest.raises(MismatchError, match=rf"{b.folder} is not added any more; {c.folder} is new") as error:
+        add_counts([a, c], folder / "sum", here)
+    assert error.value.exit_code == 2
+    with pytest.raises(MismatchError, match=rf"{c.folder} is new"):
+        add_counts([a, b, c], folder / "sum", here)
+    for path in (a.folder, folder / "sum"):  # a sum is no count of files, and the other way round
+        with pytest.raises(MismatchError):
+            add_counts([b, c], path, here)
+    assert contents(folder / "sum") == first
+    shutil.move(b.folder, folder / "moved")
+    again = add_counts([load_counts(folder / "moved"), a], folder / "sum", here)  # the same, elsewhere
+    assert words_of(again, "it") == words_of(load_counts(folder / "sum"), "it")
+    assert contents(folder / "sum") == first
+
+
+@pytest.mark.parametrize("steps", [0, 1, 10, 40])
+def test_a_stopped_sum_continues_to_the_same_bytes_and_to_no_other(
+    folder: Path, here: Engine, steps: int
+) -> None:
+    a, b, c = three_counts(folder, here)
+    whole = contents(add_counts([a, b], folder / "whole", here).folder)
+    with pytest.raises(Stopped):
+        add_counts([a, b], folder / "sum", Killer(steps))
+    with pytest.raises(MismatchError, match="is new"):
+        add_counts([a, c], folder / "sum", here)
+    assert contents(add_counts([a, b], folder / "sum", here).folder) == whole
+
+
+def test_two_attempts_at_one_partition_do_not_share_a_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both spill: each under its own name, so that neither adds up the other's words."""
+    made = recipe(folder)
+    config = count_config(made, ignore)
+    [task] = _tasks("en", config["inputs"]["en"]["files"], made, folder / "state")
+    task = replace(task, table_bytes=1)
+    task.folder.mkdir()
+    spills = []
+    for process in (1, 2):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        counter = _Counter(task)
+        for batch in read_partition(task.partition, task.record):
+            counter.add(batch)
+        spills.append(set(counter._spills))
+    assert spills[0]
+    assert not spills[0] & spills[1]
+    assert all(path.name.startswith(".") and path.name.endswith(".tmp") for path in spills[0])
+
+
+def test_a_resumed_count_tells_what_is_there(folder: Path, here: Engine) -> None:
+    class Told(Silent):
+        def __init__(self) -> None:
+            self.counts: Counter[str] = Counter()
+            self.before: dict[str, int] = {}
+
+        def __call__(self, counts: dict[str, int]) -> None:
+            self.counts.update(counts)
+
+        def start_from(self, counts: dict[str, int]) -> None:
+            self.before = counts
+
+    told, notices = Told(), []
+    with pytest.raises(Stopped, match=r"1 of 2 partitions are done and kept"):
+        run_count(recipe(folder), Killer(3), Silent(), ignore)
+    counts = run_count(recipe(folder), here, told, notices.append)
+    assert told.before["partitions"] == told.counts["partitions"] == 1
+    assert "2 partitions to count, 1 of them counted by an earlier run" in notices[0]
+    records = [counts.of(name) for name in counts.sources]
+    for key, found in (
+        ("documents", sum(r.documents + r.heldout_documents for r in records)),
+        ("bytes", sum(r.bytes + r.heldout_bytes for r in records)),
+        ("rejected", sum(r.rejected.total() for r in records)),
+    ):
+        assert told.before[key] + told.counts[key] == found
+
+
+def test_counts_are_of_one_job_at_a_time(folder: Path, here: Engine) -> None:
+    made = recipe(folder)
+    with hold(made.counts_dir, "count"), pytest.raises(FolderInUse):
+        run_count(made, here, Silent(), ignore)
+    run_count(made, here, Silent(), ignore)
+    with hold(made.counts_dir, "count"):
+        run_count(made, here, Silent(), ignore)  # finished counts are only read
 
 
 def test_counts_of_different_patterns_do_not_add_up(folder: Path, here: Engine) -> None:

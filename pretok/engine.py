@@ -26,6 +26,7 @@ from pretok.errors import EngineLost, Stopped, UsageError
 from pretok.failures import TaskError, explain, lost
 from pretok.progress import Counts
 from pretok.stop import StopFlag
+from pretok.units import short
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Engine:
         if not self._here:
             return None
         return (
-            f"{size / 1e6:.0f} MB of text: working in this process, done before {cpus} workers would have started "
+            f"{short(size)}B of text: working in this process, done before {cpus} workers would have started "
             "(--workers N starts them)"
         )
 
@@ -143,7 +144,7 @@ class Engine:
 
     def _check_stop(self) -> None:
         if reason := self.stop.reason:
-            raise Stopped(f"{reason}: stopped before the end; run the same command again to go on")
+            raise Stopped(f"{reason}: stopped before the end; run the same command again to continue")
 
     def _map_here(
         self, task: Task[Item, Result], items: Sequence[Item], on_report: Report, retries: int
@@ -280,7 +281,7 @@ class _Ray:
         except (self._ray.exceptions.RayError, ConnectionError) as error:
             what = self._dead() or f"{type(error).__name__}: {error}".strip().splitlines()[0]
             raise EngineLost(
-                f"Ray died on {os.uname().nodename}: {what}; what is done is kept, run the same command again to go on"
+                f"Ray died on {os.uname().nodename}: {what}; what is done is kept, run the same command again to continue"
             ) from error
 
     def submit(self, task: Task[Any, Any], item: Any) -> Any:

@@ -420,7 +420,7 @@ def test_a_stop_says_how_far_it_came_and_the_next_run_goes_on_from_there(tmp_pat
     total = first.expected[1]
     assert total > 3
     assert (
-        f"received SIGTERM: stopped before the end; run the same command again to go on; 2 of {total} partitions"
+        f"received SIGTERM: stopped before the end; run the same command again to continue; 2 of {total} partitions"
         in str(error.value)
     )
     run_tokenize(made, here, second, notices.append)

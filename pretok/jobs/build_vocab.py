@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,9 @@ def run_build_vocab(
 
     counts: train from these and read no text. Raises UsageError, MismatchError, FolderInUse, PartitionsFailed, Stopped.
     """
-    with hold(recipe.vocab_dir, "build-vocab"):
+    folder = recipe.vocab_dir
+    finished = (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists()
+    with nullcontext() if finished else hold(folder, "build-vocab"):  # what is finished is only read
         return _build_vocab(recipe, engine, compare, counts)
 
 

@@ -281,7 +281,7 @@ class _Ray:
         except (self._ray.exceptions.RayError, ConnectionError) as error:
             what = self._dead() or f"{type(error).__name__}: {error}".strip().splitlines()[0]
             raise EngineLost(
-                f"Ray died on {os.uname().nodename}: {what}; what is done is kept, run the same command again to continue"
+                f"Ray died on {os.uname().nodename}: {what}; run the same command again to continue"
             ) from error
 
     def submit(self, task: Task[Any, Any], item: Any) -> Any:
@@ -311,9 +311,8 @@ class _Ray:
         except self._ray.exceptions.LocalRayletDiedError:
             with self._watched():
                 raise
-        except (
-            self._ray.exceptions.RayTaskError
-        ) as error:  # outside of the task: what it is called with or returns
+        except self._ray.exceptions.RayTaskError as error:
+            # Outside of the task: what it is called with or returns does not cross from process to process.
             return (explain(error), "", 0.0, 0), {}
         except self._ray.exceptions.RayError as error:
             return (lost(error), "", 0.0, 0), {}

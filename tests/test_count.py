@@ -18,7 +18,7 @@ from texts import HARD, pack
 from pretok.config import Recipe, make_recipe
 from pretok.count import SAMPLE_SEED_STEP, CountTask, _Counter, count_partition
 from pretok.engine import Engine
-from pretok.errors import FolderInUse, IntegrityError, MismatchError, Stopped
+from pretok.errors import FolderInUse, IntegrityError, MismatchError, Stopped, UsageError
 from pretok.hashing import hash_documents, select
 from pretok.jobs.count import Counts, _tasks, add_counts, count_config, load_counts, run_count
 from pretok.lock import hold
@@ -212,6 +212,8 @@ def three_counts(folder: Path, here: Engine) -> list[Counts]:
 
 def test_a_sum_is_not_taken_for_another_sum(folder: Path, here: Engine) -> None:
     a, b, c = three_counts(folder, here)
+    with pytest.raises(UsageError, match="added twice"):
+        add_counts([a, b, a], folder / "sum", here)
     first = contents(add_counts([a, b], folder / "sum", here).folder)
     with pytest.raises(MismatchError, match=rf"{b.folder} is not added any more; {c.folder} is new") as error:
         add_counts([a, c], folder / "sum", here)
@@ -279,7 +281,7 @@ def test_a_resumed_count_tells_what_is_there(folder: Path, here: Engine) -> None
         run_count(recipe(folder), Killer(3), Silent(), ignore)
     counts = run_count(recipe(folder), here, told, notices.append)
     assert told.before["partitions"] == told.counts["partitions"] == 1
-    assert "2 partitions to count, 1 of them counted by an earlier run" in notices[0]
+    assert "2 partitions to count, 1 of them done by an earlier run" in notices[0]
     records = [counts.of(name) for name in counts.sources]
     for key, found in (
         ("documents", sum(r.documents + r.heldout_documents for r in records)),

@@ -429,7 +429,7 @@ def test_a_stop_says_how_far_it_came_and_the_next_run_goes_on_from_there(tmp_pat
     assert second.expected[2].keys() == {"it", "en"}
     assert second.before["partitions"] == 2
     assert any(
-        f"{total} partitions to tokenize, 2 of them sealed by an earlier run" in text for text in notices
+        f"{total} partitions to tokenize, 2 of them done by an earlier run" in text for text in notices
     )
     totals = load_manifest(made.shards_dir).data["totals"]
     for key in ("documents", "tokens", "bytes"):

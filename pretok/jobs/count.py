@@ -33,7 +33,7 @@ from pretok.count import (
     reduce_buckets,
 )
 from pretok.engine import Engine
-from pretok.errors import IntegrityError, MismatchError, PartitionsFailed
+from pretok.errors import IntegrityError, MismatchError, PartitionsFailed, UsageError
 from pretok.failures import TaskError, raise_failures
 from pretok.files import InputFile, list_inputs
 from pretok.jobs.changes import INPUTS, refuse, refuse_changes
@@ -142,7 +142,8 @@ def run_count(recipe: Recipe, engine: Engine, progress: Progress, notice: Callab
 def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
     """Add up counts of several corpora into `folder`, or return the sum that is there; sources of one name become one.
 
-    MismatchError when settings differ, or when `folder` holds another sum or counts, finished or not.
+    UsageError when the same counts are named twice; MismatchError when settings differ, or when `folder` holds another
+    sum or counts, finished or not.
     """
     configs = [
         {key: value for key, value in part.data["config"].items() if key not in (INPUTS, ADDED)}
@@ -155,6 +156,8 @@ def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
     for part in parts:
         for name in part.sources:
             records[name].add(part.of(name))
+    if len({fingerprint(part.data) for part in parts}) < len(parts):
+        raise UsageError("two of these folders hold the same counts, which would be added twice")
     inputs = {"added": [part.data["config"] for part in parts]}
     added = {str(part.folder): fingerprint(part.data) for part in parts}
     config = {**configs[0], INPUTS: inputs, ADDED: added}
@@ -183,9 +186,7 @@ def _claim(folder: Path, config: dict[str, Any]) -> Iterator[Counts | None]:
 
     Raises MismatchError that names the differences when it holds others, finished or begun.
     """
-    if done := _finished(
-        folder, config
-    ):  # needs no lock, so the folder may be one that only others can write to
+    if done := _finished(folder, config):  # without a lock: the folder may be one that only others write to
         yield done
         return
     with hold(folder, "count"):
@@ -299,7 +300,7 @@ def _count(
     progress.start_from(dict(done))
     text = f"{len(every)} partitions to count"
     if by_name:
-        text += f", {len(by_name)} of them counted by an earlier run, with {done['documents']:,} documents"
+        text += f", {len(by_name)} of them done by an earlier run, with {done['documents']:,} documents"
     notice(text)
     if place := engine.choose(size):
         notice(place)
@@ -341,6 +342,7 @@ def _finish(
         for outcome in engine.map(reduce_buckets, groups)
         if isinstance(outcome.result, TaskError)
     ]
+    remove_leftovers(folder)
     raise_failures(failures, folder.parent / LOGS, "groups of buckets")
     with (
         atomic_open(folder / HELDOUT_FILE) as file,

@@ -147,7 +147,7 @@ class _Run:
         text = f"{len(self._tasks)} partitions to tokenize"
         if counts["documents"]:
             kept = f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
-            text += f", {done} of them sealed by an earlier run, which left {kept}"
+            text += f", {done} of them done by an earlier run, which left {kept}"
         notice(text)
         if place := engine.choose(sum(task.partition.estimate for task in self._open)):
             notice(place)

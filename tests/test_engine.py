@@ -213,19 +213,22 @@ def test_no_process_outlives_a_killed_ray(tmp_path, killed):
     driver = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    session = driver.stdout.readline().strip()
-    _until(lambda: (tmp_path / "mark").exists())
-    processes = reaper.users(session)
-    assert len(processes) > 5
-    os.kill(
-        driver.pid if killed == "driver" else next(p for p, n in processes.items() if n == killed),
-        signal.SIGKILL,
-    )
-    _, errors = driver.communicate(timeout=60)
-    if killed == "raylet":
-        assert "EngineLost: Ray died on" in errors
-        assert "raylet (process" in errors
-    _until(lambda: not reaper.users(session))
+    try:
+        session = driver.stdout.readline().strip()
+        _until(lambda: (tmp_path / "mark").exists())
+        processes = reaper.users(session)
+        assert len(processes) > 5
+        os.kill(
+            driver.pid if killed == "driver" else next(p for p, n in processes.items() if n == killed),
+            signal.SIGKILL,
+        )
+        _, errors = driver.communicate(timeout=60)
+        if killed == "raylet":
+            assert "EngineLost: Ray died on" in errors
+            assert "raylet (process" in errors
+        _until(lambda: not reaper.users(session))
+    finally:
+        driver.kill()
 
 
 def _until(true) -> None:

@@ -18,6 +18,7 @@ from pretok.config import Recipe, make_recipe
 from pretok.engine import Engine
 from pretok.jobs.tokenize import run_tokenize
 from pretok.manifest import load_manifest
+from pretok.progress import Silent
 from pretok.stop import StopFlag
 
 
@@ -36,10 +37,10 @@ def run_job(sources: dict[str, list[str]], vocab: Path, folder: Path, workers: i
     began = time.perf_counter()
     with StopFlag() as stop, Engine(workers, None, stop) as engine:
         warm = _recipe({f"w{i}": [str(path)] for i, path in enumerate(tiny)}, vocab, folder / "warm")
-        run_tokenize(warm, engine, lambda counts: None, lambda text: None)
+        run_tokenize(warm, engine, Silent(), lambda text: None)
         recipe = _recipe(sources, vocab, folder / "out")
         started = time.perf_counter()
-        summary = run_tokenize(recipe, engine, lambda counts: None, lambda text: None)
+        summary = run_tokenize(recipe, engine, Silent(), lambda text: None)
         ended = time.perf_counter()
     totals = load_manifest(recipe.shards_dir).data["totals"]
     shutil.rmtree(folder / "out")

@@ -32,6 +32,7 @@ from pretok.hashing import hash_documents
 from pretok.jobs.tokenize import run_tokenize
 from pretok.manifest import load_manifest
 from pretok.pretokenize import PATTERNS
+from pretok.progress import Silent
 from pretok.segments import BASE, COARSE, SEPARATORS
 from pretok.stop import StopFlag
 from pretok.superwords import drop_crossing
@@ -171,7 +172,7 @@ def speed(corpus: Path, files: dict[str, str], rounds: int = 3) -> None:
                 vocab = {"path": str(Path(name) / label / "vocab")}
                 recipe = make_recipe({"out": str(out), "sources": sources, "vocab": vocab}, "benchmark")
                 start = time.process_time()
-                run_tokenize(recipe, engine, lambda counts: None, lambda notice: None)
+                run_tokenize(recipe, engine, Silent(), lambda notice: None)
                 best[label] = min(best.get(label, float("inf")), time.process_time() - start)
                 size = load_manifest(out / "shards").data["totals"]["bytes"] / 1e6
                 shutil.rmtree(out)

@@ -29,6 +29,7 @@ from pretok.engine import Engine, Report, peak_bytes
 from pretok.hashing import hash_documents, select
 from pretok.jobs.count import run_count
 from pretok.pretokenize import PATTERNS
+from pretok.progress import Silent
 from pretok.stop import StopFlag
 from pretok.texts import from_buffers
 from pretok.vocab import write_vocab
@@ -108,11 +109,11 @@ def measure_speed(corpus: Path, work: Path) -> dict[str, Any]:
     made = recipe(work / "speed", inputs)
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         began = time.process_time()
-        run_count(recipe(work / "here", inputs), engine, quiet, quiet)
+        run_count(recipe(work / "here", inputs), engine, Silent(), quiet)
         counting_cpu = time.process_time() - began
     with StopFlag() as stop, Engine(2, None, stop) as engine:
         start(engine, work)
-        counting, counts = timed(lambda: run_count(made, engine, quiet, quiet))
+        counting, counts = timed(lambda: run_count(made, engine, Silent(), quiet))
     weighing, words = timed(lambda: weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1))
     began = time.process_time()
     merging, merges = timed(lambda: _merges(words.words))
@@ -188,7 +189,9 @@ def measure_scaling(corpus: Path, work: Path) -> dict[str, Any]:
         made = recipe(folder / "out", inputs)
         with StopFlag() as stop, Engine(2, None, stop) as engine:
             start(engine, folder)
-            counting, counts = timed(lambda made=made, engine=engine: run_count(made, engine, quiet, quiet))  # type: ignore[misc]
+            counting, counts = timed(
+                lambda made=made, engine=engine: run_count(made, engine, Silent(), quiet)
+            )  # type: ignore[misc]
         words = weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1)
         merging, _ = timed(lambda words=words: _merges(words.words))  # type: ignore[misc]
         result[f"x{copies}"] = {
@@ -220,7 +223,7 @@ def _noisy(texts: list[str], path: Path, copies: int) -> str:
 
 def _peak_of_counting(made: Recipe) -> int:
     with StopFlag() as stop, Engine(0, None, stop) as engine:
-        run_count(made, engine, quiet, quiet)
+        run_count(made, engine, Silent(), quiet)
     return peak_bytes()
 
 

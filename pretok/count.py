@@ -26,8 +26,9 @@ import pyarrow.parquet as pq
 from pretok.hashing import hash_documents, select
 from pretok.normalize import Normalization
 from pretok.partition import Partition
+from pretok.progress import Counts
 from pretok.readers import Damage, RecordFormat, read_partition
-from pretok.storage import TEMPORARY_SUFFIX, atomic_open
+from pretok.storage import atomic_open, temporary_of, writing
 from pretok.texts import TextBatch, buffers
 from pretok.wordfile import BUCKETS, WordCounts, read_group, read_metadata, split_buckets, write_groups
 from pretok.wordtable import WordTable
@@ -99,6 +100,16 @@ class CountRecord:
         """Inverse of `to_json`."""
         return cls(**{**data, "rejected": Counter(data["rejected"])})
 
+    def counts(self, source: str) -> Counts:
+        """What was reported of this partition, which is of `source`, when it was counted."""
+        size = self.bytes + self.heldout_bytes
+        return {
+            "documents": self.documents + self.heldout_documents,
+            "bytes": size,
+            f"bytes:{source}": size,
+            "rejected": self.rejected.total(),
+        }
+
     def add(self, other: CountRecord) -> None:
         """Add what another partition held."""
         for name in ("read", "documents", "bytes", "heldout_documents", "heldout_bytes", "unsampled"):
@@ -107,7 +118,7 @@ class CountRecord:
         self.errors += other.errors
 
 
-def count_partition(task: CountTask, report: Callable[[dict[str, int]], None]) -> CountRecord:
+def count_partition(task: CountTask, report: Callable[[Counts], None]) -> CountRecord:
     """Count a partition unless it is counted; `report` is told increments of documents and bytes."""
     if task.path.exists():
         return CountRecord.from_json(read_metadata(task.path))
@@ -138,7 +149,7 @@ class _Counter:
         self._texts: list[pa.LargeStringArray] = []
         self._kept = 0
 
-    def add(self, batch: TextBatch | Damage) -> dict[str, int]:
+    def add(self, batch: TextBatch | Damage) -> Counts:
         """Count a batch; the increments for progress."""
         record = self._record
         if isinstance(batch, Damage):
@@ -148,7 +159,7 @@ class _Counter:
         record.read += batch.records
         record.rejected.update(reject.reason for reject in batch.rejects)
         if len(batch.texts) == 0:
-            return {}
+            return {"rejected": len(batch.rejects)}
         texts = self._sample(batch.texts)
         data, offsets = buffers(texts)
         heldout = select(hash_documents(data, offsets, self._task.seed), self._task.holdout)
@@ -157,7 +168,12 @@ class _Counter:
         self._keep(texts, heldout)
         if self._table.nbytes >= self._task.table_bytes:
             self._spill()
-        return {"documents": len(texts), "bytes": len(data)}
+        return {
+            "documents": len(texts),
+            "bytes": len(data),
+            f"bytes:{self._task.partition.source}": len(data),
+            "rejected": len(batch.rejects),
+        }
 
     def _sample(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
         if self._task.sample == 1:
@@ -185,10 +201,9 @@ class _Counter:
             self._kept += len(buffers(chosen)[0])
 
     def _spill(self) -> None:
-        name = f".{self._task.path.name}.spill-{len(self._spills)}{TEMPORARY_SUFFIX}"
-        path = self._task.path.with_name(name)
+        path = temporary_of(self._task.path, f".spill-{len(self._spills)}")
         self._spills.append(path)
-        with path.open("wb") as file:
+        with writing(path), path.open("wb") as file:
             write_groups(file, split_buckets(self._table.words()), {})
         self._table.clear()
 
@@ -222,7 +237,7 @@ def add_groups(groups: list[tuple[Path, int]]) -> WordCounts:
     return table.words()
 
 
-def reduce_buckets(tasks: list[ReduceTask], report: Callable[[dict[str, int]], None]) -> None:
+def reduce_buckets(tasks: list[ReduceTask], report: Callable[[Counts], None]) -> None:
     """Add up buckets of every source, those that are not done; `report` is told the distinct words."""
     for task in tasks:
         if not task.path.exists():
@@ -230,7 +245,7 @@ def reduce_buckets(tasks: list[ReduceTask], report: Callable[[dict[str, int]], N
                 write_groups(file, _bucket(task, report), {"sources": list(task.sources)})
 
 
-def _bucket(task: ReduceTask, report: Callable[[dict[str, int]], None]) -> Iterator[WordCounts]:
+def _bucket(task: ReduceTask, report: Callable[[Counts], None]) -> Iterator[WordCounts]:
     for parts in task.sources.values():
         words = add_groups(parts)
         report({"words": len(words)})

@@ -11,29 +11,37 @@ import contextlib
 import gc
 import logging
 import os
+import subprocess
+import sys
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from pretok.errors import Stopped, UsageError
+from pretok import reaper
+from pretok.errors import EngineLost, Stopped, UsageError
+from pretok.failures import TaskError, explain, lost
+from pretok.progress import Counts
 from pretok.stop import StopFlag
+from pretok.units import short
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Counts = dict[str, int]
 Report = Callable[[Counts], None]
 """What a task calls with increments (documents, bytes, ...) while it runs; for display only, retries count again."""
 Task = Callable[[Item, Report], Result]
 
 RETRIES = 3
-"""How often an item is tried again after its task raised or its worker or node died."""
+"""How often an item is tried again after an error that may pass, or when its worker or node died."""
+RAY_START_SECONDS = 8.0
+"""What a Ray started here costs, its workers' imports included: 5 to 14 s were measured."""
+BYTES_PER_SECOND = 60e6
+"""Text that one worker takes in, about: counting 65 MB/s, encoding 70 MB/s and more."""
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 1.0
 WORKER_ENVIRONMENT = {
@@ -47,14 +55,6 @@ WORKER_ENVIRONMENT = {
     # Batches are allocated in one thread and freed in another: from Parquet, Arrow's own choice took a tenth longer.
     "ARROW_DEFAULT_MEMORY_POOL": "jemalloc",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TaskError:
-    """Why an item failed for good: one line for the user, and the last traceback."""
-
-    message: str
-    trace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +75,19 @@ class Engine:
     """Context manager around Ray.
 
     workers: tasks that run at once at most; 0 runs everything in this process without Ray; None: one per CPU of the
-    cluster. address: a Ray cluster (`auto` inside an allocation), None starts a local Ray. Raises Stopped out of `map`
-    when `stop` has a reason, after the tasks in flight were told to end.
+    cluster. address: a Ray cluster (`auto` inside an allocation), None starts a local Ray. With neither, `choose` keeps
+    small work in this process. Ray is started when it is first needed. Raises Stopped out of `map` when `stop` has a
+    reason, after the tasks in flight were told to end, and EngineLost when Ray died.
     """
 
     def __init__(self, workers: int | None, address: str | None, stop: StopFlag) -> None:
         self.workers = workers
         self.address = address
         self.stop = stop
-        self.local = workers == 0
-        self._board: Any = None
-        self._in_flight = 1
+        self._here = workers == 0
+        self._ray: _Ray | None = None
 
     def __enter__(self) -> Engine:
-        if not self.local:
-            self._start_ray()
         gc.freeze()  # what is loaded by now stays: collections would visit its 200,000 objects again and again
         return self
 
@@ -97,45 +95,35 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         gc.unfreeze()
-        if not self.local:
-            import ray
+        if self._ray is not None:
+            self._ray.close()
+            self._ray = None
 
-            ray.shutdown()
+    def choose(self, size: int) -> str | None:
+        """Decide where the next `map` works, for about `size` bytes of text; a sentence if that is in this process."""
+        if self.workers is not None or self.address or self._ray:
+            return None
+        cpus = _cpus()
+        alone = size / BYTES_PER_SECOND
+        self._here = alone <= RAY_START_SECONDS + alone / cpus
+        if not self._here:
+            return None
+        return (
+            f"{short(size)}B of text: working in this process, done before {cpus} workers would have started "
+            "(--workers N starts them)"
+        )
 
-    def _start_ray(self) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    @property
+    def parallel(self) -> int:
+        """Tasks that run at once; starts Ray unless the work stays here."""
+        return 1 if self._here else self._started().workers
 
-        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        variables = dict(WORKER_ENVIRONMENT)
-        if "PYTHONPATH" in os.environ:  # a checkout that is not installed
-            variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
-        environment = {"env_vars": variables}
-        try:
-            if self.address:
-                ray.init(address=self.address, runtime_env=environment, **quiet)
-            else:
-                ray.init(
-                    address="local",
-                    num_cpus=self.workers or _cpus(),
-                    include_dashboard=False,
-                    object_store_memory=100 << 20,  # tasks meet on disk; results are small records
-                    runtime_env=environment,
-                    **quiet,
-                )
-        except ConnectionError as error:
-            raise UsageError(f"no Ray cluster answers at {self.address}: {error}") from None
-        self.stop.install()
-        # On the driver's own node: the loss of any other node must not end the job. One for all calls of `map`, as its
-        # process takes a second of CPU time to start.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._board = ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
-        cpus = int(ray.cluster_resources().get("CPU", 1))
-        self.workers = self.workers or cpus
-        # Where Ray itself lets no more tasks run at once than wanted, as many more wait in its queue: a worker then
-        # has its next task without asking the driver, 5 ms earlier.
-        self._in_flight = 2 * self.workers if self.workers == cpus else self.workers
+    def _started(self) -> _Ray:
+        if self._ray is None:
+            self._ray = _Ray(self.workers, self.address)
+            self.stop.install()
+            gc.freeze()
+        return self._ray
 
     def map(
         self,
@@ -143,13 +131,15 @@ class Engine:
         items: Sequence[Item],
         on_report: Report | None = None,
         retries: int = RETRIES,
-    ) -> Iterator[Outcome[Result]]:
+    ) -> Generator[Outcome[Result], None, None]:
         """Run `task` over `items`, started in the order given, yielded as they complete.
 
-        A task that raises is tried `retries` times more, on whatever worker is free, before its TaskError is yielded.
-        `on_report` gets the tasks' increments, about once a second.
+        A task whose error may pass is tried `retries` times more, on whatever worker is free, before its TaskError is
+        yielded. `on_report` gets the tasks' increments, about once a second.
         """
-        run = self._map_here if self.local else self._map_ray
+        if not items:
+            return
+        run = self._map_here if self._here else self._map_ray
         yield from run(task, items, on_report or (lambda counts: None), retries)
 
     def _check_stop(self) -> None:
@@ -158,67 +148,181 @@ class Engine:
 
     def _map_here(
         self, task: Task[Item, Result], items: Sequence[Item], on_report: Report, retries: int
-    ) -> Iterator[Outcome[Result]]:
+    ) -> Generator[Outcome[Result], None, None]:
         def report(counts: Counts) -> None:
             self._check_stop()
             on_report(counts)
 
         for index, item in enumerate(items):
-            for attempt in range(retries + 1):
+            for left in range(retries, -1, -1):
                 self._check_stop()
-                try:
-                    outcome: Outcome[Result] = Outcome(index, *_measured(task, item, report))
+                outcome: Outcome[Result] = Outcome(index, *_measured(task, item, report))
+                if not _try_again(outcome, left):
                     break
-                except Stopped:
-                    raise
-                except Exception as error:
-                    failure = _task_error(error)
-                    outcome = Outcome(index, failure)
-                    if attempt < retries:
-                        logger.warning("trying again: %s", failure.message)
             yield outcome
 
     def _map_ray(
         self, task: Task[Item, Result], items: Sequence[Item], on_report: Report, retries: int
-    ) -> Iterator[Outcome[Result]]:
-        import ray
-
-        remote = ray.remote(max_retries=0, num_cpus=1)(_on_worker)
-        board = self._board
+    ) -> Generator[Outcome[Result], None, None]:
+        ray = self._started()
         waiting = list(enumerate(items))[::-1]
-        tries = [0] * len(items)
+        left = [retries] * len(items)
         running: dict[Any, int] = {}
         finished: list[Outcome[Result]] = []
         try:
             while True:
                 self._check_stop()
-                while waiting and len(running) < self._in_flight:
+                while waiting and len(running) < ray.in_flight:
                     index, item = waiting.pop()
-                    running[remote.remote(task, item, board)] = index
-                on_report(ray.get(board.take.remote()))
+                    running[ray.submit(task, item)] = index
+                on_report(ray.take_reports())
                 yield from finished  # only now, when the workers have their next tasks
                 if not running:
                     return
-                done, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
                 finished = []
-                for reference in done:
+                for reference in ray.wait(list(running)):
                     index = running.pop(reference)
-                    try:
-                        measured, unsent = ray.get(reference)
-                        finished.append(Outcome(index, *measured))
-                        on_report(unsent)
-                    except Exception as error:  # the task raised, or its worker or node died
-                        tries[index] += 1
-                        failure = _task_error(error)
-                        if tries[index] <= retries:
-                            logger.warning("trying again: %s", failure.message)
-                            waiting.append((index, items[index]))
-                        else:
-                            finished.append(Outcome(index, failure))
+                    measured, unsent = ray.get(reference)
+                    outcome: Outcome[Result] = Outcome(index, *measured)
+                    on_report(unsent)
+                    if _try_again(outcome, left[index]):
+                        left[index] -= 1
+                        waiting.append((index, items[index]))
+                    else:
+                        finished.append(outcome)
         finally:
-            for reference in running:
+            ray.cancel(running)
+
+
+def _try_again(outcome: Outcome[Any], left: int) -> bool:
+    error = outcome.result
+    if not isinstance(error, TaskError) or not error.again or left == 0:
+        return False
+    logger.warning("trying again: %s", error.message)
+    return True
+
+
+class _Ray:
+    """A connection to Ray, started here unless there is an address.
+
+    Raises UsageError where no cluster answers. Every later call raises EngineLost when what Ray needs on this node has
+    died; the death of a worker or of another node is the result of the tasks that ran there.
+    """
+
+    def __init__(self, workers: int | None, address: str | None) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self._ray = ray
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._servers: dict[int, str] = {}
+        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        variables = dict(WORKER_ENVIRONMENT)
+        if "PYTHONPATH" in os.environ:  # a checkout that is not installed
+            variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        environment = {"env_vars": variables}
+        if address:
+            try:
+                ray.init(address=address, runtime_env=environment, **quiet)
+            except ConnectionError as error:
+                raise UsageError(f"no Ray cluster answers at {address}: {error}") from None
+        else:
+            made = ray.init(
+                address="local",
+                num_cpus=workers or _cpus(),
+                include_dashboard=False,
+                object_store_memory=100 << 20,  # tasks meet on disk; results are small records
+                runtime_env=environment,
+                **quiet,
+            )
+            self._guard(made.address_info["session_dir"])
+        # On the driver's own node: the loss of any other node must not end the job. One for all calls of `map`, as its
+        # process takes a second of CPU time to start.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._board: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
+        self._remote = ray.remote(max_retries=0, num_cpus=1)(_on_worker)
+        cpus = int(ray.cluster_resources().get("CPU", 1))
+        self.workers = workers or cpus
+        # Where Ray itself lets no more tasks run at once than wanted, as many more wait in its queue: a worker then
+        # has its next task without asking the driver, 5 ms earlier.
+        self.in_flight = 2 * self.workers if self.workers == cpus else self.workers
+
+    def _guard(self, session: str) -> None:
+        """Start the reaper of a Ray that was started here, and note its servers."""
+        command = [sys.executable, "-I", "-S", reaper.__file__, session]
+        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        processes = reaper.users(session)
+        self._servers = {pid: name for pid, name in processes.items() if name in ("raylet", "gcs_server")}
+
+    def _reap(self) -> None:
+        if self._reaper is not None:
+            self._reaper.communicate()  # the end of its input is what it waits for
+            self._reaper = None
+
+    def close(self) -> None:
+        """Leave the cluster; end a Ray started here and whatever it left."""
+        if self._dead():
+            self._reap()  # first, as a Ray without its servers waits a minute for them
+        self._ray.shutdown()
+        self._reap()
+
+    def _dead(self) -> str:
+        """Which server of a Ray started here has died, or an empty string."""
+        return ", ".join(
+            f"{name} (process {pid})" for pid, name in self._servers.items() if not reaper.alive(pid)
+        )
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Turn Ray's errors into EngineLost."""
+        try:
+            yield
+        except (self._ray.exceptions.RayError, ConnectionError) as error:
+            what = self._dead() or f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            raise EngineLost(
+                f"Ray died on {os.uname().nodename}: {what}; run the same command again to continue"
+            ) from error
+
+    def submit(self, task: Task[Any, Any], item: Any) -> Any:
+        """Start a task; its reference."""
+        with self._watched():
+            return self._remote.remote(task, item, self._board)
+
+    def take_reports(self) -> Counts:
+        """What the tasks reported since the last call."""
+        with self._watched():
+            if self._dead():
+                raise ConnectionError
+            counts: Counts = self._ray.get(self._board.take.remote())
+            return counts
+
+    def wait(self, references: list[Any]) -> list[Any]:
+        """The references of tasks that are done, at most one, waiting POLL_SECONDS for it."""
+        with self._watched():
+            done: list[Any] = self._ray.wait(references, num_returns=1, timeout=POLL_SECONDS)[0]
+            return done
+
+    def get(self, reference: Any) -> tuple[tuple[Any, str, float, int], Counts]:
+        """What `_on_worker` returned; where its process or node died, a TaskError as its result."""
+        try:
+            returned: tuple[tuple[Any, str, float, int], Counts] = self._ray.get(reference)
+            return returned
+        except self._ray.exceptions.LocalRayletDiedError:
+            with self._watched():
+                raise
+        except self._ray.exceptions.RayTaskError as error:
+            # Outside of the task: what it is called with or returns does not cross from process to process.
+            return (explain(error), "", 0.0, 0), {}
+        except self._ray.exceptions.RayError as error:
+            return (lost(error), "", 0.0, 0), {}
+
+    def cancel(self, references: Iterable[Any]) -> None:
+        """Stop tasks."""
+        if not self._dead():
+            for reference in references:
                 with contextlib.suppress(Exception):
-                    ray.cancel(reference, force=True)
+                    self._ray.cancel(reference, force=True)
 
 
 class _Board:
@@ -255,9 +359,14 @@ def _on_worker(
 
 
 def _measured(task: Callable[[Any, Report], Any], item: Any, report: Report) -> tuple[Any, str, float, int]:
-    """Result, node, seconds and peak memory of one run of a task."""
+    """Result or TaskError, node, seconds and peak memory of one run of a task."""
     began = time.monotonic()
-    result = task(item, report)
+    try:
+        result = task(item, report)
+    except (Stopped, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # panics of Rust libraries are no Exceptions
+        result = explain(error)
     return result, os.uname().nodename, time.monotonic() - began, peak_bytes()
 
 
@@ -265,15 +374,6 @@ def peak_bytes() -> int:
     """Peak resident memory of this program. (`ru_maxrss` would count what the parent held when it forked, too.)"""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-
-
-def _task_error(error: Exception) -> TaskError:
-    cause = getattr(error, "cause", None) or error
-    message = str(cause).strip().splitlines()
-    return TaskError(
-        f"{type(cause).__name__}: {message[0] if message else ''}",
-        "".join(traceback.format_exception(error)),
-    )
 
 
 def _cpus() -> int:

@@ -4,10 +4,15 @@
     ├── UsageError        2   wrong command line, recipe or input; nothing was done
     ├── MismatchError     2   what is on disk belongs to another input, config or tokenizer
     ├── IntegrityError    2   a file of ours is damaged or not of our format
+    ├── FolderInUse       2   another job writes to the output folder
+    ├── OutputError       2   a file of ours cannot be written: disk full, read-only, no permission
     ├── PartitionsFailed  3   the job finished; the named partitions did not
+    ├── InternalError     1   a bug of ours in some partitions; the others are done
     └── Stopped          75   stopped early by a signal or a time limit; run again to continue
+        └── EngineLost   75   stopped early because Ray died
 
-A message says what is wrong, where, and what to do. Any other exception is a bug of ours (exit code 1).
+A message says what is wrong, where, and what to do. Any other exception is a bug of ours (exit code 1). Each class
+takes its message as the only argument, so that it crosses from a worker to the driver.
 """
 
 
@@ -29,13 +34,31 @@ class IntegrityError(PretokError):
     """A file of ours is damaged, missing or not of the expected format."""
 
 
+class FolderInUse(PretokError):
+    """Another job writes to the output folder."""
+
+
+class OutputError(PretokError):
+    """A file of ours cannot be written."""
+
+
 class PartitionsFailed(PretokError):
     """The job finished, but the partitions named in the message did not."""
 
     exit_code = 3
 
 
+class InternalError(PretokError):
+    """A bug of ours met some partitions; the message names the file with the tracebacks."""
+
+    exit_code = 1
+
+
 class Stopped(PretokError):
     """Stopped early on request; running the same command again continues."""
 
     exit_code = 75
+
+
+class EngineLost(Stopped):
+    """Ray died under the job; running the same command again continues."""

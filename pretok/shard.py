@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.errors import IntegrityError
-from pretok.storage import TEMPORARY_SUFFIX, atomic_open
+from pretok.storage import atomic_open, temporary_of, writing
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -72,11 +72,10 @@ class ShardWriter:
         self._lengths: list[npt.NDArray[np.int32]] = []
         self._digest = xxhash.xxh3_128()
         self._bin = prefix.with_name(prefix.name + ".bin")
-        self._temporary = prefix.with_name(
-            f".{self._bin.name}.{os.uname().nodename}-{os.getpid()}{TEMPORARY_SUFFIX}"
-        )
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._temporary.open("wb", buffering=0)
+        self._temporary = temporary_of(self._bin)
+        with writing(self._bin):
+            prefix.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._temporary.open("wb", buffering=0)
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -93,8 +92,9 @@ class ShardWriter:
             raise TypeError(f"shard {self.prefix} holds {self.dtype}, got tokens of {tokens.dtype}")
         data = np.ascontiguousarray(tokens).view(np.uint8).data
         self._digest.update(data)
-        while data:  # an unbuffered write may be short
-            data = data[self._file.write(data) :]
+        with writing(self._bin):
+            while data:  # an unbuffered write may be short
+                data = data[self._file.write(data) :]
         self._lengths.append(np.ascontiguousarray(lengths, dtype=np.int32))
         self.tokens += len(tokens)
         self.documents += len(lengths)
@@ -106,13 +106,15 @@ class ShardWriter:
             raise AssertionError(
                 f"{self.prefix}: lengths add up to {lengths.sum()}, tokens are {self.tokens}"
             )
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with writing(self._bin):
+            os.fsync(self._file.fileno())
+            self._file.close()
         index = index_bytes(lengths, self.dtype)
         # The index goes first: a .bin without .idx is never seen, and an .idx without .bin is only a leftover.
         with atomic_open(self.prefix.with_name(self.prefix.name + ".idx")) as file:
             file.write(index)
-        self._temporary.replace(self._bin)
+        with writing(self._bin):
+            self._temporary.replace(self._bin)
         return SealedShard(
             tokens=self.tokens,
             documents=self.documents,

@@ -7,19 +7,67 @@ where a checksum is asked for.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from pretok.errors import IntegrityError, UsageError
+from pretok.errors import IntegrityError, OutputError
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of every unfinished file; such files are never read and may be deleted when no job runs."""
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors that only writing gives and that waiting does not mend."""
+PASSING = {
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.ECONNABORTED,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.EINTR,
+    errno.EIO,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENOTCONN,
+    errno.EPIPE,
+    errno.ESHUTDOWN,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+}
+"""Errors of file systems and networks that may be gone at the next try."""
+
+
+def output_error(error: OSError, path: Path | None = None) -> OutputError:
+    """What to tell a user who cannot write `path`, or the file that `error` names."""
+    where = path or error.filename or "the output"
+    what = error.strerror or str(error)
+    if error.errno in FULL:
+        return OutputError(
+            f"{where}: {what}; make room and run the same command again, what is sealed is kept"
+        )
+    return OutputError(f"{where} cannot be written: {what}; mend that or choose another folder")
+
+
+@contextmanager
+def writing(path: Path, only: Container[int | None] | None = None) -> Iterator[None]:
+    """Turn an OSError that will not pass by itself into an OutputError that names `path`.
+
+    `only`: these errors alone, where the body may also read what is not ours.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in PASSING or (only is not None and error.errno not in only):
+            raise
+        raise output_error(error, path) from error
 
 
 @contextmanager
@@ -27,29 +75,30 @@ def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path` for writing; on success flush, fsync and rename it to `path`.
 
     On an exception the temporary file is removed and `path` stays as it was. The temporary name holds the host
-    and the process id, so two attempts at one file never write into each other.
+    and the process id, so two attempts at one file never write into each other. Raises OutputError that names `path`
+    where it cannot be written or the disk is full.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}{TEMPORARY_SUFFIX}")
+    temporary = temporary_of(path)
     encoding = None if "b" in mode else "utf-8"
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(temporary, mode, encoding=encoding)  # noqa: PTH123, SIM115 - mode is a parameter; closed below
     try:
-        with open(temporary, mode, encoding=encoding) as file:  # noqa: PTH123 - mode is a parameter
+        with writing(path, FULL), file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+            with writing(path):
+                file.flush()
+                os.fsync(file.fileno())
+        with writing(path):
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Around the writing of a result: a full disk, a folder in the way, no permission are UsageError naming `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+def temporary_of(path: Path, part: str = "") -> Path:
+    """Name of the unfinished file that becomes `path`, or of a `part` that it is made from: this process's own."""
+    return path.with_name(f".{path.name}{part}.{os.uname().nodename}-{os.getpid()}{TEMPORARY_SUFFIX}")
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -61,7 +110,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what killed tasks left unfinished below `folder`; one job at a time may write to an output folder."""
+    """Delete what killed tasks left unfinished below `folder`, which this job holds and none of its tasks writes to."""
     for path in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
         path.unlink(missing_ok=True)
 

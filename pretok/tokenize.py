@@ -26,6 +26,7 @@ from pretok.errors import MismatchError
 from pretok.hashing import hash_documents, select
 from pretok.normalize import Normalization
 from pretok.partition import Partition
+from pretok.progress import Counts
 from pretok.readers import Damage, RecordFormat, read_partition
 from pretok.shard import SealedShard, ShardWriter
 from pretok.storage import atomic_open, read_json, write_json
@@ -76,6 +77,18 @@ class PartRecord:
         """Records read for this part."""
         return sum(self.records.values())
 
+    def counts(self, source: str) -> Counts:
+        """What was reported of this part, which is of `source`, when it was made."""
+        shards = [shard for shard in (self.train, self.val) if shard is not None]
+        size = sum(shard["text_bytes"] for shard in shards)
+        return {
+            "documents": sum(shard["documents"] for shard in shards),
+            "tokens": sum(shard["tokens"] for shard in shards),
+            "bytes": size,
+            f"bytes:{source}": size,
+            "rejected": sum(self.rejected.values()),
+        }
+
 
 def part_name(partition: str, part: int) -> str:
     """Name of a part's shard: the partition's, with the part's number from the second on."""
@@ -98,7 +111,7 @@ def load_encoder(tokenizer_json: Path, eod_id: int, vocab_size: int) -> Encoder:
     return Encoder(tokenizer_json.read_text(encoding="utf-8"), eod_id, vocab_size)
 
 
-def tokenize_partition(task: TokenizeTask, report: Callable[[dict[str, int]], None]) -> list[PartRecord]:
+def tokenize_partition(task: TokenizeTask, report: Callable[[Counts], None]) -> list[PartRecord]:
     """Encode and seal all parts of a partition that are not sealed yet; the records of all of them.
 
     `report` is told the increments of documents, tokens, bytes and rejected as they happen.
@@ -182,7 +195,7 @@ class _PartWriter:
         self._reasons[reject.reason] += 1
         self._rejects.write(json.dumps({"piece": piece, **asdict(reject)}, ensure_ascii=False) + "\n")
 
-    def add(self, batch: TextBatch | Damage) -> dict[str, int]:
+    def add(self, batch: TextBatch | Damage) -> Counts:
         """Take a batch; the increments for progress."""
         if isinstance(batch, Damage):
             piece = self._task.partition.pieces[batch.piece]
@@ -200,8 +213,12 @@ class _PartWriter:
             tokens = self._write(batch)
         self._next_record += batch.records
         return {
-            "documents": len(batch.texts), "tokens": tokens, "bytes": size, "rejected": len(batch.rejects)
-        }  # fmt: skip
+            "documents": len(batch.texts),
+            "tokens": tokens,
+            "bytes": size,
+            f"bytes:{self._task.partition.source}": size,
+            "rejected": len(batch.rejects),
+        }
 
     def _write(self, batch: TextBatch) -> int:
         task, texts = self._task, batch.texts

@@ -16,6 +16,7 @@ STREAM_SIDE = [
     "pretok.loader",
     "pretok.mix",
     "pretok.stop",
+    "pretok.lock",
     "pretok.storage",
     "pretok.manifest",
     "pretok.units",

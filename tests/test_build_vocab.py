@@ -17,6 +17,7 @@ from pretok.errors import MismatchError, Stopped, UsageError
 from pretok.jobs.build_vocab import run_build_vocab
 from pretok.jobs.count import run_count
 from pretok.pretokenize import PATTERNS
+from pretok.progress import Silent
 from pretok.vocab import to_bytes
 from pretok.weigh import weigh
 
@@ -58,7 +59,7 @@ def test_the_vocabulary_is_that_of_the_reference(folder: Path, here: Engine, pat
 
 
 def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine) -> None:  # noqa: F811
-    counts = run_count(recipe(folder, holdout="0"), here, ignore, ignore)
+    counts = run_count(recipe(folder, holdout="0"), here, Silent(), ignore)
     words = weigh(counts.buckets, {"it": 3, "en": 1}, 1).words
     merges = train_merges(
         words.data, words.offsets, words.counts, vocab_size=2000, special_tokens=len(SPECIAL)
@@ -78,7 +79,7 @@ def test_weights_change_the_vocabulary(folder: Path, here: Engine) -> None:  # n
 
 def test_the_report_agrees_with_the_texts(folder: Path, here: Engine) -> None:  # noqa: F811
     report = run_build_vocab(recipe(folder, size=1200), here)
-    counts = run_count(recipe(folder, size=1200), here, ignore, ignore)
+    counts = run_count(recipe(folder, size=1200), here, Silent(), ignore)
     tokenizer = Tokenizer.from_file(str(folder / "out" / "vocab" / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     for source in ("it", "en"):
@@ -116,7 +117,7 @@ def test_what_is_made_is_kept_and_other_settings_are_refused(folder: Path, here:
 
 def test_counts_alone_are_enough(folder: Path, here: Engine) -> None:  # noqa: F811
     run_build_vocab(recipe(folder, size=1200), here)
-    counts = run_count(recipe(folder, size=1200), here, ignore, ignore)
+    counts = run_count(recipe(folder, size=1200), here, Silent(), ignore)
     for path in (folder / "in").iterdir():
         path.unlink()
     run_build_vocab(recipe(folder, "again", size=1200), here, counts=counts)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
-from pretok.engine import WORKER_ENVIRONMENT, Engine, Report, TaskError
-from pretok.errors import Stopped
+from pretok import engine as engine_module
+from pretok import reaper
+from pretok.engine import RAY_START_SECONDS, WORKER_ENVIRONMENT, Engine, Report
+from pretok.errors import InternalError, MismatchError, PartitionsFailed, Stopped
+from pretok.failures import TaskError
 from pretok.stop import StopFlag
 
 
@@ -23,7 +31,7 @@ def fail_twice(path: Path, report: Report) -> str:
     marks = len(list(path.parent.glob(f"{path.name}.*")))
     if marks < 2:
         path.with_name(f"{path.name}.{marks}").touch()
-        raise RuntimeError(f"mark {marks}")
+        raise OSError(errno.EIO, f"mark {marks}")
     return path.name
 
 
@@ -35,8 +43,33 @@ def die_once(path: Path, report: Report) -> str:
     return path.name
 
 
-def always_fails(item: int, report: Report) -> int:
-    raise ValueError(f"cannot do {item}\nsecond line")
+class Panic(BaseException):
+    """As pyo3 raises for a panic: no Exception, and not made again from its arguments."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def fails(case: tuple[str, Path], report: Report) -> int:
+    """Fails for good in one of several ways; counts its tries."""
+    kind, folder = case
+    (folder / f"{kind}.{len(list(folder.iterdir()))}").touch()
+    if kind == "bug":
+        raise ValueError("cannot do it\nsecond line")
+    if kind == "panic":
+        raise Panic("regex gave up", 3)
+    if kind == "refused":
+        raise MismatchError("made from\nsomething else")
+    raise OSError(errno.ESTALE, "stale file handle")
+
+
+def touch_and_wait(path: Path, report: Report) -> None:
+    """Says that it runs, and does so for long."""
+    path.touch()
+    for _ in range(600):
+        time.sleep(0.1)
+        report({"items": 1})
 
 
 def environment(item: int, report: Report) -> dict[str, str]:
@@ -69,13 +102,25 @@ def test_failures_are_tried_again(engine, tmp_path):
     assert results == {0: "a", 1: "b"}
 
 
-def test_a_lasting_failure_is_a_result_and_the_others_go_on(engine):
-    outcomes = list(engine.map(always_fails, [1, 2], retries=1))
-    assert len(outcomes) == 2
-    for outcome in outcomes:
-        assert isinstance(outcome.result, TaskError)
-        assert outcome.result.message == f"ValueError: cannot do {outcome.index + 1}"
-        assert "always_fails" in outcome.result.trace
+FAILURES = {
+    "bug": (InternalError, "ValueError: cannot do it", 1),
+    "panic": (InternalError, "Panic: regex gave up", 1),
+    "refused": (MismatchError, "made from\nsomething else", 1),
+    "passing": (PartitionsFailed, "OSError: [Errno 116] stale file handle", 3),
+}
+"""Kind -> what a job raises, the message, how often it is tried when two more tries are allowed."""
+
+
+def test_a_failure_is_a_result_of_its_kind_tried_again_only_where_it_may_pass(engine, tmp_path):
+    outcomes = {
+        o.index: o.result for o in engine.map(fails, [(kind, tmp_path) for kind in FAILURES], retries=2)
+    }
+    for index, (kind, (raises, message, tries)) in enumerate(FAILURES.items()):
+        error = outcomes[index]
+        assert isinstance(error, TaskError)
+        assert (error.raises, error.message) == (raises, message)
+        assert "in fails" in error.trace
+        assert len(list(tmp_path.glob(f"{kind}.*"))) == tries, kind
     assert [o.result for o in engine.map(square, [3])] == [9]
 
 
@@ -99,3 +144,95 @@ def test_the_end_of_the_job_stops(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1000")
     with StopFlag() as stop, pytest.raises(Stopped, match="the job ends in 0 s"):
         list(Engine(0, None, stop).map(square, [1]))
+
+
+@pytest.mark.parametrize(
+    ("workers", "address", "size", "cpus", "here"),
+    [
+        (0, None, 1 << 40, 8, True),
+        (2, None, 0, 8, False),
+        (None, "auto", 0, 8, False),
+        (None, None, 15_000_000, 8, True),
+        (None, None, 10_000_000_000, 8, False),
+        (None, None, 10_000_000_000, 1, True),
+    ],
+)
+def test_small_work_stays_in_this_process(monkeypatch, workers, address, size, cpus, here):
+    started = []
+
+    class Ray:
+        def __init__(self, *options):
+            started.append(options)
+            self.workers = cpus
+
+        def close(self):
+            started.append("closed")
+
+    monkeypatch.setattr(engine_module, "_Ray", Ray)
+    monkeypatch.setattr(engine_module, "_cpus", lambda: cpus)
+    with StopFlag() as stop, Engine(workers, address, stop) as made:
+        said = made.choose(size)
+        assert made.parallel == (1 if here else cpus)
+        if here:
+            assert [o.result for o in made.map(square, [3])] == [9]
+    assert started == ([] if here else [(workers, address), "closed"])
+    assert (said is not None) == (here and workers is None)
+    if said:
+        assert "B of text: working in this process" in said
+
+
+def test_a_resumed_job_may_begin_small_and_go_on_large(monkeypatch):
+    monkeypatch.setattr(engine_module, "_cpus", lambda: 16)
+    with StopFlag() as stop, Engine(None, None, stop) as made:
+        most = RAY_START_SECONDS * engine_module.BYTES_PER_SECOND * 16 / 15
+        assert made.choose(int(most) - 1)
+        assert made.parallel == 1
+        assert made.choose(int(most * 1.1)) is None
+        assert not made._here
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from pretok.engine import Engine
+from pretok.stop import StopFlag
+from test_engine import touch_and_wait
+if __name__ == "__main__":
+    with StopFlag() as stop, Engine(1, None, stop) as engine:
+        engine.parallel
+        print(engine._ray._reaper.args[-1], flush=True)
+        list(engine.map(touch_and_wait, [Path(sys.argv[1])]))
+"""
+
+
+@pytest.mark.parametrize("killed", ["driver", "raylet"])
+def test_no_process_outlives_a_killed_ray(tmp_path, killed):
+    """Of a Ray started here: its driver, then its raylet, gets a SIGKILL while a task runs."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "mark")]
+    driver = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        session = driver.stdout.readline().strip()
+        _until(lambda: (tmp_path / "mark").exists())
+        processes = reaper.users(session)
+        assert len(processes) > 5
+        os.kill(
+            driver.pid if killed == "driver" else next(p for p, n in processes.items() if n == killed),
+            signal.SIGKILL,
+        )
+        _, errors = driver.communicate(timeout=60)
+        if killed == "raylet":
+            assert "EngineLost: Ray died on" in errors
+            assert "raylet (process" in errors
+        _until(lambda: not reaper.users(session))
+    finally:
+        driver.kill()
+
+
+def _until(true) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

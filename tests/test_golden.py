@@ -17,6 +17,7 @@ from pretok.config import make_recipe
 from pretok.engine import Engine
 from pretok.jobs.tokenize import run_tokenize
 from pretok.manifest import load_manifest
+from pretok.progress import Silent
 
 GOLDEN = Path(__file__).parent / "golden"
 PACKED: dict[str, Callable[[bytes], bytes]] = {
@@ -36,7 +37,7 @@ def test_shards_are_those_of_the_first_version(tmp_path: Path, here: Engine, suf
         "vocab": {"path": GOLDEN / "tokenizer.json"},
         "shards": {"val_fraction": "0.2"},
     }
-    run_tokenize(make_recipe(data, "test"), here, lambda counts: None, lambda text: None)
+    run_tokenize(make_recipe(data, "test"), here, Silent(), lambda text: None)
     written = {p.name: p.read_bytes() for p in (tmp_path / "shards" / "docs").iterdir()}
     expected = {p.name: p.read_bytes() for p in (GOLDEN / "docs").iterdir()}
     assert sorted(written) == sorted(expected)

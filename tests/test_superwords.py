@@ -34,6 +34,7 @@ from pretok.jobs.tokenize import run_tokenize
 from pretok.jobs.verify import run_verify
 from pretok.joining import SHORT_RUN
 from pretok.pretokenize import PATTERNS, disputed, word_ends
+from pretok.progress import Silent
 from pretok.sample import sample_path
 from pretok.segments import BASE, COARSE, COMMA, SEPARATORS, SPACE, joined
 from pretok.superwords import Merge, drop_crossing
@@ -451,7 +452,7 @@ def test_tokenize_verify_and_inspect_take_superwords(tmp_path: Path, here: Any, 
         "vocab": {"path": str(tmp_path / "vocab"), "eod": SPECIAL[0]},
     }
     notices: list[str] = []
-    run_tokenize(make_recipe(data, "test"), here, lambda counts: None, notices.append)
+    run_tokenize(make_recipe(data, "test"), here, Silent(), notices.append)
     assert not any("tokenizers instead" in notice for notice in notices)
     manifest, problems = run_verify(tmp_path / "shards", None, here, lambda counts: None)
     assert problems == []

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import shutil
+import signal
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +17,16 @@ import zstandard
 from tokenizers import Tokenizer
 
 from pretok.config import Recipe, make_recipe
-from pretok.engine import Engine
-from pretok.errors import MismatchError, PartitionsFailed, Stopped
+from pretok.engine import Engine, Report
+from pretok.errors import FolderInUse, InternalError, MismatchError, OutputError, PartitionsFailed, Stopped
 from pretok.jobs.inspect import run_inspect
 from pretok.jobs.tokenize import TokenizeSummary, run_tokenize
+from pretok.lock import hold
 from pretok.manifest import load_manifest
-from pretok.shard import ShardReader
+from pretok.progress import Silent
+from pretok.shard import ShardReader, ShardWriter
 from pretok.stop import StopFlag
+from pretok.tokenize import PartRecord, TokenizeTask, tokenize_partition
 
 ROLLS = 250
 """Repetitions that make one file hold several batches, so that it rolls over."""
@@ -39,7 +46,7 @@ def recipe(out: Path, vocab: Path, sources: dict[str, list[Path | str]], **shard
 def run(made: Recipe, engine: Engine) -> tuple[TokenizeSummary, list[str]]:
     """Tokenize; (summary, notices)."""
     notices: list[str] = []
-    return run_tokenize(made, engine, lambda counts: None, notices.append), notices
+    return run_tokenize(made, engine, Silent(), notices.append), notices
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -121,8 +128,8 @@ def test_a_kill_anywhere_changes_nothing(after, tmp_path, inputs, finished, voca
     sealed = 0
     real = ShardWriter.seal
 
-    class Killed(BaseException):
-        pass
+    class Killed(KeyboardInterrupt):
+        """Passes through everything, as the death of the process would."""
 
     def dying(self):
         nonlocal sealed
@@ -266,7 +273,7 @@ def test_a_crashing_partition_is_retried_then_named(tmp_path, inputs, finished, 
         nonlocal failures
         if self._task.partition.name == "it-00001" and failures < limit:
             failures += 1
-            raise OSError("disk error")
+            raise OSError(errno.EIO, "disk error")
         return real(self, batch)
 
     monkeypatch.setattr(tokenize._PartWriter, "add", failing)
@@ -276,11 +283,169 @@ def test_a_crashing_partition_is_retried_then_named(tmp_path, inputs, finished, 
     assert contents(made.shards_dir) == contents(finished.shards_dir)
     limit, failures = 99, 0
     made = recipe(tmp_path / "failed", vocab_dir, inputs)
-    with pytest.raises(PartitionsFailed, match=r"it-00001: .*: OSError: disk error"):
+    with pytest.raises(PartitionsFailed, match=r"it-00001: OSError: .*disk error"):
         run(made, here)
     limit = 0
     run(made, here)
     assert contents(made.shards_dir) == contents(finished.shards_dir)
+
+
+def failing_partition(monkeypatch, name: str, error: BaseException) -> list[int]:
+    """Make one partition raise; its tries."""
+    from pretok import tokenize
+
+    real, tries = tokenize._PartWriter.add, []
+
+    def failing(self, batch):
+        if self._task.partition.name == name:
+            tries.append(1)
+            raise error
+        return real(self, batch)
+
+    monkeypatch.setattr(tokenize._PartWriter, "add", failing)
+    return tries
+
+
+def test_a_bug_is_called_one_and_its_traceback_kept(tmp_path, inputs, finished, vocab_dir, here, monkeypatch):
+    tries = failing_partition(monkeypatch, "it-00001", ZeroDivisionError("no such thing"))
+    made = recipe(tmp_path, vocab_dir, inputs)
+    with pytest.raises(InternalError, match="it-00001: ZeroDivisionError: no such thing") as error:
+        run(made, here)
+    assert error.value.exit_code == 1
+    assert "mend the files" not in str(error.value)
+    assert len(tries) == 1
+    (log,) = (tmp_path / "logs").iterdir()
+    assert str(log) in str(error.value)
+    assert "in failing" in log.read_text()
+    names = [shard.prefix.name for shard in load_manifest(made.shards_dir).shards]
+    assert {"it-00000", "en-00000"} < set(names)  # the others are finished
+    monkeypatch.undo()
+    run(made, here)
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_disk_is_no_bug_and_no_damage(tmp_path, inputs, vocab_dir, here, monkeypatch, code):
+    """Which write meets it does not matter: of a shard, an index, the rejects, a record."""
+    made = recipe(tmp_path, vocab_dir, inputs)
+    real = os.fsync
+    fsyncs: list[int] = []
+
+    def full(descriptor):
+        fsyncs.append(1)
+        if len(fsyncs) == number:
+            raise OSError(code, os.strerror(code))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    for number in range(1, 12):  # noqa: B007 - `full` reads it
+        fsyncs.clear()
+        with pytest.raises(OutputError, match=f"{made.shards_dir}/.*{os.strerror(code)}") as error:
+            run(made, here)
+        assert error.value.exit_code == 2
+        assert len(str(error.value).splitlines()) == 1
+        assert not list(made.shards_dir.rglob(".*.tmp"))
+
+
+def test_a_refusal_of_a_task_keeps_its_kind(tmp_path, inputs, vocab_dir, here, monkeypatch):
+    tries = failing_partition(monkeypatch, "it-00001", MismatchError("sealed by another version"))
+    with pytest.raises(MismatchError, match="it-00001: sealed by another version"):
+        run(recipe(tmp_path, vocab_dir, inputs), here)
+    assert len(tries) == 1
+
+
+def test_two_jobs_on_one_folder(tmp_path, inputs, vocab_dir, here):
+    made = recipe(tmp_path, vocab_dir, inputs)
+    with hold(made.shards_dir, "tokenize"):
+        leftover = made.shards_dir / ".it-00000.bin.host-1.tmp"
+        leftover.touch()
+        with pytest.raises(FolderInUse, match=f"process {os.getpid()}"):
+            run(made, here)
+        assert leftover.exists()
+    with hold(made.vocab_dir, "build-vocab"), hold(made.counts_dir, "count"):
+        run(made, here)  # other folders are other jobs' business
+    assert not leftover.exists()
+
+
+def test_nothing_of_a_killed_worker_stays(ray_address, tmp_path, inputs, finished, vocab_dir, monkeypatch):
+    """A worker leaves an unfinished file and dies; after the job it is gone."""
+    made = recipe(tmp_path, vocab_dir, inputs)
+    monkeypatch.setattr("pretok.jobs.tokenize.tokenize_partition", killed_once)
+    with StopFlag() as stop, Engine(2, ray_address, stop) as engine:
+        run(made, engine)
+    assert (tmp_path / "killed").exists()
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
+
+
+def killed_once(task: TokenizeTask, report: Report) -> list[PartRecord]:
+    """Takes its worker with it, in the middle of the first shard it writes."""
+    mark = task.shards_dir.parent / "killed"
+    if not mark.exists():
+        mark.touch()
+        writer = ShardWriter(task.shards_dir / "it" / "it-00000", np.dtype("<u2"))
+        writer.append(np.zeros(1, np.uint16), np.ones(1, np.int32))
+        os._exit(1)
+    return tokenize_partition(task, report)
+
+
+class Told(Silent):
+    """Notes what a job tells of its progress."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.before: dict[str, int] = {}
+        self.expected: tuple[int, int, dict[str, int]] = (0, 0, {})
+
+    def __call__(self, counts):
+        self.counts.update(counts)
+
+    def expect(self, bytes, partitions, sources):
+        self.expected = (bytes, partitions, sources)
+
+    def start_from(self, counts):
+        self.before = counts
+
+
+def test_a_stop_says_how_far_it_came_and_the_next_run_goes_on_from_there(tmp_path, inputs, vocab_dir, here):
+    made = recipe(tmp_path, vocab_dir, inputs)
+    stop = StopFlag()
+
+    class StopsAfterTwo(Told):
+        def __call__(self, counts):
+            super().__call__(counts)
+            if self.counts["partitions"] == 2:
+                stop._on_signal(signal.SIGTERM, None)
+
+    first, second, notices = StopsAfterTwo(), Told(), []
+    with pytest.raises(Stopped) as error:
+        run_tokenize(made, Engine(0, None, stop), first, notices.append)
+    total = first.expected[1]
+    assert total > 3
+    assert (
+        f"received SIGTERM: stopped before the end; run the same command again to continue; 2 of {total} partitions"
+        in str(error.value)
+    )
+    run_tokenize(made, here, second, notices.append)
+    assert second.expected == first.expected
+    assert sum(second.expected[2].values()) == second.expected[0] > 0
+    assert second.expected[2].keys() == {"it", "en"}
+    assert second.before["partitions"] == 2
+    assert any(
+        f"{total} partitions to tokenize, 2 of them done by an earlier run" in text for text in notices
+    )
+    totals = load_manifest(made.shards_dir).data["totals"]
+    for key in ("documents", "tokens", "bytes"):
+        assert second.before[key] > 0
+        assert second.before[key] + second.counts[key] == totals[key]
+    assert second.before["partitions"] + second.counts["partitions"] == total
+    sources = load_manifest(made.shards_dir).data["sources"]
+    for name in ("it", "en"):
+        assert (
+            second.before.get(f"bytes:{name}", 0) + second.counts[f"bytes:{name}"] == sources[name]["bytes"]
+        )
+    notices.clear()
+    run_tokenize(made, here, Told(), notices.append)
+    assert notices == [f"nothing to do: all {total} partitions are sealed"]
 
 
 def test_every_document_leads_back_to_its_line(tmp_path, vocab_dir, here):

@@ -7,11 +7,14 @@ from typing import Annotated
 import typer
 
 from pretok.commands.options import Address, Json, Shards, Workers, start_engine
+from pretok.jobs import VERIFY_DOCUMENTS
 
 
 def verify(
     shards: Shards,
-    sample: Annotated[int, typer.Option(min=0, help="Documents to decode and encode again.")] = 300,
+    sample: Annotated[
+        int, typer.Option(min=0, help="Documents to decode and encode again.")
+    ] = VERIFY_DOCUMENTS,
     full: Annotated[bool, typer.Option("--full", help="Decode and encode every document again.")] = False,
     workers: Workers = None,
     address: Address = None,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ import numpy as np
 from pretok.bpe import train_merges
 from pretok.config import Recipe, Vocab
 from pretok.console import Meter, notice, show, table
-from pretok.engine import Engine, TaskError
-from pretok.errors import PartitionsFailed, UsageError
+from pretok.engine import Engine
+from pretok.errors import UsageError
+from pretok.failures import TaskError, raise_failures
 from pretok.jobs.changes import refuse_changes
 from pretok.jobs.count import Counts, count_config, run_count
+from pretok.jobs.partitions import LOGS
 from pretok.jobs.superwords import add_superwords, check_superwords, show_superwords
+from pretok.lock import hold
 from pretok.pretokenize import PATTERNS, code_of, word_ends
 from pretok.storage import fingerprint, read_json, write_json
 from pretok.vocab import TOKENIZER_FILE, Vocabulary, write_vocab
@@ -49,10 +53,19 @@ OTHER_SIZES = (32_000, 64_000)
 def run_build_vocab(
     recipe: Recipe, engine: Engine, compare: Sequence[Path] = (), counts: Counts | None = None
 ) -> dict[str, Any]:
-    """Bring VOCAB to what the recipe says; the report. counts: train from these and read no text.
+    """Bring VOCAB to what the recipe says, as the only job that writes there; the report.
 
-    Raises UsageError, MismatchError, PartitionsFailed, Stopped.
+    counts: train from these and read no text. Raises UsageError, MismatchError, FolderInUse, PartitionsFailed, Stopped.
     """
+    folder = recipe.vocab_dir
+    finished = (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists()
+    with nullcontext() if finished else hold(folder, "build-vocab"):  # what is finished is only read
+        return _build_vocab(recipe, engine, compare, counts)
+
+
+def _build_vocab(
+    recipe: Recipe, engine: Engine, compare: Sequence[Path], counts: Counts | None
+) -> dict[str, Any]:
     check_settings(recipe.vocab)
     if recipe.vocab.superwords:
         check_superwords(recipe.vocab, counted=counts is not None)
@@ -75,7 +88,7 @@ def run_build_vocab(
         state = folder / STATE / fingerprint(config)[:16]
         main, superwords = add_superwords(recipe, engine, main, counts, state)
     with Meter("measure") as meter:
-        measure = _measure(made, counts, recipe.vocab.special_tokens[0], engine, meter)
+        measure = _measure(made, counts, recipe, engine, meter)
         others = {"this": _compare(folder, counts)}
         others |= {str(path): _compare(path, counts) for path in compare}
     report = _report(recipe.vocab, counts, words, made, measure, others)
@@ -167,16 +180,23 @@ def train(words: TrainingWords, vocab: Vocab, folder: Path) -> dict[int, Vocabul
     return made
 
 
-def _measure(made: dict[int, Vocabulary], counts: Counts, eod: str, engine: Engine, meter: Meter) -> Measure:
+def _measure(
+    made: dict[int, Vocabulary], counts: Counts, recipe: Recipe, engine: Engine, meter: Meter
+) -> Measure:
     """Encode the words of all buckets by all vocabularies made."""
     paths = tuple(vocab.path.absolute() for vocab in made.values())
+    eod = recipe.vocab.special_tokens[0]
     tasks = [MeasureTask(path.absolute(), len(counts.sources), paths, eod) for path in counts.buckets]
     main = next(iter(made.values()))
     total = empty_measure(len(counts.sources), len(paths), main.size)
+    failures = []
+    engine.choose(sum(path.stat().st_size for path in counts.buckets))
     for outcome in engine.map(measure_bucket, tasks, meter):
         if isinstance(outcome.result, TaskError):
-            raise PartitionsFailed(f"{tasks[outcome.index].bucket}: {outcome.result.message}")
-        total.add(outcome.result)
+            failures.append((tasks[outcome.index].bucket.name, outcome.result))
+        else:
+            total.add(outcome.result)
+    raise_failures(failures, recipe.out / LOGS, "buckets")
     return total
 
 

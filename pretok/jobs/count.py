@@ -12,7 +12,10 @@ several corpora are added up bucket by bucket. Work in progress is in COUNTS/.st
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,24 +32,29 @@ from pretok.count import (
     count_partition,
     reduce_buckets,
 )
-from pretok.engine import Counts as Increments
-from pretok.engine import Engine, TaskError
-from pretok.errors import IntegrityError, MismatchError, PartitionsFailed
+from pretok.engine import Engine
+from pretok.errors import IntegrityError, MismatchError, PartitionsFailed, UsageError
+from pretok.failures import TaskError, raise_failures
 from pretok.files import InputFile, list_inputs
-from pretok.jobs.changes import refuse_changes
+from pretok.jobs.changes import INPUTS, refuse, refuse_changes
+from pretok.jobs.partitions import LOGS, expect, run_partitions
 from pretok.jobs.rejects import poor_sources
 from pretok.jobs.source_plan import shared_inputs
+from pretok.lock import hold
 from pretok.partition import Partition, plan, shard_bytes
 from pretok.probe import probe_inputs
-from pretok.storage import atomic_open, checksum, read_json, remove_leftovers, write_json
+from pretok.progress import Progress
+from pretok.storage import atomic_open, checksum, fingerprint, read_json, remove_leftovers, write_json
 from pretok.unicode import FILE as UNICODE_FILE
-from pretok.wordfile import BUCKETS
+from pretok.wordfile import BUCKETS, read_metadata
 
 FORMAT = "pretok-counts"
 VERSION = 1
 FILE_NAME = "counts.json"
 HELDOUT_FILE = "heldout.parquet"
 STATE = ".state"
+ADDED = "added"
+"""Key of the settings of a sum: folder of the counts that were added -> their fingerprint."""
 TOKEN_BYTES = 2
 """Width assumed when text is cut into partitions, which then are those of tokenization."""
 HELDOUT_TEXT = 4 << 20
@@ -110,7 +118,7 @@ def refuse_partial(what: str, failed: list[dict[str, Any]], stale: str) -> None:
 def run_count(
     recipe: Recipe,
     engine: Engine,
-    on_report: Callable[[Increments], None],
+    progress: Progress,
     notice: Callable[[str], None],
     config: dict[str, Any] | None = None,
 ) -> Counts:
@@ -118,41 +126,30 @@ def run_count(
 
     config: what `count_config` gave, from a caller that has listed the inputs already. PartitionsFailed when a
     partition could not be counted or a source gave too little; inputs that are damaged are counted up to the damage and
-    listed under `failed`.
+    listed under `failed`. FolderInUse while another job counts there.
     """
     folder = recipe.counts_dir
-    state = folder / STATE
     if config is None:
         config = count_config(recipe, engine, notice)
-    if (folder / FILE_NAME).exists():
-        done = load_counts(folder)
-        try:
-            refuse_changes("the counts", folder, done.data["config"], config)
+    with _claim(folder, config) as done:
+        if done:
             return _enough(done, recipe)
-        except MismatchError:
-            if any(done.of(name).read > done.of(name).rejected.total() for name in done.sources):
-                raise
-        for path in (folder / FILE_NAME, *done.buckets):  # counts of no document bind nothing
-            path.unlink(missing_ok=True)
-    if (state / FILE_NAME).exists() and any(state.glob("*.parquet")):
-        refuse_changes("the counts", folder, read_json(state / FILE_NAME), config)
-    with engine.stop.raising():
-        tasks = {
-            name: _tasks(name, config["inputs"][name]["files"], recipe, state, notice)
-            for name in recipe.sources
-        }
-    write_json(state / FILE_NAME, config)
-    remove_leftovers(folder)
-    records = _count(tasks, engine, on_report, notice)
-    reductions = [
-        ReduceTask(
-            folder / f"bucket-{k:02d}.parquet",
-            {name: [(task.path, k) for task in tasks[name]] for name in tasks},
-        )
-        for k in range(BUCKETS)
-    ]
-    texts = {name: [task.heldout_path for task in tasks[name]] for name in tasks}
-    return _enough(_finish(folder, config, records, reductions, texts, engine), recipe)
+        state = folder / STATE
+        with engine.stop.raising():
+            tasks = {
+                name: _tasks(name, config["inputs"][name]["files"], recipe, state, notice)
+                for name in recipe.sources
+            }
+        records = _count(tasks, engine, progress, notice, recipe.out / LOGS)
+        reductions = [
+            ReduceTask(
+                folder / f"bucket-{k:02d}.parquet",
+                {name: [(task.path, k) for task in tasks[name]] for name in tasks},
+            )
+            for k in range(BUCKETS)
+        ]
+        texts = {name: [task.heldout_path for task in tasks[name]] for name in tasks}
+        return _enough(_finish(folder, config, records, reductions, texts, engine), recipe)
 
 
 def _enough(counts: Counts, recipe: Recipe) -> Counts:
@@ -168,9 +165,14 @@ def _enough(counts: Counts, recipe: Recipe) -> Counts:
 
 
 def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
-    """Add up counts of several corpora into `folder`; sources of one name become one source."""
+    """Add up counts of several corpora into `folder`, or return the sum that is there; sources of one name become one.
+
+    UsageError when the same counts are named twice; MismatchError when settings differ, or when `folder` holds another
+    sum or counts, finished or not.
+    """
     configs = [
-        {key: value for key, value in part.data["config"].items() if key != "inputs"} for part in parts
+        {key: value for key, value in part.data["config"].items() if key not in (INPUTS, ADDED)}
+        for part in parts
     ]
     for part, config in zip(parts[1:], configs[1:], strict=True):
         refuse_changes("the counts", part.folder, config, configs[0])
@@ -179,19 +181,93 @@ def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
     for part in parts:
         for name in part.sources:
             records[name].add(part.of(name))
-    holders = {
-        name: [(part, part.sources.index(name)) for part in parts if name in part.sources] for name in names
-    }
-    reductions = [
-        ReduceTask(
-            folder / f"bucket-{k:02d}.parquet",
-            {name: [(part.buckets[k], group) for part, group in holders[name]] for name in names},
+    if len({fingerprint(part.data) for part in parts}) < len(parts):
+        raise UsageError("two of these folders hold the same counts, which would be added twice")
+    inputs = {"added": [part.data["config"] for part in parts]}
+    added = {str(part.folder): fingerprint(part.data) for part in parts}
+    config = {**configs[0], INPUTS: inputs, ADDED: added}
+    with _claim(folder, config) as done:
+        if done:
+            return done
+        engine.choose(sum(path.stat().st_size for part in parts for path in part.buckets))
+        groups = {
+            name: [(part, part.sources.index(name)) for part in parts if name in part.sources]
+            for name in names
+        }
+        reductions = [
+            ReduceTask(
+                folder / f"bucket-{k:02d}.parquet",
+                {name: [(part.buckets[k], group) for part, group in groups[name]] for name in names},
+            )
+            for k in range(BUCKETS)
+        ]
+        texts = {name: [part.heldout_texts(name) for part, _ in groups[name]] for name in names}
+        return _finish(folder, config, records, reductions, texts, engine)
+
+
+@contextmanager
+def _claim(folder: Path, config: dict[str, Any]) -> Iterator[Counts | None]:
+    """Have `folder` for the counts that `config` describes; those that are there, or None if they are to be made.
+
+    Raises MismatchError that names the differences when it holds others, finished or begun.
+    """
+    if done := _finished(folder, config):  # without a lock: the folder may be one that only others write to
+        yield done
+        return
+    with hold(folder, "count"):
+        if done := _finished(folder, config):  # since a moment ago
+            yield done
+            return
+        (folder / FILE_NAME).unlink(missing_ok=True)  # of no document, or `_finished` would have refused
+        state = folder / STATE
+        begun = state / FILE_NAME
+        buckets = list(folder.glob("bucket-*.parquet"))
+        if begun.exists() and (buckets or any(state.glob("*.parquet"))):  # what counted nothing binds nothing
+            _refuse_others(folder, read_json(begun), config)
+        else:
+            for path in buckets:  # of counts whose state someone has deleted
+                path.unlink()
+            write_json(begun, config)
+        remove_leftovers(folder)
+        yield None
+
+
+def _finished(folder: Path, config: dict[str, Any]) -> Counts | None:
+    """The finished counts in `folder`; None if there are none or if they hold no document and are of something else."""
+    if not (folder / FILE_NAME).exists():
+        return None
+    done = load_counts(folder)
+    try:
+        _refuse_others(folder, done.data["config"], config)
+    except MismatchError:
+        if any(done.of(name).read > done.of(name).rejected.total() for name in done.sources):
+            raise
+        return None
+    return done
+
+
+def _refuse_others(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """MismatchError when counts made from `old` are not those of `new`."""
+    before, now = old.get(ADDED, {}), new.get(ADDED, {})
+    if sorted(before.values()) == sorted(now.values()):
+        same = {INPUTS, ADDED} if now else {ADDED}  # the same counts, perhaps under other paths
+        refuse_changes(
+            "the counts", folder, old, {key: value for key, value in new.items() if key not in same}
         )
-        for k in range(BUCKETS)
-    ]
-    texts = {name: [part.heldout_texts(name) for part, _ in holders[name]] for name in names}
-    added = {"added": [part.data["config"] for part in parts]}
-    return _finish(folder, {**configs[0], "inputs": added}, records, reductions, texts, engine)
+        return
+    refuse(
+        "the counts",
+        folder,
+        [
+            *(f"{path} is not added any more" for path in sorted(before.keys() - now.keys())),
+            *(f"{path} is new" for path in sorted(now.keys() - before.keys())),
+            *(
+                f"{path} holds other counts"
+                for path in sorted(before.keys() & now.keys())
+                if before[path] != now[path]
+            ),
+        ],
+    )
 
 
 def count_config(recipe: Recipe, engine: Engine, notice: Callable[[str], None]) -> dict[str, Any]:
@@ -248,34 +324,46 @@ def _tasks(
 def _count(
     tasks: dict[str, list[CountTask]],
     engine: Engine,
-    on_report: Callable[[Increments], None],
+    progress: Progress,
     notice: Callable[[str], None],
+    logs: Path,
 ) -> dict[str, CountRecord]:
     """Run the count tasks; per source what was read."""
-    ordered = sorted(
-        (task for parts in tasks.values() for task in parts),
-        key=lambda task: (-task.partition.estimate, task.partition.name),
-    )
-    done = sum(task.path.exists() for task in ordered)
-    notice(f"{len(ordered)} partitions to count, {done} of them done")
-    by_name: dict[str, CountRecord] = {}
+    every = [task for parts in tasks.values() for task in parts]
+    size = expect(every, progress)
+    by_name = _counted_before([task for task in every if task.path.exists()])
+    left = [task for task in every if task.partition.name not in by_name]
+    done = Counter({"partitions": len(by_name)})
+    for task in every:
+        if record := by_name.get(task.partition.name):
+            done.update(record.counts(task.partition.source))
+    progress.start_from(dict(done))
+    text = f"{len(every)} partitions to count"
+    if by_name:
+        text += f", {len(by_name)} of them done by an earlier run, with {done['documents']:,} documents"
+    notice(text)
+    if place := engine.choose(size):
+        notice(place)
     failures = []
-    for outcome in engine.map(count_partition, ordered, on_report):
-        name = ordered[outcome.index].partition.name
+    for task, outcome in run_partitions(count_partition, left, len(by_name), engine, progress, notice):
         if isinstance(outcome.result, TaskError):
-            failures.append(f"{name}: {outcome.result.message}")
+            failures.append((task.partition.name, outcome.result))
         else:
-            by_name[name] = outcome.result
-    if failures:
-        raise PartitionsFailed(
-            "\n  ".join([f"{len(failures)} partitions could not be counted; run again to retry:", *failures])
-        )
+            by_name[task.partition.name] = outcome.result
+    raise_failures(failures, logs)
     records = {}
     for name, parts in tasks.items():
         records[name] = CountRecord()
         for task in parts:
             records[name].add(by_name[task.partition.name])
     return records
+
+
+def _counted_before(tasks: list[CountTask]) -> dict[str, CountRecord]:
+    """What an earlier run counted, by partition; read in threads, as a file of a slow file system takes 10 ms."""
+    with ThreadPoolExecutor(16) as pool:
+        found = pool.map(lambda task: CountRecord.from_json(read_metadata(task.path)), tasks)
+        return {task.partition.name: record for task, record in zip(tasks, found, strict=True)}
 
 
 def _finish(
@@ -287,11 +375,15 @@ def _finish(
     engine: Engine,
 ) -> Counts:
     """Reduce the buckets, collect held-out texts, write counts.json, drop the state."""
-    share = max(1, BUCKETS // (4 * (engine.workers or 1)))  # Ray takes 4 ms for a task, a small bucket 15
+    share = max(1, BUCKETS // (4 * engine.parallel))  # Ray takes 4 ms for a task, a small bucket 15
     groups = [reductions[k : k + share] for k in range(0, BUCKETS, share)]
-    for outcome in engine.map(reduce_buckets, groups):
-        if isinstance(outcome.result, TaskError):
-            raise PartitionsFailed(f"{groups[outcome.index][0].path}: {outcome.result.message}")
+    failures = [
+        (groups[outcome.index][0].path.name, outcome.result)
+        for outcome in engine.map(reduce_buckets, groups)
+        if isinstance(outcome.result, TaskError)
+    ]
+    remove_leftovers(folder)
+    raise_failures(failures, folder.parent / LOGS, "groups of buckets")
     with (
         atomic_open(folder / HELDOUT_FILE) as file,
         pq.ParquetWriter(file, TEXT_SCHEMA, compression="zstd") as writer,

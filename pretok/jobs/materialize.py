@@ -22,14 +22,18 @@ import numpy as np
 
 import pretok.stream
 from pretok.contents import Contents, ShardEntry, count_source, shard_entry
-from pretok.engine import Counts, Engine, Report, TaskError
-from pretok.errors import MismatchError, PartitionsFailed
+from pretok.engine import Engine, Report
+from pretok.errors import MismatchError
+from pretok.failures import TaskError, raise_failures
+from pretok.jobs.partitions import LOGS
 from pretok.jobs.seal import side_files
+from pretok.lock import hold
 from pretok.manifest import FILE_NAME, STATE, has_manifest, load_manifest, write_manifest
 from pretok.mix import mix_json, parse_mix
+from pretok.progress import Counts
 from pretok.records import read_record, to_json
 from pretok.shard import ShardWriter
-from pretok.storage import copy_file, read_json, write_json, writing
+from pretok.storage import copy_file, read_json, remove_leftovers, write_json
 from pretok.stream import View
 from pretok.vocab import TOKENIZER_FILE
 
@@ -64,9 +68,21 @@ def run_materialize(
 ) -> None:
     """Write the sequences of `mix` into `out` in order, or finish what an earlier run began.
 
-    Raises MismatchError when `out` holds another mix, UsageError when nothing can be written there, PartitionsFailed
-    when shards could not be written, Stopped.
+    Raises MismatchError when `out` holds another mix, FolderInUse while another job writes there, PartitionsFailed when
+    shards could not be written, Stopped.
     """
+    with hold(out, "materialize"):
+        _materialize(shards, mix, out, engine, on_report, shard_bytes)
+
+
+def _materialize(
+    shards: Path,
+    mix: Path,
+    out: Path,
+    engine: Engine,
+    on_report: Callable[[Counts], None] | None,
+    shard_bytes: int,
+) -> None:
     view = pretok.stream.open(shards, mix)
     if has_manifest(out):
         held = load_manifest(out).contents.materialized
@@ -79,8 +95,7 @@ def run_materialize(
         shutil.rmtree(out / STATE, ignore_errors=True)
         return
     sequences = max(1, shard_bytes // ((view.seq_len + 1) * view.dtype.itemsize))
-    with writing(out):
-        _keep_plan(out, {"mix": view.fingerprint, "shard_sequences": sequences})
+    _keep_plan(out, {"mix": view.fingerprint, "shard_sequences": sequences})
     tasks = [
         MaterializeTask(
             shards.absolute(),
@@ -93,26 +108,18 @@ def run_materialize(
         for number, first in enumerate(range(0, len(view), sequences))
     ]
     todo = [task for task in tasks if not task.record.exists()]
-    failed = [
-        f"  {todo[outcome.index].name}: {outcome.result.message}"
+    engine.choose(sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize)
+    failures = [
+        (todo[outcome.index].name, outcome.result)
         for outcome in engine.map(write_shard, todo, on_report)
         if isinstance(outcome.result, TaskError)
     ]
-    if failed:
-        raise PartitionsFailed(
-            "\n".join(
-                [
-                    f"{len(failed)} of {len(tasks)} shards were not written:",
-                    *failed,
-                    "run the same command again",
-                ]
-            )
-        )
-    with writing(out):
-        if (shards / TOKENIZER_FILE).exists():  # what turns the tokens into text again goes with them
-            copy_file(shards / TOKENIZER_FILE, out / TOKENIZER_FILE)
-        entries = [read_record(ShardEntry, read_json(task.record), task.record) for task in tasks]
-        _seal(view, shards, out, entries)
+    remove_leftovers(out)
+    raise_failures(failures, out.parent / LOGS, "shards")
+    if (shards / TOKENIZER_FILE).exists():  # what turns the tokens into text again goes with them
+        copy_file(shards / TOKENIZER_FILE, out / TOKENIZER_FILE)
+    entries = [read_record(ShardEntry, read_json(task.record), task.record) for task in tasks]
+    _seal(view, shards, out, entries)
 
 
 def write_shard(task: MaterializeTask, report: Report) -> None:

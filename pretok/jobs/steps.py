@@ -10,14 +10,13 @@ from pretok.config import Recipe
 from pretok.console import Meter, notice, show, table
 from pretok.engine import Engine
 from pretok.errors import IntegrityError, UsageError
+from pretok.jobs import VERIFY_DOCUMENTS
 from pretok.jobs.build_vocab import run_build_vocab, show_report
 from pretok.jobs.mix import recipe_request, run_mix, show_mix
 from pretok.jobs.stats import show_stats
 from pretok.jobs.tokenize import run_tokenize
 from pretok.jobs.verify import run_verify
 from pretok.manifest import load_manifest
-
-VERIFY_DOCUMENTS = 300
 
 
 def tokenize_step(recipe: Recipe, engine: Engine) -> None:

@@ -25,9 +25,11 @@ from pretok.chains import train_superwords
 from pretok.config import Recipe, Vocab
 from pretok.console import Meter, notice, show, table
 from pretok.encode import Encoder
-from pretok.engine import Engine, TaskError
-from pretok.errors import PartitionsFailed, UsageError
+from pretok.engine import Engine
+from pretok.errors import UsageError
+from pretok.failures import TaskError, raise_failures
 from pretok.jobs.count import Counts, partitions_of
+from pretok.jobs.partitions import LOGS
 from pretok.pretokenize import PATTERNS
 from pretok.segments import BASE, COARSE, SEPARATORS
 from pretok.superwords import Merge, drop_crossing
@@ -68,7 +70,7 @@ def add_superwords(
     wanted = vocab.size - stage.size
     with Meter("sample") as meter:
         tasks, repeats = _tasks(recipe, counts, stage, state)
-        paths, sizes = _sample(tasks, repeats, engine, meter)
+        paths, sizes = _sample(tasks, repeats, engine, meter, recipe.out / LOGS)
     with Meter("superwords"):
         merges = train_superwords(
             lambda: read_chains(paths), stage_tokens(stage), max(wanted, *ROWS), vocab.superword_words
@@ -136,21 +138,21 @@ def _tasks(
 
 
 def _sample(
-    tasks: list[ChainTask], repeats: dict[str, int], engine: Engine, meter: Meter
+    tasks: list[ChainTask], repeats: dict[str, int], engine: Engine, meter: Meter, logs: Path
 ) -> tuple[list[Path], dict[str, int]]:
     """Run the tasks. (files in an order that does not depend on the run, each as often as its source is taken; bytes
     of text sampled per source, each document counted once)"""
     ordered = sorted(tasks, key=lambda task: (-task.partition.estimate, task.partition.name))
     sizes = dict.fromkeys(repeats, 0)
     failures = []
+    engine.choose(sum(task.partition.estimate for task in tasks))
     for outcome in engine.map(write_chains, ordered, meter):
         partition = ordered[outcome.index].partition
         if isinstance(outcome.result, TaskError):
-            failures.append(f"{partition.name}: {outcome.result.message}")
+            failures.append((partition.name, outcome.result))
         else:
             sizes[partition.source] += outcome.result
-    if failures:
-        raise PartitionsFailed("\n  ".join(["no chains of these partitions; run again to retry:", *failures]))
+    raise_failures(failures, logs)
     return [task.path for task in tasks for _ in range(repeats[task.partition.source])], sizes
 
 

@@ -12,23 +12,29 @@ A source whose inputs and settings equal what the manifest says is left alone; o
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pretok.config import Recipe
-from pretok.engine import Counts, Engine, TaskError
+from pretok.engine import Engine
 from pretok.errors import PartitionsFailed
+from pretok.failures import TaskError, raise_failures
 from pretok.jobs.changes import refuse_changes
+from pretok.jobs.partitions import LOGS, expect, run_partitions
 from pretok.jobs.rejects import poor_sources
 from pretok.jobs.seal import drop_finished, seal, standing, withdraw
 from pretok.jobs.source_plan import SourcePlan, is_complete, plan_source, shared_inputs
+from pretok.lock import hold
 from pretok.manifest import FILE_NAME, has_manifest, load_manifest
 from pretok.partition import Partition
+from pretok.progress import Progress
 from pretok.shard import token_dtype
 from pretok.storage import copy_file, remove_leftovers
 from pretok.tokenize import TokenizeTask, load_encoder, load_parts, tokenize_partition
+from pretok.units import counted
 from pretok.vocab import TOKENIZER_FILE, Vocabulary, load_vocab
 
 STATE = ".state"
@@ -60,13 +66,21 @@ def shared_config(recipe: Recipe, vocab: Vocabulary) -> dict[str, Any]:
 
 
 def run_tokenize(
-    recipe: Recipe,
-    engine: Engine,
-    on_report: Callable[[Counts], None],
-    notice: Callable[[str], None],
+    recipe: Recipe, engine: Engine, progress: Progress, notice: Callable[[str], None]
 ) -> TokenizeSummary:
-    """Bring SHARDS to what the recipe says. Raises MismatchError, UsageError, Stopped; PartitionsFailed at the end."""
+    """Bring SHARDS to what the recipe says, as the only job that writes there.
+
+    Raises MismatchError, UsageError, FolderInUse, OutputError, Stopped; at the end PartitionsFailed, or InternalError
+    after a bug of ours.
+    """
     vocab = load_vocab(recipe.vocab_dir, eod=recipe.vocab.eod)
+    with hold(recipe.shards_dir, "tokenize"):
+        return _tokenize(recipe, vocab, engine, progress, notice)
+
+
+def _tokenize(
+    recipe: Recipe, vocab: Vocabulary, engine: Engine, progress: Progress, notice: Callable[[str], None]
+) -> TokenizeSummary:
     shards = recipe.shards_dir
     state = shards / STATE
     config = shared_config(recipe, vocab)
@@ -94,31 +108,78 @@ def run_tokenize(
     ]
     withdraw(shards, state, {task.partition.source for task in tasks})
     open_tasks = [task for task in tasks if not _finished(task)]
-    open_tasks.sort(key=lambda task: (-task.partition.estimate, task.partition.name))
-    notice(f"{len(tasks)} partitions, {len(tasks) - len(open_tasks)} of them done")
-    if open_tasks and (slow := load_encoder(vocab.path.absolute(), vocab.eod_id, vocab.size).notice):
-        notice(slow)
-    crashed: list[dict[str, Any]] = []
-    nodes: dict[str, int] = {}
-    began, busy, peak = time.monotonic(), 0.0, 0
-    for outcome in engine.map(tokenize_partition, open_tasks, on_report):
-        partition = open_tasks[outcome.index].partition
-        if isinstance(outcome.result, TaskError):
-            notice(f"partition {partition.name} failed: {outcome.result.message}")
-            crashed.append(_failure(partition, outcome.result.message))
-        else:
-            nodes[outcome.node] = nodes.get(outcome.node, 0) + 1
-        busy, peak = busy + outcome.seconds, max(peak, outcome.peak)
-    available = max(1, engine.workers or 0) * (time.monotonic() - began)
+    if not open_tasks:
+        total = sum(len(plan.partitions) for plan in plans)
+        sealed_already = f"nothing to do: all {counted(total, 'partition')} are sealed"
+        notice(sealed_already + ("; writing the manifest" if tasks else ""))
+    run = _Run(tasks, open_tasks)
+    if open_tasks:
+        run.announce(engine, progress, notice)
+        if slow := load_encoder(vocab.path.absolute(), vocab.eod_id, vocab.size).notice:
+            notice(slow)
+        run.encode(engine, progress, notice)
+        remove_leftovers(shards)
     if tasks or not has_manifest(shards):
+        crashed = [_failure(partition, error.message) for partition, error in run.failures]
         failed = seal(shards, state, [p for p in plans if (state / p.name).exists()], config, vocab, crashed)
+        failed = [failure for failure in failed if failure not in crashed]
     else:
         failed = load_manifest(shards).data["failed"]
+    if run.failures and failed:
+        notice(_describe_failures(failed, shards))
+    raise_failures([(partition.name, error) for partition, error in run.failures], recipe.out / LOGS)
     complaints = [_describe_failures(failed, shards)] if failed else []
     complaints += _poor_sources(shards, recipe)
     if complaints:
         raise PartitionsFailed("\n".join(complaints))
-    return TokenizeSummary(len(tasks), dict(sorted(nodes.items())), 1 - busy / available, peak)
+    return run.summary()
+
+
+class _Run:
+    """The encoding of all partitions that are not sealed, and what it took."""
+
+    def __init__(self, tasks: list[TokenizeTask], open_tasks: list[TokenizeTask]) -> None:
+        self._tasks = tasks
+        self._open = open_tasks
+        self._nodes: Counter[str] = Counter()
+        self._busy = 0.0
+        self._available = 0.0
+        self._peak = 0
+        self.failures: list[tuple[Partition, TaskError]] = []
+
+    def announce(self, engine: Engine, progress: Progress, notice: Callable[[str], None]) -> None:
+        """Say what is to do and what sealed parts hold already; let the engine choose where to work."""
+        done = len(self._tasks) - len(self._open)
+        expect(self._tasks, progress)
+        counts = Counter({"partitions": done})
+        for task in self._tasks:
+            for part in load_parts(task.state_dir, task.partition.name):
+                counts.update(part.counts(task.partition.source))
+        progress.start_from(dict(counts))
+        text = f"{len(self._tasks)} partitions to tokenize"
+        if counts["documents"]:
+            kept = f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
+            text += f", {done} of them done by an earlier run, which left {kept}"
+        notice(text)
+        if place := engine.choose(sum(task.partition.estimate for task in self._open)):
+            notice(place)
+
+    def encode(self, engine: Engine, progress: Progress, notice: Callable[[str], None]) -> None:
+        """Run the tasks."""
+        done = len(self._tasks) - len(self._open)
+        workers, began = engine.parallel, time.monotonic()
+        for task, outcome in run_partitions(tokenize_partition, self._open, done, engine, progress, notice):
+            if isinstance(outcome.result, TaskError):
+                self.failures.append((task.partition, outcome.result))
+            else:
+                self._nodes[outcome.node] += 1
+            self._busy, self._peak = self._busy + outcome.seconds, max(self._peak, outcome.peak)
+        self._available = workers * (time.monotonic() - began)
+
+    def summary(self) -> TokenizeSummary:
+        """What the run did."""
+        idle = 1 - self._busy / self._available if self._available else 0.0
+        return TokenizeSummary(len(self._tasks), dict(sorted(self._nodes.items())), idle, self._peak)
 
 
 def _failure(partition: Partition, message: str) -> dict[str, Any]:

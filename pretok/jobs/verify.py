@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 
 from pretok.contents import add_counts, count_source
-from pretok.engine import Counts, Engine, TaskError
+from pretok.engine import Engine
 from pretok.errors import PretokError
+from pretok.failures import TaskError, raise_failures
+from pretok.jobs.partitions import LOGS
 from pretok.jobs.seal import origins_path, rejects_path
 from pretok.jobs.source_plan import SourcePlan
 from pretok.jobs.unfinished import incomplete, unfinished
 from pretok.manifest import FILE_NAME, STATE, VERSION, Manifest, load_manifest
 from pretok.mix import parse_mix
+from pretok.progress import Counts
 from pretok.records import to_json
 from pretok.storage import TEMPORARY_SUFFIX, checksum
 from pretok.verify import VerifyTask, verify_shard
@@ -56,11 +59,15 @@ def run_verify(
         for shard, chosen in zip(manifest.shards, numbers, strict=True)
     ]
     tasks.sort(key=lambda task: -task.tokens)
+    # By the reference engine a byte takes fifty times as long, and a token is four of them.
+    engine.choose(sum(task.tokens for task in tasks) * (200 if sample is None else 1))
+    failures = []
     for outcome in engine.map(verify_shard, tasks, on_report):
         if isinstance(outcome.result, TaskError):
-            problems.append(f"{tasks[outcome.index].prefix}: {outcome.result.message}")
+            failures.append((str(tasks[outcome.index].prefix), outcome.result))
         else:
             problems += outcome.result
+    raise_failures(failures, shards.parent / LOGS, "shards")
     return manifest, sorted(problems)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import pretok.stream  # noqa: E402
 from pretok.errors import MismatchError, UsageError  # noqa: E402
-from pretok.manifest import manifest_fingerprint  # noqa: E402
+from pretok.manifest import load_manifest, write_manifest  # noqa: E402
 from pretok.storage import write_json  # noqa: E402
 from pretok.vocab import load_vocab, tokenizer_data  # noqa: E402
 from tests.train_support import column, model_file, random_shards, run_ranks  # noqa: E402
@@ -41,10 +42,9 @@ def add_tokenizer(shards: Path) -> None:
     """A tokenizer.json in the shards' folder, and its fingerprint in their manifest."""
     data = tokenizer_data(".", ["<eod>"], [])
     write_json(shards / "tokenizer.json", data)
-    manifest = json.loads((shards / "manifest.json").read_text())
-    manifest["tokenizer"]["fingerprint"] = load_vocab(shards, eod="<eod>").fingerprint
-    manifest["fingerprint"] = manifest_fingerprint(manifest)
-    write_json(shards / "manifest.json", manifest)
+    contents = load_manifest(shards).contents
+    tokenizer = replace(contents.tokenizer, fingerprint=load_vocab(shards, eod="<eod>").fingerprint)
+    write_manifest(shards, replace(contents, tokenizer=tokenizer))
 
 
 def arguments(shards: Path, run: Path, model: str) -> list[object]:

@@ -74,7 +74,7 @@ def _of_shards(meta: dict[str, Any]) -> tuple[str | None, Path]:
     except PretokError:
         return None, shards
     same = manifest.fingerprint == meta["identity"]["manifest"]
-    return manifest.data["tokenizer"]["fingerprint"] if same else None, shards
+    return manifest.contents.tokenizer.fingerprint if same else None, shards
 
 
 def _token(data: dict[str, Any], token_id: int) -> str:

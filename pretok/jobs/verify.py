@@ -22,6 +22,7 @@ from pretok.jobs.partitions import LOGS
 from pretok.jobs.seal import origins_path, rejects_path
 from pretok.jobs.source_plan import SourcePlan
 from pretok.jobs.unfinished import incomplete, unfinished
+from pretok.lock import LOCK_FILE
 from pretok.manifest import FILE_NAME, STATE, VERSION, Manifest, load_manifest
 from pretok.mix import parse_mix
 from pretok.progress import Counts
@@ -152,7 +153,11 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
     people put there, such as a mix.
     """
     folder = manifest.folder
-    known = {folder / FILE_NAME, *(folder / file.path for file in manifest.contents.side_files)}
+    known = {
+        folder / FILE_NAME,
+        folder / LOCK_FILE,
+        *(folder / file.path for file in manifest.contents.side_files),
+    }
     for shard in manifest.shards:
         known |= {shard.path, shard.path.with_suffix(".idx")}
     if manifest.version < VERSION:

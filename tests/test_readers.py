@@ -311,3 +311,12 @@ def test_a_hub_dataset_is_streamed_shard_by_shard(tmp_path):
     ]
     assert len(partitions) == 3
     assert texts == TEXTS[:30]
+
+
+def test_a_field_inside_another_of_a_hub_dataset(tmp_path):
+    lines = [json.dumps({"meta": {"text": text, "n": 1}}) + "\n" for text in TEXTS[:20]]
+    (tmp_path / "a.jsonl").write_text("".join(lines), encoding="utf-8")
+    assert read(f"hub:{tmp_path}", RecordFormat("meta.text"))[0] == TEXTS[:20]
+    assert (
+        "no column 'body.text'; the columns are meta" in read(f"hub:{tmp_path}", RecordFormat("body.text"))[3]
+    )

@@ -34,7 +34,7 @@ from pretok.jsonl import (
 from pretok.normalize import Normalization, normalize_batch
 from pretok.overlap import ahead
 from pretok.partition import Partition, Piece
-from pretok.records import whole_file, whole_records
+from pretok.spans import whole_file, whole_records
 from pretok.tables import text_columns
 from pretok.texts import Reject, TextBatch, from_buffers
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import ROOT
 
 from pretok.files import CorruptInputError
-from pretok.records import whole_file, whole_records
+from pretok.spans import whole_file, whole_records
 
 SEPARATORS = st.sampled_from([b"\n", b"=="])
 

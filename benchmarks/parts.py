@@ -40,7 +40,7 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> dict[str, floa
     from pretok.files import read_bytes
     from pretok.jsonl import field_bytes, parse_lines
     from pretok.readers import BATCH_BYTES, RecordFormat
-    from pretok.records import whole_records
+    from pretok.spans import whole_records
     from pretok.texts import from_buffers
 
     encoder = Encoder(tokenizer.read_text(encoding="utf-8"), 0, 50_000)

@@ -90,7 +90,7 @@ _PARSE = types.UniTuple(types.int64, 2)(
 )
 
 
-@njit(_PARSE)
+@njit(_PARSE, inline=True)
 def _parse_object(
     block: Pointer,
     at: int,

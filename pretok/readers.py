@@ -198,17 +198,18 @@ def _parse(data: memoryview, record: RecordFormat) -> _Found:
 def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
     """What the ledger says of a line: what the json module finds wrong, which fields there are instead, its start."""
     if status == TOO_LONG:
-        return (
-            f"more than {record.max_line if len(line) > record.max_line + 1 else record.max_document} bytes"
-        )
+        length = len(line) - (line[-1] == ord("\n"))
+        return f"more than {record.max_line if length > record.max_line else record.max_document} bytes"
     start = bytes(line[:80]).decode("utf-8", "replace").strip()
     if status in (MALFORMED, NOT_AN_OBJECT) and start.startswith("["):
         return "a JSON array; JSON Lines has one object a line"
     if status not in (MALFORMED, MISSING) or len(line) > EXPLAINED_BYTES:
         return start
     try:
-        value = json.loads(bytes(line))
-        return f"there is {', '.join(_keys(value)) or 'no field'}"[:200]
+        names = ", ".join(_keys(json.loads(bytes(line)))) or "no field"
+        return f"there is {names[:200]}".encode(
+            "utf-8", "replace"
+        ).decode()  # a key may escape a lone surrogate
     except (ValueError, RecursionError) as error:
         return str(error)[:200]
 

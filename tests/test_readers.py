@@ -222,6 +222,7 @@ def test_the_ledger_says_what_a_line_is_and_which_fields_there_are(tmp_path):
     lines = [
         b'{"content": "a", "meta": {"url": "b"}}',
         b"{}",
+        b'{"\\ud800": 1}',
         b'{"text": 7}',
         b'{"text": "a"',
         b"[",
@@ -234,6 +235,7 @@ def test_the_ledger_says_what_a_line_is_and_which_fields_there_are(tmp_path):
     assert [(reject.reason, reject.detail) for reject in batch.rejects] == [
         ("missing_field", "there is content, meta.url"),
         ("missing_field", "there is no field"),
+        ("missing_field", "there is ?"),
         ("text_not_a_string", '{"text": 7}'),
         ("malformed_json", "Expecting ',' delimiter: line 2 column 1 (char 13)"),
         ("malformed_json", array),
@@ -261,6 +263,10 @@ def test_a_line_that_is_too_long_is_not_parsed(tmp_path):
     lines = [b'{"o":"%s","text":"a"}' % other, b'{"o":"%sx","text":"a"}' % other, b'{"text":"b"}']
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
     assert read(tmp_path / "a.jsonl", record) == (["a", "b"], [0, 2], [(1, "too_long")], None)
+    (tmp_path / "a.jsonl").write_bytes(lines[1])
+    (file,), _ = list_inputs([str(tmp_path / "a.jsonl")], "auto")
+    (batch,) = read_piece(Piece(file), 0, record)
+    assert batch.rejects[0].detail == f"more than {record.max_line} bytes"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
@@ -312,3 +318,12 @@ def test_a_hub_dataset_is_streamed_shard_by_shard(tmp_path):
     ]
     assert len(partitions) == 3
     assert texts == TEXTS[:30]
+
+
+def test_a_field_inside_another_of_a_hub_dataset(tmp_path):
+    lines = [json.dumps({"meta": {"text": text, "n": 1}}) + "\n" for text in TEXTS[:20]]
+    (tmp_path / "a.jsonl").write_text("".join(lines), encoding="utf-8")
+    assert read(f"hub:{tmp_path}", RecordFormat("meta.text"))[0] == TEXTS[:20]
+    assert (
+        "no column 'body.text'; the columns are meta" in read(f"hub:{tmp_path}", RecordFormat("body.text"))[3]
+    )

@@ -26,7 +26,7 @@ from pretok.jobs.source_plan import SourcePlan, is_complete, plan_source
 from pretok.manifest import FILE_NAME, load_manifest
 from pretok.partition import Partition
 from pretok.shard import token_dtype
-from pretok.storage import copy_file, remove_leftovers
+from pretok.storage import remove_leftovers
 from pretok.tokenize import TokenizeTask, load_encoder, load_parts, tokenize_partition
 from pretok.vocab import TOKENIZER_FILE, Vocabulary, load_vocab
 
@@ -76,7 +76,7 @@ def run_tokenize(
         for name, source in recipe.sources.items()
     ]
     remove_leftovers(shards)
-    copy_file(vocab.path, shards / TOKENIZER_FILE)  # the shards then need nothing else to be decoded
+    vocab.copy_to(shards / TOKENIZER_FILE)  # the shards then need nothing else; workers read this copy too
     tasks = [
         _task(partition, source_plan, recipe, vocab)
         for source_plan in plans
@@ -86,7 +86,9 @@ def run_tokenize(
     open_tasks = [task for task in tasks if not _finished(task)]
     open_tasks.sort(key=lambda task: (-task.partition.estimate, task.partition.name))
     notice(f"{len(tasks)} partitions, {len(tasks) - len(open_tasks)} of them done")
-    if open_tasks and (slow := load_encoder(vocab.path.absolute(), vocab.eod_id, vocab.size).notice):
+    if open_tasks and (
+        slow := load_encoder(open_tasks[0].tokenizer_json, vocab.fingerprint, vocab.eod_id).notice
+    ):
         notice(slow)
     crashed: list[dict[str, Any]] = []
     nodes: dict[str, int] = {}
@@ -142,9 +144,9 @@ def _task(partition: Partition, source: SourcePlan, recipe: Recipe, vocab: Vocab
         state_dir=(recipe.shards_dir / STATE / source.name).absolute(),
         record=record,
         normalization=recipe.normalize.function,
-        tokenizer_json=vocab.path.absolute(),
+        tokenizer_json=(recipe.shards_dir / TOKENIZER_FILE).absolute(),
+        tokenizer=vocab.fingerprint,
         eod_id=vocab.eod_id,
-        vocab_size=vocab.size,
         target=source.settings["target"],
         val_fraction=recipe.shards.val_fraction,
         val_seed=recipe.shards.seed,

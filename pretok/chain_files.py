@@ -22,12 +22,13 @@ import numpy.typing as npt
 
 from pretok.chains import BREAK, ChainFinder, Ids
 from pretok.count import SAMPLE_SEED_STEP
-from pretok.encode import Engine, ReferenceEngine, choose_engine
+from pretok.encode import Engine, choose_engine
 from pretok.engine import Report
 from pretok.hashing import hash_documents, select
 from pretok.normalize import Normalization
 from pretok.partition import Partition
 from pretok.readers import Damage, RecordFormat, read_partition
+from pretok.reference import ReferenceEngine
 from pretok.storage import atomic_open, read_json, write_json
 from pretok.texts import buffers
 from pretok.vocab import Vocabulary, load_vocab

@@ -332,11 +332,14 @@ def word_ends(
     return ends[: _word_ends(data, offsets, table, code_of(pattern), ends)].copy()
 
 
-def disputed(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def disputed(
+    data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], table: npt.NDArray[np.uint8] | None = None
+) -> npt.NDArray[np.bool_]:
     """Which documents hold a code point that engines may class differently, bool[d].
 
     These are the code points that the Unicode version of `tokenizers` does not assign. An engine with a later
-    version may know them as letters, so documents that hold one are encoded by `tokenizers` itself.
+    version may know them as letters, so documents that hold one are encoded by `tokenizers` itself. `table` is as for
+    `word_ends`; nothing below U+0300 is ever disputed.
     """
-    found: npt.NDArray[np.bool_] = _disputed(data, offsets, u.class_table())
+    found: npt.NDArray[np.bool_] = _disputed(data, offsets, u.class_table() if table is None else table)
     return found

@@ -16,10 +16,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from numba import types
 
-from pretok._numba import BYTES, njit
-from pretok.pretokenize import LETTER, PATTERNS, read_class
+from pretok._numba import BYTES, I64, U8, njit
+from pretok.pretokenize import LETTER, PATTERNS, read_class, word_ends
+from pretok.unicode import class_table
 
 BASE = "cl100k"
 """The pattern whose words segments are made of."""
@@ -99,3 +102,18 @@ def joined(data: Any, start: Any, at: Any, end: Any, table: Any, separators: Any
             return False
         return _letter_at(data, after, end, table) and _letter_before(data, start, at, table)
     return False
+
+
+@njit(types.Array(types.boolean, 1, "C")(U8, I64, U8, types.int64))
+def _are_joined(data: Any, at: Any, table: Any, separators: Any) -> Any:
+    found = np.zeros(len(at), np.bool_)
+    for i in range(len(at)):
+        found[i] = joined(data.ctypes, 0, at[i], len(data), table.ctypes, separators)
+    return found
+
+
+def segment_ends(data: npt.NDArray[np.uint8], separators: int) -> npt.NDArray[np.int64]:
+    """Positions in one document where what the coarse pattern of these separators cuts ends, in order, int64[w]."""
+    ends = word_ends(data, np.array([0, len(data)]), BASE)
+    kept: npt.NDArray[np.int64] = ends[~_are_joined(data, ends, class_table(), separators)]
+    return kept

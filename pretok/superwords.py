@@ -16,7 +16,7 @@ from typing import Any
 from pretok.pretokenize import LETTER, PATTERNS
 from pretok.segments import BASE, COARSE, COMMA, MARKS, SEPARATORS
 from pretok.unicode import class_table
-from pretok.vocab import to_bytes
+from pretok.vocab import CHARACTER_BYTES, to_bytes
 
 Merge = tuple[bytes, bytes]
 
@@ -113,7 +113,10 @@ def split_stages(tokenizer: dict[str, Any]) -> Stages | None:
     pairs = [
         tuple(m.split(" ")) if isinstance(m, str) else (m[0], m[1]) for m in tokenizer["model"]["merges"]
     ]
-    merges = [(to_bytes(left), to_bytes(right)) for left, right in pairs]
+    try:
+        merges = [(to_bytes(left), to_bytes(right)) for left, right in pairs]
+    except KeyError as error:
+        raise ValueError(f"a merge holds {error}, which stands for no byte") from None
     start = next((i for i, m in enumerate(merges) if is_superword(m, separators)), len(merges))
     if any(crosses(m, separators) for m in merges[:start]):
         raise ValueError("a merge of its words could apply across words")
@@ -130,7 +133,11 @@ def split_stages(tokenizer: dict[str, Any]) -> Stages | None:
         "model": {**tokenizer["model"], "vocab": words, "merges": tokenizer["model"]["merges"][:start]},
     }
     added = {token["content"] for token in tokenizer.get("added_tokens", [])}
-    tokens = {i: to_bytes(token) for token, i in vocab.items() if token not in added}
+    tokens = {
+        i: to_bytes(token)
+        for token, i in vocab.items()
+        if token not in added and CHARACTER_BYTES.keys() >= set(token)
+    }
     return Stages(separators, first, second, tokens)
 
 

@@ -19,6 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.encode import Encoder
@@ -28,9 +30,11 @@ from pretok.normalize import Normalization
 from pretok.partition import Partition
 from pretok.progress import Counts
 from pretok.readers import Damage, RecordFormat, read_partition
-from pretok.shard import SealedShard, ShardWriter
+from pretok.reference import Unencodable
+from pretok.shard import SealedShard, ShardWriter, Tokens
 from pretok.storage import atomic_open, read_json, write_json
 from pretok.texts import Reject, TextBatch, buffers
+from pretok.vocab import load_vocab
 
 ROLL_OVER = Fraction(5, 4)
 """A shard is full at this multiple of its target size: a partition a little over target still gives one shard."""
@@ -38,7 +42,10 @@ ROLL_OVER = Fraction(5, 4)
 
 @dataclass(frozen=True, slots=True)
 class TokenizeTask:
-    """All that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold."""
+    """All that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold.
+
+    tokenizer_json: the copy beside the shards, which must have the fingerprint `tokenizer`.
+    """
 
     partition: Partition
     shards_dir: Path
@@ -46,8 +53,8 @@ class TokenizeTask:
     record: RecordFormat
     normalization: Normalization
     tokenizer_json: Path
+    tokenizer: str
     eod_id: int
-    vocab_size: int
     target: int
     val_fraction: Fraction
     val_seed: int
@@ -106,9 +113,18 @@ def load_parts(state_dir: Path, partition: str) -> list[PartRecord]:
 
 
 @lru_cache(maxsize=1)
-def load_encoder(tokenizer_json: Path, eod_id: int, vocab_size: int) -> Encoder:
-    """The process's one encoder: loading it costs 0.2 s and its word cache starts cold."""
-    return Encoder(tokenizer_json.read_text(encoding="utf-8"), eod_id, vocab_size)
+def load_encoder(tokenizer_json: Path, tokenizer: str, eod_id: int) -> Encoder:
+    """The process's one encoder: loading it costs 0.2 s and its word cache starts cold.
+
+    MismatchError when the file has not the fingerprint `tokenizer`, that is, was replaced since the job began.
+    """
+    vocab = load_vocab(tokenizer_json, eod_id)
+    if vocab.fingerprint != tokenizer:
+        raise MismatchError(
+            f"{tokenizer_json} has the fingerprint {vocab.fingerprint}, but the shards are made with {tokenizer}: "
+            "it was replaced while the job ran; run the same command again"
+        )
+    return Encoder(vocab.raw.decode(), eod_id, vocab.size, str(tokenizer_json))
 
 
 def tokenize_partition(task: TokenizeTask, report: Callable[[Counts], None]) -> list[PartRecord]:
@@ -116,7 +132,7 @@ def tokenize_partition(task: TokenizeTask, report: Callable[[Counts], None]) -> 
 
     `report` is told the increments of documents, tokens, bytes and rejected as they happen.
     """
-    encoder = load_encoder(task.tokenizer_json, task.eod_id, task.vocab_size)
+    encoder = load_encoder(task.tokenizer_json, task.tokenizer, task.eod_id)
     done = load_parts(task.state_dir, task.partition.name)
     if done and done[-1].last:
         return done
@@ -207,38 +223,56 @@ class _PartWriter:
         self._record.records[piece_key] = self._record.records.get(piece_key, 0) + batch.records
         for reject in batch.rejects:
             self._reject(batch.piece, reject)
-        tokens = size = 0
+        documents = tokens = size = 0
         if len(batch.texts):
             size = len(buffers(batch.texts)[0])
-            tokens = self._write(batch)
+            documents, tokens = self._write(batch)
         self._next_record += batch.records
         return {
-            "documents": len(batch.texts),
+            "documents": documents,
             "tokens": tokens,
             "bytes": size,
             f"bytes:{self._task.partition.source}": size,
-            "rejected": len(batch.rejects),
+            "rejected": len(batch.rejects) + len(batch.texts) - documents,
         }
 
-    def _write(self, batch: TextBatch) -> int:
-        task, texts = self._task, batch.texts
-        splits = [("train", texts)]
+    def _write(self, batch: TextBatch) -> tuple[int, int]:
+        """Send each document of a batch to its split and encode it there; (documents, tokens) written."""
+        task, texts, numbers = self._task, batch.texts, batch.numbers
+        splits = [("train", texts, numbers)]
         if task.val_fraction:
-            chosen = select(hash_documents(*buffers(texts), task.val_seed), task.val_fraction)
-            if chosen.any():
-                splits = [("train", texts.filter(pa.array(~chosen))), ("val", texts.filter(pa.array(chosen)))]
-                # numbers count from the piece's first record; the partition's count runs on over its pieces
-                before = self._next_record - batch.first
-                self._record.val_records += (before + batch.numbers[chosen]).tolist()
-        total = 0
-        for split, part in splits:
-            if len(part) == 0:  # all documents of the batch are validation
+            val = select(hash_documents(*buffers(texts), task.val_seed), task.val_fraction)
+            if val.any():
+                splits = [
+                    (split, texts.filter(pa.array(members)), numbers[members])
+                    for split, members in (("train", ~val), ("val", val))
+                ]
+        documents = total = 0
+        for split, part, part_numbers in splits:
+            part, part_numbers, tokens, lengths = self._encode(part, part_numbers, batch.piece)
+            if len(part) == 0:  # all documents of the batch are in the other split, or none can be encoded
                 continue
-            tokens, lengths = self._encoder.encode(part)
             self._writer(split).append(tokens, lengths)
             self._text_bytes[split] += len(buffers(part)[0])
-            total += len(tokens)
-        return total
+            if split == "val":
+                # numbers count from the piece's first record; the partition's count runs on over its pieces
+                self._record.val_records += (self._next_record - batch.first + part_numbers).tolist()
+            documents, total = documents + len(part), total + len(tokens)
+        return documents, total
+
+    def _encode(
+        self, texts: pa.LargeStringArray, numbers: npt.NDArray[np.int64], piece: int
+    ) -> tuple[pa.LargeStringArray, npt.NDArray[np.int64], Tokens, npt.NDArray[np.int32]]:
+        """(documents, their records, ids, lengths); those that no engine can encode are rejected."""
+        try:
+            return texts, numbers, *self._encoder.encode(texts)
+        except Unencodable as error:
+            for number in numbers[error.documents].tolist():
+                self._reject(piece, Reject(number, "unencodable", error.reason))
+            kept = np.ones(len(texts), np.bool_)
+            kept[error.documents] = False
+            texts, numbers = texts.filter(pa.array(kept)), numbers[kept]
+            return texts, numbers, *self._encoder.encode(texts)
 
     def seal(self, *, last: bool) -> PartRecord:
         """Seal shards and rejects, then the record. Checks that every record read is accounted for."""

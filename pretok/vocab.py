@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from pretok.errors import UsageError
-from pretok.storage import digest, write_json
+from pretok.storage import atomic_open, digest, write_json
+from pretok.tokenizer_file import read_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -56,10 +57,11 @@ def to_bytes(token: str) -> bytes:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer as the stages see it. data: the whole tokenizer.json; size: one more than the largest id;
-    added_tokens: name -> id of what stands outside of the merges, special tokens above all."""
+    """A tokenizer as the stages see it. raw: the bytes of the tokenizer.json; data: what they say; size: one more than
+    the largest id; added_tokens: name -> id of what stands outside of the merges, special tokens above all."""
 
     path: Path
+    raw: bytes
     data: dict[str, Any]
     size: int
     eod_id: int
@@ -83,9 +85,16 @@ class Vocabulary:
         return {i: token for token, i in named.items()}
 
     def token_bytes(self, token: int) -> bytes:
-        """The text bytes of one token; of an added token, its name."""
+        """The text bytes of one token; of one that stands for itself, above all an added token, its name."""
         text = self.tokens[token]
-        return text.encode() if text in self.added_tokens else to_bytes(text)
+        named = text in self.added_tokens or not CHARACTER_BYTES.keys() >= set(text)
+        return text.encode() if named else to_bytes(text)
+
+    def copy_to(self, path: Path) -> None:
+        """Write the file that was read, whatever has become of it since; one with the same contents is left alone."""
+        if not path.exists() or path.read_bytes() != self.raw:
+            with atomic_open(path) as file:
+                file.write(self.raw)
 
 
 def tokenizer_data(
@@ -173,48 +182,49 @@ def load_vocab(path: Path, eod: str | int | None = None) -> Vocabulary:
     """Read a tokenizer.json, or the folder that holds one.
 
     eod: name or id of the end-of-document token; None takes the `eos_token` of the tokenizer_config.json beside it, or
-    the first of EOD_NAMES. UsageError when the file is missing, is no byte-level BPE, or has no such token.
+    the first of EOD_NAMES. UsageError when the file is missing, is no byte-level BPE, has ids that are missing or stand
+    twice, or has no such token.
     """
     file = path / TOKENIZER_FILE if path.is_dir() else path
     try:
-        data = msgspec.json.decode(file.read_bytes())
+        found = read_tokenizer(file, frozenset(BYTE_CHARACTERS))
     except FileNotFoundError:
         raise UsageError(
             f"no tokenizer at {file}: run pretok build-vocab, or name one with --vocab"
         ) from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file} is not a tokenizer.json: {error}") from None
-    model = data.get("model") if isinstance(data, dict) else None
-    if not isinstance(model, dict) or model.get("type") != "BPE":
-        raise UsageError(f"{file} is not a BPE tokenizer")
-    if not _is_byte_level(data):
-        raise UsageError(f"{file} is not byte-level: a text could hold characters it has no token for")
-    added = {token["content"]: int(token["id"]) for token in data.get("added_tokens", [])}
-    ids = {**model["vocab"], **added}
-    special = {
-        token["content"]: int(token["id"]) for token in data.get("added_tokens", []) if token["special"]
-    }
-    return Vocabulary(file, data, max(ids.values()) + 1, _eod_id(file, eod, ids), special or added)
-
-
-def _is_byte_level(data: dict[str, Any]) -> bool:
-    """Whether all 256 bytes are tokens and a ByteLevel step maps text to them."""
-    vocab = data["model"]["vocab"]
-    steps = [data.get("pre_tokenizer") or {}, *((data.get("pre_tokenizer") or {}).get("pretokenizers") or [])]
-    return any(step.get("type") == "ByteLevel" for step in steps) and all(c in vocab for c in BYTE_CHARACTERS)
+    added = {token["content"]: token["id"] for token in found.data.get("added_tokens", [])}
+    ids = {**found.data["model"]["vocab"], **added}
+    return Vocabulary(file, found.raw, found.data, found.size, _eod_id(file, eod, ids), added)
 
 
 def _eod_id(file: Path, eod: str | int | None, ids: dict[str, int]) -> int:
     if isinstance(eod, int):
+        if not 0 <= eod < len(ids):
+            raise UsageError(f"{file} has no end-of-document token {eod}: its ids are 0 to {len(ids) - 1}")
         return eod
-    config = file.with_name(CONFIG_FILE)
-    if eod is None and config.exists():
-        named = msgspec.json.decode(config.read_bytes()).get("eos_token")
-        eod = named.get("content") if isinstance(named, dict) else named
-    candidates = EOD_NAMES if eod is None else (eod,)
+    candidates = EOD_NAMES if (name := eod or _named_eod(file.with_name(CONFIG_FILE))) is None else (name,)
     for name in candidates:
         if name in ids:
             return ids[name]
     raise UsageError(
         f"{file} has no end-of-document token {' or '.join(candidates)}; name one as `eod` under [vocab]"
     )
+
+
+def _named_eod(config: Path) -> str | None:
+    """The `eos_token` of a tokenizer_config.json, None without one."""
+    if not config.exists():
+        return None
+    try:
+        named = msgspec.json.decode(config.read_bytes(), type=_Config).eos_token
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{config} does not say which token ends a document: {error}") from None
+    return named.content if isinstance(named, _Named) else named
+
+
+class _Named(msgspec.Struct):
+    content: str
+
+
+class _Config(msgspec.Struct):
+    eos_token: str | _Named | None = None

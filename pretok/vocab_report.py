@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.encode import Encoder
-from pretok.texts import buffers, from_buffers
+from pretok.texts import from_buffers
 from pretok.vocab import Vocabulary, load_vocab
 from pretok.wordfile import read_group
 
@@ -59,9 +59,10 @@ class Measure:
 
 
 @lru_cache(maxsize=8)
-def _encoder(path: Path, eod: str | int) -> tuple[Encoder, Vocabulary]:
+def load_encoder(path: Path, eod: str | int = 0) -> tuple[Encoder, Vocabulary]:
+    """A tokenizer to measure; UsageError for one that cannot encode. Without EOD in what counts, any id will do."""
     vocab = load_vocab(path, eod)
-    return Encoder(vocab.path.read_text(encoding="utf-8"), vocab.eod_id, vocab.size), vocab
+    return Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path)), vocab
 
 
 def empty_measure(sources: int, tokenizers: int, ids: int) -> Measure:
@@ -77,7 +78,7 @@ def empty_measure(sources: int, tokenizers: int, ids: int) -> Measure:
 
 def measure_bucket(task: MeasureTask, report: Callable[[dict[str, int]], None]) -> Measure:
     """Encode each distinct word of a bucket once by each tokenizer; a word alone has the tokens it has in a text."""
-    encoders = [_encoder(path, task.eod) for path in task.tokenizers]
+    encoders = [load_encoder(path, task.eod) for path in task.tokenizers]
     total = empty_measure(task.sources, len(encoders), encoders[0][1].size)
     for source in range(task.sources):
         words = read_group(task.bucket, source)
@@ -96,11 +97,11 @@ def measure_bucket(task: MeasureTask, report: Callable[[dict[str, int]], None]) 
     return total
 
 
-def measure_texts(path: Path, texts: pa.LargeStringArray) -> tuple[int, int]:
-    """(tokens, bytes) of texts by any tokenizer, without EOD."""
-    encoder, _ = _encoder(path, 0)  # which token ends documents does not matter here
+def measure_texts(path: Path, texts: pa.LargeStringArray) -> int:
+    """Tokens of texts by any tokenizer, without EOD. Raises Unencodable."""
+    encoder, _ = load_encoder(path)
     _, lengths = encoder.encode(texts)
-    return int(lengths.sum()) - len(texts), len(buffers(texts)[0])
+    return int(lengths.sum()) - len(texts)
 
 
 def describe_tokens(vocab: Vocabulary, uses: npt.NDArray[np.int64], sources: list[str]) -> dict[str, Any]:
@@ -121,7 +122,11 @@ def describe_tokens(vocab: Vocabulary, uses: npt.NDArray[np.int64], sources: lis
         "shared": int(used.sum()) - sum(mostly.values()),
         "unused": int((learned & ~used).sum()),
         "longest": [
-            {"id": i, "token": names[i].decode(errors="replace"), "occurrences": int(uses[:, i].sum())}
+            {
+                "id": i,
+                "token": names[i].decode(errors="replace"),
+                "occurrences": {name: int(uses[k, i]) for k, name in enumerate(sources)},
+            }
             for i in longest
         ],
         "unused_bytes": sorted(f"{names[i].hex()}" for i in names if len(names[i]) == 1 and not used[i]),

@@ -7,6 +7,7 @@ become one integer per source; all else is integer arithmetic, so the result dep
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -34,6 +35,29 @@ class TrainingWords:
     distinct: int
     dropped_words: int
     dropped_bytes: int
+
+
+def shares(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, Fraction]:
+    """What part of the text each source is: by its weight, or where there are none by its bytes; they add up to 1."""
+    whole = {name: Fraction(share) for name, share in (weights or sizes).items()}
+    total = sum(whole.values())
+    return {name: whole[name] / total if total else Fraction(0) for name in sizes}
+
+
+def mix_bytes_per_token(
+    parts: dict[str, Fraction], sizes: Mapping[str, int], tokens: Mapping[str, int | None]
+) -> float | None:
+    """Bytes per token of text of which each source is its part; None where a source has no text to say it from.
+
+    parts: as from `shares`; sizes, tokens: bytes and tokens of some text of each source.
+    """
+    rate = Fraction(0)
+    for name, part in parts.items():
+        size, count = sizes[name], tokens[name]
+        if part and not (size and count):
+            return None
+        rate += part * (count or 0) / max(1, size)
+    return round(float(1 / rate), 4) if rate else None
 
 
 def multipliers(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, int]:

@@ -18,7 +18,9 @@ from pretok.jobs.build_vocab import run_build_vocab
 from pretok.jobs.count import run_count
 from pretok.pretokenize import PATTERNS
 from pretok.progress import Silent
+from pretok.reference import Unencodable
 from pretok.vocab import to_bytes
+from pretok.vocab_report import measure_texts
 from pretok.weigh import weigh
 
 SPECIAL = ["<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62))]
@@ -194,3 +196,34 @@ def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report["vocabulary"]["size"] == 800
     rows = report["compare"]
     assert rows[other]["it"]["tokens"] < rows["this"]["it"]["tokens"]
+
+
+def test_what_cannot_be_compared_is_refused_before_the_work(folder: Path, here: Engine) -> None:  # noqa: F811
+    other = folder / "tokenizer.json"
+    other.write_text('{"model": {"type": "WordPiece"}}')
+    with pytest.raises(UsageError, match=r"tokenizer\.json is not a BPE tokenizer"):
+        run_build_vocab(recipe(folder, size=1200), here, [other])
+    assert not (folder / "out").exists()
+
+
+def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
+    folder: Path,  # noqa: F811
+    here: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = run_build_vocab(recipe(folder, size=1200), here) and folder / "out" / "vocab" / "tokenizer.json"
+    told: list[str] = []
+    monkeypatch.setattr("pretok.jobs.build_vocab.notice", told.append)
+    measure = measure_texts
+
+    def give_up(path: Path, texts: Any) -> int:
+        if path == other:
+            raise Unencodable([0], "too hard")
+        return measure(path, texts)
+
+    monkeypatch.setattr("pretok.jobs.build_vocab.measure_texts", give_up)
+    report = run_build_vocab(recipe(folder, "b", size=1200), here, [other])
+    assert report["compare"][str(other)]["it"]["tokens"] is None
+    assert report["mix"]["compare"][str(other)] is None
+    assert report["compare"]["this"]["it"]["tokens"] > 0
+    assert f"{other} is not compared on it: 1 documents cannot be encoded: too hard" in told

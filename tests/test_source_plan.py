@@ -19,6 +19,7 @@ from pretok.jobs.count import load_counts, run_count
 from pretok.jobs.rejects import poor_sources
 from pretok.jobs.tokenize import run_tokenize
 from pretok.manifest import load_manifest
+from pretok.progress import Silent
 
 
 def lines(count: int, field: str = "text") -> str:
@@ -37,12 +38,12 @@ def recipe(folder: Path, vocab: Path, field: str | None = None, **settings: obje
 
 def tokenize(made: Recipe, here) -> list[str]:
     notices: list[str] = []
-    run_tokenize(made, here, lambda counts: None, notices.append)
+    run_tokenize(made, here, Silent(), notices.append)
     return notices
 
 
 def count(made: Recipe, here):
-    return run_count(made, here, lambda counts: None, lambda text: None)
+    return run_count(made, here, Silent(), lambda text: None)
 
 
 def test_the_wrong_field_is_refused_before_work_and_the_right_one_accepted(tmp_path, vocab_dir, here):

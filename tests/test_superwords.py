@@ -1,4 +1,4 @@
-"""Superwords: the coarse pattern against the local rule, ids against `tokenizers`, training against a plain one."""
+"""Superwords: ids against `tokenizers`, training against a plain one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -19,119 +18,26 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from segment_texts import TRICKY, texts
 from texts import HARD, pack
-from texts import texts as any_texts
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer
 
 from pretok.bpe import Merges, train_merges
 from pretok.chains import BREAK, ChainFinder, train_superwords
 from pretok.config import make_recipe
-from pretok.encode import Encoder, Engine, ReferenceEngine, SuperwordEngine, choose_engine, fast_engine
-from pretok.errors import Stopped, UsageError
-from pretok.jobs.build_vocab import run_build_vocab
-from pretok.jobs.superwords import check_superwords
+from pretok.encode import Encoder, Engine, SuperwordEngine, choose_engine, fast_engine
 from pretok.jobs.tokenize import run_tokenize
 from pretok.jobs.verify import run_verify
 from pretok.joining import SHORT_RUN
-from pretok.pretokenize import PATTERNS, disputed, word_ends
+from pretok.pretokenize import PATTERNS, disputed
 from pretok.progress import Silent
+from pretok.reference import ReferenceEngine
 from pretok.sample import sample_path
-from pretok.segments import BASE, COARSE, COMMA, SEPARATORS, SPACE, joined
+from pretok.segments import BASE, COARSE, COMMA, SEPARATORS, SPACE
 from pretok.superwords import Merge, drop_crossing
 from pretok.texts import buffers
-from pretok.unicode import class_table
-from pretok.vocab import load_vocab, tokenizer_data
+from pretok.vocab import tokenizer_data
 from pretok.wordtable import WordTable
-
-TRICKY = [
-    "l'acqua dell'anno, che e' un po' d'olio,ma senz'altro; l''un l'altro 'l 's 'st x's's 'Re'LL'lL x'sopra a'ſx",
-    "It's fine, isn't it? They've 1990's are, DON'T 'tis rock'n'roll o'clock, y'all'd've, the dogs' bone's, ' x",
-    "l’uomo dell’È un’ ’s ’ a’\u2019b x\u2018y e ’ , ’ che, ’che,’che a\u2060b a\u2019",
-    " a a  a a, a,  a ,a ,, a,, a, a,\u00a0a\u00a0a a\u2009a \u00e0 a \u00e0, a \u2019 , a",
-    "perche\u0301 no, e\u0301 a\u0301'a e\u0300, x \u0301 x, \u0301x 12 a 1a, a1 a, 1'a a'1 ½ a",
-    "日本 日本, 日本'日 日’本 я, да и'ды ʰ a ǅ a \U0001d400 a, \U0001d400' \U00010400'\U00010400",
-    "a,", "a, ", "a' ", "a'", " a", ", a", "' a", "a,\n a", "a, \na", "a\n, a", "a ", "a’", "a\u2018", "’a", ",'a a",
-]  # fmt: skip
-
-LETTERS = [
-    "l",
-    "s",
-    "S",
-    "ſ",
-    "re",
-    "ll",
-    "acqua",
-    "Che",
-    "à",
-    "\u0301",
-    "日",
-    "\U00010400",
-    "7",
-    "½",
-    "\u2c60",
-]
-MARKS = ["'", "''", "’", "\u2018", ",", ", ", " ", "  ", "\n", "\u00a0", "\u2009", ".", "«", "'s", "'LL", "…"]
-PIECES = st.sampled_from(LETTERS + MARKS)
-texts = st.one_of(st.lists(PIECES, max_size=30).map("".join), any_texts)
-"""Text in which letters, separators and their look-alikes interact, or any text."""
-
-
-def split(text: str, pattern: str) -> list[str]:
-    return [w for w, _ in pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(text)]
-
-
-@numba.njit
-def joined_at(data, at, table, separators):
-    return joined(data.ctypes, 0, at, len(data), table.ctypes, separators)
-
-
-def segments(text: str, separators: str) -> list[str]:
-    """Words of the scanner, put together where `joined` says so."""
-    data, offsets = pack([text])
-    pieces, start = [], 0
-    for end in word_ends(data, offsets, BASE).tolist():
-        if not joined_at(data, end, class_table(), SEPARATORS[separators]):
-            pieces.append(data[start:end].tobytes().decode())
-            start = end
-    return pieces
-
-
-@pytest.mark.parametrize("separators", SEPARATORS)
-@pytest.mark.parametrize("text", TRICKY + HARD)
-def test_segments_of_tricky_texts(separators: str, text: str) -> None:
-    assert segments(text, separators) == split(text, COARSE[separators])
-
-
-@pytest.mark.parametrize("separators", SEPARATORS)
-@settings(max_examples=500, deadline=None)
-@given(text=texts)
-def test_segments_of_any_text(separators: str, text: str) -> None:
-    assert segments(text, separators) == split(text, COARSE[separators])
-
-
-def test_segments_by_example() -> None:
-    text = "Per l'uomo, che non sa; it's o'clock,no"
-    assert segments(text, "space") == [
-        "Per l",
-        "'uomo",
-        ",",
-        " che non sa",
-        ";",
-        " it",
-        "'s o",
-        "'clock",
-        ",no",
-    ]
-    assert segments(text, "space+apostrophe") == [
-        "Per l'uomo",
-        ",",
-        " che non sa",
-        ";",
-        " it's o'clock",
-        ",no",
-    ]
-    assert segments(text, "space+apostrophe+comma")[0] == "Per l'uomo, che non sa"
-
 
 SPECIAL = ["<|endoftext|>", "<|pad|>"]
 SIZE, SUPERWORDS = 700, 300
@@ -356,91 +262,6 @@ def test_engine_is_the_fast_one_and_encoder_takes_it(trained: Trained) -> None:
     whole = [[*expected(trained, text), 0] for text in documents]
     assert tokens.tolist() == [i for ids in whole for i in ids]
     assert lengths.tolist() == [len(ids) for ids in whole]
-
-
-@pytest.fixture
-def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report's comparisons cost more than all else on small texts."""
-    monkeypatch.setattr("pretok.jobs.superwords.ROWS", (0, 100, 300))
-    monkeypatch.setattr("pretok.jobs.build_vocab.OTHER_SIZES", ())
-
-
-def build(tmp_path: Path, name: str, engine: Any, **settings: Any) -> Path:
-    sources = {language: {"inputs": [str(sample_path(language))]} for language in ("it", "en")}
-    vocab = {"size": 1200, "superwords": 200, "holdout": 0.1, "weights": {"it": 0.8, "en": 0.2}, **settings}
-    data = {
-        "out": str(tmp_path / name),
-        "sources": sources,
-        "vocab": vocab,
-        "mix": {"tokens": "1M", "weights": vocab["weights"]},
-    }
-    recipe = make_recipe(data, "test")
-    run_build_vocab(recipe, engine)
-    return recipe.vocab_dir
-
-
-@pytest.mark.usefixtures("few_rows")
-def test_build_vocab_with_superwords(tmp_path: Path, here: Any) -> None:
-    folder = build(tmp_path, "one", here)
-    vocab = load_vocab(folder)
-    assert vocab.size == 1200
-    report = json.loads((folder / "report.json").read_text())
-    section = report["superwords"]
-    assert (section["entries"], section["words"]) == (200, 1000)
-    assert report["vocabulary"]["fingerprint"] == vocab.fingerprint
-    assert list(section["heldout_tokens"]) == ["plain", "0", "100", "200", "300"]
-    for name in ("it", "en"):
-        tokens = [row[name] for row in section["heldout_tokens"].values()]
-        assert tokens[1:] == sorted(tokens[1:], reverse=True)  # more superwords never cost
-        assert tokens[3] == report["compare"]["this"][name]["tokens"]
-    plain, joined_rows = section["heldout_tokens"]["plain"], section["heldout_tokens"]["200"]
-    worth = 0.8 * plain["it"] / joined_rows["it"] + 0.2 * plain["en"] / joined_rows["en"]
-    assert section["budget"] == {"tokens": 1_000_000, "plain_tokens": round(1_000_000 * worth)}
-    assert section["most_used"][0]["uses"] >= section["most_used"][-1]["uses"] > 0
-    assert not (folder / ".state").exists()
-    again = build(tmp_path, "two", here)
-    assert (again / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
-    small = build(tmp_path, "three", here, superword_sample=40_000)
-    assert (small / "tokenizer.json").read_bytes() != (folder / "tokenizer.json").read_bytes()
-    assert (
-        sum(json.loads((small / "report.json").read_text())["superwords"]["sample_bytes"].values()) < 60_000
-    )
-
-
-@pytest.mark.usefixtures("few_rows")
-def test_a_stopped_sample_is_continued(tmp_path: Path, here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = build(tmp_path, "whole", here)
-
-    def stop(*_: Any) -> None:
-        raise Stopped("stopped")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("pretok.jobs.superwords.train_superwords", stop)
-        with pytest.raises(Stopped):
-            build(tmp_path, "part", here)
-    files = sorted((tmp_path / "part").rglob("*.npy"))
-    assert len(files) == 2
-    times = [file.stat().st_mtime_ns for file in files]
-
-    def train(chains: Any, *rest: Any) -> Merges:
-        assert [file.stat().st_mtime_ns for file in files] == times
-        return train_superwords(chains, *rest)
-
-    monkeypatch.setattr("pretok.jobs.superwords.train_superwords", train)
-    assert (build(tmp_path, "part", here) / "tokenizer.json").read_bytes() == (
-        whole / "tokenizer.json"
-    ).read_bytes()
-
-
-def test_superwords_of_other_patterns_and_of_counts_are_refused(tmp_path: Path, here: Any) -> None:
-    with pytest.raises(UsageError, match="join words of the pattern cl100k, not gpt2"):
-        build(tmp_path, "x", here, pattern="gpt2")
-    with pytest.raises(UsageError, match="no room for 1000 superwords"):
-        build(tmp_path, "x", here, superwords=1000)
-    with pytest.raises(UsageError, match="leave out --counts"):
-        check_superwords(
-            make_recipe({"out": "x", "sources": {"it": {"inputs": ["x"]}}}, "x").vocab, counted=True
-        )
 
 
 def test_tokenize_verify_and_inspect_take_superwords(tmp_path: Path, here: Any, trained: Trained) -> None:

@@ -113,7 +113,10 @@ def test_the_end_of_document_token(folder, tmp_path):
         ("{", "is not a tokenizer.json"),
         ("[]", "not a BPE"),
         ('{"model": {"type": "Unigram"}}', "not a BPE"),
-        ('{"model": {"type": "BPE", "vocab": {"a": 0}}, "pre_tokenizer": null}', "not byte-level"),
+        (
+            '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": null}',
+            "not byte-level",
+        ),
     ],
 )
 def test_what_is_no_byte_level_bpe_is_refused(tmp_path, content, message):

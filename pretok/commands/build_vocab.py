@@ -48,7 +48,7 @@ def build_vocab(
         pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
     """
     from pretok.console import print_json
-    from pretok.jobs.build_vocab import run_build_vocab, show_report
+    from pretok.jobs.build_vocab import run_build_vocab
     from pretok.jobs.count import load_counts, refuse_partial
     from pretok.quota import parse_weights
 
@@ -67,7 +67,6 @@ def build_vocab(
     recipe = read_recipe(inputs, out, changes, field)
     with start_engine(workers, address) as engine:
         report = run_build_vocab(recipe, engine, compare or [], load_counts(counts) if counts else None)
-    show_report(report)
     if json:
         print_json(report)
     stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"

@@ -32,17 +32,20 @@ from pretok.jobs.partitions import LOGS
 from pretok.jobs.superwords import add_superwords, check_superwords, show_superwords
 from pretok.lock import hold
 from pretok.pretokenize import PATTERNS, code_of, word_ends
+from pretok.reference import Unencodable
 from pretok.storage import fingerprint, read_json, write_json
+from pretok.texts import buffers
 from pretok.vocab import TOKENIZER_FILE, Vocabulary, write_vocab
 from pretok.vocab_report import (
     Measure,
     MeasureTask,
     describe_tokens,
     empty_measure,
+    load_encoder,
     measure_bucket,
     measure_texts,
 )
-from pretok.weigh import TrainingWords, multipliers, weigh
+from pretok.weigh import TrainingWords, mix_bytes_per_token, multipliers, shares, weigh
 
 REPORT_FILE = "report.json"
 STATE = ".state"
@@ -53,7 +56,7 @@ OTHER_SIZES = (32_000, 64_000)
 def run_build_vocab(
     recipe: Recipe, engine: Engine, compare: Sequence[Path] = (), counts: Counts | None = None
 ) -> dict[str, Any]:
-    """Bring VOCAB to what the recipe says, as the only job that writes there; the report.
+    """Bring VOCAB to what the recipe says, as the only job that writes there; its report, printed when made now.
 
     counts: train from these and read no text. Raises UsageError, MismatchError, FolderInUse, PartitionsFailed, Stopped.
     """
@@ -77,6 +80,8 @@ def _build_vocab(
         refuse_changes("the vocabulary and its report", folder, report["config"], config)
         notice(f"the vocabulary in {folder} is there and unchanged")
         return report
+    for path in compare:
+        load_encoder(path)  # what cannot encode is refused before the work, not after it
     if counts is None:
         with Meter("count") as meter:
             counts = run_count(recipe, engine, meter, notice, listed)
@@ -97,6 +102,7 @@ def _build_vocab(
     report["config"] = config
     write_json(folder / REPORT_FILE, report)
     shutil.rmtree(folder / STATE, ignore_errors=True)
+    _show_report(report)
     return report
 
 
@@ -201,15 +207,20 @@ def _measure(
 
 
 def _compare(path: Path, counts: Counts) -> dict[str, Any]:
-    """Tokens of the held-out texts that were kept, by any tokenizer."""
+    """Tokens of the held-out texts that were kept, by any tokenizer; None where it cannot encode one of them."""
     rows = {}
     for name in counts.sources:
-        tokens, size = measure_texts(path, counts.heldout_texts(name))
+        texts = counts.heldout_texts(name)
+        tokens, size = None, len(buffers(texts)[0])
+        try:
+            tokens = measure_texts(path, texts)
+        except Unencodable as error:
+            notice(f"{path} is not compared on {name}: {error}")
         rows[name] = {"tokens": tokens, "bytes": size, "bytes_per_token": _ratio(size, tokens)}
     return rows
 
 
-def _ratio(a: int, b: int) -> float | None:
+def _ratio(a: int, b: int | None) -> float | None:
     return round(int(a) / int(b), 4) if b else None
 
 
@@ -257,7 +268,30 @@ def _report(
         },
         "tokens": describe_tokens(main, measure.uses, counts.sources),
         "compare": others,
+        "mix": _mix(vocab, counts, made, measure, others),
         "failed": counts.data["failed"],
+    }
+
+
+def _mix(
+    vocab: Vocab, counts: Counts, made: dict[int, Vocabulary], measure: Measure, others: dict[str, Any]
+) -> dict[str, Any]:
+    """Bytes per token of text in which the sources have their shares of the vocabulary's training text: of all text by
+    size, of held-out texts by tokenizer."""
+    parts = shares(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
+    sizes = dict(zip(counts.sources, measure.bytes.sum(1).tolist(), strict=True))
+    tokens = [dict(zip(counts.sources, row, strict=True)) for row in measure.tokens.sum(2).T.tolist()]
+    return {
+        "shares": {name: round(float(part), 6) for name, part in parts.items()},
+        "sizes": {
+            str(one.size): mix_bytes_per_token(parts, sizes, tokens[v]) for v, one in enumerate(made.values())
+        },
+        "compare": {
+            path: mix_bytes_per_token(
+                parts, *({name: row[name][key] for name in row} for key in ("bytes", "tokens"))
+            )
+            for path, row in others.items()
+        },
     }
 
 
@@ -274,7 +308,7 @@ def _costs(measure: Measure, source: int, split: int) -> dict[str, Any]:
     }
 
 
-def show_report(report: dict[str, Any]) -> None:
+def _show_report(report: dict[str, Any]) -> None:
     """Print the report as tables."""
     words = report["words"]
     notice(
@@ -307,23 +341,27 @@ def show_report(report: dict[str, Any]) -> None:
         "own tokens",
     )
     show(table(f"vocabulary of {report['vocabulary']['size']:,} entries", columns, rows))
-    names = list(report["sources"])
+    names, mix = list(report["sources"]), report["mix"]
     show(
         table(
-            "tokens of all text by size of the vocabulary",
-            ("size", *names),
+            "tokens of all text by size of the vocabulary, and bytes per token of the mix",
+            ("size", *names, "mix"),
             [
-                (f"{int(size):,}", *(f"{row[name]:,}" for name in names))
+                (f"{int(size):,}", *(f"{row[name]:,}" for name in names), str(mix["sizes"][size] or "-"))
                 for size, row in report["sizes"].items()
             ],
         )
     )
     show(
         table(
-            "bytes per token of held-out texts",
-            ("tokenizer", *names),
+            "bytes per token of held-out texts, and of the mix of the sources by weight",
+            ("tokenizer", *names, "mix"),
             [
-                (path, *(str(row[name]["bytes_per_token"] or "-") for name in names))
+                (
+                    path,
+                    *(str(row[name]["bytes_per_token"] or "-") for name in names),
+                    str(mix["compare"][path] or "-"),
+                )
                 for path, row in report["compare"].items()
             ],
         )

@@ -11,7 +11,7 @@ from pretok.console import Meter, notice, show, table
 from pretok.engine import Engine
 from pretok.errors import IntegrityError, UsageError
 from pretok.jobs import VERIFY_DOCUMENTS
-from pretok.jobs.build_vocab import run_build_vocab, show_report
+from pretok.jobs.build_vocab import run_build_vocab
 from pretok.jobs.mix import recipe_request, run_mix, show_mix
 from pretok.jobs.stats import show_stats
 from pretok.jobs.tokenize import run_tokenize
@@ -53,7 +53,7 @@ def mix_step(recipe: Recipe) -> None:
 def run_steps(recipe: Recipe, engine: Engine) -> None:
     """Every step in order; at the end what was made and where."""
     if recipe.vocab.path is None:
-        show_report(run_build_vocab(recipe, engine))
+        run_build_vocab(recipe, engine)
     tokenize_step(recipe, engine)
     verify_step(recipe, engine)
     show_stats(recipe.shards_dir)

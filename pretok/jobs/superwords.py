@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pretok.bpe import Merges
 from pretok.chain_files import ChainTask, read_chains, stage_tokens, write_chains
@@ -33,7 +34,9 @@ from pretok.jobs.partitions import LOGS
 from pretok.pretokenize import PATTERNS
 from pretok.segments import BASE, COARSE, SEPARATORS
 from pretok.superwords import Merge, drop_crossing
+from pretok.texts import buffers
 from pretok.vocab import Vocabulary, to_bytes, tokenizer_data, write_vocab
+from pretok.weigh import mix_bytes_per_token, shares
 
 ROWS = (0, 2_500, 5_000, 10_000, 20_000)
 """Numbers of superwords that the report compares."""
@@ -109,11 +112,11 @@ def _tasks(
     """The tasks that take the sample, and how often each source's part is taken."""
     vocab = recipe.vocab
     sizes = {name: counts.of(name).bytes for name in counts.sources}
-    weights = {name: Fraction(share) for name, share in (vocab.weights or sizes).items()}
+    parts = shares(vocab.weights, sizes)
     wanted = min(vocab.superword_sample, sum(sizes.values()))
     tasks, repeats = [], {}
     for name, size in sizes.items():
-        target = wanted * weights[name] / sum(weights.values())
+        target = wanted * parts[name]
         if not target:
             continue
         repeats[name] = -(-target.numerator // (target.denominator * size))
@@ -161,7 +164,8 @@ def _measure(
 ) -> dict[str, Any]:
     """Tokens of the held-out texts that were kept, by `plain` and by stage 1 with more and more superwords.
 
-    Without EOD; also which superwords of the vocabulary are used most, and the share of tokens that are superwords.
+    Without EOD; also which superwords of the vocabulary are used most, and the share of tokens that are superwords,
+    both in text in which the sources have their shares of the vocabulary's training text.
     """
     vocab = recipe.vocab
     files = {"plain": plain.data}
@@ -169,30 +173,46 @@ def _measure(
         pairs = words + merges.first(stage.size + entries)
         files[str(entries)] = tokenizer_data(COARSE[vocab.superword_separators], vocab.special_tokens, pairs)
     rows: dict[str, dict[str, int]] = {}
-    uses = np.zeros(vocab.size, np.int64)
+    texts = {name: counts.heldout_texts(name) for name in counts.sources}
+    uses: dict[str, npt.NDArray[np.int64]] = {}
     for row, data in files.items():
         encoder = Encoder(json.dumps(data), 0, len(data["model"]["vocab"]))
         rows[row] = {}
         for name in counts.sources:
-            tokens, lengths = encoder.encode(counts.heldout_texts(name))
+            tokens, lengths = encoder.encode(texts[name])
             rows[row][name] = len(tokens) - len(lengths)
             if row == str(vocab.size - stage.size):
-                uses += np.bincount(tokens, minlength=vocab.size)
-    uses[0] = 0  # EOD, whose id is that of the first special token
-    order = np.argsort(-uses[stage.size :], kind="stable")[:MOST_USED]
+                uses[name] = np.bincount(tokens, minlength=vocab.size)
+                uses[name][0] = 0  # EOD, whose id is that of the first special token
+    parts = shares(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
+    sizes = {name: len(buffers(texts[name])[0]) for name in counts.sources}
+    rates = _mix_rates(parts, sizes, uses)
+    order = np.argsort(-rates[stage.size :], kind="stable")[:MOST_USED]
     return {
         "heldout_tokens": rows,
-        "share_of_tokens": round(float(uses[stage.size :].sum() / max(1, uses.sum())), 4),
+        "mix_bytes_per_token": {row: mix_bytes_per_token(parts, sizes, rows[row]) for row in rows},
+        "share_of_tokens": round(float(rates[stage.size :].sum()), 4),
         "most_used": [
             {
                 "token": merges.tokens[stage.size + k].decode(errors="replace"),
-                "uses": int(uses[stage.size + k]),
+                "share": round(float(rates[stage.size + k]), 6),
+                "uses": {name: int(uses[name][stage.size + k]) for name in counts.sources},
             }
             for k in order.tolist()
-            if uses[stage.size + k]
+            if rates[stage.size + k]
         ],
         "budget": _budget(recipe, rows, str(vocab.size - stage.size)),
     }
+
+
+def _mix_rates(
+    parts: dict[str, Fraction], sizes: dict[str, int], uses: dict[str, npt.NDArray[np.int64]]
+) -> npt.NDArray[np.float64]:
+    """How large a part of the mix's tokens each id is, float64[ids], from its uses in some text of each source."""
+    per_byte = [float(part) / max(1, sizes[name]) * uses[name] for name, part in parts.items()]
+    total = np.sum(per_byte, axis=0)
+    rates: npt.NDArray[np.float64] = total / max(total.sum(), np.finfo(np.float64).tiny)
+    return rates
 
 
 def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> dict[str, int] | None:
@@ -211,21 +231,25 @@ def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> dict[s
 def show_superwords(section: dict[str, Any]) -> None:
     """Print the section of the report as tables."""
     rows = section["heldout_tokens"]
-    names = list(rows["plain"])
+    names, mix = list(rows["plain"]), section["mix_bytes_per_token"]
     notice(
         f"{section['entries']:,} superwords after {section['words']:,} other entries, {section['separators']}, "
         f"trained on {sum(section['sample_bytes'].values()):,} bytes; {section['share_of_tokens']:.1%} of the tokens "
-        "of held-out texts are superwords"
+        "of held-out texts, mixed by weight, are superwords"
     )
     body = [
         (
             row,
             *(f"{tokens[name]:,} ({tokens[name] / max(1, rows['plain'][name]) - 1:+.1%})" for name in names),
+            str(mix[row] or "-"),
         )
         for row, tokens in rows.items()
     ]
-    show(table("tokens of held-out texts by number of superwords, beside words only", ("", *names), body))
-    notice("most used: " + ", ".join(repr(entry["token"]) for entry in section["most_used"][:20]))
+    title = (
+        "tokens of held-out texts by number of superwords, beside words only, and bytes per token of the mix"
+    )
+    show(table(title, ("", *names, "mix"), body))
+    notice("most used in the mix: " + ", ".join(repr(entry["token"]) for entry in section["most_used"][:20]))
     if budget := section["budget"]:
         notice(
             f"a budget of {budget['tokens']:,} tokens trains on the text of {budget['plain_tokens']:,} tokens of words "

@@ -32,7 +32,7 @@ from pretok.manifest import FILE_NAME, has_manifest, load_manifest
 from pretok.partition import Partition
 from pretok.progress import Progress
 from pretok.shard import token_dtype
-from pretok.storage import copy_file, remove_leftovers
+from pretok.storage import remove_leftovers
 from pretok.tokenize import TokenizeTask, load_encoder, load_parts, tokenize_partition
 from pretok.units import counted
 from pretok.vocab import TOKENIZER_FILE, Vocabulary, load_vocab
@@ -98,8 +98,10 @@ def _tokenize(
     for text in shared_inputs({source_plan.name: source_plan.inputs for source_plan in plans}):
         notice(text)
     remove_leftovers(shards)
-    if not old or not (shards / TOKENIZER_FILE).exists():  # the shards then need nothing else to be decoded
-        copy_file(vocab.path, shards / TOKENIZER_FILE)
+    if (
+        not old or not (shards / TOKENIZER_FILE).exists()
+    ):  # the shards then need nothing else; workers read this copy
+        vocab.copy_to(shards / TOKENIZER_FILE)
     tasks = [
         _task(partition, source_plan, recipe, vocab)
         for source_plan in plans
@@ -115,7 +117,7 @@ def _tokenize(
     run = _Run(tasks, open_tasks)
     if open_tasks:
         run.announce(engine, progress, notice)
-        if slow := load_encoder(vocab.path.absolute(), vocab.eod_id, vocab.size).notice:
+        if slow := load_encoder(open_tasks[0].tokenizer_json, vocab.fingerprint, vocab.eod_id).notice:
             notice(slow)
         run.encode(engine, progress, notice)
         remove_leftovers(shards)
@@ -213,9 +215,9 @@ def _task(partition: Partition, source: SourcePlan, recipe: Recipe, vocab: Vocab
         state_dir=(recipe.shards_dir / STATE / source.name).absolute(),
         record=record,
         normalization=recipe.normalize.function,
-        tokenizer_json=vocab.path.absolute(),
+        tokenizer_json=(recipe.shards_dir / TOKENIZER_FILE).absolute(),
+        tokenizer=vocab.fingerprint,
         eod_id=vocab.eod_id,
-        vocab_size=vocab.size,
         target=source.settings["target"],
         val_fraction=recipe.shards.val_fraction,
         val_seed=recipe.shards.seed,

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import select
@@ -31,24 +30,11 @@ from pretok.commands.tokenize import tokenize
 from pretok.commands.verify import verify
 from pretok.console import notice
 from pretok.errors import PretokError, Stopped
+from pretok.storage import FULL, REMEDIES
 
 INTERNAL_ERROR, USER_ERROR, READER_GONE = 1, 2, 141
 INTERRUPTED = 130
 """How Typer ends for Ctrl-C."""
-REMEDIES = {
-    errno.EACCES: "choose a path that you may write or read, or ask its owner",
-    errno.EPERM: "choose a path that you may write or read, or ask its owner",
-    errno.EROFS: "choose a path on a file system that can be written",
-    errno.ENOSPC: "free space there, then run the same command again",
-    errno.EDQUOT: "free space or files of your quota, then run the same command again",
-    errno.EEXIST: "a file stands where a folder must go; choose another name",
-    errno.ENOTDIR: "a file stands where a folder must go; choose another name",
-    errno.EISDIR: "a folder stands where a file must go; choose the name of a file",
-    errno.ENAMETOOLONG: "choose a shorter name",
-}
-"""What to do about a file that cannot be read or written."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What is nobody's bug even where the system does not say of which file: in the middle of a write it does not."""
 
 
 class _Ended(Exception):

@@ -45,15 +45,25 @@ PASSING = {
 """Errors of file systems and networks that may be gone at the next try."""
 
 
+REMEDIES = {
+    errno.EACCES: "choose a path that you may write or read, or ask its owner",
+    errno.EPERM: "choose a path that you may write or read, or ask its owner",
+    errno.EROFS: "choose a path on a file system that can be written",
+    errno.ENOSPC: "make room there and run the same command again, what is sealed is kept",
+    errno.EDQUOT: "make room in your quota and run the same command again, what is sealed is kept",
+    errno.EEXIST: "a file stands where a folder must go; choose another name",
+    errno.ENOTDIR: "a file stands where a folder must go; choose another name",
+    errno.EISDIR: "a folder stands where a file must go; choose the name of a file",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""What to do about a file that cannot be read or written."""
+
+
 def output_error(error: OSError, path: Path | None = None) -> OutputError:
     """What to tell a user who cannot write `path`, or the file that `error` names."""
     where = path or error.filename or "the output"
-    what = error.strerror or str(error)
-    if error.errno in FULL:
-        return OutputError(
-            f"{where}: {what}; make room and run the same command again, what is sealed is kept"
-        )
-    return OutputError(f"{where} cannot be written: {what}; mend that or choose another folder")
+    remedy = REMEDIES.get(error.errno or 0, "mend that or choose another folder")
+    return OutputError(f"cannot write {where}: {error.strerror or error}; {remedy}")
 
 
 @contextmanager

@@ -247,19 +247,19 @@ def test_a_stopped_sum_continues_to_the_same_bytes_and_to_no_other(
 
 
 def test_two_attempts_at_one_partition_do_not_share_a_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both spill: each under its own name, so that neither adds up the other's words."""
     made = recipe(folder)
-    config = count_config(made, ignore)
-    [task] = _tasks("en", config["inputs"]["en"]["files"], made, folder / "state")
+    config = count_config(made, here, ignore)
+    [task] = _tasks("en", config["inputs"]["en"]["files"], made, folder / "state", ignore)
     task = replace(task, table_bytes=1)
     task.folder.mkdir()
     spills = []
     for process in (1, 2):
         monkeypatch.setattr(os, "getpid", lambda process=process: process)
         counter = _Counter(task)
-        for batch in read_partition(task.partition, task.record):
+        for batch in read_partition(task.partition, task.record, task.normalization):
             counter.add(batch)
         spills.append(set(counter._spills))
     assert spills[0]

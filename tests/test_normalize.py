@@ -14,8 +14,10 @@ from pretok.count import CountTask, count_partition
 from pretok.files import list_inputs
 from pretok.normalize import Normalization
 from pretok.partition import plan
+from pretok.probe import probe_inputs
 from pretok.readers import RecordFormat, read_partition
 from pretok.tokenize import TokenizeTask, tokenize_partition
+from pretok.vocab import load_vocab
 
 COMBINING = "\u0300\u0301\u0327\u0323\u1161\u11a8\u093c\u3099\u0f71"
 LETTERS = "aeiounECc\u1100\uac00\u30ab\u0915\u212b\u0340 x\r\n\ufeff"
@@ -24,7 +26,7 @@ LETTERS = "aeiounECc\u1100\uac00\u30ab\u0915\u212b\u0340 x\r\n\ufeff"
 def partition_of(path, texts):
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     inputs, _ = list_inputs([str(path)], "auto")
-    (partition,) = plan("it", inputs, "text", 1 << 20, 2)
+    (partition,) = plan("it", probe_inputs(inputs, "text", print), 1 << 20, 2)
     return partition
 
 
@@ -62,7 +64,8 @@ def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, st
     state.mkdir()
     (shards / "it").mkdir(parents=True)
     task = TokenizeTask(
-        partition, shards, state, RecordFormat(), normalization, vocab_dir / "tokenizer.json", 0, 1500, 1 << 20,
+        partition, shards, state, RecordFormat(), normalization, vocab_dir / "tokenizer.json",
+        load_vocab(vocab_dir, eod=0).fingerprint, 0, 1 << 20,
         Fraction(0), 0,
     )  # fmt: skip
     (part,) = tokenize_partition(task, lambda _: None)

@@ -222,8 +222,11 @@ def _claim(folder: Path, config: dict[str, Any]) -> Iterator[Counts | None]:
         state = folder / STATE
         begun = state / FILE_NAME
         buckets = list(folder.glob("bucket-*.parquet"))
-        if begun.exists() and (buckets or any(state.glob("*.parquet"))):  # what counted nothing binds nothing
-            _refuse_others(folder, read_json(begun), config)
+        old = read_json(begun) if begun.exists() else None
+        if old and (
+            ADDED in old or buckets or any(state.glob("*.parquet"))
+        ):  # what counted nothing binds nothing
+            _refuse_others(folder, old, config)
         else:
             for path in buckets:  # of counts whose state someone has deleted
                 path.unlink()

@@ -9,7 +9,8 @@ import numpy as np
 
 from pretok.contents import Contents, ShardEntry, TokenizerEntry, add_counts, count_source
 from pretok.manifest import write_manifest
-from pretok.shard import index_bytes, token_dtype
+from pretok.shard import index_bytes
+from pretok.tokens import token_dtype
 
 DOCUMENT = 1000
 

@@ -15,8 +15,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pretok.records import to_json
-from pretok.shard import SealedShard, token_dtype
+from pretok.shard import SealedShard
 from pretok.storage import fingerprint
+from pretok.tokens import token_dtype
 
 FORMAT = "pretok-shards"
 SPLITS = ("train", "val")

@@ -23,9 +23,9 @@ from pretok._numba import I64, njit
 from pretok.joining import Joiner
 from pretok.pretokenize import disputed
 from pretok.reference import EngineError, Ids, Offsets, ReferenceEngine, Unencodable, guarded, join_parts
-from pretok.shard import Tokens, token_dtype
 from pretok.superwords import Stages, split_stages
 from pretok.texts import buffers
+from pretok.tokens import Tokens, token_dtype
 from pretok.unicode import MARK, UNASSIGNED, class_table
 
 PROBE = (

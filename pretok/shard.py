@@ -24,19 +24,13 @@ import numpy.typing as npt
 
 from pretok.errors import IntegrityError
 from pretok.storage import atomic_open, temporary_of, writing
+from pretok.tokens import Tokens
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 DTYPE_CODES: dict[int, np.dtype[Any]] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
 """Megatron-LM's code -> dtype; the two that token ids need."""
-
-Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
-
-
-def token_dtype(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.int32]:
-    """uint16 for at most 65,536 entries (ids 0 to 65,535), else int32; both little-endian."""
-    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<i4")
 
 
 def dtype_code(dtype: np.dtype[np.generic]) -> int:

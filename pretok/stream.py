@@ -25,7 +25,7 @@ from pretok.flat import FlatTokens, Int64s
 from pretok.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.mix import Mix, check_sources, load_mix, natural_mix, parse_mix
 from pretok.records import to_json
-from pretok.shard import Tokens
+from pretok.tokens import Tokens
 
 AHEAD = 1024
 """Positions whose addresses are computed at once for a reader that moves forward."""

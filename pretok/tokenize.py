@@ -31,9 +31,10 @@ from pretok.partition import Partition
 from pretok.progress import Counts
 from pretok.readers import Damage, RecordFormat, read_partition
 from pretok.reference import Unencodable
-from pretok.shard import SealedShard, ShardWriter, Tokens
+from pretok.shard import SealedShard, ShardWriter
 from pretok.storage import atomic_open, read_json, write_json
 from pretok.texts import Reject, TextBatch, buffers
+from pretok.tokens import Tokens
 from pretok.vocab import load_vocab
 
 ROLL_OVER = Fraction(5, 4)

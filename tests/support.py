@@ -18,7 +18,8 @@ from pretok.contents import (
     shard_entry,
 )
 from pretok.manifest import write_manifest
-from pretok.shard import ShardWriter, token_dtype
+from pretok.shard import ShardWriter
+from pretok.tokens import token_dtype
 
 ROOT = Path(__file__).parent.parent
 """The checkout."""

@@ -6,12 +6,12 @@ every difference; results of other settings are never mixed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pretok.errors import MismatchError
-from pretok.files import InputFile
+from pretok.files import InputFile, shorten
 
 SHOWN = 5
 INPUTS = "inputs"
@@ -69,3 +69,18 @@ def _source_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             if key != "files" and old[name].get(key) != value
         ]
     return changes
+
+
+def shared_inputs(sources: Mapping[str, Sequence[InputFile]]) -> list[str]:
+    """A notice for each pair of sources that read a file of equal size, beginning and end: its text counts in both."""
+    seen: dict[tuple[int, str], tuple[str, str]] = {}
+    shared: dict[tuple[str, str], list[str]] = {}
+    for name, files in sources.items():
+        for file in files:
+            if file.size and file.identity and file.format != "unreadable":
+                other, path = seen.setdefault((file.size, file.identity), (name, file.path))
+                if other != name:
+                    shared.setdefault((other, name), []).append(
+                        file.path if path == file.path else f"{path} = {file.path}"
+                    )
+    return [f"sources {a} and {b} read the same text: {shorten(paths)}" for (a, b), paths in shared.items()]

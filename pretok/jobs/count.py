@@ -36,10 +36,9 @@ from pretok.engine import Engine
 from pretok.errors import IntegrityError, MismatchError, PartitionsFailed, UsageError
 from pretok.failures import TaskError, raise_failures
 from pretok.files import InputFile, list_inputs
-from pretok.jobs.changes import INPUTS, refuse, refuse_changes
+from pretok.jobs.changes import INPUTS, refuse, refuse_changes, shared_inputs
 from pretok.jobs.partitions import LOGS, expect, run_partitions
 from pretok.jobs.rejects import poor_sources
-from pretok.jobs.source_plan import shared_inputs
 from pretok.lock import hold
 from pretok.partition import Partition, plan, shard_bytes
 from pretok.probe import probe_inputs

@@ -41,9 +41,10 @@ from pretok.errors import MismatchError
 from pretok.jobs.source_plan import SourcePlan
 from pretok.manifest import FILE_NAME, Manifest, has_manifest, load_manifest, write_manifest
 from pretok.records import read_record, to_json
-from pretok.shard import SealedShard, ShardReader, ShardWriter, token_dtype
+from pretok.shard import SealedShard, ShardReader, ShardWriter
 from pretok.storage import atomic_open, checksum
 from pretok.tokenize import PartRecord, load_parts
+from pretok.tokens import token_dtype
 from pretok.vocab import TOKENIZER_FILE, Vocabulary
 
 COPY_TOKENS = 1 << 24

@@ -8,14 +8,14 @@ what has written no document binds nothing.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pretok.config import Source
 from pretok.errors import MismatchError
-from pretok.files import InputFile, list_inputs, shorten
+from pretok.files import InputFile, list_inputs
 from pretok.jobs.changes import input_changes, refuse, refuse_changes
 from pretok.partition import Partition, plan, shard_bytes
 from pretok.probe import probe_inputs
@@ -122,21 +122,6 @@ def _continue(
 def _has_documents(state: Path, name: str) -> bool:
     """Whether any shard of a source is there, unfinished ones of the validation split included."""
     return any(path for folder in (state.parent / name, state / name) for path in folder.glob("*.bin"))
-
-
-def shared_inputs(sources: Mapping[str, Sequence[InputFile]]) -> list[str]:
-    """A notice for each pair of sources that read a file of equal size, beginning and end: its text counts in both."""
-    seen: dict[tuple[int, str], tuple[str, str]] = {}
-    shared: dict[tuple[str, str], list[str]] = {}
-    for name, files in sources.items():
-        for file in files:
-            if file.size and file.identity and file.format != "unreadable":
-                other, path = seen.setdefault((file.size, file.identity), (name, file.path))
-                if other != name:
-                    shared.setdefault((other, name), []).append(
-                        file.path if path == file.path else f"{path} = {file.path}"
-                    )
-    return [f"sources {a} and {b} read the same text: {shorten(paths)}" for (a, b), paths in shared.items()]
 
 
 def _mended(old: SourcePlan, inputs: list[InputFile], state: Path) -> set[str]:

@@ -22,18 +22,18 @@ from pretok.config import Recipe
 from pretok.engine import Engine
 from pretok.errors import PartitionsFailed
 from pretok.failures import TaskError, raise_failures
-from pretok.jobs.changes import refuse_changes
+from pretok.jobs.changes import refuse_changes, shared_inputs
 from pretok.jobs.partitions import LOGS, expect, run_partitions
 from pretok.jobs.rejects import poor_sources
 from pretok.jobs.seal import drop_finished, seal, standing, withdraw
-from pretok.jobs.source_plan import SourcePlan, is_complete, plan_source, shared_inputs
+from pretok.jobs.source_plan import SourcePlan, is_complete, plan_source
 from pretok.lock import hold
 from pretok.manifest import FILE_NAME, has_manifest, load_manifest
 from pretok.partition import Partition
 from pretok.progress import Progress
-from pretok.shard import token_dtype
 from pretok.storage import remove_leftovers
 from pretok.tokenize import TokenizeTask, load_encoder, load_parts, tokenize_partition
+from pretok.tokens import token_dtype
 from pretok.units import counted
 from pretok.vocab import TOKENIZER_FILE, Vocabulary, load_vocab
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from benchmarks.inputs import Inputs
 from benchmarks.measure import fresh, medians
+from pretok.base.execute import Engine
+from pretok.base.progress import Silent
+from pretok.base.stop import StopFlag
 from pretok.config import Recipe, make_recipe
-from pretok.engine import Engine
-from pretok.jobs.tokenize import run_tokenize
-from pretok.manifest import load_manifest
-from pretok.progress import Silent
-from pretok.stop import StopFlag
+from pretok.shards.job import run_tokenize
+from pretok.shards.manifest import load_manifest
 
 
 def _recipe(sources: dict[str, list[str]], vocab: Path, out: Path) -> Recipe:

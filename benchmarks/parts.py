@@ -36,12 +36,12 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> dict[str, floa
     import numpy as np
     import xxhash
 
-    from pretok.encode import Encoder
-    from pretok.files import read_bytes
-    from pretok.jsonl import field_bytes, parse_lines
-    from pretok.readers import BATCH_BYTES, RecordFormat
-    from pretok.spans import whole_records
-    from pretok.texts import from_buffers
+    from pretok.read.batches import from_buffers
+    from pretok.read.files import read_bytes
+    from pretok.read.jsonl import field_bytes, parse_lines
+    from pretok.read.readers import BATCH_BYTES, RecordFormat
+    from pretok.read.spans import whole_records
+    from pretok.tokenizer.encoder import Encoder
 
     encoder = Encoder(tokenizer.read_text(encoding="utf-8"), 0, 50_000)
     clock, digest, size = Clock(), xxhash.xxh3_128(), 0

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from benchmarks.end_to_end import job
 from benchmarks.inputs import Inputs
 from benchmarks.measure import fresh, medians, timed
-from pretok.engine import Engine, Report
-from pretok.stop import StopFlag
+from pretok.base.execute import Engine, Report
+from pretok.base.stop import StopFlag
 
 COPIES = (1, 3, 10)
 EMPTY_TASKS = 3000

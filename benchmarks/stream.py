@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pretok.engine import peak_bytes
+from pretok.base.execute import peak_bytes
 
 if TYPE_CHECKING:
-    from pretok.contents import ShardEntry
+    from pretok.shards.contents import ShardEntry
 
 SEQ_LEN = 4096
 SOURCES = 12
@@ -45,7 +45,7 @@ def sparse(path: Path, size: int) -> None:
 
 
 def shard_entry(source: str, number: int, tokens: int) -> ShardEntry:
-    from pretok.contents import ShardEntry  # a fresh process measures how long this takes
+    from pretok.shards.contents import ShardEntry  # a fresh process measures how long this takes
 
     return ShardEntry(
         path=f"{source}/{source}-{number:05d}.bin",
@@ -63,9 +63,9 @@ def shard_entry(source: str, number: int, tokens: int) -> ShardEntry:
 def simulate_corpus(folder: Path) -> None:
     """2,000 shards of 1.5 billion tokens, more of them in some sources than in others, as sparse files."""
     from benchmarks.train_shards import bare_contents
-    from pretok.jobs.mix import MixRequest, run_mix
-    from pretok.manifest import write_manifest
-    from pretok.quota import Stage
+    from pretok.shards.manifest import write_manifest
+    from pretok.stream.mix_job import MixRequest, run_mix
+    from pretok.stream.quota import Stage
 
     borders = np.cumsum(np.arange(1, SOURCES + 1)) * SHARDS // (SOURCES * (SOURCES + 1) // 2)
     owner = np.searchsorted(borders, np.arange(SHARDS), side="right")
@@ -111,7 +111,7 @@ def measure_open(folder: Path) -> dict[str, Any]:
 
 def simulate_prefix(folder: Path, tokens: int) -> None:
     """One Megatron-LM prefix: a sparse .bin and a real .idx."""
-    from pretok.shard import index_bytes
+    from pretok.shards.format import index_bytes
 
     sparse(folder / "flat.bin", 2 * tokens)
     lengths = np.full(tokens // DOCUMENT_TOKENS, DOCUMENT_TOKENS, np.int32)
@@ -166,7 +166,7 @@ def write_tokens(folder: Path, tokens: int) -> None:
     import pyarrow as pa
 
     from benchmarks.train_shards import bare_contents
-    from pretok.manifest import write_manifest
+    from pretok.shards.manifest import write_manifest
 
     data = np.random.default_rng(0).integers(1, 50_000, tokens, dtype=np.uint16)
     (folder / "it").mkdir(parents=True)
@@ -199,7 +199,7 @@ def measure_loaders(folder: Path, tokens: int) -> dict[str, Any]:
     import torch
 
     import pretok.stream
-    from pretok.loader import PositionSampler
+    from pretok.stream.loader import PositionSampler
 
     datasets.disable_progress_bars()
     write_tokens(folder, tokens)

@@ -22,23 +22,23 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-from pretok.bpe import train_merges
-from pretok.chains import ChainFinder, train_superwords
+from pretok.base.execute import Engine as LocalEngine
+from pretok.base.execute import peak_bytes
+from pretok.base.progress import Silent
+from pretok.base.stop import StopFlag
 from pretok.config import DEFAULT_SPECIAL_TOKENS, make_recipe
-from pretok.encode import Engine, FastEngine, SuperwordEngine, fast_engine
-from pretok.engine import Engine as LocalEngine
-from pretok.engine import peak_bytes
-from pretok.hashing import hash_documents
-from pretok.jobs.tokenize import run_tokenize
-from pretok.manifest import load_manifest
-from pretok.pretokenize import PATTERNS
-from pretok.progress import Silent
-from pretok.segments import BASE, COARSE, SEPARATORS
-from pretok.stop import StopFlag
-from pretok.superwords import drop_crossing
-from pretok.texts import buffers
-from pretok.vocab import tokenizer_data
-from pretok.wordtable import WordTable
+from pretok.counts.table import WordTable
+from pretok.kernels.hashing import hash_documents
+from pretok.kernels.pretokenize import PATTERNS
+from pretok.read.batches import buffers
+from pretok.shards.job import run_tokenize
+from pretok.shards.manifest import load_manifest
+from pretok.tokenizer.encoder import Engine, FastEngine, SuperwordEngine, fast_engine
+from pretok.tokenizer.segments import BASE, COARSE, SEPARATORS
+from pretok.tokenizer.stages import drop_crossing
+from pretok.tokenizer.vocabulary import tokenizer_data
+from pretok.vocab.bpe import train_merges
+from pretok.vocab.chains import ChainFinder, train_superwords
 
 HELD_OUT = 25
 BATCH = 4 << 20

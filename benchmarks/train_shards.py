@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pretok.contents import Contents, ShardEntry, TokenizerEntry, add_counts, count_source
-from pretok.manifest import write_manifest
-from pretok.shard import index_bytes
-from pretok.tokens import token_dtype
+from pretok.base.tokens import token_dtype
+from pretok.shards.contents import Contents, ShardEntry, TokenizerEntry, add_counts, count_source
+from pretok.shards.format import index_bytes
+from pretok.shards.manifest import write_manifest
 
 DOCUMENT = 1000
 

@@ -22,20 +22,20 @@ import numpy as np
 import zstandard
 
 from benchmarks.measure import fresh, machine, timed
-from pretok.bpe import train_merges
+from pretok.base.execute import Engine, Report, peak_bytes
+from pretok.base.progress import Silent
+from pretok.base.stop import StopFlag
 from pretok.config import DEFAULT_SPECIAL_TOKENS, Recipe, make_recipe
-from pretok.encode import Encoder
-from pretok.engine import Engine, Report, peak_bytes
-from pretok.hashing import hash_documents, select
-from pretok.jobs.count import run_count
-from pretok.pretokenize import PATTERNS
-from pretok.progress import Silent
-from pretok.stop import StopFlag
-from pretok.texts import from_buffers
-from pretok.vocab import write_vocab
-from pretok.weigh import multipliers, weigh
-from pretok.wordfile import WordCounts
-from pretok.wordtable import WordTable
+from pretok.counts.buckets import WordCounts
+from pretok.counts.job import run_count
+from pretok.counts.table import WordTable
+from pretok.counts.weigh import multipliers, weigh
+from pretok.kernels.hashing import hash_documents, select
+from pretok.kernels.pretokenize import PATTERNS
+from pretok.read.batches import from_buffers
+from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.vocabulary import write_vocab
+from pretok.vocab.bpe import train_merges
 
 RESULTS = Path(__file__).with_name("results_vocab.json")
 SIZE = 50_000
@@ -146,7 +146,7 @@ def _reference(texts: list[str]) -> set[bytes]:
     """Tokens that BpeTrainer makes of the texts, as bytes."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-    from pretok.vocab import to_bytes
+    from pretok.tokenizer.vocabulary import to_bytes
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = Tokenizer(models.BPE())

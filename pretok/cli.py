@@ -16,6 +16,9 @@ from typing import Annotated, Any
 import typer
 
 from pretok import __version__
+from pretok.base.console import notice
+from pretok.base.errors import PretokError, Stopped
+from pretok.base.storage import FULL, REMEDIES
 from pretok.commands.build_vocab import build_vocab
 from pretok.commands.count import count
 from pretok.commands.export import export
@@ -28,9 +31,6 @@ from pretok.commands.stats import stats
 from pretok.commands.submit import submit
 from pretok.commands.tokenize import tokenize
 from pretok.commands.verify import verify
-from pretok.console import notice
-from pretok.errors import PretokError, Stopped
-from pretok.storage import FULL, REMEDIES
 
 INTERNAL_ERROR, USER_ERROR, READER_GONE = 1, 2, 141
 INTERRUPTED = 130

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from pretok.errors import UsageError
-from pretok.normalize import Normalization
-from pretok.paths import HUB, SAMPLE, is_remote
-from pretok.readers import RecordFormat
-from pretok.units import parse_count, parse_share
+from pretok.base.errors import UsageError
+from pretok.base.units import parse_count, parse_share
+from pretok.read.normalize import Normalization
+from pretok.read.paths import HUB, SAMPLE, is_remote
+from pretok.read.readers import RecordFormat
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
 """End of document, padding, and a block for later use; their ids are 0 to 63."""

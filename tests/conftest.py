@@ -17,12 +17,14 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from counting import write_lines
 from support import ROOT, SPECIAL
+from texts import HARD
 
-from pretok.engine import Engine
-from pretok.pretokenize import PATTERNS
-from pretok.sample import sample_path
-from pretok.stop import StopFlag
+from pretok.base.execute import Engine
+from pretok.base.stop import StopFlag
+from pretok.kernels.pretokenize import PATTERNS
+from pretok.read.sample import sample_path
 
 # Examples are judged by their results: how long one takes says more about the machine than about the code.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -112,3 +114,14 @@ def corpus() -> Path:
     if not (folder / "it").is_dir():
         pytest.skip("no corpus: set PRETOK_CORPUS to a folder with it/ and en/")
     return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, sample_texts: dict[str, list[str]]) -> Path:
+    """Two Italian files and an English one, with hard texts, an empty document and a broken line."""
+    write_lines(tmp_path / "in" / "it-0.jsonl", sample_texts["it"][:60])
+    write_lines(tmp_path / "in" / "it-1.jsonl", sample_texts["it"][60:120] + HARD)
+    write_lines(tmp_path / "in" / "en.jsonl", sample_texts["en"][:60])
+    with (tmp_path / "in" / "en.jsonl").open("a") as file:
+        file.write('{"text": 3}\n')
+    return tmp_path

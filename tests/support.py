@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from pretok.contents import (
+from pretok.base.tokens import token_dtype
+from pretok.shards.contents import (
     Contents,
     ShardEntry,
     SourceCounts,
@@ -17,15 +19,25 @@ from pretok.contents import (
     count_source,
     shard_entry,
 )
-from pretok.manifest import write_manifest
-from pretok.shard import ShardWriter
-from pretok.tokens import token_dtype
+from pretok.shards.format import ShardWriter
+from pretok.shards.manifest import write_manifest
 
 ROOT = Path(__file__).parent.parent
 """The checkout."""
 SPECIAL = ("<|endoftext|>", "<|pad|>", "<|reserved_0|>")
 """Special tokens of the small vocabulary of the tests."""
 EOD = 0
+
+
+PACKAGES = {"megatron": "megatron-core", "torch": "torch==2.13.0"}
+"""Where a package is not installed by the name of its module."""
+
+
+def needs(module: str) -> Any:
+    """The module, or a skip that says what to install."""
+    top = module.split(".")[0]
+    package = PACKAGES.get(top, top)
+    return pytest.importorskip(module, reason=f"{module} is not installed: pip install {package}")
 
 
 def make_shards(

@@ -1,4 +1,4 @@
-"""The shape of the project: who may import what, how large a file may grow, what the README says of files."""
+"""The rules of the house: which stage may import which, how large a file may grow, what the README says of folders."""
 
 from __future__ import annotations
 
@@ -10,18 +10,28 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
-MODULES = sorted([*ROOT.glob("pretok/**/*.py"), *ROOT.glob("train/*.py")])
-STREAM_SIDE = [
-    "pretok.stream",
-    "pretok.loader",
-    "pretok.mix",
-    "pretok.stop",
-    "pretok.lock",
-    "pretok.storage",
-    "pretok.manifest",
-    "pretok.units",
-]
-HEAVY = [
+MODULES = sorted([*ROOT.glob("pretok/**/*.py"), *ROOT.glob("train/**/*.py")])
+MAY_IMPORT = {
+    "base": (),
+    "kernels": ("base",),
+    "read": ("base", "kernels"),
+    "config": ("base", "read"),
+    "tokenizer": ("base", "kernels", "read"),
+    "counts": ("base", "kernels", "read", "config"),
+    "vocab": ("base", "kernels", "read", "config", "tokenizer", "counts"),
+    "shards": ("base", "kernels", "read", "config", "tokenizer"),
+    "stream": ("base", "config", "tokenizer", "shards"),
+    "audit": ("base", "tokenizer", "shards", "stream"),
+    "cluster": ("base", "config"),
+    "commands": ("base", "config", "counts", "vocab", "shards", "stream", "audit", "cluster", "train"),
+    "cli": ("base", "commands"),
+    "__main__": ("cli",),
+    "train": ("base", "shards", "stream"),
+}
+"""Room -> the rooms it may import, from the ground up: nothing points upward, and nothing unused is on the list."""
+LIGHT = ("pretok", "pretok.base", "pretok.shards.manifest", "pretok.stream", "pretok.stream.loader")
+"""What runs beside torch on a GPU node: numpy and the standard library."""
+HEAVY = (
     "pydantic",
     "msgspec",
     "ray",
@@ -32,7 +42,7 @@ HEAVY = [
     "numba",
     "datasets",
     "tokenizers",
-]
+)
 
 
 def imports(path: Path) -> set[str]:
@@ -50,40 +60,59 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def importers(package: str, paths: list[Path]) -> set[str]:
-    return {
-        relative(p) for p in paths if any(i == package or i.startswith(package + ".") for i in imports(p))
-    }
+def room(path: Path) -> str:
+    """`pretok/read/files.py` -> `read`, `pretok/cli.py` -> `cli`, `train/loop.py` -> `train`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return "train" if parts[0] == "train" else parts[1]
 
 
-def test_one_module_imports_ray():
-    assert importers("ray", MODULES) == {"pretok/engine.py"}
+def room_named(module: str) -> str:
+    head, *rest = module.split(".")
+    return "train" if head == "train" else rest[0] if rest else ""
 
 
-def test_pretok_imports_no_torch_and_only_its_commands_import_train():
-    pretok = [p for p in MODULES if relative(p).startswith("pretok/")]
-    assert importers("torch", pretok) == set()
-    # A command checks the whole recipe, [train] too, which no other module may know.
-    assert {Path(path).parent for path in importers("train", pretok)} <= {Path("pretok/commands")}
-
-
-def test_train_sees_only_the_streaming_side():
-    allowed = {*STREAM_SIDE, "pretok.errors", "pretok"}
+def test_each_stage_imports_only_those_before_it():
+    used: dict[str, set[str]] = {name: set() for name in MAY_IMPORT}
     for path in MODULES:
-        if relative(path).startswith("train/"):
-            modules = {i for i in imports(path) if i.startswith("pretok")}
-            assert {".".join(m.split(".")[:2]) for m in modules} <= allowed, relative(path)
+        if relative(path) == "pretok/__init__.py":
+            continue
+        here = room(path)
+        for module in imports(path):
+            other = room_named(module) if module.split(".")[0] in ("pretok", "train") else here
+            if other in MAY_IMPORT and other != here:
+                assert other in MAY_IMPORT[here], f"{relative(path)} imports {module}"
+                used[here].add(other)
+    assert used == {name: set(allowed) for name, allowed in MAY_IMPORT.items()}
 
 
-def test_stages_do_not_import_jobs_nor_jobs_commands():
-    stages = [p for p in MODULES if p.parent.name == "pretok" and p.name not in ("cli.py", "__main__.py")]
-    assert importers("pretok.jobs", stages) == set()
-    assert importers("pretok.commands", [p for p in MODULES if p.parent.name != "commands"]) == {
-        "pretok/cli.py"
+def test_nothing_points_upward():
+    seen: set[str] = set()
+    for name, allowed in MAY_IMPORT.items():
+        later = (
+            set(allowed) - seen - {"train"}
+        )  # `train` stands beside the stages: commands check its settings
+        assert not later, f"{name} may import {later}, which stand above it"
+        seen.add(name)
+
+
+def test_what_a_worker_runs_knows_no_driver():
+    for path in MODULES:
+        if path.stem.endswith("task"):
+            assert not any(module.split(".")[-1].endswith("job") for module in imports(path)), relative(path)
+
+
+def importers(package: str) -> set[str]:
+    return {
+        relative(p) for p in MODULES if any(i == package or i.startswith(package + ".") for i in imports(p))
     }
 
 
-@pytest.mark.parametrize("module", ["pretok", *STREAM_SIDE])
+def test_one_module_imports_ray_and_none_of_pretok_torch():
+    assert importers("ray") == {"pretok/base/execute.py"}
+    assert not [name for name in importers("torch") if name.startswith("pretok/")]
+
+
+@pytest.mark.parametrize("module", LIGHT)
 def test_the_streaming_side_loads_nothing_heavy(module):
     """On a GPU node only numpy is there beside torch."""
     code = f"import sys, {module}; print(*[m for m in {HEAVY!r} if m in sys.modules])"
@@ -92,7 +121,7 @@ def test_the_streaming_side_loads_nothing_heavy(module):
 
 
 def test_no_import_cycles():
-    names = {relative(p)[:-3].replace("/", "."): p for p in MODULES}
+    names = {relative(p)[:-3].replace("/", ".").removesuffix(".__init__"): p for p in MODULES}
     graph = {name: {i for i in imports(path) if i in names and i != name} for name, path in names.items()}
     done: set[str] = set()
 
@@ -121,12 +150,26 @@ def test_every_module_says_what_it_is():
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), relative(path)
 
 
-def test_the_readme_names_every_module():
+def test_the_readme_names_every_folder_and_a_folder_its_modules():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     tree = readme.split("## The code")[1].split("```")[1]
-    named = {line.split()[0] for line in tree.splitlines() if line.startswith("  ")}
+    named = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.startswith("  ")}
     for path in MODULES:
-        if path.parent.name in ("pretok", "train") and path.stem not in ("__init__", "__main__"):
-            assert path.name in named, f"{relative(path)} is not in the README's tree"
-    for name in named:
-        assert list(ROOT.glob(f"*/{name}")), f"the README's tree names {name}, which is not there"
+        parts = path.relative_to(ROOT).parts
+        top = parts[1].removesuffix(".py")
+        if not top.startswith("__"):
+            assert {parts[1], top} & named, f"{relative(path)}: {parts[1]} is not in the README's tree"
+        if len(parts) > 2 and path.stem != "__init__":
+            folder = ast.get_docstring(
+                ast.parse((ROOT / parts[0] / parts[1] / "__init__.py").read_text("utf-8"))
+            )
+            assert f"{'/'.join(parts[2:])}" in (folder or ""), (
+                f"{relative(path)} is not in its folder's docstring"
+            )
+
+
+def test_tests_mirror_the_folders():
+    rooms = {room(path) for path in MODULES} | {"train", "slurm", "golden"}
+    for folder in (ROOT / "tests").iterdir():
+        if folder.is_dir() and not folder.name.startswith(("__", ".")):
+            assert folder.name in rooms, f"tests/{folder.name} mirrors no folder"

@@ -131,7 +131,7 @@ def test_counts_of_a_damaged_input_are_code_3(tmp_path, capsys):
 
 
 def test_an_internal_error_is_code_1(monkeypatch, capsys):
-    monkeypatch.setattr("pretok.jobs.stats.show_stats", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr("pretok.audit.totals.show_stats", lambda *a, **k: 1 / 0)
     assert run_command(["stats", "x"]) == 1
     assert "this is a bug" in capsys.readouterr().err
 
@@ -170,7 +170,7 @@ def test_an_interrupted_command_is_one_line_and_code_75(monkeypatch, capsys):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pretok.jobs.stats.show_stats", interrupted)
+    monkeypatch.setattr("pretok.audit.totals.show_stats", interrupted)
     assert run_command(["stats", "x"]) == 75
     printed = capsys.readouterr().err
     assert "interrupted; run the same command again" in printed
@@ -190,7 +190,7 @@ def raising(error: BaseException):
 
 @pytest.mark.parametrize("error", [Panic("rust"), ZeroDivisionError(), OSError(9, "Bad file descriptor")])
 def test_bugs_are_code_1_with_a_traceback(error, monkeypatch, capsys):
-    monkeypatch.setattr("pretok.jobs.stats.show_stats", raising(error))
+    monkeypatch.setattr("pretok.audit.totals.show_stats", raising(error))
     assert run_command(["stats", "x"]) == 1
     printed = capsys.readouterr().err
     assert "Traceback" in printed
@@ -213,7 +213,7 @@ def test_bugs_are_code_1_with_a_traceback(error, monkeypatch, capsys):
     ],
 )
 def test_what_a_user_can_mend_is_one_line_and_code_2(error, message, monkeypatch, capsys):
-    monkeypatch.setattr("pretok.jobs.stats.show_stats", raising(error))
+    monkeypatch.setattr("pretok.audit.totals.show_stats", raising(error))
     assert run_command(["stats", "x"]) == 2
     printed = capsys.readouterr().err
     assert message in printed

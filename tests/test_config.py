@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pretok.base.errors import UsageError
+from pretok.base.units import parse_count, short
 from pretok.config import DEFAULT_SPECIAL_TOKENS, load_recipe, make_recipe, parse_inputs
-from pretok.errors import UsageError
-from pretok.units import parse_count, short
 
 RECIPES = Path(__file__).parent.parent / "pipelines"
 MINIMAL = {"out": "work", "sources": {"it": {"inputs": ["a.jsonl"]}}}

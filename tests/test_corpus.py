@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import needs
 from tokenizers import Tokenizer
 
 from pretok.cli import run_command
-from pretok.files import read_bytes
+from pretok.read.files import read_bytes
 
 pytestmark = [pytest.mark.corpus, pytest.mark.timeout(600)]
 
@@ -68,8 +69,9 @@ def test_numpy_alone_reads_the_ids_tokenizers_gives(work, expected, source):
 
 
 @pytest.mark.parametrize("source", ["it", "en"])
+@pytest.mark.peers
 def test_megatron_reads_the_ids_tokenizers_gives(work, expected, source):
-    megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset", reason="needs megatron-core")
+    megatron = needs("megatron.core.datasets.indexed_dataset")
     number = 0
     for prefix in prefixes(work, source):
         dataset = megatron.IndexedDataset(str(prefix), mmap=True)

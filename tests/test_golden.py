@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from pretok.base.execute import Engine
+from pretok.base.progress import Silent
 from pretok.config import make_recipe
-from pretok.engine import Engine
-from pretok.jobs.tokenize import run_tokenize
-from pretok.manifest import load_manifest
-from pretok.progress import Silent
+from pretok.shards.job import run_tokenize
+from pretok.shards.manifest import load_manifest
 
 GOLDEN = Path(__file__).parent / "golden"
 PACKED: dict[str, Callable[[bytes], bytes]] = {

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pretok.errors import PretokError, Stopped
+from pretok.base.errors import PretokError, Stopped
 from train.config import add_flags, parse
 from train.failures import explain, out_of_memory
 

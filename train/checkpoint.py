@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from pretok.errors import IntegrityError, MismatchError, PretokError, UsageError
-from pretok.storage import TEMPORARY_SUFFIX, atomic_open, write_json
+from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
+from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open, write_json
 from train.config import TrainConfig
 from train.parallel import first_problem
 from train.restore import Reader, first_failure, restore

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pretok import units
-from pretok.errors import UsageError
+from pretok.base import units
+from pretok.base.errors import UsageError
 from train.sizes import model_config
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pretok.loader import PositionSampler, identity_of
-from pretok.stop import SIGNALS
+from pretok.base.stop import SIGNALS
 from pretok.stream import View
+from pretok.stream.loader import PositionSampler, identity_of
 from train.config import Batch, TrainConfig
 from train.loss import IGNORE
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 import pretok.stream
-from pretok.errors import UsageError
-from pretok.manifest import load_manifest
+from pretok.base.errors import UsageError
+from pretok.shards.manifest import load_manifest
 from pretok.stream import View
 from train.config import TrainConfig
 from train.data import validation_batches

@@ -18,8 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pretok.errors import MismatchError, UsageError
-from pretok.storage import TEMPORARY_SUFFIX, write_json
+from pretok.base.errors import MismatchError, UsageError
+from pretok.base.storage import TEMPORARY_SUFFIX, write_json
 from train.model import Decoder
 from train.restore import Reader, restore
 from train.saved import check_files, read_meta

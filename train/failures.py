@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 
-from pretok.errors import PretokError, UsageError
+from pretok.base.errors import PretokError, UsageError
 from train.config import TrainConfig
 
 PACKAGES = ("torch", "numpy", "safetensors", "xxhash")

@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pretok.errors import MismatchError, PretokError, UsageError
-from pretok.storage import TEMPORARY_SUFFIX
+from pretok.base.errors import MismatchError, PretokError, UsageError
+from pretok.base.storage import TEMPORARY_SUFFIX
 from train.parallel import first_problem
 
 BEAT = 5.0

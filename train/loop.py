@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from pretok.errors import PretokError, Stopped
-from pretok.stop import StopFlag
-from pretok.storage import write_json
+from pretok.base.errors import PretokError, Stopped
+from pretok.base.stop import StopFlag
+from pretok.base.storage import write_json
 from pretok.stream import View
 from train import STARTED
 from train.checkpoint import Checkpoints

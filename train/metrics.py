@@ -21,8 +21,8 @@ from typing import IO, Any
 
 import torch
 
-from pretok.errors import UsageError
-from pretok.storage import atomic_open
+from pretok.base.errors import UsageError
+from pretok.base.storage import atomic_open
 from train.config import TrainConfig
 from train.devices import Device
 from train.report import STEP_SILENCE, Reporter, clock, duration

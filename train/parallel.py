@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from pretok.errors import UsageError
+from pretok.base.errors import UsageError
 from train.config import TrainConfig, parse_checkpointing
 from train.devices import Device
 from train.model import Decoder

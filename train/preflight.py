@@ -1,7 +1,7 @@
 """Pre-flight of the GPUs: a matrix product on each and an all-reduce over all, seconds before a run of weeks.
 
 Enters: a torchrun environment (`python -m train.launch ... -m train.preflight`). Leaves: on standard output one line of
-JSON per node, in the form of `pretok.jobs.preflight`, from which slow and failed nodes are told.
+JSON per node, in the form of `pretok.cluster.node_check`, from which slow and failed nodes are told.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 TIMEOUT = timedelta(seconds=120)
-SHARED = "all-reduce"  # the name by which `pretok.jobs.preflight` knows the check that may fail by any node's fault
+SHARED = "all-reduce"  # the name by which `pretok.cluster.node_check` knows the check that may fail by any node's fault
 
 
 def _seconds(work: Callable[[], Any], wait: Callable[[], Any], repeats: int = 3) -> float:

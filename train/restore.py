@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from pretok.errors import IntegrityError, PretokError
+from pretok.base.errors import IntegrityError, PretokError
 
 _RECORDS = (
     "BytesStorageMetadata",

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from pretok.errors import IntegrityError, PretokError, UsageError
-from pretok.storage import checksum, read_json
+from pretok.base.errors import IntegrityError, PretokError, UsageError
+from pretok.base.storage import checksum, read_json
 
 META = "meta.json"
 _NAME = re.compile(r"step-\d{8}")
@@ -144,7 +144,7 @@ class _SummedStream:
         return count
 
     def record(self) -> FileRecord:
-        """What has passed; the checksum in the form `pretok.storage.checksum` gives of the file."""
+        """What has passed; the checksum in the form `pretok.base.storage.checksum` gives of the file."""
         return FileRecord(self._size, f"xxh3:{self._digest.hexdigest()}")
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import pretok.stream
-from pretok.errors import MismatchError, UsageError
+from pretok.base.errors import MismatchError, UsageError
 from pretok.stream import View
 from train.checkpoint import load_weights
 from train.config import Batch, TrainConfig, solve_batch

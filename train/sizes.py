@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pretok.errors import UsageError
+from pretok.base.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

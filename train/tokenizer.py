@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pretok.errors import IntegrityError, MismatchError, PretokError, UsageError
-from pretok.manifest import load_manifest
-from pretok.storage import fingerprint, read_json
+from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
+from pretok.base.storage import fingerprint, read_json
+from pretok.shards.manifest import load_manifest
 
 TOKENIZER_FILE = "tokenizer.json"
 PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")

@@ -20,8 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pretok.errors import UsageError
-from pretok.storage import atomic_open
+from pretok.base.errors import UsageError
+from pretok.base.storage import atomic_open
 from train.config import TrainConfig, add_flags, parse, parse_count
 from train.metrics import append_line, read_lines
 

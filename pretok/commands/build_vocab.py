@@ -47,10 +47,10 @@ def build_vocab(
 
         pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
     """
-    from pretok.console import print_json
-    from pretok.jobs.build_vocab import run_build_vocab
-    from pretok.jobs.count import load_counts, refuse_partial
-    from pretok.quota import parse_weights
+    from pretok.base.console import print_json
+    from pretok.counts.job import load_counts, refuse_partial
+    from pretok.stream.quota import parse_weights
+    from pretok.vocab.job import run_build_vocab
 
     changes: dict[str, dict[str, Any]] = {
         "vocab": {

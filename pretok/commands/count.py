@@ -40,10 +40,10 @@ def count(
 
         pretok count italian/counts english/counts --out both
     """
-    from pretok.console import Meter, notice, print_json
-    from pretok.errors import UsageError
-    from pretok.jobs.count import FILE_NAME, add_counts, load_counts, refuse_partial, run_count
-    from pretok.units import counted
+    from pretok.base.console import Meter, notice, print_json
+    from pretok.base.errors import UsageError
+    from pretok.base.units import counted
+    from pretok.counts.job import FILE_NAME, add_counts, load_counts, refuse_partial, run_count
 
     folders = [Path(value) for value in inputs if (Path(value) / FILE_NAME).exists()]
     changes = {

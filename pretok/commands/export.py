@@ -28,8 +28,8 @@ def export(
 
     megatron: the file for --per-split-data-args-path. nanogpt, litgpt: a few lines of Python over pretok.stream.
     """
-    from pretok.jobs.export import export_text
-    from pretok.storage import atomic_open
+    from pretok.base.storage import atomic_open
+    from pretok.stream.foreign import export_text
 
     text = export_text(shards, to, mix, stage, seq_len)
     if out is None:

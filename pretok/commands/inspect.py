@@ -21,9 +21,9 @@ def inspect(
 
     pretok inspect work/shards --source it --doc 17
     """
-    from pretok.console import print_json, show
-    from pretok.jobs.inspect import run_inspect
-    from pretok.units import counted
+    from pretok.audit.documents import run_inspect
+    from pretok.base.console import print_json, show
+    from pretok.base.units import counted
 
     found = run_inspect(shards, source, doc, split)
     if json:

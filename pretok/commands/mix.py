@@ -48,12 +48,12 @@ def mix(
 
     pretok mix work/shards --out work/mix.json --stage 1.2T:it=0.9,en=0.1 --stage 3T:it=0.5,en=0.5
     """
-    from pretok.console import Meter, notice, print_json
-    from pretok.errors import UsageError
-    from pretok.jobs.mix import MixRequest, plan_mix, run_mix, show_mix
-    from pretok.manifest import load_manifest
-    from pretok.quota import parse_limit, parse_stage
-    from pretok.units import counted
+    from pretok.base.console import Meter, notice, print_json
+    from pretok.base.errors import UsageError
+    from pretok.base.units import counted
+    from pretok.shards.manifest import load_manifest
+    from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_mix
+    from pretok.stream.quota import parse_limit, parse_stage
 
     if stage and (weights, tokens) != ("natural", "all"):
         raise UsageError("give either --stage or --weights and --tokens, not both")
@@ -70,7 +70,7 @@ def mix(
     if out:
         notice(f"{out}: {counted(report['sequences'], 'sequence')}, {counted(report['tokens'], 'token')}")
     if materialize and out:
-        from pretok.jobs.materialize import run_materialize
+        from pretok.stream.materialize import run_materialize
 
         with start_engine(workers, address) as engine, Meter("materialize") as meter:
             run_materialize(shards, out, materialize, engine, meter)

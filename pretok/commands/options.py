@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretok.errors import PretokError, UsageError
+from pretok.base.errors import PretokError, UsageError
 
 if TYPE_CHECKING:
+    from pretok.base.execute import Engine
     from pretok.config import Recipe
-    from pretok.engine import Engine
 
 Inputs = Annotated[list[str], typer.Argument(metavar="RECIPE.toml | NAME=GLOB ...", show_default=False)]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; overrides the recipe's `out`.")]
@@ -84,7 +84,7 @@ def _check_out(out: Path) -> None:
 
 def _is_shards(folder: Path) -> bool:
     """Whether a manifest of ours is right there; other programs write a manifest.json too."""
-    from pretok.manifest import FILE_NAME, load_manifest
+    from pretok.shards.manifest import FILE_NAME, load_manifest
 
     if (folder / FILE_NAME).exists():
         with suppress(PretokError):
@@ -95,7 +95,7 @@ def _is_shards(folder: Path) -> bool:
 
 def _check_other_tables(recipe: Recipe) -> None:
     """UsageError for what [slurm] or [train] hold wrong: later it would be noticed on a GPU node, after the queue."""
-    from pretok.jobs.submit import read_settings
+    from pretok.cluster.chain import read_settings
     from train.config import check_table
 
     read_settings(recipe.slurm, {})
@@ -116,8 +116,8 @@ def check_train_arguments(arguments: list[str]) -> None:
 @contextmanager
 def start_engine(workers: int | None, address: str | None) -> Iterator[Engine]:
     """An engine that stops for signals and for the end of the Slurm job."""
-    from pretok.engine import Engine
-    from pretok.stop import StopFlag
+    from pretok.base.execute import Engine
+    from pretok.base.stop import StopFlag
 
     with StopFlag() as stop, Engine(workers, address, stop) as engine:
         yield engine

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pretok.errors import UsageError
+from pretok.base.errors import UsageError
 
 
 def preflight(
@@ -33,8 +33,8 @@ def preflight(
     """
     import sys
 
-    from pretok.console import notice, show, table
-    from pretok.jobs.preflight import Limits, judge, node_report, read_reports, report_line
+    from pretok.base.console import notice, show, table
+    from pretok.cluster.node_check import Limits, judge, node_report, read_reports, report_line
 
     if collect:
         verdict = judge(read_reports(folder), [node for node in nodes.split(",") if node])
@@ -66,7 +66,7 @@ def preflight(
 
 
 def _bytes(text: str) -> int:
-    from pretok.units import parse_count
+    from pretok.base.units import parse_count
 
     try:
         return int(parse_count(text))

@@ -20,7 +20,7 @@ def run(
 
     pretok run pipelines/demo.toml
     """
-    from pretok.jobs.steps import run_steps
+    from pretok.commands.steps import run_steps
 
     loaded = read_recipe([str(recipe)], out, {})
     with start_engine(workers, address) as engine:

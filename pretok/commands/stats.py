@@ -10,8 +10,8 @@ def stats(shards: Shards, json: Json = False) -> None:
 
     pretok stats work/shards --json
     """
-    from pretok.console import print_json
-    from pretok.jobs.stats import show_stats, stats_json
+    from pretok.audit.totals import show_stats, stats_json
+    from pretok.base.console import print_json
 
     if json:
         print_json(stats_json(shards))

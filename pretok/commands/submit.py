@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretok.base.errors import UsageError
 from pretok.commands.options import Json, check_train_arguments, read_recipe
-from pretok.errors import UsageError
 
 if TYPE_CHECKING:
-    from pretok.jobs.submit import Chain
+    from pretok.cluster.chain import Chain
 
 PerStage = "STAGE=VALUE"
 
@@ -52,7 +52,7 @@ def submit(
     import sys
     from datetime import datetime
 
-    from pretok.jobs import submit as job
+    from pretok.cluster import chain as job
 
     loaded = read_recipe([str(recipe)], None, {})
     check_train_arguments(train_arguments or [])
@@ -90,7 +90,7 @@ def _per_stage(options: dict[str, list[str] | None], stages: tuple[str, ...]) ->
 
 
 def _print_ids(chain: Chain, ids: list[str]) -> None:
-    from pretok.console import print_json
+    from pretok.base.console import print_json
 
     jobs = [{"id": i, "stage": job.stage, "link": job.link} for i, job in zip(ids, chain.jobs, strict=True)]
     print_json({"folder": str(chain.folder), "jobs": jobs})
@@ -99,7 +99,7 @@ def _print_ids(chain: Chain, ids: list[str]) -> None:
 def _show_ids(chain: Chain, ids: list[str]) -> None:
     import shlex
 
-    from pretok.console import notice
+    from pretok.base.console import notice
 
     for identity, job in zip(ids, chain.jobs, strict=True):
         waits = ", ".join(f"{condition} {ids[index]}" for condition, index in job.depends)

@@ -42,11 +42,11 @@ def tokenize(
 
         pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --workers 16
     """
-    from pretok.console import notice, print_json
-    from pretok.jobs.stats import show_stats
-    from pretok.jobs.steps import tokenize_step
-    from pretok.manifest import FILE_NAME, load_manifest
-    from pretok.units import counted
+    from pretok.audit.totals import show_stats
+    from pretok.base.console import notice, print_json
+    from pretok.base.units import counted
+    from pretok.commands.steps import tokenize_step
+    from pretok.shards.manifest import FILE_NAME, load_manifest
 
     changes: dict[str, dict[str, Any]] = {
         "vocab": {"path": vocab},

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from pretok.audit import VERIFY_DOCUMENTS
 from pretok.commands.options import Address, Json, Shards, Workers, start_engine
-from pretok.jobs import VERIFY_DOCUMENTS
 
 
 def verify(
@@ -24,11 +24,11 @@ def verify(
 
     pretok verify work/shards --full
     """
-    from pretok.console import Meter, notice, print_json
-    from pretok.errors import IntegrityError, PartitionsFailed
-    from pretok.jobs.verify import notes, report_json, run_verify
-    from pretok.manifest import FILE_NAME
-    from pretok.units import counted
+    from pretok.audit.verify_job import notes, report_json, run_verify
+    from pretok.base.console import Meter, notice, print_json
+    from pretok.base.errors import IntegrityError, PartitionsFailed
+    from pretok.base.units import counted
+    from pretok.shards.manifest import FILE_NAME
 
     with start_engine(workers, address) as engine, Meter("verify") as meter:
         manifest, problems = run_verify(shards, None if full else sample, engine, meter)

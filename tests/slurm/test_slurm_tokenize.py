@@ -11,8 +11,8 @@ import pytest
 from slurm_support import LAB, Cluster, Submitted
 
 from pretok.commands.options import start_engine
+from pretok.commands.steps import tokenize_step
 from pretok.config import load_recipe
-from pretok.jobs.steps import tokenize_step
 
 Recipe = Callable[..., Path]
 Profile = Callable[..., str]

@@ -13,8 +13,8 @@ import pytest
 from slurm_support import ROOT, Cluster
 
 from pretok.commands.options import start_engine
+from pretok.commands.steps import mix_step, tokenize_step
 from pretok.config import load_recipe
-from pretok.jobs.steps import mix_step, tokenize_step
 
 Recipe = Callable[..., Path]
 Profile = Callable[..., str]

@@ -1,0 +1,10 @@
+"""Finished shards -> what they hold, and whether they are what was sealed.
+
+totals.py       exact counts by source
+documents.py    one document as its tokens, and where it came from
+verify_task.py  a shard -> its problems: the task of verify
+verify_job.py   the job: a folder against its manifest
+"""
+
+VERIFY_DOCUMENTS = 300
+"""How many documents verification encodes again where nobody says."""

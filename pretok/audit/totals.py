@@ -1,0 +1,70 @@
+"""stats: the exact counts in a manifest, as a table and as JSON, and what is missing from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pretok.base.console import notice, show, table
+from pretok.base.records import to_json
+from pretok.shards.contents import SPLITS, SourceCounts
+from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.seal import rejects_path
+from pretok.shards.unfinished import incomplete, refuse_unfinished
+
+
+def stats_json(shards: Path) -> dict[str, Any]:
+    """Totals and per source: tokens, documents, bytes, rejected by reason, train and val; the tokenizer; what failed
+    and, as sentences under `incomplete`, all that is missing. Raises IntegrityError."""
+    manifest = _load(shards)
+    contents = manifest.contents
+    return {
+        "totals": to_json(contents.totals),
+        "sources": to_json(contents.sources),
+        "tokenizer": to_json(contents.tokenizer),
+        "failed": to_json(contents.failed),
+        "incomplete": incomplete(manifest),
+        "fingerprint": manifest.fingerprint,
+    }
+
+
+def show_stats(shards: Path, *, result: bool = False) -> None:
+    """Print the counts per source and split, rejects by reason, and what is missing; `result` as in `console.show`."""
+    manifest = _load(shards)
+    contents = manifest.contents
+    rows = [
+        row
+        for name, counts in [*contents.sources.items(), ("total", contents.totals)]
+        for row in _rows(name, counts)
+    ]
+    columns = ("source", "tokens", "documents", "bytes of text", "bytes/token", "rejected")
+    show(table(str(shards), columns, rows), result=result)
+    for name, counts in contents.sources.items():
+        if counts.rejected:
+            reasons = ", ".join(f"{reason} {number:,}" for reason, number in counts.rejected.items())
+            notice(f"rejected in {name}: {reasons}; listed in {rejects_path(shards, name)}")
+    for sentence in incomplete(manifest):
+        notice(sentence)
+
+
+def _load(shards: Path) -> Manifest:
+    refuse_unfinished(shards)
+    return load_manifest(shards)
+
+
+def _rows(name: str, counts: SourceCounts) -> list[tuple[str, ...]]:
+    """A line for each split of a source that holds documents."""
+    rows: list[tuple[str, ...]] = []
+    for split, part in zip(SPLITS, (counts.train, counts.val), strict=True):
+        if split == "train" or part.documents:
+            rows.append(
+                (
+                    name if split == "train" else f"{name} (val)",
+                    f"{part.tokens:,}",
+                    f"{part.documents:,}",
+                    f"{part.bytes:,}",
+                    f"{part.bytes / part.tokens:.3f}" if part.tokens else "-",
+                    f"{sum(counts.rejected.values()) if split == 'train' else 0:,}",
+                )
+            )
+    return rows

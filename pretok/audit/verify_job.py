@@ -1,0 +1,219 @@
+"""verify: a shards folder against its manifest.
+
+Enters: SHARDS. Leaves: a list of problems, empty if all is as sealed: files missing or left over, sizes, checksums,
+index consistency, ids, EOD per document, totals, and documents that decode and encode to themselves. What is no
+problem but worth telling are the `notes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pretok.audit.verify_task import VerifyTask, verify_shard
+from pretok.base.errors import PretokError
+from pretok.base.execute import Engine
+from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.base.lock import LOCK_FILE
+from pretok.base.progress import Counts
+from pretok.base.records import to_json
+from pretok.base.storage import TEMPORARY_SUFFIX, checksum
+from pretok.shards.contents import add_counts, count_source
+from pretok.shards.manifest import FILE_NAME, STATE, VERSION, Manifest, load_manifest
+from pretok.shards.plan import SourcePlan
+from pretok.shards.seal import origins_path, rejects_path
+from pretok.shards.unfinished import incomplete, unfinished
+from pretok.stream.mix_file import parse_mix
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
+
+SEED = 0
+
+
+def run_verify(
+    shards: Path, sample: int | None, engine: Engine, on_report: Callable[[Counts], None]
+) -> tuple[Manifest, list[str]]:
+    """Check everything; `sample` documents are decoded and encoded again (None: all). (manifest, problems)."""
+    manifest = load_manifest(shards)
+    tokenizer = _check_tokenizer(manifest)
+    problems = tokenizer + _check_files(manifest) + _check_totals(manifest) + _check_plans(manifest)
+    if tokenizer:  # nothing can be decoded
+        sample = 0
+    numbers = _sample(manifest, sample)
+    tasks = [
+        VerifyTask(
+            prefix=shard.prefix,
+            tokens=shard.tokens,
+            documents=shard.documents,
+            checksum=shard.checksum,
+            index_checksum=shard.index_checksum,
+            tokenizer_json=manifest.folder / TOKENIZER_FILE,
+            vocab_size=manifest.vocab_size,
+            eod_id=manifest.eod_id,
+            sample=chosen,
+            documents_end=manifest.contents.materialized is None,
+        )
+        for shard, chosen in zip(manifest.shards, numbers, strict=True)
+    ]
+    tasks.sort(key=lambda task: -task.tokens)
+    # By the reference engine a byte takes fifty times as long, and a token is four of them.
+    engine.choose(sum(task.tokens for task in tasks) * (200 if sample is None else 1))
+    failures = []
+    for outcome in engine.map(verify_shard, tasks, on_report):
+        if isinstance(outcome.result, TaskError):
+            failures.append((str(tasks[outcome.index].prefix), outcome.result))
+        else:
+            problems += outcome.result
+    raise_failures(failures, shards.parent / LOGS, "shards")
+    return manifest, sorted(problems)
+
+
+def _sample(manifest: Manifest, sample: int | None) -> list[tuple[int, ...] | None]:
+    """Which documents of each shard to look into: `sample` of all, evenly at random from a fixed seed."""
+    if sample is None:
+        return [None] * len(manifest.shards)
+    borders = np.cumsum([0, *(shard.documents for shard in manifest.shards)])
+    total = int(borders[-1])
+    chosen = np.sort(np.random.default_rng(SEED).choice(total, min(sample, total), replace=False))
+    return [
+        tuple(int(n - a) for n in chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)])
+        for a, b in pairwise(borders)
+    ]
+
+
+def _check_plans(manifest: Manifest) -> list[str]:
+    """Whether what only other commands read can be read."""
+    try:
+        for name, plan in manifest.contents.plans.items():
+            SourcePlan.from_json(name, plan)
+        if manifest.contents.materialized is not None:
+            parse_mix(manifest.contents.materialized, manifest.folder / FILE_NAME)
+    except PretokError as error:
+        return [f"manifest: {error}"]
+    return []
+
+
+def notes(manifest: Manifest) -> list[str]:
+    """What is worth telling and no problem: unfinished sources, failed inputs, other people's files."""
+    sentences = incomplete(manifest)
+    if manifest.version < VERSION:
+        sentences.append("the manifest is of version 1: it has no checksums of tables, ledgers and tokenizer")
+    return sentences + [f"{path} is not in the manifest: not ours" for path in _unknown(manifest)[1]]
+
+
+def _check_tokenizer(manifest: Manifest) -> list[str]:
+    path = manifest.folder / TOKENIZER_FILE
+    if not path.exists():
+        return [f"{path} is missing"]
+    try:
+        found = load_vocab(path, eod=manifest.eod_id)
+    except PretokError as error:
+        return [str(error)]
+    stated = manifest.contents.tokenizer
+    return [
+        f"{path}: {name} {here}, the manifest says {there}"
+        for name, here, there in (
+            ("fingerprint", found.fingerprint, stated.fingerprint),
+            ("vocabulary size", found.size, stated.vocab_size),
+        )
+        if here != there
+    ]
+
+
+def _check_files(manifest: Manifest) -> list[str]:
+    """Side files that are not as sealed, and files where only ours belong that the manifest does not know."""
+    problems = []
+    for file in manifest.contents.side_files:
+        path = manifest.folder / file.path
+        try:
+            found = checksum(path)
+        except OSError as error:
+            problems.append(f"cannot read {path}: {error.strerror}")
+            continue
+        if found != file.checksum or path.stat().st_size != file.file_bytes:
+            problems.append(f"{path}: checksum {found}, the manifest says {file.checksum}")
+    for path in _unknown(manifest)[0]:
+        why = (
+            "left by a killed process"
+            if path.suffix == TEMPORARY_SUFFIX
+            else "left over, or put there by hand"
+        )
+        problems.append(f"{path} is not in the manifest: {why}; delete it when no job is running")
+    return problems
+
+
+def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
+    """Files below the folder that the manifest does not know: those in the way, and those of others.
+
+    What a source that is not sealed has written is in neither, see `incomplete`. The top of the folder may hold what
+    people put there, such as a mix.
+    """
+    folder = manifest.folder
+    known = {
+        folder / FILE_NAME,
+        folder / LOCK_FILE,
+        *(folder / file.path for file in manifest.contents.side_files),
+    }
+    for shard in manifest.shards:
+        known |= {shard.path, shard.path.with_suffix(".idx")}
+    if manifest.version < VERSION:
+        known |= {folder / TOKENIZER_FILE, *(rejects_path(folder, name) for name in manifest.sources)}
+        known |= {origins_path(folder, name) for name in manifest.sources}
+    open_folders = {folder / name for name in (STATE, *unfinished(folder))}
+    ours: list[Path] = []
+    others: list[Path] = []
+    for path in sorted(folder.rglob("*")):
+        if path in known or path.is_dir() or open_folders & set(path.parents):
+            continue
+        in_the_way = path.parent != folder or path.suffix == TEMPORARY_SUFFIX
+        (ours if in_the_way else others).append(path)
+    return ours, others
+
+
+def _check_totals(manifest: Manifest) -> list[str]:
+    """Counts of the sources and totals against the shards, and read = written + rejected for each file and source."""
+    contents = manifest.contents
+    problems = []
+    for name, counts in contents.sources.items():
+        shards = [shard for shard in contents.shards if shard.source == name]
+        found = count_source(shards, counts.read, counts.rejected)
+        for part, stated, true in (
+            ("in all", counts, found), ("train", counts.train, found.train), ("val", counts.val, found.val)
+        ):  # fmt: skip
+            if stated != true:
+                problems.append(
+                    f"manifest: {name} {part} says {to_json(stated)}, its shards add up to {to_json(true)}"
+                )
+        if contents.materialized is not None:  # made of shards, not of input files
+            continue
+        read = sum(file.read for file in contents.files if file.source == name)
+        rejected = sum(counts.rejected.values())
+        if not read == counts.read == counts.documents + rejected:
+            problems.append(f"manifest: {name} read {read}, wrote {counts.documents}, rejected {rejected}")
+    totals = to_json(add_counts(contents.sources.values()))
+    problems += [
+        f"manifest: the total of {key} is {stated}, not the sum over the sources, {totals[key]}"
+        for key, stated in to_json(contents.totals).items()
+        if stated != totals[key]
+    ]
+    problems += [
+        f"manifest: {file.path}: read {file.read}, written {file.written}, rejected {file.rejected}"
+        for file in contents.files
+        if file.read != file.written + file.rejected
+    ]
+    return problems
+
+
+def report_json(manifest: Manifest, problems: list[str]) -> dict[str, Any]:
+    """What `pretok verify --json` prints."""
+    return {
+        "ok": not problems,
+        "problems": problems,
+        "notes": notes(manifest),
+        "shards": len(manifest.shards),
+        "failed": to_json(manifest.contents.failed),
+        "fingerprint": manifest.fingerprint,
+    }

@@ -1,0 +1,114 @@
+"""One shard -> the problems found in it: the task that `pretok verify` runs for each.
+
+Enters: a VerifyTask. Leaves: sentences that name the file; none if the shard is what the manifest says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pretok.base.errors import IntegrityError
+from pretok.base.storage import checksum
+from pretok.shards.format import ShardReader
+from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.reference import ReferenceEngine, Unencodable
+from pretok.tokenizer.vocabulary import load_vocab
+
+BLOCK_TOKENS = 1 << 22
+ENCODE_DOCUMENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyTask:
+    """What to check one shard against. sample: documents to decode and encode again; None: all.
+
+    documents_end: whether each sequence is one document that ends with EOD; those of a materialized mix are not, so
+    they are checked for sizes, checksums and ids alone.
+    """
+
+    prefix: Path
+    tokens: int
+    documents: int
+    checksum: str
+    index_checksum: str
+    tokenizer_json: Path
+    vocab_size: int
+    eod_id: int
+    sample: tuple[int, ...] | None
+    documents_end: bool
+
+
+def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> list[str]:
+    """Problems of one shard, each a sentence that names the file."""
+    try:
+        reader = ShardReader(task.prefix)
+    except IntegrityError as error:
+        return [str(error)]
+    problems = []
+    for suffix, expected in ((".bin", task.checksum), (".idx", task.index_checksum)):
+        path = task.prefix.with_name(task.prefix.name + suffix)
+        if (found := checksum(path)) != expected:
+            problems.append(f"{path}: checksum {found}, the manifest says {expected}")
+    if (len(reader.tokens), len(reader)) != (task.tokens, task.documents):
+        problems.append(
+            f"{task.prefix}: {len(reader.tokens)} tokens in {len(reader)} documents, "
+            f"the manifest says {task.tokens} in {task.documents}"
+        )
+    problems += _check_ids(reader, task)
+    # ids of a damaged shard cannot be decoded in any useful way
+    if not problems and task.documents_end and task.sample != ():
+        problems += _check_documents(reader, task, report)
+    report({"tokens": len(reader.tokens), "shards": 1})
+    return problems
+
+
+def _check_ids(reader: ShardReader, task: VerifyTask) -> list[str]:
+    """Ids below the vocabulary size; EOD at the end of each document and nowhere else."""
+    ends = 0
+    for at in range(0, len(reader.tokens), BLOCK_TOKENS):
+        block = np.asarray(reader.tokens[at : at + BLOCK_TOKENS])
+        if block.max() >= task.vocab_size or block.min() < 0:
+            return [f"{task.prefix}.bin: a token id is not below the vocabulary size {task.vocab_size}"]
+        ends += int(np.count_nonzero(block == task.eod_id))
+    if not task.documents_end:
+        return []
+    if ends != len(reader):
+        return [f"{task.prefix}.bin: {ends} end-of-document tokens for {len(reader)} documents"]
+    if len(reader) and not (np.asarray(reader.tokens[reader.offsets[1:] - 1]) == task.eod_id).all():
+        return [f"{task.prefix}: a document does not end with the end-of-document token"]
+    return []
+
+
+def _check_documents(
+    reader: ShardReader, task: VerifyTask, report: Callable[[dict[str, int]], None]
+) -> list[str]:
+    """Decode documents and encode the text again with `tokenizers`: the ids must come back.
+
+    Decoded by our own table, because `tokenizers` takes the letters of an added token for bytes.
+    """
+    vocab, name = load_vocab(task.tokenizer_json, task.eod_id), str(task.tokenizer_json)
+    json = vocab.raw.decode()
+    engine = ReferenceEngine(json, name)
+    tokens = [vocab.token_bytes(i) for i in range(vocab.size)]
+    chosen = range(len(reader)) if task.sample is None else task.sample
+    for at in range(0, len(chosen), ENCODE_DOCUMENTS):
+        numbers = chosen[at : at + ENCODE_DOCUMENTS]
+        expected = [np.asarray(reader[n][:-1]) for n in numbers]
+        texts = pa.array(
+            [b"".join([tokens[i] for i in ids]).decode(errors="replace") for ids in expected],
+            pa.large_string(),
+        )
+        try:
+            ids, offsets = engine.encode(texts)
+        except Unencodable:  # tokenizers alone gives up on one of them: then what encoded it has to say
+            ids, offsets = Encoder(json, task.eod_id, task.vocab_size, name).ids(texts)
+        for i, number in enumerate(numbers):
+            if not np.array_equal(ids[offsets[i] : offsets[i + 1]], expected[i]):
+                return [f"{task.prefix}: document {number} does not encode to its ids again"]
+        report({"documents": len(numbers)})
+    return []

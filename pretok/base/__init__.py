@@ -1,0 +1,16 @@
+"""The ground floor: what every stage stands on. Standard library, numpy, xxhash; rich and ray in one module each.
+
+errors.py    kinds of errors and their exit codes
+units.py     numbers as people write them: 1.2T, 64MiB
+tokens.py    token ids: in which type they are kept
+records.py   JSON -> typed records, strictly, and back
+storage.py   atomic writes, canonical JSON, fingerprints, checksums
+lock.py      one job at a time in an output folder
+stop.py      signals and the end of the Slurm job -> a reason to stop
+failures.py  what an exception of a task means: again, refuse, or a bug
+progress.py  what a job tells of its progress
+gauge.py     how far a step is, as a line of a log or a bar
+console.py   progress, notices and tables
+execute.py   one function over many items, on Ray or in this process
+reaper.py    ends what a local Ray leaves behind
+"""

@@ -1,0 +1,117 @@
+"""What it means that a task failed: try it again, refuse, or a bug of ours.
+
+Enters: whatever a task raised, panics of Rust libraries included, or the death of its worker. Leaves: a TaskError,
+which crosses from worker to driver as it is; at the end of a step one exception for all of them, with the exit code of
+the worst, and a log of the tracebacks where they show a bug.
+
+    PretokError                                    refused as it says; another try would say the same
+    OSError that may pass, of a file or a server   tried again
+    disk full, a file that cannot be opened        refused
+    out of memory, a worker or node lost           tried again
+    anything else                                  a bug
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretok.base.errors import InternalError, PartitionsFailed, PretokError, UsageError
+from pretok.base.storage import FULL, PASSING, output_error
+
+SHOWN = 20
+
+LOGS = "logs"
+"""Folder below WORK for what goes wrong in detail."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskError:
+    """Why an item failed. message: one line, or the whole text of a PretokError; raises: what a job that cannot go on
+    without the item raises; again: whether another try may succeed."""
+
+    message: str
+    trace: str
+    raises: type[PretokError]
+    again: bool = False
+
+
+def explain(error: BaseException) -> TaskError:
+    """What an exception out of a task means."""
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, OSError) and error.errno in FULL:
+        error = output_error(error)
+    if isinstance(error, PretokError):
+        return TaskError(str(error), trace, type(error))
+    if isinstance(error, OSError) and (error.errno is None or error.errno in PASSING):
+        # Libraries raise OSErrors without a number when a server does not answer.
+        return TaskError(_one_line(error), trace, PartitionsFailed, again=True)
+    if isinstance(error, OSError) and error.filename is not None:
+        return TaskError(f"{error.filename}: {error.strerror}", trace, UsageError)
+    if isinstance(error, MemoryError):
+        return TaskError(
+            f"out of memory ({_one_line(error)}); with fewer --workers each has more",
+            trace,
+            PartitionsFailed,
+            again=True,
+        )
+    return TaskError(_one_line(error), trace, InternalError)
+
+
+def lost(error: BaseException) -> TaskError:
+    """The worker or the node of a task died, as Ray says by `error`."""
+    return TaskError(_one_line(error), "", PartitionsFailed, again=True)
+
+
+def _one_line(error: BaseException) -> str:
+    message = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {message[0] if message else ''}"
+
+
+def raise_failures(failures: Sequence[tuple[str, TaskError]], logs: Path, what: str = "partitions") -> None:
+    """Raise what the failures of a step mean, (name of the item, its error) each; nothing if there are none.
+
+    logs: folder for the tracebacks; what: the items, in the plural. Everything else is done by then, as the message
+    says.
+    """
+    if not failures:
+        return
+    bugs = [failure for failure in failures if failure[1].raises is InternalError]
+    passing = [failure for failure in failures if failure[1].again]
+    refused = [failure for failure in failures if failure not in bugs and failure not in passing]
+    parts = []
+    if bugs:
+        parts.append(
+            _section(f"{len(bugs)} {what} met an internal error; this is a bug, please report it", bugs)
+        )
+        parts.append(_log(bugs, logs))
+    if refused:
+        parts.append(_section(f"{len(refused)} {what} could not be done", refused))
+    if passing:
+        parts.append(
+            _section(f"{len(passing)} {what} could not be done, though tried several times", passing)
+        )
+    parts.append("everything else is done and kept; the same command does only these again")
+    worst = (bugs or refused or passing)[0][1]
+    raise worst.raises("\n".join(parts))
+
+
+def _section(title: str, failures: Sequence[tuple[str, TaskError]]) -> str:
+    lines = [f"  {name}: {error.message}" for name, error in failures[:SHOWN]]
+    more = [f"  and {len(failures) - SHOWN} more"] if len(failures) > SHOWN else []
+    return "\n".join([f"{title}:", *lines, *more])
+
+
+def _log(bugs: Sequence[tuple[str, TaskError]], logs: Path) -> str:
+    """Keep the tracebacks; a sentence that says where, or the tracebacks themselves if no file can be written."""
+    text = "\n".join(f"{name}\n{error.trace}" for name, error in bugs)
+    path = logs / f"failures-{time.strftime('%Y%m%d-%H%M%S')}.log"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError:
+        return text
+    return f"tracebacks: {path}"

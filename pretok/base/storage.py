@@ -1,0 +1,200 @@
+"""Files of ours on disk: atomic writes, canonical JSON, fingerprints, checksums.
+
+Everything is written under a temporary name in the target's folder, flushed to disk and renamed, so a reader sees
+the old file, the new file or none. `pretok.stream` and `train` use this module: standard library only, and xxhash
+where a checksum is asked for.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from pretok.base.errors import IntegrityError, OutputError
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Ends the name of every unfinished file; such files are never read and may be deleted when no job runs."""
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors that only writing gives and that waiting does not mend."""
+PASSING = {
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.ECONNABORTED,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.EINTR,
+    errno.EIO,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENOTCONN,
+    errno.EPIPE,
+    errno.ESHUTDOWN,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+}
+"""Errors of file systems and networks that may be gone at the next try."""
+
+
+REMEDIES = {
+    errno.EACCES: "choose a path that you may write or read, or ask its owner",
+    errno.EPERM: "choose a path that you may write or read, or ask its owner",
+    errno.EROFS: "choose a path on a file system that can be written",
+    errno.ENOSPC: "make room there and run the same command again, what is sealed is kept",
+    errno.EDQUOT: "make room in your quota and run the same command again, what is sealed is kept",
+    errno.EEXIST: "a file stands where a folder must go; choose another name",
+    errno.ENOTDIR: "a file stands where a folder must go; choose another name",
+    errno.EISDIR: "a folder stands where a file must go; choose the name of a file",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""What to do about a file that cannot be read or written."""
+
+
+def output_error(error: OSError, path: Path | None = None) -> OutputError:
+    """What to tell a user who cannot write `path`, or the file that `error` names."""
+    where = path or error.filename or "the output"
+    remedy = REMEDIES.get(error.errno or 0, "mend that or choose another folder")
+    return OutputError(f"cannot write {where}: {error.strerror or error}; {remedy}")
+
+
+@contextmanager
+def writing(path: Path, only: Container[int | None] | None = None) -> Iterator[None]:
+    """Turn an OSError that will not pass by itself into an OutputError that names `path`.
+
+    `only`: these errors alone, where the body may also read what is not ours.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in PASSING or (only is not None and error.errno not in only):
+            raise
+        raise output_error(error, path) from error
+
+
+@contextmanager
+def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+    """Open a temporary file beside `path` for writing; on success flush, fsync and rename it to `path`.
+
+    On an exception the temporary file is removed and `path` stays as it was. The temporary name holds the host
+    and the process id, so two attempts at one file never write into each other. Raises OutputError that names `path`
+    where it cannot be written or the disk is full.
+    """
+    temporary = temporary_of(path)
+    encoding = None if "b" in mode else "utf-8"
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(temporary, mode, encoding=encoding)  # noqa: PTH123, SIM115 - mode is a parameter; closed below
+    try:
+        with writing(path, FULL), file:
+            yield file
+            with writing(path):
+                file.flush()
+                os.fsync(file.fileno())
+        with writing(path):
+            temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def temporary_of(path: Path, part: str = "") -> Path:
+    """Name of the unfinished file that becomes `path`, or of a `part` that it is made from: this process's own."""
+    return path.with_name(f".{path.name}{part}.{os.uname().nodename}-{os.getpid()}{TEMPORARY_SUFFIX}")
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a small file atomically; one with the same contents is left alone."""
+    data = source.read_bytes()
+    if not target.exists() or target.read_bytes() != data:
+        with atomic_open(target) as file:
+            file.write(data)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed tasks left unfinished below `folder`, which this job holds and none of its tasks writes to."""
+    for path in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one byte form of a JSON value that fingerprints are taken of: sorted keys, no spaces, UTF-8."""
+    return json.dumps(
+        value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    ).encode()
+
+
+def digest(data: bytes) -> str:
+    """128-bit BLAKE2b of `data`, as 32 hexadecimal digits."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def fingerprint(value: Any) -> str:
+    """`digest` of the canonical JSON of `value`."""
+    return digest(canonical_json(value))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as readable JSON (keys in the order given), atomically."""
+    with atomic_open(path, "w") as file:
+        json.dump(value, file, ensure_ascii=False, indent=1, allow_nan=False)
+        file.write("\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises IntegrityError that names the file when it cannot be read or is not JSON as we write it:
+    NaN, numbers of thousands of digits, lists nested without end and lone surrogates come from another hand."""
+    try:
+        data = path.read_bytes()
+        value = json.loads(data, parse_constant=_refuse, parse_float=_finite)
+        if (
+            b"\\u" in data
+        ):  # we escape control characters only; half a surrogate pair could not be written again
+            canonical_json(value)
+    except FileNotFoundError:
+        raise IntegrityError(f"{path} does not exist") from None
+    except OSError as error:
+        raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{path} is not valid JSON ({error}); it was damaged or edited") from None
+    return value
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text[:40]} is not a number that we write")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        _refuse(text)
+    return value
+
+
+def checksum(path: Path, block: int = 1 << 22) -> str:
+    """XXH3-128 of a whole file as 'xxh3:' and 32 hexadecimal digits, read in blocks of `block` bytes."""
+    import xxhash  # not needed by the readers that only stream
+
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(block):
+            digest.update(data)
+    return f"xxh3:{digest.hexdigest()}"
+
+
+def read_json_lines(path: Path) -> Iterator[Any]:
+    """The objects of a JSON Lines file of ours. Raises IntegrityError that names the line."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise IntegrityError(f"{path}, line {number} is not valid JSON ({error})") from None

@@ -1,0 +1,333 @@
+"""submit: a recipe and a site's profile -> a chain of Slurm jobs: vocabulary, tokens, verification and mix, training.
+
+Enters: a Recipe with its [slurm] and [train] tables, a profile (slurm/profiles/NAME.sh) and overrides. Leaves: jobs in
+the queue and OUT/slurm/CHAIN/, where their logs, markers and chain.tsv (job id, stage, link) are.
+
+Between stages a job waits for the success of the one before (afterok), between the links of a stage for its end
+(afterany): a link that stops in time is continued by the next; one that finds its stage done ends (slurm/link.sh).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pretok.base.errors import PretokError, UsageError
+from pretok.config import Recipe
+
+StageName = Literal["vocab", "tokenize", "mix", "train"]
+STAGES: tuple[StageName, ...] = ("vocab", "tokenize", "mix", "train")
+NONE = "none"
+"""What a profile says where its site has no such thing; an empty value is one that nobody has filled in."""
+RECORD = "chain.tsv"
+"""In a chain's folder: a line for each job with its id, stage and link."""
+SIGNAL_SECONDS = 180
+"""How long before its end a job is asked to stop; a sixth of a short job."""
+
+
+class StageSettings(BaseModel):
+    """[slurm.STAGE]: nodes, links (jobs that continue each other) and the time of each, as sbatch takes it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    nodes: Annotated[int, Field(ge=1)] = 1
+    links: Annotated[int, Field(ge=1)] = 1
+    time: str | None = None
+
+
+class SlurmSettings(BaseModel):
+    """[slurm] of a recipe; account, if given, wins over the profile's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    account: str | None = None
+    exclude: str | None = None
+    vocab: StageSettings = StageSettings()
+    tokenize: StageSettings = StageSettings()
+    mix: StageSettings = StageSettings()
+    train: StageSettings = StageSettings()
+
+
+def read_settings(table: dict[str, Any], overrides: dict[str, Any]) -> SlurmSettings:
+    """The [slurm] table with `overrides` (nested in the same way) over it. UsageError names what is wrong."""
+    merged = dict(table)
+    for key, value in overrides.items():
+        old = merged.get(key, {})
+        merged[key] = {**old, **value} if isinstance(value, dict) and isinstance(old, dict) else value
+    try:
+        return SlurmSettings.model_validate(merged)
+    except ValidationError as error:
+        raise UsageError("; ".join(_explain(detail) for detail in error.errors())) from None
+
+
+def _explain(detail: Any) -> str:
+    """One pydantic error as a sentence, with the nearest known key for an unknown one."""
+    *tables, key = map(str, detail["loc"])
+    where = ".".join(["slurm", *tables, key])
+    if detail["type"] != "extra_forbidden":
+        return f"{where}: {detail['msg']}"
+    known = sorted((StageSettings if tables else SlurmSettings).model_fields)
+    near = difflib.get_close_matches(key, known, 1, 0.4)
+    return f"unknown key {where}" + (
+        f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(known)})"
+    )
+
+
+def parse_time(text: str) -> int:
+    """Seconds of a time as sbatch takes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. UsageError for another form."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a time such as 90 (minutes), 12:00:00 or 2-00:00:00")
+    days, *rest = match.groups()
+    fields = [int(value) for value in rest if value is not None]
+    if days is not None or len(fields) == 3:
+        hours, minutes, seconds = [*fields, 0, 0][:3]
+    else:
+        hours, minutes, seconds = [0, *fields, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A site: the SITE_* values of its file. folder: the `slurm` folder whose scripts the jobs run."""
+
+    path: Path
+    folder: Path
+    values: dict[str, str]
+
+    def get(self, name: str) -> str:
+        """A value; empty where the profile says `none`."""
+        value = self.values.get(f"SITE_{name}", "")
+        return "" if value == NONE else value
+
+
+def find_scripts() -> Path:
+    """The folder of the job scripts: ./slurm, that of the checkout, or the one installed with the package."""
+    beside = Path(__file__).parents[2] / "slurm"
+    for folder in (Path("slurm"), beside, Path(sys.prefix) / "share" / "pretok" / "slurm"):
+        if (folder / "env.sh").exists():
+            return folder.resolve()
+    raise UsageError("no folder `slurm` with the job scripts here; start in a checkout of the project")
+
+
+def load_profile(name: str) -> Profile:
+    """Read a profile by name or path. UsageError when there is none or it is no working shell file."""
+    scripts = find_scripts()
+    path = Path(name) if name.endswith(".sh") else scripts / "profiles" / f"{name}.sh"
+    if not path.exists():
+        known = ", ".join(sorted(found.stem for found in (scripts / "profiles").glob("*.sh")))
+        raise UsageError(
+            f"profile {path} does not exist (known: {known}; or give the path of a file that ends with .sh)"
+        )
+    path = path.resolve()
+    show = 'set -eu; source "$1"; for name in ${!SITE_@}; do printf "%s=%s\\0" "$name" "${!name}"; done'
+    shell = subprocess.run(["bash", "-c", show, "_", str(path)], capture_output=True, text=True, check=False)
+    if shell.returncode:
+        raise UsageError(f"profile {path} does not run: {shell.stderr.strip()}")
+    values = dict(item.split("=", 1) for item in shell.stdout.split("\0") if item)
+    return Profile(path, scripts, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job to submit. depends: (condition, index of the job in the chain)."""
+
+    stage: StageName
+    link: int
+    options: tuple[str, ...]
+    script: Path
+    arguments: tuple[str, ...]
+    depends: tuple[tuple[str, int], ...] = ()
+
+    def command(self, identity: Callable[[int], str]) -> list[str]:
+        """The sbatch command line; `identity` gives the job id of an earlier job of the chain."""
+        options = list(self.options)
+        if self.depends:
+            conditions = ",".join(f"{condition}:{identity(index)}" for condition, index in self.depends)
+            options += [f"--dependency={conditions}", "--kill-on-invalid-dep=yes"]
+        return ["sbatch", "--parsable", *options, str(self.script), *self.arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """All jobs in the order of submission, and the folder of their logs and markers."""
+
+    folder: Path
+    jobs: list[Job]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def plan_chain(
+    recipe: Recipe,
+    recipe_path: Path,
+    profile: Profile,
+    settings: SlurmSettings,
+    stages: list[StageName],
+    run: Path,
+    train_arguments: list[str],
+    folder: Path,
+) -> Chain:
+    """The jobs of `stages`. Raises UsageError when the profile lacks a value they need."""
+    check_profile(profile, settings, stages)
+    scripts = profile.folder
+    jobs: list[Job] = []
+    previous: int | None = None
+    for stage in stages:
+        own: StageSettings = getattr(settings, stage)
+        options = _options(recipe, profile, settings, stage, folder)
+        if stage == "train":
+            arguments = [str(run), *_train_arguments(recipe), *train_arguments]
+        else:
+            arguments = [str(recipe.out), str(recipe_path)]
+        for link in range(1, own.links + 1):
+            depends = [] if previous is None else [("afterok", previous)]
+            if link > 1:
+                depends.append(("afterany", len(jobs) - 1))
+            script = scripts / f"{stage}.sbatch"
+            jobs.append(Job(stage, link, options, script, (str(profile.path), *arguments), tuple(depends)))
+        previous = len(jobs) - 1
+    return Chain(folder, jobs, {"PRETOK_SLURM": str(scripts), "PRETOK_CHAIN": str(folder.absolute())})
+
+
+def choose_stages(recipe: Recipe, wanted: str | None, train_arguments: list[str]) -> list[StageName]:
+    """The stages that `wanted` lists by comma, in their order; by default those that the recipe has."""
+    if wanted is None:
+        absent = {"vocab"} if recipe.vocab.path else set()
+        if not recipe.train and not train_arguments:
+            absent.add("train")
+        return [stage for stage in STAGES if stage not in absent]
+    names = {name.strip() for name in wanted.split(",")}
+    if unknown := sorted(names - set(STAGES)):
+        raise UsageError(f"unknown stages {', '.join(unknown)}; known: {', '.join(STAGES)}")
+    return [stage for stage in STAGES if stage in names]
+
+
+def check_profile(profile: Profile, settings: SlurmSettings, stages: list[StageName]) -> None:
+    """UsageError that names every value the stages need and the profile leaves empty."""
+    needed = {"VENV"} if settings.account else {"ACCOUNT", "VENV"}
+    for stage in stages:
+        kind = "GPU" if stage == "train" else "CPU"
+        needed |= {f"{kind}_{name}" for name in ("PARTITION", "QOS", "CORES", "MEMORY", "TIME")}
+        if stage == "train":
+            needed.add("GPUS")
+    empty = sorted(f"SITE_{name}" for name in needed if not profile.values.get(f"SITE_{name}"))
+    if empty:
+        raise UsageError(
+            f"profile {profile.path} leaves {', '.join(empty)} empty; fill in what your site has, or `none` where it "
+            "has no such thing"
+        )
+    if not (Path(profile.get("VENV")) / "bin" / "python").exists():
+        raise UsageError(f"SITE_VENV of {profile.path}: {profile.get('VENV')} holds no bin/python")
+
+
+def _options(
+    recipe: Recipe, profile: Profile, settings: SlurmSettings, stage: StageName, folder: Path
+) -> tuple[str, ...]:
+    own: StageSettings = getattr(settings, stage)
+    kind = "GPU" if stage == "train" else "CPU"
+    time = own.time or profile.get(f"{kind}_TIME")
+    values = {
+        "job-name": f"{recipe.out.name}-{stage}",
+        "output": f"{str(folder.absolute()).replace('%', '%%')}/%x-%j.out",
+        "account": settings.account or profile.get("ACCOUNT"),
+        "partition": profile.get(f"{kind}_PARTITION"),
+        "qos": profile.get(f"{kind}_QOS"),
+        "nodes": str(own.nodes),
+        "cpus-per-task": profile.get(f"{kind}_CORES"),
+        "mem": profile.get(f"{kind}_MEMORY"),
+        "gpus-per-node": profile.get("GPUS") if stage == "train" else "",
+        "time": time,
+        "signal": f"B:USR1@{min(SIGNAL_SECONDS, parse_time(time) // 6)}",
+        "exclude": settings.exclude or "",
+    }
+    given = [f"--{name}={value}" for name, value in values.items() if value]
+    return (*given, *shlex.split(profile.get(f"{kind}_OPTIONS")))
+
+
+def _train_arguments(recipe: Recipe) -> list[str]:
+    """[train] of the recipe as flags of `train`, which checks them; what the recipe made as its input."""
+    arguments = ["--shards", str(recipe.shards_dir)]
+    if recipe.mix is not None:
+        arguments += ["--mix", str(recipe.mix_path)]
+    for key, value in recipe.train.items():
+        flag = key.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            arguments += [f"--{flag}", str(value)]
+    return arguments
+
+
+def submit_chain(chain: Chain) -> list[str]:
+    """Submit every job and return their ids. When Slurm refuses one, cancel the others: PretokError with its answer."""
+    if shutil.which("sbatch") is None:
+        raise UsageError("sbatch is not on PATH: run this on a login node of the cluster, or with --dry-run")
+    chain.folder.mkdir(parents=True)
+    record = chain.folder / RECORD
+    ids: list[str] = []
+    for job in chain.jobs:
+        command = job.command(lambda index: ids[index])
+        answer = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, **chain.environment}
+        )
+        if answer.returncode:
+            if ids:
+                subprocess.run(["scancel", *ids], check=False)
+            raise PretokError(
+                f"Slurm refused {job.stage} {job.link}: {answer.stderr.strip()}\n  {shlex.join(command)}\n"
+                f"{len(ids)} jobs submitted before it were cancelled; mend the profile or the options"
+            )
+        ids.append(answer.stdout.strip().partition(";")[0])
+        with record.open("a", encoding="utf-8") as file:
+            file.write(f"{ids[-1]}\t{job.stage}\t{job.link}\n")
+    return ids
+
+
+def chain_script(chain: Chain) -> str:
+    """What `submit_chain` does, as a shell script to run or to paste; the job scripts follow as comments.
+
+    A subshell: when Slurm refuses a job, the rest is not submitted, those before it are cancelled, and the shell that
+    the script was pasted into goes on.
+    """
+    record = shlex.quote(str(chain.folder / RECORD))
+    lines = [
+        "(",
+        "set -eu",
+        f"cd {shlex.quote(str(Path.cwd()))}",
+        f"mkdir -p {shlex.quote(str(chain.folder.parent))}",
+        f"mkdir {shlex.quote(str(chain.folder))}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in chain.environment.items()),
+        "submitted=",
+        """trap '[ $? = 0 ] || [ -z "$submitted" ] || scancel $submitted' EXIT""",
+    ]
+    for index, job in enumerate(chain.jobs):
+        words = job.command(lambda earlier: f"\0JOB_{earlier}\0")
+        lines += [
+            f"JOB_{index}=$({' '.join(map(_shell_word, words))})",
+            f'JOB_{index}=${{JOB_{index}%%;*}}; submitted="$submitted $JOB_{index}"',
+            f"printf '%s\\t%s\\t%s\\n' \"$JOB_{index}\" {job.stage} {job.link} >>{record}",
+        ]
+    lines.append(")")
+    for script in dict.fromkeys(job.script for job in chain.jobs):
+        body = script.read_text(encoding="utf-8").splitlines()
+        lines += ["", f"# ---- {script}", *(f"# {line}".rstrip() for line in body)]
+    return "\n".join(lines) + "\n"
+
+
+def _shell_word(word: str) -> str:
+    """A word quoted for the shell, where `\\0NAME\\0` is the value of a variable: no argument can hold such bytes."""
+    if "\0" not in word:
+        return shlex.quote(word)
+    parts = enumerate(word.split("\0"))
+    return "".join(f'"${part}"' if at % 2 else shlex.quote(part) if part else "" for at, part in parts)

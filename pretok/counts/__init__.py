@@ -1,0 +1,8 @@
+"""Batches of documents -> exact counts of every word, a lasting artifact in 64 buckets.
+
+table.py    words -> counts, in memory
+buckets.py  counted words on disk, in buckets
+task.py     a partition -> counted words; counts of many files -> one bucket
+job.py      the job: every word of every source, into 64 buckets
+weigh.py    counts of several sources -> one weighted count a word
+"""

@@ -1,0 +1,143 @@
+"""Counted words: in memory as arrays, on disk as Parquet with one row group per bucket or per source.
+
+Enters and leaves: `WordCounts`. A bucket is a range of the words' hashes, so what belongs together in the counts of
+two partitions or two corpora is in row groups of the same bucket, and no step needs all words at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pretok.base.errors import IntegrityError
+from pretok.kernels.hashing import hash_documents
+from pretok.read.batches import buffers
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+BUCKET_BITS = 6
+BUCKETS = 1 << BUCKET_BITS
+"""Fixed, so that the counts of any two corpora can be added bucket by bucket."""
+
+SCHEMA = pa.schema([("word", pa.large_binary()), ("count", pa.int64()), ("heldout", pa.int64())])
+_METADATA = "pretok"
+
+
+@dataclass(frozen=True, slots=True)
+class WordCounts:
+    """Distinct words with counts: word w is data[offsets[w]:offsets[w + 1]].
+
+    data: uint8; offsets: (words + 1,) int64 from 0; counts: (words,) int64, occurrences in training documents;
+    heldout: (words,) int64, occurrences in documents held out.
+    """
+
+    data: Bytes
+    offsets: Ints
+    counts: Ints
+    heldout: Ints
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def lengths(self) -> Ints:
+        """Bytes of each word, (words,) int64."""
+        return np.diff(self.offsets)
+
+    def words(self) -> pa.LargeBinaryArray:
+        """The words as an Arrow array, without a copy."""
+        array: Any = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), len(self), [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
+        )
+        return array
+
+    def take(self, order: Ints) -> WordCounts:
+        """The words at `order`, in that order."""
+        words = self.words().take(pa.array(order))
+        return from_arrow(words, self.counts[order], self.heldout[order])
+
+    def part(self, start: int, stop: int) -> WordCounts:
+        """The words from `start` to `stop`, without a copy of them."""
+        begin, end = self.offsets[start], self.offsets[stop]
+        offsets = self.offsets[start : stop + 1] - begin
+        return WordCounts(self.data[begin:end], offsets, self.counts[start:stop], self.heldout[start:stop])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the words themselves."""
+        return len(self.data)
+
+    def sorted(self) -> WordCounts:
+        """The same, ordered by the bytes of the words."""
+        return self.take(pc.array_sort_indices(self.words()).to_numpy().astype(np.int64))
+
+
+def from_arrow(words: pa.LargeBinaryArray, counts: Ints, heldout: Ints) -> WordCounts:
+    """WordCounts of an Arrow array of words and their counts."""
+    data, offsets = buffers(words)
+    return WordCounts(data, offsets, counts, heldout)
+
+
+def concatenate(parts: list[WordCounts]) -> WordCounts:
+    """All words of the parts, which must have none in common."""
+    shifts = np.cumsum([0, *(part.nbytes for part in parts)])
+    offsets = [part.offsets[:-1] + shift for part, shift in zip(parts, shifts[:-1], strict=True)]
+    return WordCounts(
+        np.concatenate([np.empty(0, np.uint8), *(part.data for part in parts)]),
+        np.concatenate([*offsets, shifts[-1:]]).astype(np.int64),
+        np.concatenate([np.empty(0, np.int64), *(part.counts for part in parts)]),
+        np.concatenate([np.empty(0, np.int64), *(part.heldout for part in parts)]),
+    )
+
+
+def split_buckets(words: WordCounts) -> Iterator[WordCounts]:
+    """The words of each bucket, BUCKETS times; the order of the words inside of a bucket is kept."""
+    bucket = (hash_documents(words.data, words.offsets, 0) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
+    order = np.argsort(bucket, kind="stable")
+    borders = np.searchsorted(bucket[order], np.arange(BUCKETS + 1))
+    ordered = words.take(order)
+    for start, stop in pairwise(borders.tolist()):
+        yield ordered.part(start, stop)
+
+
+def write_groups(file: Any, groups: Iterable[WordCounts], metadata: dict[str, Any]) -> None:
+    """Write row groups in order to an open binary file, empty ones too; `metadata` is any JSON."""
+    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
+    with pq.ParquetWriter(file, SCHEMA, **options) as writer:
+        for group in groups:
+            columns = [group.words(), pa.array(group.counts), pa.array(group.heldout)]
+            writer.write_table(pa.table(columns, schema=SCHEMA), row_group_size=max(1, len(group)))
+        writer.add_key_value_metadata({_METADATA: json.dumps(metadata)})
+
+
+def read_group(path: Path, group: int) -> WordCounts:
+    """One row group of a file. Raises IntegrityError when the file is damaged."""
+    try:
+        # A row group is small: threads and buffers of Arrow's own took a third of the time.
+        with pq.ParquetFile(path, pre_buffer=False) as file:
+            table = file.read_row_group(group, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise IntegrityError(f"{path}: row group {group} of the counts cannot be read: {error}") from None
+    words = table.column("word").combine_chunks()
+    return from_arrow(words, table.column("count").to_numpy(), table.column("heldout").to_numpy())
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """What `write_groups` was given beside the words. Raises IntegrityError when the file is damaged."""
+    try:
+        with pq.ParquetFile(path) as file:
+            metadata: dict[str, Any] = json.loads(file.metadata.metadata[_METADATA.encode()])
+            return metadata
+    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        raise IntegrityError(f"{path} is no file of counts: {error}") from None

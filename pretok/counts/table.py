@@ -1,0 +1,298 @@
+"""Hash table of words in memory: documents or counted words -> distinct words with two counts each.
+
+Enters: UTF-8 documents, some of them held out of training; or words with counts. Leaves: `WordCounts`.
+
+A slot is 32 bytes: two integers of key, the training count, the held-out count. Words of up to 15 bytes are the key
+themselves, so a look-up touches one cache line; longer words have their XXH64 and their place in a pool of bytes as
+key and are compared byte by byte. Either way only equal bytes are equal words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from pretok.counts.buckets import WordCounts
+from pretok.kernels.compile import BYTES, I64, U8, njit
+from pretok.kernels.eight_bytes import load64, prefetch_u64
+from pretok.kernels.hashing import P1, P2, P3, hash_bytes, rotate
+from pretok.kernels.pretokenize import code_of, next_word
+from pretok.kernels.unicode import class_table
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+SHORT = 15
+"""Words of at most so many bytes are kept in the table itself."""
+_LONG = np.uint64(0xFF << 56)
+_AHEAD = 32
+"""Words scanned before the first of them is counted."""
+_HEADER = 8
+"""Bytes before a word in the pool: its length."""
+
+_SLOTS = types.Array(types.uint64, 1, "C")
+"""Four integers a slot, one slot after the other."""
+_POOL = types.Array(types.uint8, 1, "C")
+_STATE = types.Array(types.int64, 1, "C")
+_SLOT_BYTES = 32
+_WORDS = types.CPointer(types.uint64)
+_INTS = types.CPointer(types.int64)
+_DOCUMENT, _POSITION, _USED, _POOLED, _NEEDED, _CAPACITY, _POOL_SIZE = range(7)
+"""Places in the state array: next document or word; next byte in it or -1; slots used; bytes of the pool used; bytes
+that the pool lacked for a word; slots there are; size of the pool."""
+
+
+@njit(types.UniTuple(types.uint64, 2)(BYTES, types.int64, types.int64, types.int64), inline=True)
+def short_key(data: Any, start: Any, size: Any, limit: Any) -> Any:
+    """The bytes of a word of 1 to SHORT bytes as two integers, the size in the highest byte of the second.
+
+    Nothing at or after data[limit] is read.
+    """
+    top = np.uint64(size) << np.uint64(56)
+    if size > 8:
+        spare = np.uint64(8 * (16 - size))
+        return load64(data, start), (load64(data, start + size - 8) >> spare) | top
+    if start + 8 <= limit:
+        spare = np.uint64(8 * (8 - size))
+        return (load64(data, start) << spare) >> spare, top
+    low = np.uint64(0)
+    for k in range(size):
+        low |= np.uint64(data[start + k]) << np.uint64(8 * k)
+    return low, top
+
+
+@njit(types.int64(types.uint64, types.uint64), inline=True)
+def _home(low: Any, high: Any) -> Any:
+    """Where the search for a key begins, before it is cut to the size of the table; not negative."""
+    h = low
+    if high < _LONG:
+        h = (low ^ rotate(high * P2, np.uint64(31))) * P1
+        h = (h ^ (h >> np.uint64(32))) * P3
+    return np.int64((h ^ (h >> np.uint64(29))) >> np.uint64(1))
+
+
+@njit(types.boolean(BYTES, types.int64, types.int64, BYTES, types.int64))
+def _same(data: Any, start: Any, size: Any, pool: Any, at: Any) -> Any:
+    """Whether the word at `at` of the pool is data[start:start + size]."""
+    if np.int64(load64(pool, at)) != size:
+        return False
+    for k in range(size):
+        if pool[at + _HEADER + k] != data[start + k]:
+            return False
+    return True
+
+
+@njit(types.boolean(BYTES, types.int64, types.int64, BYTES, _INTS))
+def _keep(data: Any, start: Any, size: Any, pool: Any, state: Any) -> Any:
+    """Append a word to the pool; False when it does not fit."""
+    at = state[_POOLED]
+    if at + _HEADER + size > state[_POOL_SIZE]:
+        state[_NEEDED] = _HEADER + size
+        return False
+    for k in range(_HEADER):
+        pool[at + k] = (size >> (8 * k)) & 0xFF
+    for k in range(size):
+        pool[at + _HEADER + k] = data[start + k]
+    state[_POOLED] = at + _HEADER + size
+    return True
+
+
+@njit(types.UniTuple(types.uint64, 2)(BYTES, types.int64, types.int64, types.int64), inline=True)
+def _key(data: Any, start: Any, size: Any, limit: Any) -> Any:
+    """The key of the word data[start:start + size]. Nothing at or after data[limit] is read."""
+    if size > SHORT:
+        return hash_bytes(data, start, start + size, np.uint64(0)), _LONG
+    return short_key(data, start, size, limit)
+
+
+@njit(types.int64(types.uint64, types.uint64, BYTES, types.int64, types.int64, _WORDS, BYTES, _INTS))
+def _find(low: Any, high: Any, data: Any, start: Any, size: Any, slots: Any, pool: Any, state: Any) -> Any:
+    """Where in `slots` the slot of the word data[start:start + size] with this key begins, made if the word is new.
+
+    -1 when the table or its pool must grow first.
+    """
+    long = size > SHORT
+    mask = 4 * state[_CAPACITY] - 1
+    at = 4 * _home(low, high) & mask
+    while slots[at + 1] != 0:
+        if slots[at] == low:
+            if not long:
+                if slots[at + 1] == high:
+                    return at
+            elif slots[at + 1] >= _LONG and _same(data, start, size, pool, np.int64(slots[at + 1] & ~_LONG)):
+                return at
+        at = (at + 4) & mask
+    if 2 * state[_USED] >= state[_CAPACITY]:
+        return -1
+    if long:
+        high |= np.uint64(state[_POOLED])
+        if not _keep(data, start, size, pool, state):
+            return -1
+    slots[at], slots[at + 1] = low, high
+    state[_USED] += 1
+    return at
+
+
+@njit(types.boolean(U8, I64, U8, U8, types.int64, _SLOTS, _POOL, _STATE))
+def _add_documents(
+    data: Any, offsets: Any, heldout: Any, table: Any, code: Any, slots: Any, pool: Any, state: Any
+) -> Any:
+    """Count the words of documents from where `state` stands; False when the table must grow first.
+
+    Words are found and counted _AHEAD at a time, so that their slots come out of memory while others are scanned.
+    """
+    text, classes, words, kept, places = data.ctypes, table.ctypes, slots.ctypes, pool.ctypes, state.ctypes
+    starts, lows, highs = (
+        np.empty(_AHEAD + 1, np.int64),
+        np.empty(_AHEAD, np.uint64),
+        np.empty(_AHEAD, np.uint64),
+    )
+    mask = 4 * state[_CAPACITY] - 1
+    for d in range(state[_DOCUMENT], len(offsets) - 1):
+        i, end = offsets[d], offsets[d + 1]
+        if state[_POSITION] >= 0:
+            i = state[_POSITION]
+            state[_POSITION] = -1
+        column = 3 if heldout[d] else 2
+        while i < end:
+            n = 0
+            while n < _AHEAD and i < end:
+                starts[n] = i
+                i = next_word(text, i, end, classes, code)
+                lows[n], highs[n] = _key(text, starts[n], i - starts[n], len(data))
+                prefetch_u64(words, 4 * _home(lows[n], highs[n]) & mask)
+                n += 1
+            starts[n] = i
+            for k in range(n):
+                size = starts[k + 1] - starts[k]
+                slot = _find(lows[k], highs[k], text, starts[k], size, words, kept, places)
+                if slot < 0:
+                    state[_DOCUMENT], state[_POSITION] = d, starts[k]
+                    return False
+                slots[slot + column] += np.uint64(1)
+    return True
+
+
+@njit(types.boolean(U8, I64, I64, I64, _SLOTS, _POOL, _STATE))
+def _add_words(data: Any, offsets: Any, counts: Any, heldout: Any, slots: Any, pool: Any, state: Any) -> Any:
+    """Add counted words from where `state` stands; False when the table must grow first."""
+    text, words, kept, places = data.ctypes, slots.ctypes, pool.ctypes, state.ctypes
+    for w in range(state[_DOCUMENT], len(offsets) - 1):
+        start, size = offsets[w], offsets[w + 1] - offsets[w]
+        low, high = _key(text, start, size, len(data))
+        slot = _find(low, high, text, start, size, words, kept, places)
+        if slot < 0:
+            state[_DOCUMENT] = w
+            return False
+        slots[slot + 2] += np.uint64(counts[w])
+        slots[slot + 3] += np.uint64(heldout[w])
+    return True
+
+
+@njit(types.void(_SLOTS, _SLOTS))
+def _rehash(old: Any, new: Any) -> Any:
+    """Move every used slot into a larger table."""
+    mask = len(new) - 1
+    for k in range(0, len(old), 4):
+        if old[k + 1] != 0:
+            at = 4 * _home(old[k], old[k + 1]) & mask
+            while new[at + 1] != 0:
+                at = (at + 4) & mask
+            new[at : at + 4] = old[k : k + 4]
+
+
+@njit(types.int64(_SLOTS, _POOL, _POOL, _STATE, _STATE, _STATE))
+def _extract(slots: Any, pool: Any, data: Any, offsets: Any, counts: Any, heldout: Any) -> Any:
+    """Write all words out in the order of the slots; the number of their bytes. With no room in `data`, only that."""
+    w, size = 0, 0
+    for k in range(0, len(slots), 4):
+        high = slots[k + 1]
+        if high == 0:
+            continue
+        at = np.int64(high & ~_LONG)
+        long = high >= _LONG
+        length: Any = np.int64(load64(pool.ctypes, at)) if long else np.int64(high >> np.uint64(56))
+        if len(data):
+            if long:
+                data[size : size + length] = pool[at + _HEADER : at + _HEADER + length]
+            else:
+                for b in range(length):
+                    data[size + b] = slots[k + (b >> 3)] >> np.uint64(8 * (b & 7)) & np.uint64(0xFF)
+            offsets[w + 1] = size + length
+            counts[w] = slots[k + 2]
+            heldout[w] = slots[k + 3]
+            w += 1
+        size += length
+    return size
+
+
+class WordTable:
+    """Growing table of words; see the module. Not for use by several threads at once."""
+
+    def __init__(self) -> None:
+        self._slots = np.zeros(4 << 12, np.uint64)
+        self._pool = np.empty(1 << 16, np.uint8)
+        self._state = np.zeros(7, np.int64)
+        self._resized()
+
+    def clear(self) -> None:
+        """Forget all words, but keep the memory."""
+        self._slots[:] = 0
+        self._state[[_USED, _POOLED]] = 0
+
+    def _resized(self) -> None:
+        self._state[[_CAPACITY, _POOL_SIZE]] = len(self._slots) // 4, len(self._pool)
+
+    def __len__(self) -> int:
+        return int(self._state[_USED])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory its words take at most: a table is a quarter to half full, a pool half full to full."""
+        return 4 * _SLOT_BYTES * len(self) + 2 * int(self._state[_POOLED])
+
+    def add_documents(self, data: Bytes, offsets: Ints, heldout: npt.NDArray[np.bool_], pattern: str) -> None:
+        """Count the words of the documents data[offsets[d]:offsets[d + 1]] (valid UTF-8) by a pattern of PATTERNS.
+
+        heldout: (documents,) bool, whose words are counted apart.
+        """
+        marks, code = heldout.view(np.uint8), code_of(pattern)
+        self._state[[_DOCUMENT, _POSITION]] = 0, -1
+        while not _add_documents(
+            data, offsets, marks, class_table(), code, self._slots, self._pool, self._state
+        ):
+            self._grow()
+
+    def add_words(self, words: WordCounts) -> None:
+        """Add counted words."""
+        self._state[_DOCUMENT] = 0
+        while not _add_words(
+            words.data, words.offsets, words.counts, words.heldout, self._slots, self._pool, self._state
+        ):
+            self._grow()
+
+    def _grow(self) -> None:
+        """Double what was full: the pool when a word did not fit, else the table."""
+        if needed := int(self._state[_NEEDED]):
+            pool = np.empty(max(2 * len(self._pool), int(self._state[_POOLED]) + needed), np.uint8)
+            pool[: len(self._pool)] = self._pool
+            self._pool = pool
+            self._state[_NEEDED] = 0
+        else:
+            slots = np.zeros(2 * len(self._slots), np.uint64)
+            _rehash(self._slots, slots)
+            self._slots = slots
+        self._resized()
+
+    def words(self) -> WordCounts:
+        """All words, in an order that follows from what was added."""
+        nothing = np.empty(0, np.int64)
+        size = _extract(self._slots, self._pool, np.empty(0, np.uint8), nothing, nothing, nothing)
+        data = np.empty(size, np.uint8)
+        offsets = np.zeros(len(self) + 1, np.int64)
+        counts, heldout = np.empty(len(self), np.int64), np.empty(len(self), np.int64)
+        _extract(self._slots, self._pool, data, offsets, counts, heldout)
+        return WordCounts(data, offsets, counts, heldout)

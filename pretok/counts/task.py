@@ -1,0 +1,252 @@
+"""A partition of text -> counted words; counted words of many files -> one bucket of the corpus.
+
+Enters: a CountTask or a ReduceTask, run by a worker. Leaves, for a partition: a small Parquet file of held-out texts
+and, last, NAME.parquet with one row group of words per bucket. For a bucket: one Parquet file with a row group of
+sorted words per source. A file that exists is finished work, so every task restarts by being skipped.
+
+A document is counted if the hash of its text falls into the sample, and counted apart if another hash of it falls
+into the hold-out. Memory: one table of TABLE_BYTES; what is beyond it is spilled beside the result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pretok.base.progress import Counts
+from pretok.base.storage import atomic_open, temporary_of, writing
+from pretok.counts.buckets import BUCKETS, WordCounts, read_group, read_metadata, split_buckets, write_groups
+from pretok.counts.table import WordTable
+from pretok.kernels.hashing import hash_documents, select
+from pretok.read.batches import TextBatch, buffers
+from pretok.read.normalize import Normalization
+from pretok.read.partition import Partition
+from pretok.read.readers import Damage, RecordFormat, read_partition
+
+TABLE_BYTES = 256 << 20
+"""Memory of a worker's table of words; when its words may take as much, they are spilled."""
+SAMPLE_SEED_STEP = 1 << 32
+"""Added to the seed for the sample, so that sample and hold-out choose independently."""
+TEXT_SCHEMA = pa.schema([("text", pa.large_string())])
+
+
+@dataclass(frozen=True, slots=True)
+class CountTask:
+    """All that decides the counts of a partition. keep_text: bytes of held-out text to keep for comparisons."""
+
+    partition: Partition
+    folder: Path
+    record: RecordFormat
+    normalization: Normalization
+    pattern: str
+    sample: Fraction
+    holdout: Fraction
+    seed: int
+    keep_text: int
+    table_bytes: int = TABLE_BYTES
+
+    @property
+    def path(self) -> Path:
+        """Where the counts go."""
+        return self.folder / f"{self.partition.name}.parquet"
+
+    @property
+    def heldout_path(self) -> Path:
+        """Where the held-out texts go."""
+        return self.folder / f"{self.partition.name}.heldout.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceTask:
+    """Row groups to add up for one bucket: source -> (file, row group), and where the result goes."""
+
+    path: Path
+    sources: dict[str, list[tuple[Path, int]]]
+
+
+@dataclass(slots=True)
+class CountRecord:
+    """What a partition held.
+
+    read: records; documents, bytes: counted for training; heldout_documents, heldout_bytes: counted apart; unsampled:
+    documents outside of the sample; rejected: by reason; errors: inputs whose rest could not be read.
+    """
+
+    read: int = 0
+    documents: int = 0
+    bytes: int = 0
+    heldout_documents: int = 0
+    heldout_bytes: int = 0
+    unsampled: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    errors: list[dict[str, str]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the metadata of the file of counts."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CountRecord:
+        """Inverse of `to_json`."""
+        return cls(**{**data, "rejected": Counter(data["rejected"])})
+
+    def counts(self, source: str) -> Counts:
+        """What was reported of this partition, which is of `source`, when it was counted."""
+        size = self.bytes + self.heldout_bytes
+        return {
+            "documents": self.documents + self.heldout_documents,
+            "bytes": size,
+            f"bytes:{source}": size,
+            "rejected": self.rejected.total(),
+        }
+
+    def add(self, other: CountRecord) -> None:
+        """Add what another partition held."""
+        for name in ("read", "documents", "bytes", "heldout_documents", "heldout_bytes", "unsampled"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.rejected += other.rejected
+        self.errors += other.errors
+
+
+def count_partition(task: CountTask, report: Callable[[Counts], None]) -> CountRecord:
+    """Count a partition unless it is counted; `report` is told increments of documents and bytes."""
+    if task.path.exists():
+        return CountRecord.from_json(read_metadata(task.path))
+    counter = _Counter(task)
+    try:
+        for batch in read_partition(task.partition, task.record, task.normalization):
+            report(counter.add(batch))
+        return counter.finish()
+    finally:
+        counter.remove_spills()
+
+
+@lru_cache(maxsize=1)
+def _table() -> WordTable:
+    """The process's one table of documents' words: growing another for each partition took a tenth of the time."""
+    return WordTable()
+
+
+class _Counter:
+    """Counts the batches of one partition."""
+
+    def __init__(self, task: CountTask) -> None:
+        self._task = task
+        self._record = CountRecord()
+        self._table = _table()
+        self._table.clear()
+        self._spills: list[Path] = []
+        self._texts: list[pa.LargeStringArray] = []
+        self._kept = 0
+
+    def add(self, batch: TextBatch | Damage) -> Counts:
+        """Count a batch; the increments for progress."""
+        record = self._record
+        if isinstance(batch, Damage):
+            file = self._task.partition.pieces[batch.piece].file.path
+            record.errors.append({"partition": self._task.partition.name, "file": file, "error": batch.error})
+            return {}
+        record.read += batch.records
+        record.rejected.update(reject.reason for reject in batch.rejects)
+        if len(batch.texts) == 0:
+            return {"rejected": len(batch.rejects)}
+        texts = self._sample(batch.texts)
+        data, offsets = buffers(texts)
+        heldout = select(hash_documents(data, offsets, self._task.seed), self._task.holdout)
+        self._table.add_documents(data, offsets, heldout, self._task.pattern)
+        self._note(np.diff(offsets), heldout)
+        self._keep(texts, heldout)
+        if self._table.nbytes >= self._task.table_bytes:
+            self._spill()
+        return {
+            "documents": len(texts),
+            "bytes": len(data),
+            f"bytes:{self._task.partition.source}": len(data),
+            "rejected": len(batch.rejects),
+        }
+
+    def _sample(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        if self._task.sample == 1:
+            return texts
+        chosen = select(
+            hash_documents(*buffers(texts), self._task.seed + SAMPLE_SEED_STEP), self._task.sample
+        )
+        self._record.unsampled += int(len(texts) - chosen.sum())
+        return texts.filter(pa.array(chosen))
+
+    def _note(self, sizes: npt.NDArray[np.int64], heldout: npt.NDArray[np.bool_]) -> None:
+        self._record.documents += int((~heldout).sum())
+        self._record.bytes += int(sizes[~heldout].sum())
+        self._record.heldout_documents += int(heldout.sum())
+        self._record.heldout_bytes += int(sizes[heldout].sum())
+
+    def _keep(self, texts: pa.LargeStringArray, heldout: npt.NDArray[np.bool_]) -> None:
+        """Keep held-out texts, the first ones up to the bytes wanted."""
+        if self._kept < self._task.keep_text and heldout.any():
+            chosen = texts.filter(pa.array(heldout))
+            room = np.cumsum(np.diff(buffers(chosen)[1])) <= self._task.keep_text - self._kept
+            room[0] |= self._kept == 0
+            chosen = chosen.filter(pa.array(room))
+            self._texts.append(chosen)
+            self._kept += len(buffers(chosen)[0])
+
+    def _spill(self) -> None:
+        path = temporary_of(self._task.path, f".spill-{len(self._spills)}")
+        self._spills.append(path)
+        with writing(path), path.open("wb") as file:
+            write_groups(file, split_buckets(self._table.words()), {})
+        self._table.clear()
+
+    def finish(self) -> CountRecord:
+        """Write the held-out texts, then the counts."""
+        if self._spills:
+            self._spill()
+            groups: Iterator[WordCounts] = (
+                add_groups([(path, k) for path in self._spills]) for k in range(BUCKETS)
+            )
+        else:
+            groups = split_buckets(self._table.words())
+        with atomic_open(self._task.heldout_path) as file:
+            texts = pa.chunked_array(self._texts, pa.large_string())
+            pq.write_table(pa.table([texts], schema=TEXT_SCHEMA), file, compression="zstd")
+        with atomic_open(self._task.path) as file:
+            write_groups(file, groups, self._record.to_json())
+        return self._record
+
+    def remove_spills(self) -> None:
+        """Delete what was spilled."""
+        for path in self._spills:
+            path.unlink(missing_ok=True)
+
+
+def add_groups(groups: list[tuple[Path, int]]) -> WordCounts:
+    """Add up row groups, each (file, row group)."""
+    table = WordTable()
+    for path, group in groups:
+        table.add_words(read_group(path, group))
+    return table.words()
+
+
+def reduce_buckets(tasks: list[ReduceTask], report: Callable[[Counts], None]) -> None:
+    """Add up buckets of every source, those that are not done; `report` is told the distinct words."""
+    for task in tasks:
+        if not task.path.exists():
+            with atomic_open(task.path) as file:
+                write_groups(file, _bucket(task, report), {"sources": list(task.sources)})
+
+
+def _bucket(task: ReduceTask, report: Callable[[Counts], None]) -> Iterator[WordCounts]:
+    for parts in task.sources.values():
+        words = add_groups(parts)
+        report({"words": len(words)})
+        yield words.sorted()  # a bucket's bytes depend on its words alone

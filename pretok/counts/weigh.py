@@ -1,0 +1,120 @@
+"""Counts of several sources -> the words a vocabulary is trained from, each with one weighted count.
+
+Enters: counted words bucket by bucket, a row group per source, and the share each source shall have. Leaves: words
+with `counts`, the weighted occurrences, and `heldout`, here the plain ones. Weights are exact fractions until they
+become one integer per source; all else is integer arithmetic, so the result depends on nothing but the counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd, lcm
+from pathlib import Path
+
+import numpy as np
+
+from pretok.base.errors import UsageError
+from pretok.counts.buckets import WordCounts, concatenate, read_group
+from pretok.counts.table import WordTable
+
+THREADS = 4
+"""Buckets weighed at once, at most; reading, adding and sorting release the interpreter lock."""
+LIMIT = 1 << 62
+"""No sum of weighted counts reaches it: the counts of all pairs of symbols are at most the weighted bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingWords:
+    """words: weighted counts and, as `heldout`, plain counts; dropped_words, dropped_bytes: left out as too rare,
+    the bytes being those of all their occurrences."""
+
+    words: WordCounts
+    distinct: int
+    dropped_words: int
+    dropped_bytes: int
+
+
+def shares(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, Fraction]:
+    """What part of the text each source is: by its weight, or where there are none by its bytes; they add up to 1."""
+    whole = {name: Fraction(share) for name, share in (weights or sizes).items()}
+    total = sum(whole.values())
+    return {name: whole[name] / total if total else Fraction(0) for name in sizes}
+
+
+def mix_bytes_per_token(
+    parts: dict[str, Fraction], sizes: Mapping[str, int], tokens: Mapping[str, int | None]
+) -> float | None:
+    """Bytes per token of text of which each source is its part; None where a source has no text to say it from.
+
+    parts: as from `shares`; sizes, tokens: bytes and tokens of some text of each source.
+    """
+    rate = Fraction(0)
+    for name, part in parts.items():
+        size, count = sizes[name], tokens[name]
+        if part and not (size and count):
+            return None
+        rate += part * (count or 0) / max(1, size)
+    return round(float(1 / rate), 4) if rate else None
+
+
+def multipliers(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, int]:
+    """The integer each source's counts are multiplied by so that its text has its share of the whole.
+
+    weights: source -> share, which need not add up to 1; empty leaves the sources as they are. sizes: source -> bytes
+    of text counted. The integers are exact unless the weighted text would exceed LIMIT bytes; then they are scaled
+    down to it and rounded. Raises UsageError for weights that are not of these sources.
+    """
+    if not weights:
+        return dict.fromkeys(sizes, 1)
+    if set(weights) != set(sizes):
+        raise UsageError(
+            f"weights name {', '.join(sorted(weights))}, but the sources are {', '.join(sorted(sizes))}"
+        )
+    bad = [name for name, weight in weights.items() if weight < 0 or (weight > 0 and sizes[name] == 0)]
+    if bad or not any(weights.values()):
+        raise UsageError(
+            f"weights are not negative, not all 0, and 0 for a source without text: {', '.join(bad) or 'all 0'}"
+        )
+    exact = {name: weight / sizes[name] for name, weight in weights.items() if weight}
+    common = lcm(*(share.denominator for share in exact.values()))
+    whole = {name: int(share * common) for name, share in exact.items()}
+    divisor = gcd(*whole.values())
+    factors = {name: whole.get(name, 0) // divisor for name in sizes}
+    total = sum(factor * sizes[name] for name, factor in factors.items())
+    if total > LIMIT:
+        factors = {name: max(1, factor * LIMIT // total) if factor else 0 for name, factor in factors.items()}
+    return factors
+
+
+def weigh(buckets: list[Path], factors: dict[str, int], min_count: int) -> TrainingWords:
+    """Add up the sources of every bucket, counts times factor, and drop words that occur less than `min_count` times.
+
+    factors: source -> integer, in the order of the row groups. Occurrences are those in training documents.
+    """
+    with ThreadPoolExecutor(THREADS) as pool:
+        parts = list(pool.map(lambda path: _weigh_bucket(path, factors, min_count), buckets))
+    return TrainingWords(
+        concatenate([part.words for part in parts]),
+        sum(part.distinct for part in parts),
+        sum(part.dropped_words for part in parts),
+        sum(part.dropped_bytes for part in parts),
+    )
+
+
+def _weigh_bucket(path: Path, factors: dict[str, int], min_count: int) -> TrainingWords:
+    table = WordTable()
+    for group, factor in enumerate(factors.values()):
+        words = read_group(path, group)
+        table.add_words(WordCounts(words.data, words.offsets, words.counts * factor, words.counts))
+    words = table.words().sorted()  # words that begin alike lie together: merging takes a sixth less time
+    seen = words.heldout > 0
+    rare = seen & (words.heldout < min_count)
+    return TrainingWords(
+        words.take(np.flatnonzero((words.counts > 0) & ~rare)),
+        int(seen.sum()),
+        int(rare.sum()),
+        int((words.lengths * words.heldout)[rare].sum()),
+    )

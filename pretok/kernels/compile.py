@@ -1,0 +1,94 @@
+"""Compilation of the hot loops: one decorator, one place that decides where compiled code is kept.
+
+Enters: a signature. Leaves: a compiled function, cached on disk. Every function has exactly one signature: Numba names
+a cached variant by counting the variants it sees, so two processes that start together and compile *different*
+variants of one function could read each other's code. With one variant both write the same file, atomically.
+
+The cache lies in a folder named by the sources of all compiled modules, because Numba looks only at the file that
+holds a function and not at those it calls. The folder is made in the first of these that can be written:
+NUMBA_CACHE_DIR, the package's own `__pycache__`, the user's cache folder, the temporary folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba import types
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def source_digest() -> str:
+    """16 hexadecimal digits that change with any module that names this one, for its functions or its constants."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        source = path.read_bytes()
+        if b"pretok.kernels.compile" in source:
+            digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + source)
+    return digest.hexdigest()
+
+
+def _candidates() -> Iterator[Path]:
+    if configured := os.environ.get("NUMBA_CACHE_DIR"):
+        yield Path(configured)
+    yield PACKAGE / "__pycache__"
+    yield Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "pretok"
+    scratch = Path(tempfile.gettempdir()) / f"pretok-{os.getuid()}"
+    with contextlib.suppress(OSError):
+        scratch.mkdir(mode=0o700, exist_ok=True)
+        if scratch.lstat().st_uid == os.getuid():  # what another user left there could be any code
+            yield scratch
+
+
+def cache_folder() -> Path:
+    """The folder for compiled code, made if need be. Raises OSError when no candidate can be written."""
+    name = f"numba-{source_digest()}"
+    refusals = []
+    for base in _candidates():
+        folder = base / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except OSError as error:
+            refusals.append(str(error))
+    raise OSError("no folder for compiled code can be written; set NUMBA_CACHE_DIR: " + "; ".join(refusals))
+
+
+numba.config.CACHE_DIR = str(cache_folder())
+
+
+def _read_only(dtype: Any, dimensions: int = 1) -> Any:
+    return types.Array(dtype, dimensions, "C", readonly=True)
+
+
+U8 = _read_only(types.uint8)
+"""A contiguous uint8 array that is only read; writable arrays are accepted too. I64 and U64 alike."""
+I64 = _read_only(types.int64)
+U64 = _read_only(types.uint64)
+BYTES = types.CPointer(types.uint8)
+"""The data of a uint8 array (`array.ctypes` in compiled code), indexed alike. Functions that are called once a byte or
+a word take it, because an array as argument costs two atomic changes of its reference count a call."""
+
+
+def njit(signature: Any, inline: bool = False) -> Callable[[F], F]:
+    """Compile for `signature`, from the cache when it holds the function; the compiled code releases the GIL.
+
+    `inline` asks for a copy of the code in every caller: a call costs as much as scanning several bytes.
+    """
+
+    def decorate(function: F) -> F:
+        options = {"cache": True, "nogil": True, "error_model": "numpy", "forceinline": inline}
+        compiled: F = numba.njit(signature, **options)(function)
+        return compiled
+
+    return decorate

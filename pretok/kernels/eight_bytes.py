@@ -1,0 +1,115 @@
+"""Eight bytes at a time, for compiled loops over text.
+
+Enters: a pointer to bytes and a position. Leaves: unaligned little-endian words, and masks of the bytes in a word that
+a scanner must look at. The byte tests are the arithmetic ones of "Bit Twiddling Hacks" (Sean Eron Anderson, Stanford):
+borrows run upwards only, so the lowest bit set is right and higher ones may not be. Also: loads ahead of their use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.cpython.unsafe.numbers import trailing_zeros
+from numba.extending import intrinsic
+
+from pretok.kernels.compile import BYTES, njit
+
+_U64 = types.uint64
+_ONES = np.uint64(0x0101010101010101)
+_HIGH = np.uint64(0x8080808080808080)
+_QUOTES = np.uint64(0x22 * 0x0101010101010101)
+_BACKSLASHES = np.uint64(0x5C * 0x0101010101010101)
+_SPACES = np.uint64(0x20 * 0x0101010101010101)
+_NEWLINES = np.uint64(0x0A * 0x0101010101010101)
+_SEVEN_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
+_TO_0XCC = np.uint64((0x80 - 0x4C) * 0x0101010101010101)
+"""Added to the low seven bits of each byte, carries into the eighth from 0x4C on; 0xCC is 0x80 + 0x4C."""
+
+
+def _loader(bits: int) -> Any:
+    """A compiled function (bytes, position) -> little-endian unsigned integer of `bits`, with no bounds check."""
+
+    def load(_context: Any, _data: Any, _position: Any) -> Any:
+        result = types.Integer.from_bitwidth(bits, signed=False)
+
+        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            pointer = builder.gep(arguments[0], [arguments[1]])
+            word = ir.IntType(bits)
+            return builder.load(builder.bitcast(pointer, word.as_pointer()), align=1)
+
+        return result(BYTES, types.int64), generate
+
+    return intrinsic(load)
+
+
+load32 = _loader(32)
+load64 = _loader(64)
+
+
+def _store64(_context: Any, _data: Any, _position: Any, _word: Any) -> Any:
+    """A compiled function (bytes, position, uint64) that writes the word there, with no bounds check."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        data, position, word = arguments
+        pointer = builder.bitcast(builder.gep(data, [position]), word.type.as_pointer())
+        builder.store(word, pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(BYTES, types.int64, types.uint64), generate
+
+
+store64: Any = intrinsic(_store64)
+
+
+def _prefetcher(kind: Any) -> Any:
+    """A compiled function (integers, position) that has the processor load what is there, and does not wait for it."""
+
+    def prefetch(_context: Any, _integers: Any, _position: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+            place = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), byte)
+            signature = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+            load = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature)
+            builder.call(load, [place, number(1), number(3), number(1)])  # to write, into all caches, data
+            return context.get_dummy_value()
+
+        return types.void(types.CPointer(kind), types.int64), generate
+
+    return intrinsic(prefetch)
+
+
+prefetch_i32 = _prefetcher(types.int32)
+prefetch_i64 = _prefetcher(types.int64)
+prefetch_u64 = _prefetcher(types.uint64)
+
+
+@njit(types.int64(_U64), inline=True)
+def first_marked(mask: Any) -> Any:
+    """Index of the lowest byte whose high bit is set. Test for no byte at all with `mask == 0` first: a branch that is
+    predicted lets the next word load at once, a position computed from the mask makes it wait."""
+    return np.int64(trailing_zeros(mask) >> np.uint64(3))
+
+
+@njit(_U64(_U64), inline=True)
+def ends_plain_text(word: Any) -> Any:
+    """Mask of the bytes that interrupt a JSON string: quote, backslash and those below 0x20."""
+    quotes = word ^ _QUOTES
+    backslashes = word ^ _BACKSLASHES
+    found = ((quotes - _ONES) & ~quotes) | ((backslashes - _ONES) & ~backslashes) | ((word - _SPACES) & ~word)
+    return found & _HIGH
+
+
+@njit(_U64(_U64), inline=True)
+def newlines(word: Any) -> Any:
+    """Mask of the bytes that are a line feed."""
+    word = word ^ _NEWLINES
+    return (word - _ONES) & ~word & _HIGH
+
+
+@njit(_U64(_U64), inline=True)
+def from_0xcc(word: Any) -> Any:
+    """Mask of the bytes of 0xCC or more: the lead bytes of U+0300 and above. All its bits are right."""
+    return ((word & _SEVEN_BITS) + _TO_0XCC) & word & _HIGH

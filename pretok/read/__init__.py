@@ -1,0 +1,21 @@
+"""Inputs -> partitions -> batches of documents as Arrow arrays, with what was refused and why.
+
+paths.py            paths, globs and URLs -> the paths they stand for
+files.py            input files: list, recognise, open, decompress, notice changes
+zstd_frames.py      zstd data -> slices whose text is bounded
+hub.py              datasets on a hub, streamed
+sample/__init__.py  the text shipped with the package
+probe.py            inputs -> how much text they hold, whether the field is there
+partition.py        inputs -> partitions, planned from sizes
+changes.py          what changed since a result was made, by name
+spans.py            blocks of bytes -> spans of whole records, none too long
+json_values.py      JSON values in Numba: skip one, unescape a string
+jsonl.py            JSON Lines -> texts, in Numba
+tables.py           Parquet, saved and hub datasets -> columns of text
+batches.py          batches of documents as Arrow arrays
+normalize.py        text -> normalized text
+readers.py          a partition -> batches of documents, any format
+ahead.py            read ahead in a thread
+partition_runs.py   one task a partition: what counting and tokenizing share
+rejects.py          sources that gave too little
+"""

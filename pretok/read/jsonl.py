@@ -1,0 +1,278 @@
+"""JSON Lines -> texts: a validating parser in Numba that copies one string field straight into an Arrow buffer.
+
+Enters: a block of whole lines as bytes, and the name of the field. Leaves: the unescaped texts in a row with their
+offsets, and for every line a status. No Python object is made per line.
+
+A name with dots is a path: `meta.text` is the key `text` in the object `meta`. A line without that path is searched for
+the whole name as one key. A key that repeats takes its last value, as in the json module; `json_values` has the
+grammar. UTF-8 is checked by the caller on the texts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from pretok.kernels.compile import BYTES, I64, U8, njit
+from pretok.kernels.eight_bytes import first_marked, load64, newlines
+from pretok.read.json_values import MAX_DEPTH, Pointer, copy_string, skip_key, skip_space, skip_value
+
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int64]
+
+OK, BLANK, MALFORMED, NOT_AN_OBJECT, MISSING, NULL, NOT_A_STRING, SURROGATE, EMPTY, TOO_LONG, NOT_UTF8 = (
+    range(11)
+)
+REASONS = (
+    "",
+    "blank_line",
+    "malformed_json",
+    "not_an_object",
+    "missing_field",
+    "null_text",
+    "text_not_a_string",
+    "lone_surrogate",
+    "empty_text",
+    "too_long",
+    "invalid_utf8",
+)
+"""Reason in the rejects ledger for each status."""
+NO_LIMIT = np.iinfo(np.int64).max
+
+_DOT = ord(".")
+_OUT = types.uint8[::1]
+
+
+@njit(types.boolean(BYTES, types.int64, types.int64, U8, types.int64, types.int64, _OUT))
+def _same_key(
+    block: Pointer, start: int, stop: int, field: Bytes, first: int, last: int, scratch: Bytes
+) -> bool:
+    """Whether the key between its quotes at start:stop is field[first:last], escapes resolved into `scratch`."""
+    escaped = False
+    for i in range(start, stop):
+        if block[i] == 92:
+            escaped = True
+            break
+    if escaped:
+        if stop - start >= len(scratch):
+            return False  # longer than six bytes for each byte of the field
+        _, size, _ = copy_string(block, start, stop + 1, scratch.ctypes, 0)
+        if size != last - first:
+            return False
+        for i in range(size):
+            if scratch[i] != field[first + i]:
+                return False
+        return True
+    if stop - start != last - first:
+        return False
+    for i in range(last - first):
+        if block[start + i] != field[first + i]:
+            return False
+    return True
+
+
+@njit(types.int64(BYTES, types.int64), inline=True)
+def _key_end(block: Pointer, value: int) -> int:
+    """Position of the closing quote of the key whose value starts at `value`: only space and a colon stand between."""
+    at = value - 1
+    while block[at] != 58:
+        at -= 1
+    while block[at] != 34:
+        at -= 1
+    return at
+
+
+_PARSE = types.UniTuple(types.int64, 2)(
+    BYTES, types.int64, types.int64, U8, I64, types.int64, BYTES, types.int64, _OUT, _OUT
+)
+
+
+@njit(_PARSE, inline=True)
+def _parse_object(
+    block: Pointer,
+    at: int,
+    end: int,
+    field: Bytes,
+    path: Offsets,
+    longest: int,
+    out: Pointer,
+    size: int,
+    closers: Bytes,
+    scratch: Bytes,
+) -> tuple[int, int]:
+    """Copy the text at `path` in the object whose brace is at `at` to out[size:]. (status, new size).
+
+    path: where each key of it starts in `field`, and where one more would; a dot stands between two.
+    """
+    start = size
+    status = MISSING
+    level = 0  # how many keys of the path were entered: of all objects, only those on the path are open here
+    at += 1
+    opened = True
+    while True:
+        at = skip_space(block, at, end)
+        if not (opened and at < end and block[at] == 125):
+            key = at + 1
+            at = skip_key(block, at, end)
+            if at < 0:
+                return MALFORMED, start
+            if not _same_key(
+                block, key, _key_end(block, at), field, path[level], path[level + 1] - 1, scratch
+            ):
+                at = skip_value(block, at, end, closers)
+            elif level + 2 < len(path):
+                status, size = MISSING, start
+                if at < end and block[at] == 123:
+                    level += 1
+                    at += 1
+                    opened = True
+                    continue
+                at = skip_value(block, at, end, closers)
+            elif at < end and block[at] == 34:
+                at, size, lone = copy_string(block, at + 1, end, out, start)
+                status = SURROGATE if lone else EMPTY if size == start else OK
+                if size - start > longest:
+                    status = TOO_LONG
+            else:
+                status = NULL if at < end and block[at] == 110 else NOT_A_STRING
+                at = skip_value(block, at, end, closers)
+            if at < 0:
+                return MALFORMED, start
+            at = skip_space(block, at, end)
+        while at < end and block[at] == 125:
+            at += 1
+            level -= 1
+            if level < 0:
+                break
+            at = skip_space(block, at, end)
+        if level < 0:
+            break
+        if at >= end or block[at] != 44:
+            return MALFORMED, start
+        at += 1
+        opened = False
+    if skip_space(block, at, end) != end:
+        return MALFORMED, start
+    return status, size if status == OK else start
+
+
+@njit(_PARSE)
+def _parse_line(
+    block: Pointer,
+    at: int,
+    end: int,
+    field: Bytes,
+    path: Offsets,
+    longest: int,
+    out: Pointer,
+    size: int,
+    closers: Bytes,
+    scratch: Bytes,
+) -> tuple[int, int]:
+    """`_parse_object` for the object that should be all of block[at:end]."""
+    at = skip_space(block, at, end)
+    if at == end:
+        return BLANK, size
+    if block[at] == 123:
+        return _parse_object(block, at, end, field, path, longest, out, size, closers, scratch)
+    at = skip_value(block, at, end, closers)
+    if at >= 0 and skip_space(block, at, end) == end:
+        return NOT_AN_OBJECT, size
+    return MALFORMED, size
+
+
+@njit(types.int64(BYTES, types.int64, types.int64))
+def _line_end(block: Pointer, at: int, end: int) -> int:
+    """Position of the next line feed, or `end`."""
+    while at + 8 <= end:
+        mask = newlines(load64(block, at))
+        if mask != 0:
+            at += first_marked(mask)
+            return at
+        at += 8
+    while at < end and block[at] != 10:
+        at += 1
+    return at
+
+
+@njit(types.int64(U8))
+def _line_feeds(block: Bytes) -> int:
+    """How many line feeds the block has."""
+    count = 0
+    for i in range(len(block)):
+        count += block[i] == 10
+    return count
+
+
+@njit(
+    types.UniTuple(types.int64, 2)(
+        U8, U8, I64, types.int64, types.int64, _OUT, types.int64[::1], types.int64[::1], _OUT
+    )
+)
+def _parse_block(
+    block: Bytes,
+    field: Bytes,
+    path: Offsets,
+    longest: int,
+    longest_line: int,
+    out: Bytes,
+    offsets: Offsets,
+    starts: Offsets,
+    status: Bytes,
+) -> tuple[int, int]:
+    """Parse all lines. Fills offsets of the accepted texts, start and status of each line; (lines, texts)."""
+    closers = np.empty(MAX_DEPTH, np.uint8)
+    scratch = np.empty(6 * len(field) + 1, np.uint8)  # the longest escaped key and its quote
+    whole = np.array([0, len(field) + 1])
+    source, target = block.ctypes, out.ctypes
+    lines = texts = size = at = 0
+    offsets[0] = 0
+    while at < len(block):
+        end = _line_end(source, at, len(block))
+        starts[lines] = at
+        if end - at > longest_line:
+            found = TOO_LONG
+        else:
+            found, size = _parse_line(source, at, end, field, path, longest, target, size, closers, scratch)
+            if found == MISSING and len(path) > 2:
+                found, size = _parse_line(
+                    source, at, end, field, whole, longest, target, size, closers, scratch
+                )
+        status[lines] = found
+        if found == OK:
+            texts += 1
+            offsets[texts] = size
+        lines += 1
+        at = end + 1
+    starts[lines] = len(block)
+    return lines, texts
+
+
+def parse_lines(
+    block: Bytes, field: Bytes, longest: int = NO_LIMIT, longest_line: int = NO_LIMIT
+) -> tuple[Bytes, Offsets, Offsets, Bytes]:
+    """Parse a block of whole lines (uint8; the last one may lack its line end) for the string `field`.
+
+    longest, longest_line: bytes of the longest text, and of the longest line that is parsed at all.
+
+    Returns (texts, offsets, starts, status): texts uint8, the accepted texts in a row; offsets (accepted + 1,)
+    int64 into it; starts (lines + 1,) int64, where each line begins in `block`; status (lines,) uint8, an index
+    of REASONS.
+    """
+    limit = _line_feeds(block) + 1  # without numpy's array of as many bytes
+    out = np.empty(len(block), np.uint8)
+    offsets = np.empty(limit + 1, np.int64)
+    starts = np.empty(limit + 1, np.int64)
+    status = np.empty(limit, np.uint8)
+    path = np.concatenate([[0], np.flatnonzero(field == _DOT) + 1, [len(field) + 1]])
+    lines, texts = _parse_block(block, field, path, longest, longest_line, out, offsets, starts, status)
+    return out[: int(offsets[texts])], offsets[: texts + 1], starts[: lines + 1], status[:lines]
+
+
+def field_bytes(name: str) -> Bytes:
+    """The field's name as `parse_lines` takes it."""
+    array: Any = np.frombuffer(name.encode(), np.uint8)
+    return array.copy()  # type: ignore[no-any-return]

@@ -1,0 +1,57 @@
+"""Text -> normalized text, for vocabulary and encoding alike.
+
+Enters: an Arrow array of texts, or a batch of documents. Leaves: an array of the same length; a batch without the
+documents that became empty, which are rejects of it. What is done is part of the config fingerprint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pretok.read.batches import Reject, TextBatch, buffers
+
+BOM = "\ufeff"
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """Which changes are made to every document; the default makes none.
+
+    unicode: "none" or "nfc"; strip_bom: drop one U+FEFF at the start of a document; crlf: turn CR LF into LF.
+    """
+
+    unicode: str = "none"
+    strip_bom: bool = False
+    crlf: bool = False
+
+    def __call__(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        """Apply the changes; texts that need none are not copied."""
+        if self.strip_bom:
+            marked = pc.starts_with(texts, BOM)
+            if pc.any(marked).as_py():
+                texts = pc.if_else(marked, pc.utf8_slice_codeunits(texts, 1), texts)
+        if self.crlf and pc.any(pc.match_substring(texts, "\r\n")).as_py():
+            texts = pc.replace_substring(texts, "\r\n", "\n")
+        # No character below U+0300 (lead byte 0xCC) is changed or composed by NFC on its own (UAX #15).
+        if self.unicode == "nfc" and buffers(texts)[0].max(initial=0) >= 0xCC:
+            texts = pc.utf8_normalize(texts, form="NFC")
+        return texts
+
+
+def normalize_batch(batch: TextBatch, normalization: Normalization) -> TextBatch:
+    """The batch with its texts normalized. A text of which nothing is left is a reject, as an empty one is."""
+    texts = normalization(batch.texts)
+    if texts is batch.texts:
+        return batch
+    empty = np.asarray(pc.equal(pc.binary_length(texts), 0))
+    if not empty.any():
+        return replace(batch, texts=texts)
+    emptied = [Reject(int(number), "empty_text", "empty once normalized") for number in batch.numbers[empty]]
+    rejects = sorted([*batch.rejects, *emptied], key=lambda reject: reject.record)
+    return replace(
+        batch, texts=texts.filter(pa.array(~empty)), numbers=batch.numbers[~empty], rejects=rejects
+    )

@@ -1,0 +1,160 @@
+"""Inputs -> partitions: what one task reads, planned from sizes before any work.
+
+Enters: the probed inputs of one source. Leaves: a list of partitions, each of about one shard, that cover every byte,
+row group or row of every input exactly once. The plan depends on the inputs and the shard size alone, never on workers,
+so shard names and contents do not either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from pretok.base.records import read_record
+from pretok.read.files import InputFile, open_input
+from pretok.read.probe import Probe
+
+TEXT_PER_TOKEN = 4.0
+"""Bytes of text a token is assumed to cover: below what 50k vocabularies reach, so shards come out below target."""
+MIN_SHARD, MAX_SHARD = 16 << 20, 1 << 30
+"""Bounds in bytes of the automatic shard size."""
+SHARDS_WANTED = 64
+"""A source smaller than this many full shards gets smaller ones, so that many workers share the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of one input. start, stop: bytes (jsonl), row groups (parquet) or rows (dataset); None: the whole file."""
+
+    file: InputFile
+    start: int | None = None
+    stop: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """What one task reads and in which order. `estimate`: expected bytes of text, for scheduling only."""
+
+    source: str
+    number: int
+    pieces: tuple[Piece, ...]
+    estimate: int
+
+    @property
+    def name(self) -> str:
+        """Name of the partition and of its first shard, such as `it-00007`."""
+        return f"{self.source}-{self.number:05d}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For the plan on disk."""
+        return {"number": self.number, "estimate": self.estimate, "pieces": [asdict(p) for p in self.pieces]}
+
+    @classmethod
+    def from_json(cls, source: str, data: dict[str, Any]) -> Partition:
+        """Inverse of `to_json`. Raises IntegrityError."""
+        entry = read_record(_PartitionEntry, data, f"a partition of source {source}")
+        return cls(source, entry.number, entry.pieces, entry.estimate)
+
+
+@dataclass(frozen=True, slots=True)
+class _PartitionEntry:
+    """A partition as JSON."""
+
+    number: int
+    estimate: int
+    pieces: tuple[Piece, ...]
+
+
+def shard_bytes(inputs: Sequence[Probe], itemsize: int) -> int:
+    """Automatic shard size in bytes: 1 GiB, less for a source that would give fewer than 64 of them."""
+    tokens = sum(probe.size for probe in inputs) / TEXT_PER_TOKEN
+    return int(min(MAX_SHARD, max(MIN_SHARD, tokens * itemsize / SHARDS_WANTED)))
+
+
+def plan(source: str, inputs: Sequence[Probe], target: int, itemsize: int) -> list[Partition]:
+    """Group and cut the inputs of one source into partitions of about `target` bytes of tokens.
+
+    Small files share a partition in path order; JSON Lines, Parquet and datasets larger than a partition are cut; other
+    large files stand alone and roll over into several shards when they are encoded.
+    """
+    limit = max(1, int(target / itemsize * TEXT_PER_TOKEN))
+    partitions: list[Partition] = []
+    group: list[Piece] = []
+    weight = 0
+
+    def close() -> None:
+        nonlocal weight
+        if group:
+            partitions.append(Partition(source, len(partitions), tuple(group), weight))
+            group.clear()
+            weight = 0
+
+    for probe in inputs:
+        for piece, size in _cut(probe, limit):
+            if weight and weight + size > limit:
+                close()
+            group.append(piece)
+            weight += size
+    close()
+    return partitions
+
+
+def _cut(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
+    """Pieces of a file no larger than `limit` bytes of text where its format allows, with their sizes."""
+    file, size = probe.file, probe.size
+    if file.format == "hub":  # sizes are unknown: a shard there is a partition here
+        return [(Piece(file, i, i + 1), limit) for i in range(probe.units)]
+    if size <= limit or file.compression:
+        return [(Piece(file), size)]
+    if file.format == "jsonl":
+        try:
+            borders = line_starts(file, _even_steps(file.size, limit))
+        except OSError:  # no longer readable: its partition fails by name
+            return [(Piece(file), size)]
+        return [(Piece(file, a, b), b - a) for a, b in pairwise(borders)]
+    if file.format == "dataset" and probe.units:
+        rows = _even_steps(probe.units, max(1, int(probe.units * limit / size)))
+        share = size // max(1, len(rows) - 1)
+        return [(Piece(file, a, b), share) for a, b in pairwise(rows)]
+    if file.format == "parquet":
+        return _cut_row_groups(probe, limit)
+    return [(Piece(file), size)]
+
+
+def _even_steps(total: int, step: int) -> list[int]:
+    """Borders 0..total of near-equal spans no longer than `step`."""
+    count = max(1, -(-total // step))
+    return [total * i // count for i in range(count + 1)]
+
+
+def line_starts(file: InputFile, nominal: list[int]) -> list[int]:
+    """Move each inner border forward to the start of a line; borders that meet become one."""
+    borders = [0]
+    with open_input(file.path) as stream:
+        for at in nominal[1:-1]:
+            if at <= borders[-1]:
+                continue
+            stream.seek(at - 1)
+            while block := stream.read(1 << 16):
+                found = block.find(b"\n")
+                if found >= 0:
+                    at += found
+                    break
+                at += len(block)
+            if borders[-1] < at < file.size:
+                borders.append(at)
+    return [*borders, file.size]
+
+
+def _cut_row_groups(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
+    pieces: list[tuple[Piece, int]] = []
+    start = weight = 0
+    for i, size in enumerate(probe.parts):
+        if weight and weight + size > limit:
+            pieces.append((Piece(probe.file, start, i), weight))
+            start, weight = i, 0
+        weight += size
+    pieces.append((Piece(probe.file, start, len(probe.parts)), weight))
+    return pieces

@@ -1,0 +1,134 @@
+"""What a user wrote for an input -> the paths it stands for.
+
+Enters: a path, a glob (`**` too), an fsspec URL or URL glob, `hub:ID` or `sample:it`. Leaves: paths, sorted. Nothing is
+looked into: whether a path is a regular file is for `pretok.read.files` to find out.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pretok.base.errors import UsageError
+from pretok.read.sample import sample_path
+
+SAMPLE = "sample:"
+"""Starts an input that is the text shipped with the package: `sample:it`."""
+HUB = "hub:"
+"""Starts the name of a dataset on a hub: `hub:ID[:CONFIG[:SPLIT]]`."""
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is an fsspec URL rather than a local path."""
+    return "://" in path
+
+
+def is_dataset(path: str) -> bool:
+    """Whether `path` is a folder that `datasets` saved with `save_to_disk`."""
+    return not is_remote(path) and os.path.isfile(os.path.join(path, "state.json"))  # noqa: PTH113, PTH118
+
+
+def is_glob(pattern: str) -> bool:
+    """Whether `pattern` stands for whatever it matches; the name of something that is there stands for that alone."""
+    special = pattern.startswith((HUB, SAMPLE))
+    return not special and glob.has_magic(pattern) and (is_remote(pattern) or not os.path.lexists(pattern))
+
+
+def expand(pattern: str) -> list[str]:
+    """Paths that a path, a glob or a URL glob stands for, sorted. UsageError when it matches nothing, or when a folder
+    on its way cannot be listed."""
+    if pattern.startswith(HUB):
+        return [pattern]
+    if pattern.startswith(SAMPLE):
+        return [sample_path(pattern.removeprefix(SAMPLE))]
+    if is_remote(pattern):
+        import fsspec
+
+        fs, inner = fsspec.core.url_to_fs(pattern)
+        paths = [fs.unstrip_protocol(path) for path in (fs.glob(inner) if is_glob(pattern) else [inner])]
+    elif is_glob(pattern):
+        paths = list(_matches("/" if pattern.startswith("/") else "", _parts(pattern)))
+    else:
+        paths = [pattern] if _exists(pattern) else []
+    if not paths:
+        raise UsageError(f"no input matches {pattern!r} (relative paths start at {Path.cwd()})")
+    return sorted(set(paths))
+
+
+def _parts(pattern: str) -> list[str]:
+    parts = [part for part in pattern.split("/") if part]
+    return parts[:-1] if parts[-2:] == ["**", "*"] else parts  # everything below a folder, in one way
+
+
+def _matches(folder: str, parts: list[str]) -> Iterator[str]:
+    """What `parts` of a glob match in `folder`, in the shell's way, as `glob.glob` finds it; but that leaves out what
+    it may not list without a word, and goes around a circle of links until the system refuses."""
+    head, rest = parts[0], parts[1:]
+    if head == "**":
+        if rest:
+            yield from _matches(folder, rest)
+        for path, entry in _entries(folder, "*"):
+            inside = _is_folder(entry)
+            if not rest and (not inside or is_dataset(path)):
+                yield path
+            if inside and not _leads_back(entry):
+                yield from _matches(path, parts)
+    elif glob.has_magic(head):
+        for path, entry in _entries(folder, head):
+            if not rest:
+                yield path
+            elif _is_folder(entry):
+                yield from _matches(path, rest)
+    else:
+        path = os.path.join(folder, head)  # noqa: PTH118 - keeps `./`, as the user wrote it
+        if _exists(path):
+            yield from _matches(path, rest) if rest else [path]
+
+
+def _entries(folder: str, pattern: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """What in a folder has a name that matches; hidden names only where the pattern begins with a dot."""
+    try:
+        with os.scandir(folder or ".") as found:
+            entries = list(found)
+    except NotADirectoryError:
+        return
+    except OSError as error:
+        raise _unlisted(folder, error) from None
+    for entry in entries:
+        if fnmatch.fnmatchcase(entry.name, pattern) and (entry.name[0] != "." or pattern[0] == "."):
+            yield os.path.join(folder, entry.name), entry  # noqa: PTH118
+
+
+def _exists(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except PermissionError as error:
+        raise _unlisted(os.path.dirname(path), error) from None  # noqa: PTH120
+    except OSError:
+        return False
+    return True
+
+
+def _unlisted(folder: str, error: OSError) -> UsageError:
+    return UsageError(
+        f"folder {folder} cannot be listed: {error.strerror}; what is in it would be missing. Make it readable, or "
+        "name inputs that go around it"
+    )
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
+
+
+def _leads_back(entry: os.DirEntry[str]) -> bool:
+    """Whether a folder is a link to one above it: going on would find the same files again and again."""
+    if not entry.is_symlink():
+        return False
+    here, target = Path(entry.path).parent.resolve(), Path(entry.path).resolve()
+    return here.is_relative_to(target)

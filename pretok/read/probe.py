@@ -1,0 +1,182 @@
+"""The inputs of a source -> what planning must know of each: how much text it holds, and whether it has the field.
+
+Enters: InputFiles and the name of the text field. Leaves: a Probe of each; UsageError when the field is in none.
+Of every Parquet file the footer is read, once; of JSON Lines the first records of some files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from pretok.base.errors import UsageError
+from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_bytes
+from pretok.read.hub import open_hub
+
+COMPRESSION_RATIO = 3.0
+"""Assumed bytes of text per byte of a zstd or gzip file."""
+PROBED_FILES = 32
+"""How many JSON Lines files of a source are looked into, at even distances: opening a million takes minutes."""
+PROBED_RECORDS = 20
+PROBED_BYTES = 1 << 20
+NAMED = 10
+"""Fields that a message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What is known of an input before it is read.
+
+    size: expected bytes of text; parts: the same for each row group of a Parquet file; units: rows of a dataset,
+    shards of a hub's; judged: whether its records were looked at; problem: why they give no document, "" if they do.
+    """
+
+    file: InputFile
+    size: int
+    parts: tuple[int, ...] = ()
+    units: int = 0
+    judged: bool = False
+    problem: str = ""
+
+
+def probe_inputs(
+    inputs: Sequence[InputFile], field: str, notice: Callable[[str], None] = lambda text: None
+) -> list[Probe]:
+    """A Probe of each input. `notice` is told of files without the field; UsageError when all that were judged are."""
+    lines = [file for file in inputs if file.format == "jsonl" and file.size]
+    looked_into = set(lines[:: -(-len(lines) // PROBED_FILES) or 1])
+    with ThreadPoolExecutor(16) as pool:
+        probes = list(pool.map(lambda file: _probe(file, field, file in looked_into), inputs))
+    problems = [probe.problem for probe in probes if probe.problem]
+    judged = sum(probe.judged for probe in probes)
+    if problems and len(problems) == judged:
+        others = f" ({len(problems) - 1} more files are like it)" if len(problems) > 1 else ""
+        raise UsageError(problems[0] + others)
+    for problem in problems[:NAMED]:
+        notice(problem)
+    if len(problems) > NAMED:
+        notice(f"{len(problems) - NAMED} more files lack the field {field!r}")
+    return probes
+
+
+def _probe(file: InputFile, field: str, look_into: bool) -> Probe:
+    if file.format == "parquet":
+        return _probe_parquet(file, field)
+    if file.format in ("dataset", "hub"):
+        return _probe_dataset(file, field)
+    size = int(file.size * COMPRESSION_RATIO) if file.compression else file.size
+    if not look_into:
+        return Probe(file, size, judged=file.format == "text" and size > 0)
+    found: Counter[str] = Counter()
+    records = [record for record in _first_records(file) if isinstance(record, dict)]
+    for record in records:
+        found.update({name: len(text) for name, text in _texts(record, "") if isinstance(text, str)})
+    values = [value for record in records for name, value in _texts(record, "") if name == field]
+    good = any(value is None or isinstance(value, str) for value in values)
+    there = bool(values) or any(name.startswith(f"{field}.") for name in found)
+    problem = _problem(file.path, field, there, found) if records and not good else ""
+    return Probe(file, size, judged=bool(records), problem=problem)
+
+
+def _problem(path: str, field: str, there: bool, found: Counter[str]) -> str:
+    """What is wrong with the field, and which others there are; found: text field -> bytes of text seen."""
+    what = f"the field {field!r} is no text in {path}" if there else f"no field {field!r} in {path}"
+    if not found:
+        return f"{what}, nor any text in another field"
+    names = [name for name, _ in found.most_common(NAMED)]
+    return f"{what}; there are {', '.join(sorted(names))}; use --field {names[0]}"
+
+
+def _first_records(file: InputFile) -> Iterator[Any]:
+    """The first whole lines that are JSON."""
+    data = b""
+    stop = None if file.compression else min(file.size, PROBED_BYTES)
+    try:
+        for block in read_bytes(file.path, file.compression, 0, stop):
+            data += block
+            if len(data) >= PROBED_BYTES:
+                break
+        else:
+            data += b"\n" * (stop is None or stop == file.size)  # the last line may lack its end
+    except CorruptInputError:  # told when it is read
+        pass
+    whole = data[: data.rfind(b"\n") + 1].removeprefix(b"\xef\xbb\xbf")
+    for line in islice(whole.split(b"\n"), PROBED_RECORDS):
+        try:
+            yield json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+
+
+def _texts(record: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of everything in a record that is no record itself."""
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from _texts(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _probe_parquet(file: InputFile, field: str) -> Probe:
+    """From the footer; one that cannot be read gives no parts: planned whole, the file fails by name when read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with open_parquet(file.path) as stream, pq.ParquetFile(stream) as opened:
+            meta = opened.metadata
+            columns = [meta.schema.column(index) for index in range(meta.num_columns)]
+            groups = [meta.row_group(index) for index in range(meta.num_row_groups)]
+            texts = {
+                column.path: index
+                for index, column in enumerate(columns)
+                if column.physical_type == "BYTE_ARRAY" and column.max_repetition_level == 0
+            }
+            wanted = texts.get(field)
+            parts = tuple(
+                group.total_byte_size if wanted is None else group.column(wanted).total_uncompressed_size
+                for group in groups
+            )
+            problem = ""
+            if wanted is None:
+                there = any(f"{column.path}.".startswith(f"{field}.") for column in columns)
+                first = groups[:1]
+                found = {
+                    name: sum(g.column(at).total_uncompressed_size for g in first)
+                    for name, at in texts.items()
+                }
+                problem = _problem(file.path, field, there, Counter(found))
+    except (pa.ArrowException, OSError):
+        return Probe(file, 0)
+    return Probe(file, sum(parts), parts, judged=True, problem=problem)
+
+
+def _probe_dataset(file: InputFile, field: str) -> Probe:
+    """A dataset on disk or on a hub, whose columns need not be known before it is read."""
+    from datasets import load_from_disk
+
+    if file.format == "hub":
+        dataset = open_hub(file.path)
+        units = dataset.num_shards
+    else:
+        try:
+            dataset = load_from_disk(file.path)
+        except Exception:  # the library raises whatever it met: the partition that holds it fails by name
+            return Probe(file, file.size)
+        units = len(dataset)
+    names: list[str] = list(dataset.features or dataset.column_names or ())
+    top = field.partition(".")[0]
+    problem = ""
+    if names and not {field, top} & set(names):
+        texts = [
+            name
+            for name in names
+            if getattr((dataset.features or {}).get(name), "dtype", "") in ("string", "large_string")
+        ]
+        problem = _problem(file.path, field, False, Counter(dict.fromkeys(texts, 0)))
+    return Probe(file, file.size, (), units, judged=bool(names), problem=problem)

@@ -1,0 +1,270 @@
+"""A partition -> batches of documents, whatever format its inputs have.
+
+Enters: a Partition, how to find the text in a record, and how it is normalized. Leaves: TextBatch after TextBatch of
+about BATCH_BYTES of text, in the order of the inputs. Refused records are in the batch; an input whose rest is
+unreadable raises CorruptInputError after the batch that holds its last good record. Any other exception is a bug.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pretok.read.ahead import ahead
+from pretok.read.batches import Reject, TextBatch, from_buffers
+from pretok.read.files import CorruptInputError, read_bytes, stamp, what_changed
+from pretok.read.jsonl import (
+    EMPTY,
+    MALFORMED,
+    MISSING,
+    NOT_AN_OBJECT,
+    NOT_UTF8,
+    NULL,
+    OK,
+    REASONS,
+    TOO_LONG,
+    field_bytes,
+    parse_lines,
+)
+from pretok.read.normalize import Normalization, normalize_batch
+from pretok.read.partition import Partition, Piece
+from pretok.read.spans import whole_file, whole_records
+from pretok.read.tables import text_columns
+
+BATCH_BYTES = 4 << 20
+"""Text per batch: large enough to hide the cost of a call, small enough for many workers on a node."""
+BATCH_RECORDS = 1 << 18
+"""Records per batch at most: what a file of blank lines holds is rejects, an object each."""
+EXPLAINED_BYTES = 1 << 20
+"""The longest line that is parsed again to say what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFormat:
+    """How to find documents. field: name of the text field or column, `meta.text` inside another; separator: what ends
+    a document in a plain text file, "" for one document a file; max_document: bytes of the longest text that is no
+    reject, before normalization."""
+
+    field: str = "text"
+    separator: str = ""
+    max_document: int = 256 << 20
+
+    @property
+    def max_line(self) -> int:
+        """Bytes of the longest line of JSON Lines that is parsed. A longer one is rejected as too long unread: a text
+        within the limit takes three times its bytes if all of it is escaped letters, the rest is for other fields."""
+        return 3 * self.max_document + (1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Stands in the stream of batches where the rest of a piece is unreadable."""
+
+    piece: int
+    error: str
+
+
+def read_partition(
+    partition: Partition, record: RecordFormat, normalization: Normalization
+) -> Iterator[TextBatch | Damage]:
+    """All batches of a partition, normalized, read ahead in a thread; a damaged piece does not end the others.
+
+    A file that is no longer what was planned, or was written to meanwhile, counts as damaged once it has been read.
+    """
+
+    def batches() -> Iterator[TextBatch | Damage]:
+        for index, piece in enumerate(partition.pieces):
+            before, error = stamp(piece.file), ""
+            try:
+                yield from read_piece(piece, index, record)
+            except CorruptInputError as damage:
+                error = str(damage)
+            if error := what_changed(piece.file, before) or error:
+                yield Damage(index, error)
+
+    def normalized(batch: TextBatch | Damage) -> TextBatch | Damage:
+        return batch if isinstance(batch, Damage) else normalize_batch(batch, normalization)
+
+    # A generator would hold each batch as it was read for as long as its consumer works on it.
+    return map(normalized, ahead(batches(), _held_bytes, 2 * BATCH_BYTES))
+
+
+def _held_bytes(batch: TextBatch | Damage) -> int:
+    return batch.texts.nbytes if isinstance(batch, TextBatch) else 0
+
+
+def read_piece(piece: Piece, index: int, record: RecordFormat) -> Iterator[TextBatch]:
+    """Batches of one piece, which stands at `index` in its partition. Raises CorruptInputError."""
+    readers = {"jsonl": _read_jsonl, "text": _read_text}
+    if piece.file.format == "unreadable":
+        raise CorruptInputError(f"cannot be opened: {piece.file.identity}")
+    first = 0
+    for found in readers.get(piece.file.format, _read_table)(piece, record):
+        yield from _batches(index, first, found)
+        first += len(found.status)
+        del found  # with the bytes it was found in: the next may be as large
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Records in a row. status: (records,) uint8, an index of REASONS; texts: those of the OK ones, UTF-8 not checked;
+    explain: what to tell of a refused record, by its number from 0 here."""
+
+    status: npt.NDArray[np.uint8]
+    texts: pa.LargeStringArray
+    explain: Callable[[int], str]
+
+
+def _batches(index: int, first: int, found: _Found) -> Iterator[TextBatch]:
+    at = 0
+    for start in range(0, len(found.status), BATCH_RECORDS):
+        status = found.status[start : start + BATCH_RECORDS]
+        good = np.flatnonzero(status == OK)
+        texts, errors = _valid(found.texts.slice(at, len(good)))
+        at += len(good)
+        if errors:
+            status = status.copy()
+            status[good[list(errors)]] = NOT_UTF8
+        rejects = [
+            Reject(
+                first + start + int(record),
+                REASONS[status[record]],
+                errors[int(np.searchsorted(good, record))]
+                if status[record] == NOT_UTF8
+                else found.explain(start + int(record)),
+            )
+            for record in np.flatnonzero(status != OK)
+        ]
+        numbers = first + start + np.flatnonzero(status == OK)
+        yield TextBatch(index, first + start, len(status), texts, numbers, rejects)
+
+
+def _valid(texts: pa.LargeStringArray) -> tuple[pa.LargeStringArray, dict[int, str]]:
+    """The texts that are UTF-8; what is wrong with each of the others, by its place in `texts`."""
+    try:
+        texts.validate(full=True)
+        return texts, {}
+    except pa.ArrowInvalid:
+        errors = {}
+        binary = texts.cast(pa.large_binary())
+        for i, value in enumerate(binary):
+            try:
+                value.as_py().decode()
+            except UnicodeDecodeError as error:
+                errors[i] = str(error)[:200]
+        valid = np.ones(len(texts), np.bool_)
+        valid[list(errors)] = False
+        return binary.filter(pa.array(valid)).cast(pa.large_string()), errors
+
+
+def _too_long(limit: int) -> _Found:
+    """A record that was dropped while it was read."""
+    nothing = from_buffers(np.empty(0, np.uint8), np.zeros(1, np.int64))
+    return _Found(np.array([TOO_LONG], np.uint8), nothing, lambda _: f"more than {limit} bytes")
+
+
+def _read_jsonl(piece: Piece, record: RecordFormat) -> Iterator[_Found]:
+    stream = read_bytes(piece.file.path, piece.file.compression, piece.start or 0, piece.stop)
+    at_start = not piece.start
+    for span in whole_records(stream, b"\n", record.max_line, BATCH_BYTES):
+        if span is None:
+            yield _too_long(record.max_line)
+        else:
+            # A BOM is no part of the JSON text (RFC 8259, 8.1).
+            yield _parse(span[3:] if at_start and bytes(span[:3]) == b"\xef\xbb\xbf" else span, record)
+        at_start = False
+        del span
+
+
+def _parse(data: memoryview, record: RecordFormat) -> _Found:
+    lines = np.frombuffer(data, np.uint8)
+    texts, offsets, starts, status = parse_lines(
+        lines, field_bytes(record.field), record.max_document, record.max_line
+    )
+
+    def explain(line: int) -> str:
+        return _explain(data[starts[line] : starts[line + 1]], int(status[line]), record)
+
+    return _Found(status, from_buffers(texts, offsets), explain)
+
+
+def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
+    """What the ledger says of a line: what the json module finds wrong, which fields there are instead, its start."""
+    if status == TOO_LONG:
+        length = len(line) - (line[-1] == ord("\n"))
+        return f"more than {record.max_line if length > record.max_line else record.max_document} bytes"
+    start = bytes(line[:80]).decode("utf-8", "replace").strip()
+    if status in (MALFORMED, NOT_AN_OBJECT) and start.startswith("["):
+        return "a JSON array; JSON Lines has one object a line"
+    if status not in (MALFORMED, MISSING) or len(line) > EXPLAINED_BYTES:
+        return start
+    try:
+        names = ", ".join(_keys(json.loads(bytes(line)))) or "no field"
+        return f"there is {names[:200]}".encode(
+            "utf-8", "replace"
+        ).decode()  # a key may escape a lone surrogate
+    except (ValueError, RecursionError) as error:
+        return str(error)[:200]
+
+
+def _keys(value: Any) -> Iterator[str]:
+    """The names by which the fields of a record are found, those in objects too."""
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        if isinstance(inner, dict) and inner:
+            yield from (f"{key}.{name}" for name in _keys(inner))
+        else:
+            yield key
+
+
+def _read_text(piece: Piece, record: RecordFormat) -> Iterator[_Found]:
+    """Documents of a plain text file: the whole file, or the texts between separators.
+
+    As with line ends, a separator at the end of the file ends the last document and starts no other.
+    """
+    stream = read_bytes(piece.file.path, piece.file.compression)
+    mark, limit = record.separator.encode(), record.max_document
+    spans = whole_records(stream, mark, limit, BATCH_BYTES) if mark else whole_file(stream, limit)
+    for span in spans:
+        yield _too_long(limit) if span is None else _split(bytes(span), mark, limit)
+
+
+def _split(data: bytes, mark: bytes, limit: int) -> _Found:
+    parts = data.split(mark) if mark else [data]
+    if mark and not parts[-1]:
+        parts.pop()
+    lengths = np.array([len(part) for part in parts], np.int64)
+    status = _status(lengths, limit)
+    good = status == OK
+    if not good.all():
+        parts = [part for part, keep in zip(parts, good, strict=True) if keep]
+    texts = np.frombuffer(b"".join(parts), np.uint8)  # of a single text no copy
+    offsets = np.concatenate([np.zeros(1, np.int64), lengths[good].cumsum()])
+    return _Found(status, from_buffers(texts, offsets), _explain_length(status, limit))
+
+
+def _status(lengths: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.uint8]:
+    """Status of texts by their bytes."""
+    return np.select([lengths == 0, lengths > limit], [EMPTY, TOO_LONG], OK).astype(np.uint8)
+
+
+def _explain_length(status: npt.NDArray[np.uint8], limit: int) -> Callable[[int], str]:
+    return lambda record: f"more than {limit} bytes" if status[record] == TOO_LONG else ""
+
+
+def _read_table(piece: Piece, record: RecordFormat) -> Iterator[_Found]:
+    """Texts of a column of strings or bytes; nulls are rejects."""
+    for column in text_columns(piece, record.field, BATCH_BYTES):
+        status = _status(np.asarray(pc.binary_length(column).fill_null(0)), record.max_document)
+        status[np.asarray(column.is_null())] = NULL
+        if status.any():  # a filter copies the text
+            column = column.filter(pa.array(status == OK))
+        _, offsets, data = column.buffers()
+        texts = pa.LargeStringArray.from_buffers(len(column), offsets, data, offset=column.offset)
+        yield _Found(status, texts, _explain_length(status, record.max_document))

@@ -1,0 +1,186 @@
+"""Parquet files, saved datasets and hub datasets -> columns of text.
+
+Enters: a piece of one of these and the name of its field; `meta.text` is the column `text` in the struct `meta` or,
+where there is no such path, a column of that whole name. Only that column is read. Leaves: large_binary arrays of about
+`batch_bytes` of text on average, in order, nulls included, their offsets checked. A value is held whole, whatever its
+length, and where values differ much in length so is a batch of them.
+
+Whatever a library raises while it reads an input is CorruptInputError: it saw bytes that it did not expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pretok.read.files import READ_SIZE, CorruptInputError, open_parquet
+from pretok.read.hub import open_hub
+from pretok.read.partition import Piece
+
+NAMES_SHOWN = 50
+"""Columns that a message lists at most."""
+
+
+def text_columns(piece: Piece, field: str, batch_bytes: int) -> Iterator[pa.LargeBinaryArray]:
+    """The texts of a piece. Raises CorruptInputError after the last batch that can be read."""
+    if piece.file.format == "hub":
+        columns = _hub(piece, field)
+    else:
+        columns = (_parquet if piece.file.format == "parquet" else _dataset)(piece, field, batch_bytes)
+    for column in columns:
+        with _library("the text column is damaged"):
+            texts = _binary(column)
+        yield texts
+
+
+@contextmanager
+def _library(what: str) -> Iterator[None]:
+    """For calls into a library that parses an input, and nothing else: whatever it raises is damage."""
+    try:
+        yield
+    except CorruptInputError:
+        raise
+    except Exception as error:
+        raise CorruptInputError(f"{what}: {error or type(error).__name__}") from error
+
+
+def _binary(column: pa.Array) -> pa.LargeBinaryArray:
+    """Strings or bytes of any layout as large_binary, offsets and indices checked, UTF-8 not."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _binary(column.dictionary).take(column.indices)  # looks whether each index is in bounds
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    if any(test(kind) for test in tests):
+        column = column.cast(pa.large_binary() if kind != pa.string() else pa.binary())
+    elif not any(
+        test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    ):
+        raise CorruptInputError(f"the text column has type {kind}, not string or binary")
+    column.validate(full=True)
+    return column.cast(pa.large_binary())
+
+
+def find_column(schema: pa.Schema, field: str) -> list[str]:
+    """The names that lead to a field: a path into structs, or a column of the whole name. Raises CorruptInputError."""
+    path = field.split(".")
+    for names in (path, [field]):
+        fields: Any = schema
+        for name in names:
+            if fields.names.count(name) != 1:
+                break
+            fields = _Struct(fields.field(name).type)
+        else:
+            return names
+    raise missing(field, _leaves(schema))
+
+
+class _Struct:
+    """The fields of a struct type as a schema has them; no fields for any other type."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self.names = [child.name for child in kind] if pa.types.is_struct(kind) else []
+
+    def field(self, name: str) -> Any:
+        """The one field of that name."""
+        return self._kind.field(name)
+
+
+def _leaves(fields: Any) -> list[str]:
+    """Dotted names of the columns of a schema, or of the fields of a struct."""
+    leaves = []
+    for field in fields:
+        inner = _leaves(field.type) if pa.types.is_struct(field.type) else []
+        leaves += [f"{field.name}.{name}" for name in inner] or [field.name]
+    return leaves
+
+
+def missing(field: str, names: Sequence[str]) -> CorruptInputError:
+    """The error that says which columns there are instead."""
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return CorruptInputError(f"no column {field!r}; the columns are {', '.join(names[:NAMES_SHOWN])}{more}")
+
+
+def _pick(column: pa.Array, path: list[str]) -> pa.Array:
+    """What a path of names leads to in a column; null where a struct on the way is."""
+    return pc.struct_field(column, path) if path else column
+
+
+def _parquet(piece: Piece, field: str, batch_bytes: int) -> Iterator[pa.Array]:
+    """Rows per batch follow the bytes of the row groups before, of the first one its bytes in all columns: a column's
+    size stands in metadata that pyarrow aborts the process on, where they are damaged."""
+    with _library("damaged Parquet"):
+        stream = open_parquet(piece.file.path)
+    with stream:
+        with _library("damaged Parquet"):
+            # Without a buffer Arrow reads all of a row group before its first row: 400 MB of one of 850 MB of text.
+            file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=READ_SIZE)
+            path = find_column(file.schema_arrow, field)
+            groups = range(piece.start or 0, file.num_row_groups if piece.stop is None else piece.stop)
+        seen = size = 0
+        for group in groups:
+            with _library("damaged Parquet"):
+                meta = file.metadata.row_group(group)
+                of_rows, of_bytes = (seen, size) if size else (meta.num_rows, meta.total_byte_size)
+                rows = max(1, of_rows * batch_bytes // max(1, of_bytes))
+                batches = file.iter_batches(
+                    batch_size=rows, row_groups=[group], columns=[field], use_threads=False
+                )
+            while True:
+                with _library("damaged Parquet"):
+                    batch = next(batches, None)
+                    if batch is None:
+                        break
+                    column = _pick(batch.column(path[0]), path[1:])
+                    seen, size = seen + len(column), size + column.nbytes
+                yield column
+
+
+def _dataset(piece: Piece, field: str, batch_bytes: int) -> Iterator[pa.Array]:
+    from datasets import load_from_disk
+
+    with _library("damaged dataset"):
+        dataset = load_from_disk(piece.file.path)
+        path = find_column(dataset.features.arrow_schema, field)
+        dataset = dataset.select_columns([path[0]]).with_format("arrow")
+        start, stop = piece.start or 0, len(dataset) if piece.stop is None else piece.stop
+        rows = max(1, int(batch_bytes * len(dataset) / max(1, piece.file.size)))
+    for at in range(start, stop, rows):
+        with _library("damaged dataset"):
+            chunks = dataset[at : min(stop, at + rows)].column(path[0]).chunks
+            texts = pa.chunked_array([_binary(_pick(chunk, path[1:])) for chunk in chunks], pa.large_binary())
+            column = texts.combine_chunks()
+        yield column
+
+
+def _hub(piece: Piece, field: str) -> Iterator[pa.Array]:
+    """Rows of one shard of a hub dataset; how long they are is not known before."""
+    dataset = open_hub(piece.file.path)
+    if piece.start is not None:
+        dataset = dataset.shard(dataset.num_shards, piece.start)
+    batches = iter(dataset.iter(batch_size=256))
+    while True:
+        with _library("damaged dataset"):
+            batch = next(batches, None)
+            if batch is None:
+                return
+            column = pa.array(_pick_values(batch, field))
+        yield column
+
+
+def _pick_values(batch: dict[str, list[Any]], field: str) -> list[Any]:
+    """The values of a field in a batch of Python objects."""
+    first, *path = field.split(".")
+    if path and first in batch and all(row is None or isinstance(row, dict) for row in batch[first]):
+        rows = batch[first]
+        for name in path:
+            rows = [row.get(name) if isinstance(row, dict) else None for row in rows]
+        return rows
+    if field not in batch:
+        raise missing(field, list(batch))
+    return batch[field]

@@ -1,0 +1,11 @@
+"""Batches of documents -> token ids -> sealed shards with one manifest.
+
+format.py      the bytes of .bin and .idx
+contents.py    what a manifest says, as typed records
+manifest.py    the sealed description of a shards folder: its file
+plan.py        the plan of one source, kept on disk
+task.py        a partition -> sealed parts: the task a worker runs
+unfinished.py  what is not finished, told in words
+seal.py        sealed parts -> few files and one manifest
+job.py         the job: plan, tokenize, seal
+"""

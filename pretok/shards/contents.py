@@ -1,0 +1,235 @@
+"""What a manifest says: one typed record for each thing that stands in manifest.json.
+
+Enters: shards as their writer left them, and the counts of inputs. Leaves: `Contents`, whose fields are the keys of the
+file (`shards.manifest` lists and writes them) and which knows what identifies the tokens and what cannot be true.
+numpy and the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
+
+from pretok.base.records import to_json
+from pretok.base.storage import fingerprint
+from pretok.base.tokens import token_dtype
+from pretok.shards.format import SealedShard
+
+FORMAT = "pretok-shards"
+SPLITS = ("train", "val")
+MAX_TOKENS = 1 << 62
+"""More than any shards hold together; below it no address of a token leaves 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerEntry:
+    """The tokenizer of all shards; dtype: of their token ids, uint16 or int32."""
+
+    fingerprint: str
+    vocab_size: int
+    eod_id: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class SplitCounts:
+    """What a split of a source holds; bytes: of text."""
+
+    tokens: int
+    documents: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCounts:
+    """What a source holds; read: records, of which `documents` were written and the others rejected, by reason."""
+
+    tokens: int
+    documents: int
+    bytes: int
+    read: int
+    rejected: dict[str, int]
+    train: SplitCounts
+    val: SplitCounts
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; index_checksum: of the `.idx`."""
+
+    path: str
+    source: str
+    split: str
+    tokens: int
+    documents: int
+    file_bytes: int
+    text_bytes: int
+    checksum: str
+    index_checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class SideFile:
+    """A file that is no shard: a table of origins, a ledger of rejects (of `source`), the tokenizer (of none)."""
+
+    path: str
+    source: str | None
+    file_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One input file of a source: what it was when it was planned, and how many of its records were written."""
+
+    path: str
+    format: str
+    compression: str
+    size: int
+    identity: str
+    source: str
+    read: int
+    written: int
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An input whose rest could not be read, or a partition that could not be done; `file` names its inputs."""
+
+    partition: str
+    file: str
+    error: str
+
+    @property
+    def source(self) -> str:
+        """The source the partition belongs to."""
+        return self.partition.rsplit("-", 1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class PartEntry:
+    """A sealed part: the name of its shard, the number of its partition, records read of each piece of that."""
+
+    name: str
+    partition: int
+    records: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that manifest.json says, see `shards.manifest`; what follows from it (version, fingerprint, seal) is no
+    field."""
+
+    tokenizer: TokenizerEntry
+    totals: SourceCounts
+    sources: dict[str, SourceCounts]
+    failed: tuple[Failure, ...]
+    shards: tuple[ShardEntry, ...]
+    side_files: tuple[SideFile, ...]
+    files: tuple[FileEntry, ...]
+    plans: dict[str, dict[str, Any]]
+    parts: dict[str, tuple[PartEntry, ...]]
+    config: dict[str, Any]
+    software: dict[str, str]
+    materialized: dict[str, Any] | None = None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What identifies the tokens: the tokenizer and, in order, every shard's path, sizes and checksums.
+
+        Taken of the form that version 1 gave them, so that a mix of the same tokens stays valid.
+        """
+        shards = [to_json(shard) for shard in self.shards]
+        for shard in shards:
+            shard["bytes"] = shard.pop("file_bytes")
+        return fingerprint(
+            {"format": FORMAT, "version": 1, "tokenizer": to_json(self.tokenizer), "shards": shards}
+        )
+
+    def problem(self) -> str | None:
+        """What cannot be true whatever is in the folder, or None."""
+        tokenizer = self.tokenizer
+        dtype = token_dtype(tokenizer.vocab_size)
+        if tokenizer.dtype != dtype.name:
+            return f"tokenizer.dtype is {tokenizer.dtype!r}; ids below {tokenizer.vocab_size} are kept as {dtype.name}"
+        if tokenizer.eod_id >= tokenizer.vocab_size:
+            return (
+                f"tokenizer.eod_id is {tokenizer.eod_id}; the vocabulary has {tokenizer.vocab_size} entries"
+            )
+        if self.plans.keys() != self.parts.keys() or not self.plans.keys() <= self.sources.keys():
+            return "plans and parts are not those of the sources"
+        if sum(shard.tokens for shard in self.shards) >= MAX_TOKENS:
+            return f"the shards have more than {MAX_TOKENS} tokens"
+        listed = [*(shard.path for shard in self.shards), *(file.path for file in self.side_files)]
+        names = [PurePosixPath(path) for path in listed]
+        if outside := [
+            name for name in names if name.is_absolute() or ".." in name.parts or "\0" in str(name)
+        ]:
+            return f"{str(outside[0])!r} is not a path inside the folder"
+        if len(set(names)) != len(names):
+            return f"{Counter(names).most_common(1)[0][0]} is listed twice"
+        for number, shard in enumerate(self.shards):
+            if shard.source not in self.sources or shard.split not in SPLITS:
+                return f"shards[{number}] belongs to {shard.source!r}, {shard.split!r}, which is no source and split"
+            if shard.file_bytes != shard.tokens * dtype.itemsize or not shard.path.endswith(".bin"):
+                return f"shards[{number}]: {shard.path} of {shard.file_bytes} bytes cannot hold {shard.tokens} tokens"
+        return None
+
+
+def shard_entry(path: str, source: str, split: str, sealed: SealedShard, text_bytes: int) -> ShardEntry:
+    """What the manifest says of a shard that was written."""
+    return ShardEntry(
+        path=path,
+        source=source,
+        split=split,
+        tokens=sealed.tokens,
+        documents=sealed.documents,
+        file_bytes=sealed.bin_bytes,
+        text_bytes=text_bytes,
+        checksum=sealed.bin_checksum,
+        index_checksum=sealed.idx_checksum,
+    )
+
+
+def count_source(shards: Sequence[ShardEntry], read: int, rejected: dict[str, int]) -> SourceCounts:
+    """The counts of a source from all its shards."""
+    train, val = (
+        SplitCounts(
+            tokens=sum(shard.tokens for shard in shards if shard.split == split),
+            documents=sum(shard.documents for shard in shards if shard.split == split),
+            bytes=sum(shard.text_bytes for shard in shards if shard.split == split),
+        )
+        for split in SPLITS
+    )
+    both = _add_splits([train, val])
+    return SourceCounts(both.tokens, both.documents, both.bytes, read, rejected, train, val)
+
+
+def add_counts(sources: Iterable[SourceCounts]) -> SourceCounts:
+    """The totals of sources."""
+    sources = list(sources)
+    rejected: Counter[str] = Counter()
+    for counts in sources:
+        rejected.update(counts.rejected)
+    return SourceCounts(
+        tokens=sum(counts.tokens for counts in sources),
+        documents=sum(counts.documents for counts in sources),
+        bytes=sum(counts.bytes for counts in sources),
+        read=sum(counts.read for counts in sources),
+        rejected=dict(rejected),
+        train=_add_splits([counts.train for counts in sources]),
+        val=_add_splits([counts.val for counts in sources]),
+    )
+
+
+def _add_splits(splits: Sequence[SplitCounts]) -> SplitCounts:
+    return SplitCounts(
+        tokens=sum(split.tokens for split in splits),
+        documents=sum(split.documents for split in splits),
+        bytes=sum(split.bytes for split in splits),
+    )

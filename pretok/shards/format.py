@@ -1,0 +1,205 @@
+"""Shards: the only module that knows the bytes of `.bin` and `.idx`.
+
+Enters: the token ids of documents, each document ending with EOD. Leaves: a Megatron-LM indexed dataset.
+
+    .bin  token ids, little-endian, nothing else
+    .idx  b"MMIDIDX\\0\\0" | u64 version = 1 | u8 dtype code | u64 sequences S | u64 documents + 1 D
+          | i32 lengths[S], in tokens | i64 offsets[S], in bytes | i64 document_indices[D]
+
+One sequence is one document, so S = documents and document_indices = 0..S.
+Source of the format: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pretok.base.errors import IntegrityError
+from pretok.base.storage import atomic_open, temporary_of, writing
+from pretok.base.tokens import Tokens
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+DTYPE_CODES: dict[int, np.dtype[Any]] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
+"""Megatron-LM's code -> dtype; the two that token ids need."""
+
+
+def dtype_code(dtype: np.dtype[np.generic]) -> int:
+    """Megatron-LM's code of a token dtype."""
+    return next(code for code, known in DTYPE_CODES.items() if known == dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedShard:
+    """What a writer leaves: sizes and checksums of one finished shard."""
+
+    tokens: int
+    documents: int
+    bin_bytes: int
+    idx_bytes: int
+    bin_checksum: str
+    idx_checksum: str
+
+
+class ShardWriter:
+    """Writes one shard: `append` as often as needed, then `seal`. Nothing is visible under `prefix` before `seal`.
+
+    `prefix` is the path without suffix. Leaving the context without `seal` removes the temporary file.
+    """
+
+    def __init__(self, prefix: Path, dtype: np.dtype[np.generic]) -> None:
+        import xxhash  # only writers need it
+
+        self.prefix = prefix
+        self.dtype = dtype
+        self.tokens = 0
+        self.documents = 0
+        self._lengths: list[npt.NDArray[np.int32]] = []
+        self._digest = xxhash.xxh3_128()
+        self._bin = prefix.with_name(prefix.name + ".bin")
+        self._temporary = temporary_of(self._bin)
+        with writing(self._bin):
+            prefix.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._temporary.open("wb", buffering=0)
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def append(self, tokens: Tokens, lengths: npt.NDArray[np.int32]) -> None:
+        """Add whole documents. tokens: all their ids in a row, EODs included; lengths: tokens per document."""
+        if tokens.dtype != self.dtype:
+            raise TypeError(f"shard {self.prefix} holds {self.dtype}, got tokens of {tokens.dtype}")
+        data = np.ascontiguousarray(tokens).view(np.uint8).data
+        self._digest.update(data)
+        with writing(self._bin):
+            while data:  # an unbuffered write may be short
+                data = data[self._file.write(data) :]
+        self._lengths.append(np.ascontiguousarray(lengths, dtype=np.int32))
+        self.tokens += len(tokens)
+        self.documents += len(lengths)
+
+    def seal(self) -> SealedShard:
+        """Flush, write the index, rename both. Raises if the lengths do not add up to the tokens written."""
+        lengths = np.concatenate(self._lengths) if self._lengths else np.empty(0, np.int32)
+        if int(lengths.sum(dtype=np.int64)) != self.tokens:
+            raise AssertionError(
+                f"{self.prefix}: lengths add up to {lengths.sum()}, tokens are {self.tokens}"
+            )
+        with writing(self._bin):
+            os.fsync(self._file.fileno())
+            self._file.close()
+        index = index_bytes(lengths, self.dtype)
+        # The index goes first: a .bin without .idx is never seen, and an .idx without .bin is only a leftover.
+        with atomic_open(self.prefix.with_name(self.prefix.name + ".idx")) as file:
+            file.write(index)
+        with writing(self._bin):
+            self._temporary.replace(self._bin)
+        return SealedShard(
+            tokens=self.tokens,
+            documents=self.documents,
+            bin_bytes=self.tokens * self.dtype.itemsize,
+            idx_bytes=len(index),
+            bin_checksum=f"xxh3:{self._digest.hexdigest()}",
+            idx_checksum=_digest_of(index),
+        )
+
+
+def _digest_of(data: bytes) -> str:
+    import xxhash
+
+    return f"xxh3:{xxhash.xxh3_128(data).hexdigest()}"
+
+
+def index_bytes(lengths: npt.NDArray[np.int32], dtype: np.dtype[np.generic]) -> bytes:
+    """The whole `.idx` file for documents of `lengths` tokens."""
+    count = len(lengths)
+    ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
+    offsets = np.concatenate([np.zeros(1, np.int64), ends])[:count]
+    return b"".join(
+        [
+            HEADER.pack(MAGIC, VERSION, dtype_code(dtype), count, count + 1),
+            lengths.astype("<i4").tobytes(),
+            offsets.astype("<i8").tobytes(),
+            np.arange(count + 1, dtype="<i8").tobytes(),
+        ]
+    )
+
+
+class ShardReader:
+    """One shard by memory map. Checks magic, version, dtype and both sizes; raises IntegrityError naming the file.
+
+    tokens: (tokens,) ids of all documents in a row; lengths: (documents,) int32; offsets: (documents + 1,) int64,
+    where each document starts in `tokens`.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        index_path = prefix.with_name(prefix.name + ".idx")
+        bin_path = prefix.with_name(prefix.name + ".bin")
+        try:
+            index = np.fromfile(index_path, np.uint8)
+        except OSError as error:
+            raise IntegrityError(f"cannot read {index_path}: {error.strerror}") from None
+        if len(index) < HEADER.size:
+            raise IntegrityError(f"{index_path} has {len(index)} bytes, less than a header")
+        magic, version, code, sequences, entries = HEADER.unpack(index[: HEADER.size].tobytes())
+        if magic != MAGIC or version != VERSION or code not in DTYPE_CODES:
+            raise IntegrityError(
+                f"{index_path}: magic {magic!r}, version {version}, dtype code {code} unknown"
+            )
+        expected = HEADER.size + 12 * sequences + 8 * entries
+        if len(index) != expected:
+            raise IntegrityError(f"{index_path} has {len(index)} bytes, its header says {expected}")
+        self.dtype = DTYPE_CODES[code]
+        at = HEADER.size
+        self.lengths: npt.NDArray[np.int32] = index[at : at + 4 * sequences].view("<i4")
+        at += 4 * sequences
+        pointers = index[at : at + 8 * sequences].view("<i8")
+        documents = index[at + 8 * sequences :].view("<i8")
+        self.offsets: npt.NDArray[np.int64] = np.zeros(sequences + 1, np.int64)
+        np.cumsum(self.lengths, dtype=np.int64, out=self.offsets[1:])
+        if (
+            (self.lengths < 0).any()
+            or entries != sequences + 1
+            or not np.array_equal(pointers, self.offsets[:-1] * self.dtype.itemsize)
+            or not np.array_equal(documents, np.arange(entries))
+        ):
+            raise IntegrityError(f"{index_path}: lengths, offsets and document indices contradict each other")
+        self.tokens = map_tokens(bin_path, self.dtype, int(self.offsets[-1]))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, document: int) -> Tokens:
+        """Ids of one document, EOD included, as a view of the map."""
+        view: Tokens = self.tokens[self.offsets[document] : self.offsets[document + 1]]
+        return view
+
+
+def map_tokens(bin_path: Path, dtype: np.dtype[np.generic], tokens: int) -> Tokens:
+    """Memory-map a `.bin` of `tokens` ids; IntegrityError when its size is another."""
+    try:
+        size = bin_path.stat().st_size
+    except OSError as error:
+        raise IntegrityError(f"cannot read {bin_path}: {error.strerror}") from None
+    if size != tokens * dtype.itemsize:
+        raise IntegrityError(
+            f"{bin_path} has {size} bytes, expected {tokens} tokens of {dtype.itemsize} bytes"
+        )
+    if tokens == 0:  # an empty file cannot be mapped
+        return np.empty(0, dtype)
+    return np.memmap(bin_path, dtype, mode="r", shape=(tokens,))

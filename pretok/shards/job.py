@@ -1,0 +1,245 @@
+"""tokenize: sources -> sealed shards with a manifest; every step restarts where it stopped.
+
+Enters: a Recipe with a trained vocabulary. Leaves: SHARDS/manifest.json and what it describes.
+
+    plan      inputs -> partitions, kept in SHARDS/.state/NAME/plan.json so that a restart does the same work
+    tokenize  one task a partition (`pretok.shards.task`), largest first
+    seal      merge the small files, write the manifest (`pretok.shards.seal`), drop the state of finished sources
+
+A source whose inputs and settings equal what the manifest says is left alone; one that changed is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pretok.base.errors import PartitionsFailed
+from pretok.base.execute import Engine
+from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.base.lock import hold
+from pretok.base.progress import Progress
+from pretok.base.storage import remove_leftovers
+from pretok.base.tokens import token_dtype
+from pretok.base.units import counted
+from pretok.config import Recipe
+from pretok.read.changes import refuse_changes, shared_inputs
+from pretok.read.partition import Partition
+from pretok.read.partition_runs import expect, run_partitions
+from pretok.read.rejects import poor_sources
+from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
+from pretok.shards.plan import SourcePlan, is_complete, plan_source
+from pretok.shards.seal import drop_finished, seal, standing, withdraw
+from pretok.shards.task import TokenizeTask, load_encoder, load_parts, tokenize_partition
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
+
+STATE = ".state"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeSummary:
+    """What a run did: the manifest's totals are on disk; this is what the run adds.
+
+    partitions: of all sources that were not sealed before; nodes: partitions done on each; idle: share of the workers'
+    time in which they had no task, their start included; peak: most bytes of memory that a worker held.
+    """
+
+    partitions: int
+    nodes: dict[str, int]
+    idle: float
+    peak: int
+
+
+def shared_config(recipe: Recipe, vocab: Vocabulary) -> dict[str, Any]:
+    """What every source of an output has in common; a change needs another output folder."""
+    return {
+        "tokenizer": vocab.fingerprint,
+        "eod_id": vocab.eod_id,
+        "normalize": recipe.normalize.model_dump(),
+        "val_fraction": str(recipe.shards.val_fraction),
+        "val_seed": recipe.shards.seed,
+    }
+
+
+def run_tokenize(
+    recipe: Recipe, engine: Engine, progress: Progress, notice: Callable[[str], None]
+) -> TokenizeSummary:
+    """Bring SHARDS to what the recipe says, as the only job that writes there.
+
+    Raises MismatchError, UsageError, FolderInUse, OutputError, Stopped; at the end PartitionsFailed, or InternalError
+    after a bug of ours.
+    """
+    vocab = load_vocab(recipe.vocab_dir, eod=recipe.vocab.eod)
+    with hold(recipe.shards_dir, "tokenize"):
+        return _tokenize(recipe, vocab, engine, progress, notice)
+
+
+def _tokenize(
+    recipe: Recipe, vocab: Vocabulary, engine: Engine, progress: Progress, notice: Callable[[str], None]
+) -> TokenizeSummary:
+    shards = recipe.shards_dir
+    state = shards / STATE
+    config = shared_config(recipe, vocab)
+    drop_finished(state)
+    old = standing(shards, state)
+    if old and old.totals.documents:  # what holds no document binds nothing
+        refuse_changes("the shards", shards, old.config, config)
+    sealed = old.plans if old and old.totals.documents else {}
+    itemsize = token_dtype(vocab.size).itemsize
+    with engine.stop.raising():
+        plans = [
+            plan_source(name, source, config, recipe.shards.size, itemsize, state, sealed.get(name), notice)
+            for name, source in recipe.sources.items()
+        ]
+    for text in shared_inputs({source_plan.name: source_plan.inputs for source_plan in plans}):
+        notice(text)
+    remove_leftovers(shards)
+    if (
+        not old or not (shards / TOKENIZER_FILE).exists()
+    ):  # the shards then need nothing else; workers read this copy
+        vocab.copy_to(shards / TOKENIZER_FILE)
+    tasks = [
+        _task(partition, source_plan, recipe, vocab)
+        for source_plan in plans
+        if (state / source_plan.name).exists()
+        for partition in source_plan.partitions
+    ]
+    withdraw(shards, state, {task.partition.source for task in tasks})
+    open_tasks = [task for task in tasks if not _finished(task)]
+    if not open_tasks:
+        total = sum(len(plan.partitions) for plan in plans)
+        sealed_already = f"nothing to do: all {counted(total, 'partition')} are sealed"
+        notice(sealed_already + ("; writing the manifest" if tasks else ""))
+    run = _Run(tasks, open_tasks)
+    if open_tasks:
+        run.announce(engine, progress, notice)
+        if slow := load_encoder(open_tasks[0].tokenizer_json, vocab.fingerprint, vocab.eod_id).notice:
+            notice(slow)
+        run.encode(engine, progress, notice)
+        remove_leftovers(shards)
+    if tasks or not has_manifest(shards):
+        crashed = [_failure(partition, error.message) for partition, error in run.failures]
+        failed = seal(shards, state, [p for p in plans if (state / p.name).exists()], config, vocab, crashed)
+        failed = [failure for failure in failed if failure not in crashed]
+    else:
+        failed = load_manifest(shards).data["failed"]
+    if run.failures and failed:
+        notice(_describe_failures(failed, shards))
+    raise_failures([(partition.name, error) for partition, error in run.failures], recipe.out / LOGS)
+    complaints = [_describe_failures(failed, shards)] if failed else []
+    complaints += _poor_sources(shards, recipe)
+    if complaints:
+        raise PartitionsFailed("\n".join(complaints))
+    return run.summary()
+
+
+class _Run:
+    """The encoding of all partitions that are not sealed, and what it took."""
+
+    def __init__(self, tasks: list[TokenizeTask], open_tasks: list[TokenizeTask]) -> None:
+        self._tasks = tasks
+        self._open = open_tasks
+        self._nodes: Counter[str] = Counter()
+        self._busy = 0.0
+        self._available = 0.0
+        self._peak = 0
+        self.failures: list[tuple[Partition, TaskError]] = []
+
+    def announce(self, engine: Engine, progress: Progress, notice: Callable[[str], None]) -> None:
+        """Say what is to do and what sealed parts hold already; let the engine choose where to work."""
+        done = len(self._tasks) - len(self._open)
+        expect(self._tasks, progress)
+        counts = Counter({"partitions": done})
+        for task in self._tasks:
+            for part in load_parts(task.state_dir, task.partition.name):
+                counts.update(part.counts(task.partition.source))
+        progress.start_from(dict(counts))
+        text = f"{len(self._tasks)} partitions to tokenize"
+        if counts["documents"]:
+            kept = f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
+            text += f", {done} of them done by an earlier run, which left {kept}"
+        notice(text)
+        if place := engine.choose(sum(task.partition.estimate for task in self._open)):
+            notice(place)
+
+    def encode(self, engine: Engine, progress: Progress, notice: Callable[[str], None]) -> None:
+        """Run the tasks."""
+        done = len(self._tasks) - len(self._open)
+        workers, began = engine.parallel, time.monotonic()
+        for task, outcome in run_partitions(tokenize_partition, self._open, done, engine, progress, notice):
+            if isinstance(outcome.result, TaskError):
+                self.failures.append((task.partition, outcome.result))
+            else:
+                self._nodes[outcome.node] += 1
+            self._busy, self._peak = self._busy + outcome.seconds, max(self._peak, outcome.peak)
+        self._available = workers * (time.monotonic() - began)
+
+    def summary(self) -> TokenizeSummary:
+        """What the run did."""
+        idle = 1 - self._busy / self._available if self._available else 0.0
+        return TokenizeSummary(len(self._tasks), dict(sorted(self._nodes.items())), idle, self._peak)
+
+
+def _failure(partition: Partition, message: str) -> dict[str, Any]:
+    files = ", ".join(sorted({piece.file.path for piece in partition.pieces}))
+    return {"partition": partition.name, "file": files, "error": message}
+
+
+def _describe_failures(failed: list[dict[str, Any]], shards: Path) -> str:
+    lines = [f"  {f['partition']}: {f['file']}: {f['error']}" for f in failed[:20]]
+    more = (
+        [f"  and {len(failed) - 20} more, under `failed` in {shards / FILE_NAME}"] if len(failed) > 20 else []
+    )
+    return "\n".join(
+        [f"{len(failed)} inputs could not be read to their end; everything else is in the shards:", *lines, *more,
+         "mend the files and run the same command again: only these partitions are done again"]
+    )  # fmt: skip
+
+
+def _poor_sources(shards: Path, recipe: Recipe) -> list[str]:
+    """Complaints about sources of the recipe that gave too little."""
+    sources = load_manifest(shards).contents.sources
+    counts = {name: (sources[name].read, sources[name].rejected) for name in recipe.sources}
+    return poor_sources(recipe.shards.max_reject_share, counts, f"see {shards / 'rejects'}")
+
+
+def _task(partition: Partition, source: SourcePlan, recipe: Recipe, vocab: Vocabulary) -> TokenizeTask:
+    record = recipe.sources[source.name].record
+    return TokenizeTask(
+        partition=partition,
+        shards_dir=recipe.shards_dir.absolute(),
+        state_dir=(recipe.shards_dir / STATE / source.name).absolute(),
+        record=record,
+        normalization=recipe.normalize.function,
+        tokenizer_json=(recipe.shards_dir / TOKENIZER_FILE).absolute(),
+        tokenizer=vocab.fingerprint,
+        eod_id=vocab.eod_id,
+        target=source.settings["target"],
+        val_fraction=recipe.shards.val_fraction,
+        val_seed=recipe.shards.seed,
+    )
+
+
+def _finished(task: TokenizeTask) -> bool:
+    """Whether nothing is left to do; what a damaged partition left is removed, so that it is done again as a whole.
+
+    A marker stands while that goes on: after a kill, the first parts of the old input are not taken for parts of the
+    new one. Files go before the record that names them.
+    """
+    if is_complete(task.state_dir, task.partition.name):
+        return True
+    parts = load_parts(task.state_dir, task.partition.name)
+    marker = task.state_dir / f"{task.partition.name}.again"
+    if (parts and parts[-1].last) or marker.exists():
+        marker.touch()
+        for part in reversed(parts):
+            for suffix in (".bin", ".idx"):
+                (task.shards_dir / task.partition.source / f"{part.name}{suffix}").unlink(missing_ok=True)
+                (task.state_dir / f"{part.name}.val{suffix}").unlink(missing_ok=True)
+            (task.state_dir / f"{part.name}.json").unlink()
+        marker.unlink()
+    return False

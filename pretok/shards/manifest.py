@@ -1,0 +1,188 @@
+"""manifest.json: the sealed description of a shards folder, written last.
+
+Enters: the `Contents` of a folder (from `pretok.shards.seal`), or the file on disk. Leaves: the file, or a `Manifest`
+whose every value was checked, read by verify, stats, mix, stream and train. `pretok.shards.contents` has the records.
+
+    format, version
+    fingerprint  of the tokenizer and the shards: equal ones mean equal tokens, so mixes and runs are bound to it
+    seal         of everything below: any change by another hand is seen
+    tokenizer    {fingerprint, vocab_size, eod_id, dtype}
+    totals       counts, as in each source
+    sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...}}}
+    failed       [{partition, file, error}]
+    shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, checksum, index_checksum}]
+    side_files   [{path, source, file_bytes, checksum}]    every other file of the folder
+    files        [{path, format, compression, size, identity, source, read, written, rejected}]    the inputs
+    plans        {NAME: plan}    how each source was cut, as `pretok.shards.plan` reads it
+    parts        {NAME: [{name, partition, records: {piece: n}}]}    what each shard was made of
+    config, software, and materialized (the mix) where the shards hold a mix in its order
+
+`bytes` are of text in UTF-8, `file_bytes` of a file. `tokens`, `documents` and `bytes` of a source count both splits.
+`shards[].path` is the `.bin`, relative to the folder. Shards are ordered by source name, split and number, and that
+order is the order of the source's flat token stream.
+
+Version 1 named the size of a shard `bytes` and had neither `seal` nor `side_files`; it is still read.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.records import read_record, to_json
+from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.shards.contents import FORMAT, Contents
+
+VERSION = 2
+FILE_NAME = "manifest.json"
+STATE = ".state"
+"""Folder inside a shards folder that holds unfinished work; gone when all is sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard where it is. `path` is the absolute path of the `.bin`."""
+
+    path: Path
+    source: str
+    split: str
+    tokens: int
+    documents: int
+    checksum: str
+    index_checksum: str
+
+    @property
+    def prefix(self) -> Path:
+        """Path without suffix, as `ShardReader` takes it."""
+        return self.path.with_suffix("")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What stands in FOLDER/manifest.json; version: that of the file."""
+
+    folder: Path
+    contents: Contents
+    version: int = VERSION
+
+    @cached_property
+    def shards(self) -> tuple[Shard, ...]:
+        """All shards, in the order of the file."""
+        return tuple(
+            Shard(
+                self.folder / entry.path,
+                entry.source,
+                entry.split,
+                entry.tokens,
+                entry.documents,
+                entry.checksum,
+                entry.index_checksum,
+            )
+            for entry in self.contents.shards
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the tokens, see `Contents`."""
+        return self.contents.fingerprint
+
+    @property
+    def vocab_size(self) -> int:
+        """Every id is less than this."""
+        return self.contents.tokenizer.vocab_size
+
+    @property
+    def eod_id(self) -> int:
+        """The id that ends every document."""
+        return self.contents.tokenizer.eod_id
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype of the ids, which is little-endian."""
+        return self.contents.tokenizer.dtype
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the sources, sorted."""
+        return tuple(sorted(self.contents.sources))
+
+    def of(self, source: str, split: str = "train") -> tuple[Shard, ...]:
+        """The shards of one source and split in stream order."""
+        return tuple(s for s in self.shards if s.source == source and s.split == split)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The file as JSON, in the form of the newest version: for printing."""
+        return _manifest_json(self.contents)
+
+
+def write_manifest(folder: Path, contents: Contents) -> Manifest:
+    """Write FOLDER/manifest.json atomically."""
+    write_json(folder / FILE_NAME, _manifest_json(contents))
+    return Manifest(folder.absolute(), contents)
+
+
+def _manifest_json(contents: Contents) -> dict[str, Any]:
+    head = {"format": FORMAT, "version": VERSION, "fingerprint": contents.fingerprint}
+    body = to_json(contents)
+    return {**head, "seal": fingerprint(body), **body}
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether a manifest stands in `folder`."""
+    return os.path.exists(folder / FILE_NAME)  # noqa: PTH110 - False, not PermissionError, in a closed folder
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """Read FOLDER/manifest.json. Raises IntegrityError (missing, damaged, edited) or MismatchError (other version)."""
+    path = Path(folder).absolute() / FILE_NAME
+    if not has_manifest(path.parent):
+        raise IntegrityError(_missing(path))
+    data = read_json(path)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise IntegrityError(f"{path} is not a manifest of shards")
+    version = data.pop("version", None)
+    if type(version) is not int or version not in (1, VERSION):
+        raise MismatchError(f"{path} has format version {version!r}, this program reads 1 and {VERSION}")
+    stated = {key: data.pop(key, None) for key in ("format", "fingerprint", "seal")}
+    contents = read_record(Contents, _from_version_1(data) if version == 1 else data, path)
+    if problem := contents.problem():
+        raise IntegrityError(f"{path}: {problem}; the file was damaged or edited")
+    found = {"fingerprint": contents.fingerprint}
+    if version == VERSION:
+        found["seal"] = fingerprint(data)
+    for key, value in found.items():
+        if stated[key] != value:
+            raise IntegrityError(
+                f"{path} was edited or damaged: it states {key} {stated[key]!r}, its contents have {value}"
+            )
+    return Manifest(path.parent, contents, version)
+
+
+def _missing(path: Path) -> str:
+    """Why there is no manifest at `path`, as far as one can see, and what to do."""
+    folder = path.parent
+    if os.path.isfile(folder):  # noqa: PTH113 - as above
+        return f"{folder} is a file; name the folder of shards, which holds {FILE_NAME}"
+    if has_manifest(folder / "shards"):
+        return f"{folder} holds no {FILE_NAME}; did you mean {folder / 'shards'}?"
+    if os.path.isdir(folder / STATE):  # noqa: PTH112
+        return f"{folder} holds no finished shards yet: run the same command again, which goes on where it stopped"
+    return f"{path} does not exist: the folder holds no finished shards; run pretok tokenize"
+
+
+def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
+    """The body of a manifest of version 1 as one of this version; what is wrong in it the reader will name."""
+    shards = data.get("shards")
+    if isinstance(shards, list):
+        shards = [
+            {("file_bytes" if key == "bytes" else key): value for key, value in shard.items()}
+            if isinstance(shard, dict)
+            else shard
+            for shard in shards
+        ]
+    return {**data, "shards": shards, "side_files": []}

@@ -1,0 +1,337 @@
+"""Seal: the sealed parts of all partitions -> few files and one manifest.
+
+Enters: the plans and part records in SHARDS/.state. Leaves, per source: one validation shard, one rejects ledger, one
+table of where the validation documents came from; then manifest.json; then the state of finished sources is dropped.
+Sources already in the manifest and not in the plans are kept as they are.
+
+A manifest that stands is true at every moment. So before a file that it lists is touched, which happens when inputs
+were mended and partitions are done again, `withdraw` takes it back: into .state, without the sources concerned, where
+`standing` still finds it. Adding a source touches nothing that is listed; the manifest is then replaced at once.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pretok import __version__
+from pretok.base.errors import MismatchError
+from pretok.base.records import read_record, to_json
+from pretok.base.storage import atomic_open, checksum
+from pretok.base.tokens import token_dtype
+from pretok.shards.contents import (
+    Contents,
+    Failure,
+    FileEntry,
+    PartEntry,
+    ShardEntry,
+    SideFile,
+    SourceCounts,
+    TokenizerEntry,
+    add_counts,
+    count_source,
+    shard_entry,
+)
+from pretok.shards.format import SealedShard, ShardReader, ShardWriter
+from pretok.shards.manifest import FILE_NAME, Manifest, has_manifest, load_manifest, write_manifest
+from pretok.shards.plan import SourcePlan
+from pretok.shards.task import PartRecord, load_parts
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
+
+COPY_TOKENS = 1 << 24
+PACKAGES = ("gigatoken", "tokenizers", "pyarrow", "numpy", "numba")
+"""Whose versions the manifest records: what could change a byte of the shards."""
+DONE = ".done"
+"""Ends the name of the state of a source that is sealed, until it is removed; no source's name has a dot."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a manifest says of one source."""
+
+    counts: SourceCounts
+    failed: tuple[Failure, ...]
+    shards: tuple[ShardEntry, ...]
+    side_files: tuple[SideFile, ...]
+    files: tuple[FileEntry, ...]
+    plan: dict[str, Any]
+    parts: tuple[PartEntry, ...]
+
+
+def standing(shards: Path, state: Path) -> Contents | None:
+    """What is sealed in `shards`: the contents of its manifest, of the one withdrawn into `state`, or None.
+
+    Raises IntegrityError; MismatchError for shards that something else than tokenize made.
+    """
+    for folder in (shards, state):
+        if has_manifest(folder):
+            manifest = load_manifest(folder)
+            if manifest.contents.plans.keys() != manifest.contents.sources.keys():
+                raise MismatchError(f"{folder} was not made by pretok tokenize: choose another folder")
+            return _with_side_files(manifest) if manifest.version == 1 else manifest.contents
+    return None
+
+
+def _with_side_files(manifest: Manifest) -> Contents:
+    """The contents of a manifest of version 1, which did not list them."""
+    files = [file for name in manifest.sources for file in _own_side_files(manifest.folder, name)]
+    return replace(manifest.contents, side_files=tuple(files))
+
+
+def withdraw(shards: Path, state: Path, names: set[str]) -> None:
+    """Take the manifest back if it lists any source of `names`, whose files are about to change.
+
+    What it says of the other sources goes to `state` first; the next `seal` takes it from there.
+    """
+    old = standing(shards, state)
+    if old and has_manifest(shards) and names & old.sources.keys():
+        kept = {name: _of_source(old, name) for name in old.sources if name not in names}
+        write_manifest(state, _assemble(old, kept, ()))
+        (shards / FILE_NAME).unlink()
+
+
+def drop_finished(state: Path) -> None:
+    """Remove what an interrupted `seal` left of the state of sources that are sealed, and an empty state folder."""
+    for folder in state.glob(f"*{DONE}"):
+        shutil.rmtree(folder)
+    if state.exists() and not any(state.iterdir()):
+        state.rmdir()
+
+
+def seal(
+    shards: Path,
+    state: Path,
+    plans: list[SourcePlan],
+    config: dict[str, Any],
+    vocab: Vocabulary,
+    crashed: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Merge, check and describe. Returns the failures, which the manifest lists too.
+
+    Raises AssertionError if read = written + rejected fails for any source.
+    """
+    old = standing(shards, state)
+    sources = {name: _of_source(old, name) for name in old.sources} if old else {}
+    sources |= {plan.name: _seal_source(shards, state / plan.name, plan, vocab) for plan in plans}
+    for failure in (read_record(Failure, failure, state) for failure in crashed):
+        source = sources[failure.source]
+        sources[failure.source] = replace(source, failed=(*source.failed, failure))
+    tokenizer = TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, token_dtype(vocab.size).name)
+    software = {
+        "pretok": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+    }
+    nothing = Contents(tokenizer, add_counts(()), {}, (), (), (), (), {}, {}, config, software)
+    contents = _assemble(nothing, sources, side_files(shards, None, [shards / TOKENIZER_FILE]))
+    write_manifest(shards, contents)
+    (state / FILE_NAME).unlink(missing_ok=True)  # a withdrawn one; from here on the new one stands
+    for plan in plans:
+        if not sources[plan.name].failed:
+            (state / plan.name).rename(state / f"{plan.name}{DONE}")  # at once: half a state is no state
+    drop_finished(state)
+    return [to_json(failure) for failure in contents.failed]
+
+
+def _of_source(contents: Contents, name: str) -> _Source:
+    """What a manifest says of one source."""
+    return _Source(
+        counts=contents.sources[name],
+        failed=tuple(failure for failure in contents.failed if failure.source == name),
+        shards=tuple(shard for shard in contents.shards if shard.source == name),
+        side_files=tuple(file for file in contents.side_files if file.source == name),
+        files=tuple(file for file in contents.files if file.source == name),
+        plan=contents.plans[name],
+        parts=contents.parts[name],
+    )
+
+
+def _assemble(common: Contents, sources: dict[str, _Source], side_files: Iterable[SideFile]) -> Contents:
+    """A manifest of `sources`, in the order of their names; the rest is that of `common`. side_files: of no source."""
+    ordered = {name: sources[name] for name in sorted(sources)}
+    return replace(
+        common,
+        totals=add_counts(source.counts for source in ordered.values()),
+        sources={name: source.counts for name, source in ordered.items()},
+        failed=tuple(failure for source in ordered.values() for failure in source.failed),
+        shards=tuple(shard for source in ordered.values() for shard in source.shards),
+        side_files=(*side_files, *(file for source in ordered.values() for file in source.side_files)),
+        files=tuple(file for source in ordered.values() for file in source.files),
+        plans={name: source.plan for name, source in ordered.items()},
+        parts={name: source.parts for name, source in ordered.items()},
+    )
+
+
+def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple[SideFile, ...]:
+    """What the manifest says of those of `paths` that are there; they belong to `source` or to none."""
+    return tuple(
+        SideFile(str(path.relative_to(shards)), source, path.stat().st_size, checksum(path))
+        for path in paths
+        if path.exists()
+    )
+
+
+def _own_side_files(shards: Path, source: str) -> tuple[SideFile, ...]:
+    return side_files(shards, source, [origins_path(shards, source), rejects_path(shards, source)])
+
+
+def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary) -> _Source:
+    """Merge the small files of a source and describe it for the manifest."""
+    parts = [(p.number, part) for p in plan.partitions for part in load_parts(state, p.name)]
+    entries = [
+        _part_shard(f"{plan.name}/{part.name}.bin", plan.name, part.train)
+        for _, part in parts
+        if part.train is not None
+    ]
+    entries += _merge_validation(shards, state, plan.name, parts, vocab)
+    numbered = [PartEntry(part.name, number, part.records) for number, part in parts]
+    rejected, rejects = _merge_rejects(shards, state, plan, parts, numbered)
+    files = _file_entries(plan, numbered, rejects)
+    counts = count_source(entries, sum(file.read for file in files), rejected)
+    if counts.read != counts.documents + sum(rejected.values()):
+        raise AssertionError(
+            f"source {plan.name}: read {counts.read}, wrote {counts.documents}, rejected {rejected}"
+        )
+    return _Source(
+        counts=counts,
+        failed=tuple(read_record(Failure, error, state) for _, part in parts for error in part.errors),
+        shards=tuple(entries),
+        side_files=_own_side_files(shards, plan.name),
+        files=files,
+        plan=plan.to_json(),
+        parts=tuple(numbered),
+    )
+
+
+def _part_shard(path: str, source: str, sealed: dict[str, Any]) -> ShardEntry:
+    """The shard of a part, from the record that `pretok.shards.task` left."""
+    text_bytes = sealed["text_bytes"]
+    shard = SealedShard(**{key: value for key, value in sealed.items() if key != "text_bytes"})
+    return shard_entry(path, source, "train", shard, text_bytes)
+
+
+def origins_path(shards: Path, source: str) -> Path:
+    """Where the validation documents of a source came from: (documents, 2) int64, for each the part (its index in the
+    manifest's `parts`) and the record of its partition it was."""
+    return shards / source / f"{source}-val-00000.origins.npy"
+
+
+def rejects_path(shards: Path, source: str) -> Path:
+    """The ledger of what was rejected from a source."""
+    return shards / "rejects" / f"{source}-00000.jsonl"
+
+
+def _merge_validation(
+    shards: Path, state: Path, source: str, parts: Sequence[tuple[int, PartRecord]], vocab: Vocabulary
+) -> list[ShardEntry]:
+    """The small validation shards of all parts as one, and the table of their origins."""
+    prefix = shards / source / f"{source}-val-00000"
+    with_val = [(index, part) for index, (_, part) in enumerate(parts) if part.val is not None]
+    if not with_val:
+        for path in (prefix.with_suffix(".bin"), prefix.with_suffix(".idx"), origins_path(shards, source)):
+            path.unlink(missing_ok=True)  # of inputs that were mended since
+        return []
+    with ShardWriter(prefix, token_dtype(vocab.size)) as writer:
+        for _, part in with_val:
+            reader = ShardReader(state / f"{part.name}.val")
+            for at in range(0, len(reader.tokens), COPY_TOKENS):
+                writer.append(reader.tokens[at : at + COPY_TOKENS], np.empty(0, np.int32))
+            writer.append(reader.tokens[:0], reader.lengths)
+        sealed = writer.seal()
+    origins = [(index, record) for index, part in with_val for record in part.val_records]
+    with atomic_open(origins_path(shards, source)) as file:
+        np.save(file, np.array(origins, "<i8"))
+    text_bytes = sum(part.val["text_bytes"] for _, part in with_val if part.val)
+    return [shard_entry(f"{source}/{prefix.name}.bin", source, "val", sealed, text_bytes)]
+
+
+def _file_entries(
+    plan: SourcePlan, parts: Sequence[PartEntry], rejects: Counter[str]
+) -> tuple[FileEntry, ...]:
+    """One entry an input file: records read, and of them written and rejected."""
+    read: Counter[str] = Counter()
+    pieces = {partition.number: partition.pieces for partition in plan.partitions}
+    for part in parts:
+        for piece, records in part.records.items():
+            read[pieces[part.partition][int(piece)].file.path] += records
+    return tuple(
+        FileEntry(
+            path=file.path,
+            format=file.format,
+            compression=file.compression,
+            size=file.size,
+            identity=file.identity,
+            source=plan.name,
+            read=read[file.path],
+            written=read[file.path] - rejects[file.path],
+            rejected=rejects[file.path],
+        )
+        for file in plan.inputs
+    )
+
+
+def _merge_rejects(
+    shards: Path,
+    state: Path,
+    plan: SourcePlan,
+    parts: Sequence[tuple[int, PartRecord]],
+    numbered: Sequence[PartEntry],
+) -> tuple[dict[str, int], Counter[str]]:
+    """All rejects of a source as one ledger with positions in the files; counts by reason and by file. No ledger if
+    there are none."""
+    reasons: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    path = rejects_path(shards, plan.name)
+    if not any(part.rejected for _, part in parts):
+        path.unlink(missing_ok=True)
+        return {}, files
+    with atomic_open(path, "w") as ledger:
+        for line in _located_rejects(state, parts, piece_starts(plan, numbered)):
+            reasons[line["reason"]] += 1
+            files[line["file"]] += 1
+            ledger.write(json.dumps(line, ensure_ascii=False) + "\n")
+    return dict(sorted(reasons.items())), files
+
+
+def _located_rejects(
+    state: Path, parts: Sequence[tuple[int, PartRecord]], starts: dict[tuple[int, int], tuple[str, int]]
+) -> Iterator[dict[str, Any]]:
+    """Rejects with their file and position: the line or row of the file, from 1."""
+    for number, part in parts:
+        if not part.rejected:
+            continue
+        with (state / f"{part.name}.rejects.jsonl").open(encoding="utf-8") as file:
+            for line in file:
+                reject = json.loads(line)
+                path, start = starts[number, reject["piece"]]
+                yield {
+                    "file": path,
+                    "position": start + reject["record"] + 1,
+                    "reason": reject["reason"],
+                    "detail": reject["detail"],
+                }
+
+
+def piece_starts(plan: SourcePlan, parts: Sequence[PartEntry]) -> dict[tuple[int, int], tuple[str, int]]:
+    """(partition, piece) -> (file, records of that file before the piece): pieces of a file follow each other."""
+    read: Counter[tuple[int, int]] = Counter()
+    for part in parts:
+        for piece, records in part.records.items():
+            read[part.partition, int(piece)] += records
+    seen: Counter[str] = Counter()
+    starts = {}
+    for partition in plan.partitions:
+        for index, source_piece in enumerate(partition.pieces):
+            path = source_piece.file.path
+            starts[partition.number, index] = (path, seen[path])
+            seen[path] += read[partition.number, index]
+    return starts

@@ -1,0 +1,58 @@
+"""What of a shards folder is not sealed yet, from the plans and part records in its .state.
+
+Enters: SHARDS. Leaves: sentences for `stats` and `verify`, so that what is incomplete never looks complete.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pretok.base.errors import IntegrityError
+from pretok.base.storage import read_json
+from pretok.shards.manifest import STATE, Manifest, has_manifest
+from pretok.shards.plan import SourcePlan, is_complete
+from pretok.shards.seal import DONE
+
+
+def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
+    """{source: (partitions done, partitions planned)} of the sources that are not sealed."""
+    found = {}
+    for path in sorted((shards / STATE).glob("*/plan.json")):
+        folder = path.parent
+        if folder.name.endswith(DONE):
+            continue
+        partitions = SourcePlan.from_json(folder.name, read_json(path).get("plan")).partitions
+        found[folder.name] = sum(is_complete(folder, p.name) for p in partitions), len(partitions)
+    return found
+
+
+def refuse_unfinished(shards: Path) -> None:
+    """IntegrityError that says how far the work is, when a folder has not got a manifest yet but its state."""
+    if not has_manifest(shards) and (found := unfinished(shards)):
+        done, planned = (sum(counts) for counts in zip(*found.values(), strict=True))
+        raise IntegrityError(
+            f"{shards} is unfinished: {done} of {planned} partitions are done; run the same command again"
+        )
+
+
+def incomplete(manifest: Manifest) -> list[str]:
+    """Sentences on what is missing from sealed shards: sources not sealed, inputs not read to their end."""
+    sentences = []
+    for name, (done, planned) in unfinished(manifest.folder).items():
+        known = (
+            " (what it has so far is sealed)" if name in manifest.sources else " (nothing of it is sealed)"
+        )
+        sentences.append(
+            f"source {name} is unfinished: {done} of {planned} partitions are done{known}; its work is kept in "
+            f"{manifest.folder / STATE / name}: run pretok tokenize again"
+        )
+    return sentences + failures(manifest)
+
+
+def failures(manifest: Manifest, most: int = 5) -> list[str]:
+    """A sentence for each of the first `most` inputs that the shards lack, and how many more there are."""
+    failed = manifest.contents.failed
+    sentences = [f"missing from source {f.source}: {f.file} ({f.error})" for f in failed[:most]]
+    if len(failed) > most:
+        sentences.append(f"and {len(failed) - most} more inputs, listed under `failed` in the manifest")
+    return sentences

@@ -1,0 +1,212 @@
+"""Streams: any position of a mix -> its tokens, from any process, without an index.
+
+Enters: a shards folder and a mix.json, or none for every sequence of every source once. Leaves: a `View`, a sequence
+of token arrays that torch's DataLoader takes as a dataset. Opening reads two small files; shards are opened when first
+read, and the number of open files is bounded. numpy and the standard library only.
+
+    view = pretok.stream.open("shards", "mix.json")
+    view[i]                 # (seq_len + 1,) token ids at position i; view[a:b] for (b - a, seq_len + 1)
+    view.batch(positions)   # (n, seq_len + 1), one call for many
+    view.origin(i)          # (source, epoch, index of the sequence inside the source)
+    view.prefix_counts(n)   # {source: sequences among the first n positions}
+
+In this folder:
+
+    order.py        which sequence stands where: integer arithmetic and permutations
+    quota.py        weights -> whole sequences by source
+    mix_file.py     a mix and its file
+    flat_tokens.py  many shards as one array of tokens
+    loader.py       the part of each batch that a rank reads
+    mix_job.py      the job: weights and a budget -> mix.json and its report
+    materialize.py  a mix written as shards in its order
+    foreign.py      what other trainers need to read the shards
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.records import to_json
+from pretok.base.tokens import Tokens
+from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
+from pretok.stream.flat_tokens import FlatTokens, Int64s
+from pretok.stream.mix_file import Mix, check_sources, load_mix, natural_mix, parse_mix
+
+AHEAD = 1024
+"""Positions whose addresses are computed at once for a reader that moves forward."""
+NEAR = 8
+"""How many times its own length a request may lie ahead of the last one's end to count as moving forward."""
+
+
+def open(
+    shards: str | Path,
+    mix: str | Path | None = None,
+    *,
+    seq_len: int | None = None,
+    split: str = "train",
+    source: str | None = None,
+    seed: int = 0,
+) -> View:
+    """Open a stream over a shards folder.
+
+    With `mix`, the path of a mix.json, everything comes from that file; `seq_len`, when given, must agree. Without,
+    `seq_len` is needed and the stream is every sequence of `split` once, of `source` or of all sources in natural
+    proportion, in the order that `seed` gives.
+
+    Raises IntegrityError (files missing or damaged), MismatchError (the mix belongs to other shards or another
+    sequence length), UsageError (no seq_len, unknown source, nothing to read).
+    """
+    manifest = load_manifest(Path(shards))
+    if manifest.contents.materialized is not None:
+        return _open_materialized(manifest, mix, seq_len, split, source)
+    if mix is None:
+        if seq_len is None:
+            raise UsageError("a stream without a mix needs a sequence length (seq_len)")
+        names = manifest.sources if source is None else (source,)
+        return View(manifest, natural_mix(manifest, split, seq_len, names, seed))
+    if source is not None:
+        raise UsageError(f"either a mix ({mix}) or one source ({source}), not both")
+    plan = load_mix(Path(mix))
+    if plan.manifest != manifest.fingerprint:
+        raise MismatchError(
+            f"{mix} was made for shards with fingerprint {plan.manifest}, {manifest.folder} has "
+            f"{manifest.fingerprint}; make the mix again for these shards"
+        )
+    check_sources(plan, manifest, Path(mix))
+    _check_seq_len(plan, seq_len, str(mix))
+    return View(manifest, plan)
+
+
+def _open_materialized(
+    manifest: Manifest, mix: str | Path | None, seq_len: int | None, split: str, source: str | None
+) -> View:
+    """Shards written in mixed order: the mix is theirs, everything asked for must agree with it."""
+    plan = parse_mix(manifest.contents.materialized, manifest.folder / FILE_NAME)
+    if mix is not None and (other := load_mix(Path(mix))).fingerprint != plan.fingerprint:
+        raise MismatchError(
+            f"{manifest.folder} holds the sequences of the mix {plan.fingerprint}, {mix} is {other.fingerprint}"
+        )
+    if source is not None or split != "train":
+        raise UsageError(
+            f"{manifest.folder} holds a mix in its order; its sources and other splits are in the shards that the "
+            "mix was made of"
+        )
+    _check_seq_len(plan, seq_len, str(manifest.folder))
+    expected = len(plan) * (plan.seq_len + 1)
+    if (tokens := sum(shard.tokens for shard in manifest.shards)) != expected:
+        raise IntegrityError(f"{manifest.folder} has {tokens} tokens, its mix needs {expected}")
+    return View(manifest, plan, materialized=True)
+
+
+def _check_seq_len(plan: Mix, seq_len: int | None, where: str) -> None:
+    if seq_len not in (None, plan.seq_len):
+        raise MismatchError(f"{where} has sequences of {plan.seq_len} tokens, not {seq_len}")
+
+
+class View:
+    """A stream: `len(view)` positions, each a sequence of seq_len + 1 token ids.
+
+    seq_len, vocab_size, eod_id; dtype: that of the shards; mix: the plan it follows; fingerprint: identifies the
+    shards, the mix and the order together; manifest_fingerprint: identifies the shards the mix was made of; tokenizer:
+    what the manifest says of it; materialized: whether the shards hold the sequences in the order of the mix. The
+    fingerprints of a mix and of its materialized form are the same, so a run may go on with either.
+
+    It may be forked and pickled: every process opens its own files. One thread at a time.
+    """
+
+    def __init__(self, manifest: Manifest, mix: Mix, materialized: bool = False) -> None:
+        self.seq_len = mix.seq_len
+        self.vocab_size = manifest.vocab_size
+        self.eod_id = manifest.eod_id
+        self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self.mix = mix
+        self.fingerprint = mix.fingerprint
+        self.manifest_fingerprint = mix.manifest
+        self.tokenizer: dict[str, Any] = to_json(manifest.contents.tokenizer)
+        self.materialized = materialized
+        self._order = mix.order()
+        # One address space for all sources, one after the other: a sequence lies inside its source.
+        self._bases: Int64s = np.cumsum([0, *(source.tokens for source in mix.sources)], dtype=np.int64)
+        shards = [shard for source in mix.sources for shard in manifest.of(source.name, mix.split)]
+        self._tokens = FlatTokens(manifest.shards if materialized else shards, self.dtype, materialized)
+        self._ahead: Int64s = np.empty(0, np.int64)  # addresses of the positions from _ahead_start on
+        self._ahead_start = self._expected = 0
+
+    def __repr__(self) -> str:
+        names = ", ".join(source.name for source in self.mix.sources)
+        return (
+            f"<pretok.stream.View: {len(self)} sequences of {self.seq_len} + 1 tokens of {names} as "
+            f"{self.dtype.name}, fingerprint {self.fingerprint}>"
+        )
+
+    def __len__(self) -> int:
+        return self._order.length
+
+    def __getitem__(self, position: int | slice) -> Tokens:
+        """Token ids in the dtype of the shards at one position: (seq_len + 1,), or at those of a slice:
+        (n, seq_len + 1). Negative positions count back."""
+        at = range(len(self))[position]
+        if isinstance(at, range):
+            return self._read(np.array(at, np.int64), self.dtype)
+        tokens: Tokens = self._read(np.array([at], np.int64), self.dtype)[0]
+        return tokens
+
+    def __iter__(self) -> Iterator[Tokens]:
+        return (self[position] for position in range(len(self)))
+
+    def batch(self, positions: Sequence[int] | Int64s, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
+        """Token ids at (n,) positions in any order: (n, seq_len + 1) of `dtype`. IndexError outside 0..len-1."""
+        return self._read(self._checked(positions), np.dtype(dtype))
+
+    def __getitems__(self, positions: Sequence[int]) -> npt.NDArray[Any]:
+        """`batch` by the name torch's DataLoader calls; use `collate_fn=torch.from_numpy`."""
+        return self.batch(positions)
+
+    def origin(self, position: int) -> tuple[str, int, int]:
+        """(source, epoch, index of the sequence inside the source) of one position."""
+        source, epoch, index = self._order.locate(self._checked([position]))
+        return self._order.names[source[0]], int(epoch[0]), int(index[0])
+
+    def prefix_counts(self, length: int) -> dict[str, int]:
+        """How many of the first `length` positions each source has; 0 <= length <= len."""
+        if not 0 <= length <= len(self):
+            raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
+        return dict(zip(self._order.names, self._order.prefix(length).tolist(), strict=True))
+
+    def _checked(self, positions: Sequence[int] | Int64s) -> Int64s:
+        array = np.asarray(positions, np.int64)
+        if array.size and not 0 <= array.min() <= array.max() < len(self):
+            raise IndexError(f"positions {array.min()} to {array.max()}; the stream has {len(self)}")
+        return array
+
+    def _read(self, positions: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        return self._tokens.read(self._addresses(positions), self.seq_len + 1).astype(dtype, copy=False)
+
+    def _addresses(self, positions: Int64s) -> Int64s:
+        """Where the sequences at `positions` start in `_tokens`. A reader that moves forward gets them from a block
+        computed at once: the arithmetic costs the same for one position as for a hundred."""
+        if not len(positions):
+            return positions
+        start, end = int(positions[0]), int(positions[-1]) + 1
+        near = 0 <= start - self._expected <= NEAR * len(positions)
+        self._expected = end
+        if end - start != len(positions) or (np.diff(positions) != 1).any():
+            return self._locate(positions)
+        if not self._ahead_start <= start <= end <= self._ahead_start + len(self._ahead):
+            if not near:
+                return self._locate(positions)
+            self._ahead = self._locate(np.arange(start, min(max(end, start + AHEAD), len(self))))
+            self._ahead_start = start
+        return self._ahead[start - self._ahead_start : end - self._ahead_start]
+
+    def _locate(self, positions: Int64s) -> Int64s:
+        if self.materialized:
+            return positions * (self.seq_len + 1)
+        source, _, index = self._order.locate(positions)
+        return self._bases[source] + index * self.seq_len

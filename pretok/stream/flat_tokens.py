@@ -1,0 +1,149 @@
+"""Many shards as one array of tokens, of which any part can be read.
+
+Enters: shards in stream order. Leaves: tokens from any address, across the borders of shards. Files are opened when
+first read, their number is bounded, and a copy in another process opens its own.
+
+It reads by pread(2) and not by memory map: a read asks the file system for exactly its bytes, where a page fault
+brings in what the kernel guesses (128 KiB to 8 MiB around 8 KiB); a file that was cut or a failing disk is an error
+with a name, not SIGBUS; and pages do not count as memory of the process.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pretok.base.errors import IntegrityError
+from pretok.shards.manifest import Shard
+
+Int64s = npt.NDArray[np.int64]
+Part = tuple[npt.NDArray[Any], int, int]
+"""Where tokens go, from which shard, from which of its tokens on."""
+
+ANNOUNCED = 64
+"""Parts the kernel is told of before they are read."""
+
+
+class FlatTokens:
+    """The tokens of `shards`, one after the other. `limit`: how many files are open at most; the one read last stays.
+
+    sequential: whether addresses are read in order, so that the kernel may read ahead.
+    """
+
+    def __init__(self, shards: Sequence[Shard], dtype: np.dtype[Any], sequential: bool) -> None:
+        self._files = self._own_files()
+        self.limit = _file_limit()
+        self._dtype = dtype
+        self._sequential = sequential
+        self._paths = [shard.path for shard in shards]
+        self._starts: Int64s = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_files"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _files=self._own_files())
+
+    def _own_files(self) -> OrderedDict[int, int]:
+        """Shard -> descriptor, the one used last at the end. They are closed with this object, or when the interpreter
+        ends: before its modules are torn down, which `__del__` would not wait for."""
+        files: OrderedDict[int, int] = OrderedDict()
+        weakref.finalize(self, _close_all, files)
+        return files
+
+    def read(self, addresses: Int64s, length: int) -> npt.NDArray[Any]:
+        """(n,) addresses -> (n, length) tokens in the dtype of the shards. Raises IntegrityError."""
+        out = np.empty((len(addresses), length), self._dtype)
+        parts = self._parts(addresses, out)
+        together = min(ANNOUNCED, self.limit)  # what is announced is still open when it is read
+        for at in range(0, len(parts), together):
+            group = parts[at : at + together]
+            if not self._sequential and len(group) > 1:
+                self._announce(group)
+            for row, shard, offset in group:
+                self._fill(row, shard, offset)
+        return out
+
+    def _parts(self, addresses: Int64s, out: npt.NDArray[Any]) -> list[Part]:
+        """What to read into `out`, in the order of the shards: each is opened once, whatever the limit of files."""
+        length = out.shape[1]
+        first = np.searchsorted(self._starts, addresses, side="right") - 1
+        rows = np.argsort(first, kind="stable")
+        offsets = addresses[rows] - self._starts[first[rows]]
+        room = np.minimum(self._starts[first[rows] + 1] - addresses[rows], length)
+        parts = []
+        for row, shard, offset, filled in zip(
+            rows.tolist(), first[rows].tolist(), offsets.tolist(), room.tolist(), strict=True
+        ):
+            parts.append((out[row, :filled], shard, offset))
+            while filled < length:
+                shard += 1
+                more = min(length - filled, int(self._starts[shard + 1] - self._starts[shard]))
+                parts.append((out[row, filled : filled + more], shard, 0))
+                filled += more
+        if len(parts) > len(
+            rows
+        ):  # a sequence goes on in the next shard: what else lies in its first comes before
+            parts.sort(key=itemgetter(1))
+        return parts
+
+    def _announce(self, parts: Sequence[Part]) -> None:
+        """Let the kernel fetch all parts at once instead of one after the other as they are read."""
+        for row, shard, offset in parts:
+            os.posix_fadvise(self._file(shard), offset * row.itemsize, row.nbytes, os.POSIX_FADV_WILLNEED)
+
+    def _fill(self, row: npt.NDArray[Any], shard: int, offset: int) -> None:
+        """Read tokens from `offset` of one shard on into `row`."""
+        file = self._file(shard)
+        at = offset * row.itemsize
+        rest = row.view(np.uint8).data
+        while rest:  # pread may give less than asked for
+            done = os.preadv(file, [rest], at)
+            if not done:
+                raise IntegrityError(f"{self._paths[shard]} was cut while it was being read")
+            rest = rest[done:]
+            at += done
+
+    def _file(self, shard: int) -> int:
+        file = self._files.get(shard)
+        if file is None:
+            return self._open(shard)
+        self._files.move_to_end(shard)
+        return file
+
+    def _open(self, shard: int) -> int:
+        if len(self._files) >= self.limit:
+            os.close(self._files.popitem(last=False)[1])
+        path = self._paths[shard]
+        tokens = int(self._starts[shard + 1] - self._starts[shard])
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
+        if (size := os.fstat(file).st_size) != tokens * self._dtype.itemsize:
+            os.close(file)
+            raise IntegrityError(
+                f"{path} has {size} bytes, expected {tokens} tokens of {self._dtype.itemsize} bytes"
+            )
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL if self._sequential else os.POSIX_FADV_RANDOM)
+        self._files[shard] = file
+        return file
+
+
+def _close_all(files: OrderedDict[int, int]) -> None:
+    while files:
+        os.close(files.popitem()[1])
+
+
+def _file_limit() -> int:
+    """A quarter of the files this process may open."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 4096 if soft == resource.RLIM_INFINITY else max(8, min(4096, soft // 4))

@@ -1,0 +1,162 @@
+"""Who reads what: positions of a stream -> the micro-batches of one rank; tokens -> their document boundaries.
+
+Enters: the length of a stream, the batch sizes and the rank. Leaves: `PositionSampler`, a `batch_sampler` for torch's
+DataLoader or torchdata's StatefulDataLoader, whose state is one position; `document_boundaries` for attention inside
+documents. numpy and the standard library only.
+
+    view = pretok.stream.open("shards", "mix.json")
+    sampler = PositionSampler(len(view), global_batch=512, micro_batch=8, rank=rank, world_size=world_size,
+                              identity=identity_of(view))
+    loader = DataLoader(view, batch_sampler=sampler, collate_fn=torch.from_numpy, num_workers=2)
+
+Global batch g is the positions [g * global_batch, (g + 1) * global_batch) counted from `position`; rank r takes the
+r-th of world_size equal contiguous parts and cuts it into micro-batches in order. Which sequences make an optimizer
+step therefore does not depend on ranks, micro-batch, accumulation or workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pretok.base.errors import MismatchError, UsageError
+from pretok.stream import View
+
+
+def identity_of(view: View) -> dict[str, str | int]:
+    """What a loader's state must agree with to be resumed on `view`."""
+    return {"stream": view.fingerprint, "manifest": view.manifest_fingerprint, "seed": view.mix.seed}
+
+
+class PositionSampler:
+    """Yields lists of positions, one list a micro-batch. Every `iter` starts at `position`.
+
+    length: positions of the stream; the last ones that do not fill a global batch are not read. identity: what the
+    stream is, kept in the state (see `identity_of`). Raises UsageError when the sizes do not divide.
+
+    The state counts what was yielded, as a StatefulDataLoader needs it: that loader keeps the state that belongs to
+    the batch it hands out, however far its workers have read ahead. A plain DataLoader with workers runs ahead of the
+    trainer, who then passes its own position to `state_dict`.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        global_batch: int,
+        micro_batch: int,
+        rank: int = 0,
+        world_size: int = 1,
+        position: int = 0,
+        identity: Mapping[str, str | int] | None = None,
+    ) -> None:
+        if min(global_batch, micro_batch, world_size) < 1 or global_batch % (micro_batch * world_size):
+            raise UsageError(
+                f"a global batch of {global_batch} sequences cannot be cut into micro-batches of {micro_batch} on "
+                f"{world_size} ranks: it must be a multiple of {micro_batch} x {world_size}"
+            )
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank {rank} of {world_size} ranks")
+        if not 0 <= position <= length:
+            raise UsageError(f"position {position} in a stream of {length} sequences")
+        self.length = length
+        self.global_batch = global_batch
+        self.micro_batch = micro_batch
+        self.rank = rank
+        self.world_size = world_size
+        self.position = position
+        self.identity = dict(identity or {})
+        self.accumulation = global_batch // (micro_batch * world_size)
+        self._skip = 0  # micro-batches of the first global batch that a resumed rank has already read
+        self._yielded = 0
+
+    def __len__(self) -> int:
+        """Micro-batches from `position` to the end."""
+        return (self.length - self.position) // self.global_batch * self.accumulation - self._skip
+
+    def __iter__(self) -> Iterator[list[int]]:
+        share = self.global_batch // self.world_size
+        start, first = self.position, self._skip
+        self._yielded = first
+        for number in range(first, first + len(self)):
+            step, micro = divmod(number, self.accumulation)
+            at = start + step * self.global_batch + self.rank * share + micro * self.micro_batch
+            self._yielded = number + 1
+            yield list(range(at, at + self.micro_batch))
+
+    def state_dict(self, position: int | None = None) -> dict[str, Any]:
+        """{position, micro_batches, layout, identity}: all that was yielded or, where a loader reads ahead, `position`.
+
+        `position` counts whole global batches; `micro_batches` is how many more of the next one this rank has read,
+        0 between optimizer steps.
+        """
+        steps, micro_batches = divmod(max(self._yielded, self._skip), self.accumulation)
+        if position is None:
+            position = self.position + steps * self.global_batch
+        else:
+            micro_batches = 0
+        return {
+            "position": position,
+            "micro_batches": micro_batches,
+            "layout": self._layout(),
+            "identity": dict(self.identity),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state. Ranks, micro-batch, global batch and workers may be others than when it was taken.
+
+        Raises MismatchError when the state belongs to another stream, or was taken inside a global batch (between two
+        micro-batches of one step) under another layout: that step's other parts are on other ranks.
+        """
+        if state["identity"] != self.identity:
+            raise MismatchError(
+                f"the loader's state belongs to another stream: saved {state['identity']}, this one {self.identity}"
+            )
+        if state["micro_batches"] and state["layout"] != self._layout():
+            raise MismatchError(
+                f"the loader's state was taken after {state['micro_batches']} micro-batches of a step, with "
+                f"{state['layout']}; it cannot go on with {self._layout()}: save between steps to change them"
+            )
+        if not 0 <= state["position"] <= self.length:
+            raise MismatchError(
+                f"position {state['position']} lies outside the stream of {self.length} sequences"
+            )
+        self.position = state["position"]
+        self._skip = self._yielded = state["micro_batches"]
+
+    def _layout(self) -> dict[str, int]:
+        return {
+            "global_batch": self.global_batch,
+            "micro_batch": self.micro_batch,
+            "world_size": self.world_size,
+            "rank": self.rank,
+        }
+
+
+class Boundaries(NamedTuple):
+    """Where documents begin, for attention that stays inside them.
+
+    position_ids: shape of the tokens, int64, 0 at every document's first token; cu_seqlens: (documents + 1,) int32,
+    cumulative lengths over the flattened tokens, as variable-length attention kernels take them.
+    """
+
+    position_ids: npt.NDArray[np.int64]
+    cu_seqlens: npt.NDArray[np.int32]
+
+
+def document_boundaries(tokens: npt.ArrayLike, eod_id: int) -> Boundaries:
+    """Boundaries of the documents in `tokens`, (seq_len,) or (n, seq_len) ids: the model's input, without the target.
+
+    An EOD belongs to the document it ends; a document that goes on from the sequence before starts again at 0.
+    """
+    array = np.asarray(tokens)
+    starts = np.zeros(array.shape, np.bool_)
+    starts[..., 0] = True
+    starts[..., 1:] = array[..., :-1] == eod_id
+    flat = np.flatnonzero(starts)
+    lengths = np.diff(flat, append=array.size)
+    position_ids = np.arange(array.size) - np.repeat(flat, lengths)
+    return Boundaries(position_ids.reshape(array.shape), np.append(flat, array.size).astype(np.int32))

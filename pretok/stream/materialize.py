@@ -1,0 +1,171 @@
+"""materialize: a mix -> shards that hold its sequences in its order, for trainers that must read sequentially.
+
+Enters: a shards folder and its mix.json. Leaves: another shards folder with one source, `mix`, whose documents are the
+sequences of the mix, seq_len + 1 tokens each (the last one is the next sequence's first only by chance, so it is
+stored), and a manifest that carries the mix under `materialized`. `pretok.stream.open` on it gives the same view as on
+the plan, position by position, without a permutation. Text bytes are not known here and stand as 0.
+
+Each shard is one task and is the same whoever writes it; OUT/.state holds the records of finished ones until the
+manifest is written, so a killed run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pretok.stream
+from pretok.base.errors import MismatchError
+from pretok.base.execute import Engine, Report
+from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.base.lock import hold
+from pretok.base.progress import Counts
+from pretok.base.records import read_record, to_json
+from pretok.base.storage import copy_file, read_json, remove_leftovers, write_json
+from pretok.shards.contents import Contents, ShardEntry, count_source, shard_entry
+from pretok.shards.format import ShardWriter
+from pretok.shards.manifest import FILE_NAME, STATE, has_manifest, load_manifest, write_manifest
+from pretok.shards.seal import side_files
+from pretok.stream import View
+from pretok.stream.mix_file import mix_json, parse_mix
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE
+
+SHARD_BYTES = 1 << 30
+READ_SEQUENCES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class MaterializeTask:
+    """One shard: positions first to last - 1 of the mix, written as OUT/mix/NAME.bin."""
+
+    shards: Path
+    mix: Path
+    out: Path
+    name: str
+    first: int
+    last: int
+
+    @property
+    def record(self) -> Path:
+        """Where the finished shard is described until the manifest is."""
+        return self.out / STATE / f"{self.name}.json"
+
+
+def run_materialize(
+    shards: Path,
+    mix: Path,
+    out: Path,
+    engine: Engine,
+    on_report: Callable[[Counts], None] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write the sequences of `mix` into `out` in order, or finish what an earlier run began.
+
+    Raises MismatchError when `out` holds another mix, FolderInUse while another job writes there, PartitionsFailed when
+    shards could not be written, Stopped.
+    """
+    with hold(out, "materialize"):
+        _materialize(shards, mix, out, engine, on_report, shard_bytes)
+
+
+def _materialize(
+    shards: Path,
+    mix: Path,
+    out: Path,
+    engine: Engine,
+    on_report: Callable[[Counts], None] | None,
+    shard_bytes: int,
+) -> None:
+    view = pretok.stream.open(shards, mix)
+    if has_manifest(out):
+        held = load_manifest(out).contents.materialized
+        found = None if held is None else parse_mix(held, out / FILE_NAME).fingerprint
+        if found != view.fingerprint:
+            raise MismatchError(
+                f"{out} holds {'other shards' if found is None else f'the mix {found}'}, {mix} is "
+                f"{view.fingerprint}; choose another folder"
+            )
+        shutil.rmtree(out / STATE, ignore_errors=True)
+        return
+    sequences = max(1, shard_bytes // ((view.seq_len + 1) * view.dtype.itemsize))
+    _keep_plan(out, {"mix": view.fingerprint, "shard_sequences": sequences})
+    tasks = [
+        MaterializeTask(
+            shards.absolute(),
+            mix.absolute(),
+            out.absolute(),
+            f"mix-{number:05d}",
+            first,
+            min(first + sequences, len(view)),
+        )
+        for number, first in enumerate(range(0, len(view), sequences))
+    ]
+    todo = [task for task in tasks if not task.record.exists()]
+    engine.choose(sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize)
+    failures = [
+        (todo[outcome.index].name, outcome.result)
+        for outcome in engine.map(write_shard, todo, on_report)
+        if isinstance(outcome.result, TaskError)
+    ]
+    remove_leftovers(out)
+    raise_failures(failures, out.parent / LOGS, "shards")
+    if (shards / TOKENIZER_FILE).exists():  # what turns the tokens into text again goes with them
+        copy_file(shards / TOKENIZER_FILE, out / TOKENIZER_FILE)
+    entries = [read_record(ShardEntry, read_json(task.record), task.record) for task in tasks]
+    _seal(view, shards, out, entries)
+
+
+def write_shard(task: MaterializeTask, report: Report) -> None:
+    """Write one shard and, last, its record."""
+    view = pretok.stream.open(task.shards, task.mix)
+    length = view.seq_len + 1
+    with ShardWriter(task.out / "mix" / task.name, view.dtype) as writer:
+        for first in range(task.first, task.last, READ_SEQUENCES):
+            batch = view.batch(range(first, min(first + READ_SEQUENCES, task.last)), view.dtype)
+            writer.append(batch.reshape(-1), np.full(len(batch), length, np.int32))
+            report({"documents": len(batch), "tokens": batch.size})
+        sealed = writer.seal()
+    entry = shard_entry(f"mix/{task.name}.bin", "mix", "train", sealed, 0)
+    write_json(task.record, to_json(entry))
+
+
+def _keep_plan(out: Path, plan: dict[str, Any]) -> None:
+    """What the finished shards in `out` belong to; another plan is refused."""
+    path = out / STATE / "plan.json"
+    if not path.exists():
+        write_json(path, plan)
+    elif (old := read_json(path)) != plan:
+        raise MismatchError(
+            f"{out} holds unfinished shards of another plan ({old}; this one is {plan}): delete the folder or choose "
+            "another"
+        )
+
+
+def _seal(view: View, shards: Path, out: Path, entries: list[ShardEntry]) -> None:
+    counts = count_source(entries, sum(entry.documents for entry in entries), {})
+    contents = Contents(
+        tokenizer=load_manifest(shards).contents.tokenizer,
+        totals=counts,
+        sources={"mix": counts},
+        failed=(),
+        shards=tuple(entries),
+        side_files=side_files(out, None, [out / TOKENIZER_FILE]),
+        files=(),
+        plans={},
+        parts={},
+        config={},
+        software={
+            "python": platform.python_version(),
+            "pretok": pretok.__version__,
+            "numpy": np.__version__,
+        },
+        materialized=mix_json(view.mix),
+    )
+    write_manifest(out, contents)
+    shutil.rmtree(out / STATE)

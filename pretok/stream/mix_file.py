@@ -1,0 +1,219 @@
+"""mix.json: which sources make up a stream, in what shares and in what order.
+
+Enters: a manifest, and either nothing (every sequence once, natural proportion) or a mix.json, which `stream.mix_job`
+planned. Leaves: a `Mix`, small and immutable, from which `Mix.order` gives every position. This module alone knows the
+file. numpy and the standard library only.
+
+    format, version, fingerprint
+    manifest    fingerprint of the shards it belongs to
+    split, seq_len, seed
+    sources     [{name, tokens, sequences}]    what the shards hold, in the order of quotas
+    stages      [{quotas: [n, ...]}]           sequences that each source gives
+    report      what follows from these, for people and other programs
+
+A source of T tokens holds (T - 1) // seq_len sequences: sequence i is its tokens i * seq_len up to and including
+(i + 1) * seq_len, the last of which is only a target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.records import Signed, read_record, to_json
+from pretok.base.storage import fingerprint, read_json, write_json, writing
+from pretok.shards.contents import MAX_TOKENS, SPLITS
+from pretok.shards.manifest import Manifest
+from pretok.stream.order import Order
+
+FORMAT = "pretok-mix"
+VERSION = 1
+MAX_STAGES = 1 << 20
+"""So many stages of fewer than `order.MAX_SEQUENCES` positions each stay within 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixSource:
+    """A source as a mix sees it: its tokens in the split, and how many sequences they make."""
+
+    name: str
+    tokens: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The whole description of an order. `stages` holds the quotas of each stage, in the order of `sources`."""
+
+    manifest: str
+    split: str
+    seq_len: int
+    seed: int
+    sources: tuple[MixSource, ...]
+    stages: tuple[tuple[int, ...], ...]
+
+    def identity(self) -> dict[str, Any]:
+        """Everything the order depends on, as JSON; its fingerprint is the mix's."""
+        stages = [{"quotas": list(quotas)} for quotas in self.stages]
+        return {"format": FORMAT, "version": VERSION, **to_json(self), "stages": stages}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the order: equal fingerprints mean the same tokens at every position."""
+        return fingerprint(self.identity())
+
+    @property
+    def length(self) -> int:
+        """Sequences in all stages; of any size, unlike `len`."""
+        return sum(sum(quotas) for quotas in self.stages)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def order(self) -> Order:
+        """The order of its positions."""
+        names = [source.name for source in self.sources]
+        return Order(names, [source.sequences for source in self.sources], self.stages, self.seed)
+
+    def problem(self) -> str | None:
+        """Why there is no such stream whatever the shards hold, or None."""
+        if self.split not in SPLITS:
+            return f"no split {self.split!r}; there are {' and '.join(SPLITS)}"
+        if not 1 <= self.seq_len < 2**31:
+            return f"the sequence length is {self.seq_len}; it must be at least 1 and below 2^31"
+        if not -(2**63) <= self.seed < 2**63:
+            return f"the seed {self.seed} does not fit 64 bits"
+        if len({source.name for source in self.sources}) != len(self.sources):
+            return "a source stands twice in it"
+        if sum(source.tokens for source in self.sources) >= MAX_TOKENS:
+            return f"its sources have more than {MAX_TOKENS} tokens"
+        for quotas in self.stages:
+            if len(quotas) != len(self.sources) or min(quotas, default=0) < 0:
+                return f"a stage has {len(quotas)} quotas for {len(self.sources)} sources, or one below 0"
+        for number, source in enumerate(self.sources):
+            if source.sequences != _sequences(source.tokens, self.seq_len):
+                return f"source {source.name} has {source.tokens} tokens, not {source.sequences} sequences"
+            if not source.sequences and any(quotas[number] for quotas in self.stages):
+                return f"source {source.name} has not one sequence to give"
+        if not 0 < len(self.stages) <= MAX_STAGES or not any(any(quotas) for quotas in self.stages):
+            return f"it has {len(self.stages)} stages and {self.length} sequences"
+        try:
+            self.order()
+        except UsageError as error:
+            return str(error)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _StageEntry:
+    """A stage as the file has it."""
+
+    quotas: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _MixFile:
+    """The whole file; see the module."""
+
+    fingerprint: str
+    format: str
+    version: int
+    manifest: str
+    split: str
+    seq_len: int
+    seed: Signed
+    sources: tuple[MixSource, ...]
+    stages: tuple[_StageEntry, ...]
+    report: dict[str, Any] | None = None
+
+
+def _sequences(tokens: int, seq_len: int) -> int:
+    """How many sequences, each with its target, a flat stream of `tokens` holds."""
+    return max(tokens - 1, 0) // seq_len
+
+
+def mix_sources(manifest: Manifest, split: str, seq_len: int, names: Iterable[str]) -> tuple[MixSource, ...]:
+    """What the shards hold for sequences of `seq_len`. Raises UsageError for an unknown source, split or bad length."""
+    if split not in SPLITS:
+        raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
+    if seq_len < 1:
+        raise UsageError(f"the sequence length is {seq_len}; it must be at least 1")
+    found = []
+    for name in names:
+        if name not in manifest.sources:
+            raise UsageError(
+                f"{manifest.folder} has no source {name!r}; its sources are {', '.join(manifest.sources)}"
+            )
+        tokens = sum(shard.tokens for shard in manifest.of(name, split))
+        found.append(MixSource(name, tokens, _sequences(tokens, seq_len)))
+    return tuple(found)
+
+
+def natural_mix(manifest: Manifest, split: str, seq_len: int, names: Iterable[str], seed: int) -> Mix:
+    """Every sequence of the named sources once, in natural proportion."""
+    sources = mix_sources(manifest, split, seq_len, names)
+    quotas = tuple(source.sequences for source in sources)
+    if not sum(quotas):
+        held = ", ".join(f"{source.name} {source.tokens}" for source in sources)
+        raise UsageError(
+            f"split {split!r} of {manifest.folder} holds no sequence of {seq_len} + 1 tokens (tokens: {held}); "
+            "take a smaller sequence length or another split"
+        )
+    return possible(Mix(manifest.fingerprint, split, seq_len, seed, sources, (quotas,)))
+
+
+def possible(mix: Mix) -> Mix:
+    """The mix itself. Raises UsageError when what was asked for cannot be streamed."""
+    if problem := mix.problem():
+        raise UsageError(f"this mix is not possible: {problem}")
+    return mix
+
+
+def check_sources(mix: Mix, manifest: Manifest, where: Path) -> None:
+    """IntegrityError unless the sources of a mix are what the shards of its fingerprint hold."""
+    for source in mix.sources:
+        held = sum(shard.tokens for shard in manifest.of(source.name, mix.split))
+        if held != source.tokens:
+            raise IntegrityError(
+                f"{where}: the mix says that source {source.name} has {source.tokens} {mix.split} tokens, "
+                f"{manifest.folder} holds {held}; make it again with pretok mix"
+            )
+
+
+def write_mix(path: Path, mix: Mix, report: dict[str, Any]) -> None:
+    """Write mix.json atomically; `report` is kept beside the order for people and other programs. Raises UsageError."""
+    with writing(path):
+        write_json(path, {**mix_json(mix), "report": report})
+
+
+def mix_json(mix: Mix) -> dict[str, Any]:
+    """The JSON of a mix as `parse_mix` reads it."""
+    return {"fingerprint": mix.fingerprint, **mix.identity()}
+
+
+def load_mix(path: Path) -> Mix:
+    """Read a mix.json. Raises IntegrityError (missing, damaged, edited) or MismatchError (other version)."""
+    return parse_mix(read_json(path), path)
+
+
+def parse_mix(data: Any, where: Path) -> Mix:
+    """A Mix from its JSON; `where` names the file in errors."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise IntegrityError(f"{where} holds no mix; make one with pretok mix")
+    if type(data.get("version")) is not int or data["version"] != VERSION:
+        raise MismatchError(f"{where}: mix version {data.get('version')!r}, this program reads {VERSION}")
+    file = read_record(_MixFile, data, where)
+    stages = tuple(stage.quotas for stage in file.stages)
+    mix = Mix(file.manifest, file.split, file.seq_len, file.seed, file.sources, stages)
+    if problem := mix.problem():
+        raise IntegrityError(f"{where}: the mix is damaged ({problem}); make it again with pretok mix")
+    if file.fingerprint != mix.fingerprint:
+        raise IntegrityError(
+            f"{where}: the mix was edited or damaged: it states fingerprint {file.fingerprint}, its contents have "
+            f"{mix.fingerprint}; make it again with pretok mix"
+        )
+    return mix

@@ -1,0 +1,238 @@
+"""The mix job: shards and wishes -> mix.json, its report, and what other budgets would mean.
+
+Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `stream.mix_file`) and the report that is kept in it:
+
+    sequences, tokens                      of the whole mix
+    stages   [{tokens, weights, shares, prefix_bound_tokens}]   weights asked for, as exact fractions; shares given;
+                                           how far any prefix may be from them
+    sources  {NAME: {sequences, tokens, epochs, repeated_tokens, unused_tokens, tail_tokens}}
+    left_out {NAME: tokens}                sources of the shards without a place in the mix
+    notes    [...]                         what --cap changed
+    failed   [{partition, file, error}]    inputs that the shards lack
+
+`unused_tokens` are whole sequences not drawn even once, `tail_tokens` the end of a source that fills no sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pretok.base.console import notice, show, table
+from pretok.base.errors import MismatchError, UsageError
+from pretok.base.records import to_json
+from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.unfinished import failures
+from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, write_mix
+from pretok.stream.order import prefix_bound
+from pretok.stream.quota import Limit, Stage, most_that_fits, one_epoch, scaled, shares_of, stage_quotas
+
+if TYPE_CHECKING:
+    from pretok.config import Mix as RecipeMix
+
+MAX_EPOCHS = Fraction(4)
+"""Text read up to about four times is worth nearly as much as new text: Muennighoff et al., "Scaling Data-Constrained
+Language Models", 2023."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixRequest:
+    """What a mix is asked to be."""
+
+    stages: tuple[Stage, ...]
+    seq_len: int = 4096
+    seed: int = 0
+    split: str = "train"
+    limit: Limit = field(default_factory=lambda: Limit(MAX_EPOCHS, cap=False))
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """One line of the table: the last stage with another budget, and how often each source is read by its end.
+
+    capped: some source is held at its limit; problem: why it cannot be, or None.
+    """
+
+    tokens: int
+    epochs: dict[str, float]
+    capped: bool
+    problem: str | None
+
+
+def recipe_request(mix: RecipeMix) -> MixRequest:
+    """What the [mix] table of a recipe asks for."""
+    stages = tuple(
+        Stage(
+            None if stage.tokens == "all" else stage.tokens,
+            None if stage.weights == "natural" else scaled(stage.weights),
+        )
+        for stage in (mix.stages or (mix,))
+    )
+    return MixRequest(stages, mix.seq_len, mix.seed, limit=Limit(mix.max_epochs, mix.cap))
+
+
+def run_mix(shards: Path, out: Path, request: MixRequest) -> dict[str, Any]:
+    """Plan a mix, write it to `out` and return its report. An equal file is left as it is.
+
+    Raises UsageError (see `plan_mix`; `out` cannot be written), IntegrityError when `out` is no mix and MismatchError
+    when it is another one, which a run may depend on.
+    """
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder; name a file for the mix, such as {out / 'mix.json'}")
+    mix, report = plan_mix(load_manifest(shards), request)
+    if out.exists():
+        old = load_mix(out).fingerprint
+        if old != mix.fingerprint:
+            raise MismatchError(
+                f"{out} holds another mix (fingerprint {old}; this one has {mix.fingerprint}): delete it if no run "
+                "needs it, or choose another name"
+            )
+        return report
+    write_mix(out, mix, report)
+    return report
+
+
+def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, dict[str, Any]]:
+    """The mix and its report. Raises UsageError for unknown sources, or budgets and weights that do not fit."""
+    sources = _sources(manifest, request)
+    drawn = [0] * len(sources)
+    quotas: list[tuple[int, ...]] = []
+    notes: list[str] = []
+    for stage in request.stages:
+        given, changed = stage_quotas(stage, sources, drawn, request.seq_len, request.limit)
+        drawn = [before + quota for before, quota in zip(drawn, given, strict=True)]
+        quotas.append(tuple(given))
+        notes += changed
+    mix = Mix(manifest.fingerprint, request.split, request.seq_len, request.seed, sources, tuple(quotas))
+    possible(mix)
+    return mix, _report(manifest, request, mix, notes)
+
+
+def what_if(manifest: Manifest, request: MixRequest) -> list[WhatIf]:
+    """The last stage with a quarter, half, twice and four times its budget, one epoch, and the most that fits."""
+    mix, _ = plan_mix(manifest, request)
+    last = request.stages[-1]
+    before = [sum(quotas) for quotas in zip(*mix.stages[:-1], strict=True)] or [0] * len(mix.sources)
+    weights = shares_of(last, mix.sources, mix.seq_len)
+    room = [
+        int(request.limit.max_epochs * source.sequences) - drawn
+        for source, drawn in zip(mix.sources, before, strict=True)
+    ]
+    planned = sum(mix.stages[-1])
+    lengths = {planned * 2**power // 4 for power in range(5)}
+    lengths |= {one_epoch(weights, mix.sources, before), most_that_fits(weights, room)}
+    return [
+        _what_if(mix, before, Stage(length * mix.seq_len, last.weights), request)
+        for length in sorted(lengths - {0})
+    ]
+
+
+def _what_if(mix: Mix, before: Sequence[int], stage: Stage, request: MixRequest) -> WhatIf:
+    anything = Limit(Fraction(10**9), cap=False)
+    problem = None
+    try:
+        quotas, notes = stage_quotas(stage, mix.sources, before, mix.seq_len, request.limit)
+    except UsageError as error:
+        problem = str(error)
+        quotas, notes = stage_quotas(stage, mix.sources, before, mix.seq_len, anything)
+    epochs = {
+        source.name: (drawn + quota) / source.sequences if source.sequences else 0.0
+        for source, drawn, quota in zip(mix.sources, before, quotas, strict=True)
+    }
+    return WhatIf(sum(quotas) * mix.seq_len, epochs, bool(notes), problem)
+
+
+def _sources(manifest: Manifest, request: MixRequest) -> tuple[MixSource, ...]:
+    """The sources any stage names, sorted; all of them when a stage is natural."""
+    names: set[str] = set()
+    for stage in request.stages:
+        names |= set(manifest.sources if stage.weights is None else stage.weights)
+    return mix_sources(manifest, request.split, request.seq_len, sorted(names))
+
+
+def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str]) -> dict[str, Any]:
+    names = [source.name for source in mix.sources]
+    stages = []
+    for stage, quotas in zip(request.stages, mix.stages, strict=True):
+        weights = shares_of(stage, mix.sources, mix.seq_len)
+        stages.append(
+            {
+                "tokens": sum(quotas) * mix.seq_len,
+                "weights": dict(zip(names, map(str, weights), strict=True)),
+                "shares": {name: quota / sum(quotas) for name, quota in zip(names, quotas, strict=True)},
+                "prefix_bound_tokens": {
+                    name: prefix_bound(quotas, quota) * mix.seq_len
+                    for name, quota in zip(names, quotas, strict=True)
+                },
+            }
+        )
+    sources = {}
+    for source, *drawn in zip(mix.sources, *mix.stages, strict=True):
+        sequences = sum(drawn)
+        sources[source.name] = {
+            "sequences": sequences,
+            "tokens": sequences * mix.seq_len,
+            "epochs": sequences / source.sequences if source.sequences else 0.0,
+            "repeated_tokens": max(sequences - source.sequences, 0) * mix.seq_len,
+            "unused_tokens": max(source.sequences - sequences, 0) * mix.seq_len,
+            "tail_tokens": source.tokens - source.sequences * mix.seq_len,
+        }
+    return {
+        "sequences": len(mix),
+        "tokens": len(mix) * mix.seq_len,
+        "stages": stages,
+        "sources": sources,
+        "left_out": {
+            name: sum(shard.tokens for shard in manifest.of(name, mix.split))
+            for name in manifest.sources
+            if name not in names
+        },
+        "notes": notes,
+        "failed": to_json(manifest.contents.failed),
+    }
+
+
+def show_mix(manifest: Manifest, request: MixRequest, report: dict[str, Any]) -> None:
+    """Print the stages, the sources, what is left out or was changed, and the what-if table."""
+    for number, stage in enumerate(report["stages"], 1):
+        shares = ", ".join(f"{name} {share:.6%}" for name, share in stage["shares"].items())
+        bound = max(stage["prefix_bound_tokens"].values())
+        notice(
+            f"stage {number}: {stage['tokens']:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it"
+        )
+    columns = ("source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail")
+    rows = [
+        (
+            name,
+            f"{part['sequences']:,}",
+            f"{part['tokens']:,}",
+            f"{part['epochs']:.4f}",
+            *(f"{part[key]:,}" for key in ("repeated_tokens", "unused_tokens", "tail_tokens")),
+        )
+        for name, part in report["sources"].items()
+    ]
+    show(table(f"{report['tokens']:,} tokens in sequences of {request.seq_len}", columns, rows))
+    for name, tokens in report["left_out"].items():
+        notice(f"not in the mix: {name}, {tokens:,} tokens")
+    for sentence in [*report["notes"], *failures(manifest)]:
+        notice(sentence)
+    _show_what_if(manifest, request, list(report["sources"]))
+
+
+def _show_what_if(manifest: Manifest, request: MixRequest, names: list[str]) -> None:
+    lines = what_if(manifest, request)
+    rows = [
+        (
+            f"{line.tokens:,}",
+            *(f"{line.epochs[name]:.2f}" for name in names),
+            "no" if line.problem else "capped" if line.capped else "yes",
+        )
+        for line in lines
+    ]
+    subject = "the last stage" if len(request.stages) > 1 else "the mix"
+    show(table(f"if {subject} had", ("tokens", *(f"epochs of {name}" for name in names), "fits"), rows))
+    if problems := [line.problem for line in lines if line.problem]:
+        notice(problems[0])

@@ -1,0 +1,218 @@
+"""Which sequence stands at which position: integer arithmetic only, no table, the same on every machine for ever.
+
+Enters: how many sequences each source has and how many of them every stage of a mix takes (its quotas). Leaves:
+`Order`, which maps positions to (source, epoch, sequence) and prefixes to counts, in vectors.
+
+Interleaving. Of N positions source s has quota q_s; its k-th sequence falls due at time (k + 1/2) N / q_s, and
+positions follow by time, equal times by source. Up to a whole time T source s was due floor(q_s T / N + 1/2) times,
+within 1/2 of its share, so the counts of S sources add up to T within S/2: the T in which a position falls is found
+by bisection over S + 1 candidates, and within one unit of time each source is due at most once. So at every prefix n
+the count of source s is within 1/2 + w_s S/2 of w_s n, with w_s = q_s / N.
+
+Permutation. The k-th sequence drawn from a source of n is element k mod n of epoch k div n, permuted by a Feistel
+network with unequal halves over the smallest 2^b >= n and cycle walking (Black and Rogaway, "Ciphers with arbitrary
+finite domains", 2002); the round keys are BLAKE2b of seed, source name and epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pretok.base.errors import UsageError
+
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+
+DIGIT = 21
+"""Bits of one digit of long division: products of 20 + 21 + 21 bits stay in 63."""
+MAX_SEQUENCES = 1 << 2 * DIGIT - 2
+"""A stage holds fewer sequences than this (1.1e12), so that nothing here leaves 64 bits."""
+ROUNDS = 6
+_MULTIPLIERS = (
+    np.uint64(0xFF51AFD7ED558CCD),
+    np.uint64(0xC4CEB9FE1A85EC53),
+)  # of MurmurHash3's 64-bit finalizer
+_SHIFT = np.uint64(32)
+
+
+class Schedule:
+    """One stage: the interleaving of sources with fixed quotas. `length` is the number of positions."""
+
+    def __init__(self, quotas: Sequence[int]) -> None:
+        self.length = sum(quotas)
+        if self.length >= MAX_SEQUENCES:
+            raise UsageError(
+                f"a stage of {self.length} sequences is too long; at most {MAX_SEQUENCES - 1} are possible: "
+                "split it into stages or take a larger sequence length"
+            )
+        self.quotas: Int64s = np.array(quotas, np.int64)
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """positions: (n,) in 0..length-1 -> source (n,) and k (n,): the position holds the source's k-th sequence."""
+        before, order, rank = self._unit_of(positions)
+        rows = np.arange(len(positions))
+        source = order[rows, rank]
+        return source, before[rows, source]
+
+    def prefix(self, lengths: Int64s) -> Int64s:
+        """lengths: (n,) in 0..length -> (n, sources): how many of the first `lengths` positions each source has."""
+        if self.length == 0:
+            return np.zeros((len(lengths), len(self.quotas)), np.int64)
+        before, order, rank = self._unit_of(np.minimum(lengths, self.length - 1))
+        ranks = np.argsort(order, axis=1)
+        counts: Int64s = before + (ranks < rank[:, None])
+        counts[lengths == self.length] = self.quotas
+        return counts
+
+    def _unit_of(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """The unit of time each position falls in.
+
+        Returns before (n, sources), the counts where the unit starts; order (n, sources), the sources by time inside
+        the unit, those not due in it last; rank (n,), the place of the position in that order.
+        """
+        time = self._end_of_unit(positions)
+        counts, remainder = self._due(time)
+        # Source s was last due rho / (2 q_s) before `time`.
+        rho = 2 * remainder + np.where(2 * remainder >= self.length, -self.length, self.length)
+        inside = rho < 2 * self.quotas
+        late = _fraction(np.where(inside, rho, 0), np.maximum(2 * self.quotas, 1))
+        order = np.argsort(np.where(inside, -late, 1), axis=1, kind="stable")
+        before = counts - inside
+        return before, order, positions - before.sum(axis=1)
+
+    def _end_of_unit(self, positions: Int64s) -> Int64s:
+        """The smallest whole time up to which more than `positions` sequences were due; (n,)."""
+        sources = len(self.quotas)
+        low = np.maximum(positions + 1 - (sources + 1) // 2, 1)
+        high = np.minimum(positions + 1 + (sources + 1) // 2, self.length)
+        while (low < high).any():
+            middle = (low + high) >> 1
+            enough = self._due(middle)[0].sum(axis=1) > positions
+            low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+        return low
+
+    def _due(self, time: Int64s) -> tuple[Int64s, Int64s]:
+        """floor(q T / N + 1/2) and q T mod N, both (n, sources), by long division in two digits."""
+        upper = self.quotas * (time >> DIGIT)[:, None]
+        quotient = upper // self.length
+        lower = ((upper - quotient * self.length) << DIGIT) + self.quotas * (time & (1 << DIGIT) - 1)[:, None]
+        digit = lower // self.length
+        remainder = lower - digit * self.length
+        return (quotient << DIGIT) + digit + (2 * remainder >= self.length), remainder
+
+
+def prefix_bound(quotas: Sequence[int], quota: int) -> float:
+    """How many sequences the count of a source with `quota` may be away from its share, at any prefix of a stage."""
+    if not quota:
+        return 0.0
+    return 0.5 + quota / sum(quotas) * sum(1 for other in quotas if other) / 2
+
+
+def _fraction(numerator: Int64s, denominator: Int64s) -> Int64s:
+    """The first 42 binary digits of numerator / denominator < 1, as one integer.
+
+    They tell apart the lateness of two sources: their due times differ by a multiple of N / (2 q1 q2), which is at
+    least 2 / N > 2^-40 because q1 + q2 <= N.
+    """
+    high = (numerator << DIGIT) // denominator
+    low = ((numerator << DIGIT) - high * denominator << DIGIT) // denominator
+    return high << DIGIT | low
+
+
+def round_keys(seed: int, source: str, epoch: int) -> UInt64s:
+    """The (ROUNDS,) keys of one epoch's permutation."""
+    digest = hashlib.blake2b(f"{seed}\0{source}\0{epoch}".encode(), digest_size=8 * ROUNDS).digest()
+    return np.frombuffer(digest, "<u8").astype(np.uint64)
+
+
+def permute(index: Int64s, size: Int64s, keys: UInt64s) -> Int64s:
+    """Row by row the image of `index` under a keyed permutation of 0..size-1.
+
+    index, size: (n,) with 0 <= index < size; keys: (n, ROUNDS). Returns (n,).
+    """
+    bits = np.maximum(np.frexp((size - 1).astype(np.float64))[1], 2).astype(np.uint64)
+    result = index.copy()
+    walking = np.arange(len(index))
+    while len(walking):  # each walk ends: its cycle holds the start, which lies inside
+        image = _feistel(result[walking].astype(np.uint64), bits[walking], keys[walking]).astype(np.int64)
+        result[walking] = image
+        walking = walking[image >= size[walking]]
+    return result
+
+
+def _feistel(value: UInt64s, bits: UInt64s, keys: UInt64s) -> UInt64s:
+    """A permutation of 0..2^bits-1, row by row; the halves have floor(bits / 2) and ceil(bits / 2) bits."""
+    low_bits = bits >> np.uint64(1)
+    high_bits = bits - low_bits
+    high: UInt64s = value >> low_bits
+    low = value ^ (high << low_bits)
+    for number in range(0, ROUNDS, 2):
+        low ^= _mix(high, keys[:, number]) >> (np.uint64(64) - low_bits)
+        high ^= _mix(low, keys[:, number + 1]) >> (np.uint64(64) - high_bits)
+    high <<= low_bits
+    high |= low
+    return high
+
+
+def _mix(half: UInt64s, key: UInt64s) -> UInt64s:
+    """A 64-bit hash of a half under a key; its upper bits are the best mixed."""
+    mixed: UInt64s = (half ^ key) * _MULTIPLIERS[0]
+    mixed ^= mixed >> _SHIFT
+    mixed *= _MULTIPLIERS[1]
+    return mixed
+
+
+class Order:
+    """Positions of a whole mix -> sequences of its sources.
+
+    names, sizes: the sources and how many sequences each has; stages: the quotas of each stage, in the order of
+    `names`. Each stage goes on in every source where the one before stopped.
+    """
+
+    def __init__(
+        self, names: Sequence[str], sizes: Sequence[int], stages: Sequence[Sequence[int]], seed: int
+    ) -> None:
+        self.names = tuple(names)
+        self.sizes: Int64s = np.array(sizes, np.int64)
+        self.seed = seed
+        self._stages = [Schedule(quotas) for quotas in stages]
+        self._starts: Int64s = np.cumsum([0, *(stage.length for stage in self._stages)], dtype=np.int64)
+        quotas = np.array([np.zeros(len(self.names), np.int64), *(stage.quotas for stage in self._stages)])
+        self._drawn: Int64s = np.cumsum(quotas, axis=0)  # by each source before each stage
+        self._keys: dict[tuple[int, int], UInt64s] = {}
+        self.length = int(self._starts[-1])
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """positions: (n,) in 0..length-1 -> source, epoch and sequence inside the source, each (n,)."""
+        stage_of = np.searchsorted(self._starts, positions, side="right") - 1
+        source = np.empty_like(positions)
+        drawn = np.empty_like(positions)
+        for stage in np.unique(stage_of):
+            rows = np.flatnonzero(stage_of == stage)
+            source[rows], k = self._stages[stage].locate(positions[rows] - self._starts[stage])
+            drawn[rows] = k + self._drawn[stage, source[rows]]
+        size = self.sizes[source]
+        epoch, index = np.divmod(drawn, size)
+        return source, epoch, permute(index, size, self._keys_of(source, epoch))
+
+    def prefix(self, length: int) -> Int64s:
+        """(sources,): how many of the first `length` positions each source has."""
+        stage = min(int(np.searchsorted(self._starts, length, side="right")) - 1, len(self._stages) - 1)
+        inside = np.array([length - self._starts[stage]])
+        counts: Int64s = self._drawn[stage] + self._stages[stage].prefix(inside)[0]
+        return counts
+
+    def _keys_of(self, source: Int64s, epoch: Int64s) -> UInt64s:
+        """(n, ROUNDS) round keys; those of an epoch are made once."""
+        pairs, inverse = np.unique(epoch * len(self.names) + source, return_inverse=True)
+        table = np.empty((len(pairs), ROUNDS), np.uint64)
+        for row, pair in enumerate(pairs.tolist()):
+            which = (pair % len(self.names), pair // len(self.names))
+            if which not in self._keys:
+                self._keys[which] = round_keys(self.seed, self.names[which[0]], which[1])
+            table[row] = self._keys[which]
+        return table[inverse]

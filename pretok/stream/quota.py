@@ -1,0 +1,207 @@
+"""Quotas: how many sequences of each source a stage of a mix takes.
+
+Enters: weights, token budgets and what the sources hold. Leaves: whole numbers that add up to the budget, by largest
+remainder; or an error that says which budget or weight would fit. Pure functions over exact fractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from pretok.base.errors import UsageError
+from pretok.base.units import parse_count, parse_share
+from pretok.stream.mix_file import MixSource
+
+ROUNDING = Fraction(1, 1000)
+"""How far from 1 the weights may add up; they are scaled to 1."""
+WEIGHTS_HINT = "write 'natural' or weights like it=0.9,en=0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What was asked for: `tokens` None is one epoch of the scarcest source, `weights` None the natural shares."""
+
+    tokens: int | None
+    weights: Mapping[str, Fraction] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """`max_epochs`: how often a source may be read; `cap`: beyond that fill up with the other sources."""
+
+    max_epochs: Fraction
+    cap: bool
+
+
+def parse_limit(max_epochs: str | float, cap: bool) -> Limit:
+    """A limit from what a person wrote. Raises UsageError."""
+    try:
+        return Limit(parse_share(max_epochs), cap)
+    except ValueError as error:
+        raise UsageError(f"--max-epochs: {error}") from None
+
+
+def parse_tokens(text: str) -> int | None:
+    """'1.2T', '300B', '4096' -> tokens; 'all' -> None. Raises UsageError."""
+    if text == "all":
+        return None
+    try:
+        tokens = int(parse_count(text))
+    except ValueError as error:
+        raise UsageError(f"cannot read a budget: {error}; or write 'all'") from None
+    if tokens < 1:
+        raise UsageError(f"a budget of {text} tokens is empty")
+    return tokens
+
+
+def parse_weights(text: str) -> dict[str, Fraction] | None:
+    """'it=0.9,en=0.1' or 'it=2/3,en=1/3' -> weights that add up to 1 exactly; 'natural' -> None. Raises UsageError."""
+    if text == "natural":
+        return None
+    weights: dict[str, Fraction] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().rpartition("=")
+        if not name or name in weights:
+            raise UsageError(f"cannot read {part!r} in {text!r}; {WEIGHTS_HINT}")
+        try:
+            weights[name] = parse_share(value)
+        except ValueError as error:
+            raise UsageError(f"cannot read the weight of {name}: {error}; {WEIGHTS_HINT}") from None
+    return scaled(weights)
+
+
+def scaled(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """Weights that add up to 1 within rounding, made to add up exactly. Raises UsageError."""
+    total = sum(weights.values(), Fraction(0))
+    if abs(total - 1) > ROUNDING:
+        shown = ", ".join(f"{name}={float(weight):g}" for name, weight in weights.items())
+        raise UsageError(f"the weights {shown} add up to {float(total):g}, not to 1")
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def parse_stage(text: str) -> Stage:
+    """'1.2T:it=0.9,en=0.1' -> one stage. Raises UsageError."""
+    tokens, colon, weights = text.partition(":")
+    if not colon:
+        raise UsageError(f"cannot read the stage {text!r}; write TOKENS:WEIGHTS, as in 1.2T:it=0.9,en=0.1")
+    return Stage(parse_tokens(tokens), parse_weights(weights))
+
+
+def largest_remainder(total: int, weights: Sequence[Fraction]) -> list[int]:
+    """Split `total` in proportion to `weights` (which add up to 1); equal remainders go to the first."""
+    shares = [total * weight for weight in weights]
+    quotas = [int(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda number: (quotas[number] - shares[number], number))
+    for number in by_remainder[: total - sum(quotas)]:
+        quotas[number] += 1
+    return quotas
+
+
+def stage_quotas(
+    stage: Stage, sources: Sequence[MixSource], drawn: Sequence[int], seq_len: int, limit: Limit
+) -> tuple[list[int], list[str]]:
+    """Sequences each source gives to a stage after `drawn` were taken by the stages before.
+
+    Returns the quotas and a sentence for each source that `limit.cap` held back. Raises UsageError when the stage
+    asks for more than the sources may give.
+    """
+    weights = shares_of(stage, sources, seq_len)
+    total = one_epoch(weights, sources, drawn) if stage.tokens is None else stage.tokens // seq_len
+    if total < 1:
+        raise UsageError(
+            "the scarcest source is used up by the stages before: give this stage a number of tokens"
+            if stage.tokens is None
+            else f"a budget of {stage.tokens} tokens holds no sequence of {seq_len} tokens"
+        )
+    room = [
+        int(limit.max_epochs * source.sequences) - taken for source, taken in zip(sources, drawn, strict=True)
+    ]
+    quotas = largest_remainder(total, weights)
+    over = [number for number, quota in enumerate(quotas) if quota > room[number]]
+    if not over:
+        return quotas, []
+    if not limit.cap:
+        raise UsageError(_too_much(over[0], total, weights, sources, room, seq_len, limit.max_epochs))
+    capped = _fill_up(total, weights, room)
+    if capped is None:
+        most = sum(r for r, weight in zip(room, weights, strict=True) if weight) * seq_len
+        raise UsageError(
+            f"the budget is {total * seq_len} tokens, but read {float(limit.max_epochs):g} times the sources give "
+            f"{most}: lower the budget or raise --max-epochs"
+        )
+    notes = [
+        f"{sources[number].name} is held at {float(limit.max_epochs):g} epochs: {capped[number] * seq_len} tokens "
+        f"instead of {quotas[number] * seq_len}; the other sources fill up"
+        for number in range(len(sources))
+        if capped[number] < quotas[number]
+    ]
+    return capped, notes
+
+
+def shares_of(stage: Stage, sources: Sequence[MixSource], seq_len: int) -> list[Fraction]:
+    """The weights of `sources` in a stage, in order, adding up to 1."""
+    if stage.weights is None:
+        total = sum(source.sequences for source in sources)
+        if not total:
+            raise UsageError(f"the sources hold no sequence of {seq_len} + 1 tokens")
+        return [Fraction(source.sequences, total) for source in sources]
+    weights = [stage.weights.get(source.name, Fraction(0)) for source in sources]
+    for source, weight in zip(sources, weights, strict=True):
+        if weight and not source.sequences:
+            raise UsageError(
+                f"source {source.name} has {source.tokens} tokens, not one sequence of {seq_len} + 1; "
+                "leave it out or take a smaller sequence length"
+            )
+    return weights
+
+
+def one_epoch(weights: Sequence[Fraction], sources: Sequence[MixSource], drawn: Sequence[int]) -> int:
+    """The longest stage in which no source starts another epoch."""
+    return most_that_fits(
+        weights, [source.sequences - taken for source, taken in zip(sources, drawn, strict=True)]
+    )
+
+
+def most_that_fits(weights: Sequence[Fraction], room: Sequence[int]) -> int:
+    """The longest stage at `weights` in which no source gives more than its room."""
+    return min(max(r, 0) // weight for r, weight in zip(room, weights, strict=True) if weight)
+
+
+def _fill_up(total: int, weights: Sequence[Fraction], room: Sequence[int]) -> list[int] | None:
+    """Quotas within `room`, the excess of full sources shared by the others in proportion; None if it is not enough."""
+    full: set[int] = set()
+    while True:
+        open_ = [number for number, weight in enumerate(weights) if weight and number not in full]
+        left = total - sum(room[number] for number in full)
+        scale = sum((weights[number] for number in open_), Fraction(0))
+        if left and not open_:
+            return None
+        shares = largest_remainder(left, [weights[number] / scale for number in open_])
+        over = [number for number, share in zip(open_, shares, strict=True) if share > room[number]]
+        if not over:
+            quotas = [room[number] if number in full else 0 for number in range(len(weights))]
+            for number, share in zip(open_, shares, strict=True):
+                quotas[number] = share
+            return quotas
+        full.update(over)
+
+
+def _too_much(
+    number: int,
+    total: int,
+    weights: Sequence[Fraction],
+    sources: Sequence[MixSource],
+    room: Sequence[int],
+    seq_len: int,
+    max_epochs: Fraction,
+) -> str:
+    source = sources[number]
+    epochs = max_epochs + (total * weights[number] - room[number]) / source.sequences
+    return (
+        f"source {source.name} would be read {float(epochs):.2f} times, more than {float(max_epochs):g}: at these "
+        f"weights a budget of {most_that_fits(weights, room) * seq_len} tokens fits; at a budget of "
+        f"{total * seq_len} a weight of {source.name} up to {room[number] / total:.4g}. Change either, raise "
+        "--max-epochs, or let the other sources fill up with --cap"
+    )

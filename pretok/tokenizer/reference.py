@@ -1,0 +1,172 @@
+"""Texts -> token ids by `tokenizers`, the reference that every faster way is held against.
+
+Enters: batches of texts and a tokenizer.json. Leaves: ids, special tokens in the text treated as plain text; or an
+EngineError for a text that the library gives up on. Long texts are cut into words by this project's scanner and each
+word is encoded by the library: its regular expression engine gives up after ten million steps, which one long run of
+spaces takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from tokenizers import Tokenizer
+
+from pretok.base.errors import PretokError, UsageError
+from pretok.kernels.pretokenize import PATTERNS, word_ends
+from pretok.read.batches import buffers
+from pretok.tokenizer.segments import COARSE, SEPARATORS, segment_ends
+
+Ids = npt.NDArray[np.uint32]
+Offsets = npt.NDArray[np.int64]
+Cutter = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.int64]]
+"""One document as bytes -> the ends of its words, which are encoded one by one."""
+
+LONG = 1 << 20
+"""Documents of more bytes are cut into words before. A pattern takes a few steps a byte at one place, so the library's
+ten million are not reached below this size; and a text costs it about 200 bytes of memory a token."""
+
+
+class EngineError(Exception):
+    """A library that reads or encodes with a tokenizer gave up."""
+
+
+class Unencodable(PretokError):
+    """No engine encodes these documents of a batch exactly. documents: their numbers in the batch, from 0."""
+
+    def __init__(self, documents: list[int], reason: str) -> None:
+        super().__init__(documents, reason)  # these, so that it can be sent between processes
+        self.documents = documents
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{len(self.documents)} documents cannot be encoded: {self.reason}"
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Calls to the Rust libraries: what they throw becomes an EngineError.
+
+    A panic in Rust arrives as pyo3's PanicException, which is no Exception, so that nothing else would catch it; each
+    library has its own class of that name. Errors they foresee are of several kinds.
+    """
+    try:
+        yield
+    except BaseException as error:
+        foreseen = isinstance(error, Exception) and not isinstance(error, MemoryError)
+        if not foreseen and type(error).__name__ != "PanicException":
+            raise
+        raise EngineError(" ".join(str(error).split())[:300]) from None
+
+
+class ReferenceEngine:
+    """`tokenizers`, special tokens in the text treated as plain text.
+
+    name: what the tokenizer is called in messages, its path where it has one. Raises UsageError for a tokenizer that
+    the library does not read.
+    """
+
+    def __init__(self, tokenizer_json: str, name: str = "tokenizer.json") -> None:
+        self._tokenizer = _tokenizer(tokenizer_json, name)
+        data = json.loads(tokenizer_json)
+        self._cutter = _cutter(data)
+        if self._cutter:
+            data["pre_tokenizer"] = data["pre_tokenizer"]["pretokenizers"][1]
+            self._of_words = _tokenizer(json.dumps(data), name)
+
+    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+        """(ids of all documents in a row, offsets (documents + 1,)). Unencodable names those it gave up on."""
+        cut = np.diff(buffers(texts)[1]) > LONG if self._cutter else np.zeros(len(texts), np.bool_)
+        parts: list[Ids] = [np.empty(0, np.uint32)] * len(texts)
+        failed = {}
+        for document in np.flatnonzero(cut).tolist():
+            parts[document] = self._encode_words(buffers(texts.slice(document, 1))[0])
+        others = np.flatnonzero(~cut)
+        plain = texts.take(pa.array(others)).to_pylist() if cut.any() else texts.to_pylist()
+        try:
+            encoded = _encode(self._tokenizer, plain)
+        except EngineError:  # of one document: which?
+            encoded = []
+            for document, text in zip(others.tolist(), plain, strict=True):
+                try:
+                    encoded += _encode(self._tokenizer, [text])
+                except EngineError as error:
+                    encoded.append(np.empty(0, np.uint32))
+                    failed[document] = str(error)
+        if failed:
+            raise Unencodable(list(failed), f"tokenizers gave up: {next(iter(failed.values()))}")
+        for document, ids in zip(others.tolist(), encoded, strict=True):
+            parts[document] = ids
+        return join_parts(parts)
+
+    def _encode_words(self, data: npt.NDArray[np.uint8]) -> Ids:
+        """Ids of one document, about LONG bytes of words at a time."""
+        assert self._cutter is not None
+        ends = self._cutter(data)
+        whole = data.tobytes()
+        parts, start, first = [np.empty(0, np.uint32)], 0, 0
+        while first < len(ends):
+            last = max(first + 1, int(np.searchsorted(ends, start + LONG, "right")))
+            words = []
+            for end in ends[first:last].tolist():
+                words.append(whole[start:end].decode())
+                start = end
+            parts += _encode(self._of_words, words)
+            first = last
+        return np.concatenate(parts)
+
+
+def _encode(tokenizer: Tokenizer, texts: list[str]) -> list[Ids]:
+    with guarded():
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
+
+def join_parts(parts: list[Ids]) -> tuple[Ids, Offsets]:
+    """(the ids of all documents in a row, offsets (documents + 1,))."""
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    return np.concatenate([np.empty(0, np.uint32), *parts]), offsets
+
+
+def _tokenizer(tokenizer_json: str, name: str) -> Tokenizer:
+    try:
+        with guarded():
+            tokenizer = Tokenizer.from_str(tokenizer_json)
+    except EngineError as error:
+        raise UsageError(f"{name} is not a tokenizer.json that tokenizers reads: {error}") from None
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _cutter(tokenizer: dict[str, Any]) -> Cutter | None:
+    """What cuts a document where this tokenizer does, None where the scanner does not know its words.
+
+    It does where nothing but a known Split cuts: no normalizer and no added token that a text could hold, the special
+    ones being plain text.
+    """
+    steps = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or []
+    added = tokenizer.get("added_tokens", [])
+    if len(steps) != 2 or tokenizer.get("normalizer") or not all(token["special"] for token in added):
+        return None
+    split, level = steps
+    if (split["type"], split.get("behavior"), split.get("invert")) != ("Split", "Isolated", False):
+        return None
+    if level["type"] != "ByteLevel" or level.get("add_prefix_space", True) or level.get("use_regex", True):
+        return None
+    pattern = split["pattern"].get("Regex")
+    for name, regex in PATTERNS.items():
+        if pattern == regex:
+            return lambda data: word_ends(data, np.array([0, len(data)]), name)
+    for name, regex in COARSE.items():
+        if pattern == regex:
+            return lambda data: segment_ends(data, SEPARATORS[name])
+    return None

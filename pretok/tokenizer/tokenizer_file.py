@@ -1,0 +1,165 @@
+"""A tokenizer.json of any origin -> its checked contents, before a library in Rust sees it.
+
+Enters: a path. Leaves: the bytes and what they say, of which all is checked that this project or its engines rely on;
+or a UsageError with the file and the place in it. An id of 2**31 - 1 made gigatoken ask for memory until the process
+was aborted, so nothing is handed on that was not looked at here.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pretok.base.errors import UsageError
+
+MAX_BYTES = 256 << 20
+"""The largest published tokenizer.json has about 35 MB."""
+MAX_PATTERN = 10_000
+"""Characters of a regular expression; those of published tokenizers have less than 500."""
+
+
+class AddedToken(msgspec.Struct):
+    """An entry that stands outside of the merges."""
+
+    id: int
+    content: str
+    single_word: bool
+    lstrip: bool
+    rstrip: bool
+    normalized: bool
+    special: bool
+
+
+class Step(msgspec.Struct):
+    """A pre-tokenizer, or a sequence of them."""
+
+    type: str
+    pretokenizers: list[Step] = []
+    pattern: dict[str, str] | None = None
+
+
+class Model(msgspec.Struct):
+    """The byte pair encoding itself."""
+
+    vocab: dict[str, int]
+    merges: list[str | tuple[str, str]]
+    type: str | None = None
+    dropout: float | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+
+
+class Contents(msgspec.Struct):
+    """What is checked of a tokenizer.json; all else is the libraries' business."""
+
+    model: Model
+    pre_tokenizer: Step | None = None
+    added_tokens: list[AddedToken] = []
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFile:
+    """raw: the bytes of the file; data: the JSON in them, whose structure is that of Contents; size: its entries,
+    whose ids are 0 to size - 1."""
+
+    raw: bytes
+    data: dict[str, Any]
+    size: int
+
+
+def read_tokenizer(path: Path, alphabet: frozenset[str]) -> TokenizerFile:
+    """Read and check a tokenizer.json. alphabet: the characters that stand for the 256 bytes.
+
+    Raises FileNotFoundError, and UsageError for what is not a byte-level BPE whose ids are all there, each once.
+    """
+    raw = _read(path)
+    try:
+        data = msgspec.json.decode(raw)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not a tokenizer.json: {error}") from None
+    model = data.get("model") if isinstance(data, dict) else None
+    if not isinstance(model, dict) or model.get("type") != "BPE":
+        raise UsageError(f"{path} is not a BPE tokenizer")
+    try:
+        contents = msgspec.convert(data, Contents)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not a tokenizer.json that can be used: {error}") from None
+    _check_model(path, contents, alphabet)
+    return TokenizerFile(raw, data, _check_ids(path, contents))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise UsageError(
+                f"{path} is not a tokenizer.json: it is no file, or larger than {MAX_BYTES >> 20} MiB"
+            )
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _steps(step: Step | None) -> Iterator[Step]:
+    if step is not None:
+        yield step
+        for inner in step.pretokenizers:
+            yield from _steps(inner)
+
+
+def _check_model(path: Path, contents: Contents, alphabet: frozenset[str]) -> None:
+    """That it is byte-level BPE: all 256 bytes are tokens, a ByteLevel step maps text to them, merges do the rest."""
+    model = contents.model
+    steps = list(_steps(contents.pre_tokenizer))
+    if not any(step.type == "ByteLevel" for step in steps) or not model.vocab.keys() >= alphabet:
+        raise UsageError(f"{path} is not byte-level: a text could hold characters it has no token for")
+    for step in steps:
+        if any(len(pattern) > MAX_PATTERN for pattern in (step.pattern or {}).values()):
+            raise UsageError(f"{path}: a pattern in its pre_tokenizer has more than {MAX_PATTERN} characters")
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if part := getattr(model, name):
+            raise UsageError(
+                f"{path}: model.{name} is {part!r}, but byte-level tokens have neither prefix nor suffix"
+            )
+    if model.dropout:
+        raise UsageError(
+            f"{path}: model.dropout is {model.dropout:g}, with which a text has other tokens each time; set it to null"
+        )
+
+
+def _check_ids(path: Path, contents: Contents) -> int:
+    """The number of entries. `tokenizers` numbers added tokens itself: those that the model lacks from its last id on,
+    in their order, whatever the file says; so only a file that says the same has one meaning."""
+    vocab = contents.model.vocab
+    names: dict[int, str] = {}
+    for token, i in vocab.items():
+        if not 0 <= i < len(vocab):
+            raise UsageError(
+                f"{path}: {token!r} in model.vocab has the id {i}, but {len(vocab)} entries have the ids 0 to "
+                f"{len(vocab) - 1}: others are missing"
+            )
+        if i in names:
+            raise UsageError(f"{path}: {names[i]!r} and {token!r} in model.vocab both have the id {i}")
+        names[i] = token
+    added: set[str] = set()
+    following = len(vocab)
+    for number, entry in enumerate(contents.added_tokens):
+        place = f"{path}: added_tokens[{number}], {entry.content!r},"
+        if entry.content in added or not entry.content:
+            raise UsageError(f"{place} is empty or stands there twice")
+        added.add(entry.content)
+        expected = vocab.get(entry.content, following)
+        following += entry.content not in vocab
+        if entry.id != expected:
+            raise UsageError(
+                f"{place} has the id {entry.id}, but tokenizers gives it {expected}: ids that are missing, stand twice "
+                "or are out of order have more than one meaning"
+            )
+    return following

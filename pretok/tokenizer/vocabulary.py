@@ -1,0 +1,230 @@
+"""Vocabularies: merges -> an ordinary `tokenizer.json` folder, and any byte-level BPE `tokenizer.json` -> a Vocabulary.
+
+Enters: a pattern, special tokens and merges of bytes; or a file that this or any other program wrote. Leaves:
+tokenizer.json, tokenizer_config.json and special_tokens_map.json, which `tokenizers` and `transformers` open; or what
+the other stages need to know of a tokenizer. Ids: special tokens, then the 256 bytes, then one per merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pretok.base.errors import UsageError
+from pretok.base.storage import atomic_open, digest, write_json
+from pretok.tokenizer.tokenizer_file import read_tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
+"""End-of-document tokens looked for, in this order, in a tokenizer that names none."""
+
+
+def _byte_characters() -> list[str]:
+    """The printable character that stands for each byte in a byte-level vocabulary.
+
+    Bytes that are printable in Latin-1 stand for themselves, the others take the code points from U+0100 on; the
+    mapping is that of the GPT-2 tokenizer (Radford et al., 2019) and of `tokenizers`' ByteLevel.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    code_points = {byte: byte for byte in printable}
+    code_points.update({byte: 0x100 + i for i, byte in enumerate(others)})
+    return [chr(code_points[byte]) for byte in range(256)]
+
+
+BYTE_CHARACTERS = _byte_characters()
+CHARACTER_BYTES = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
+ALPHABET = tuple(sorted(range(256), key=lambda byte: BYTE_CHARACTERS[byte]))
+"""The 256 bytes in the order of their ids, which is that of their characters, as in `tokenizers.BpeTrainer`."""
+
+
+def to_characters(token: bytes) -> str:
+    """A token's bytes as they stand in a tokenizer.json."""
+    return "".join(BYTE_CHARACTERS[byte] for byte in token)
+
+
+def to_bytes(token: str) -> bytes:
+    """Inverse of `to_characters`. KeyError for a character that stands for no byte."""
+    return bytes(CHARACTER_BYTES[character] for character in token)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer as the stages see it. raw: the bytes of the tokenizer.json; data: what they say; size: one more than
+    the largest id; added_tokens: name -> id of what stands outside of the merges, special tokens above all."""
+
+    path: Path
+    raw: bytes
+    data: dict[str, Any]
+    size: int
+    eod_id: int
+    added_tokens: dict[str, int]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies everything that decides ids; formatting, padding and truncation settings do not count.
+
+        It is `storage.fingerprint` of them; msgspec writes their JSON in a tenth of the time, and every job waits.
+        """
+        parts = {
+            part: self.data.get(part) for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")
+        }
+        return digest(msgspec.json.encode(parts, order="deterministic"))
+
+    @cached_property
+    def tokens(self) -> dict[int, str]:
+        """Id -> token as it stands in the file."""
+        named = {**self.data["model"]["vocab"], **self.added_tokens}
+        return {i: token for token, i in named.items()}
+
+    def token_bytes(self, token: int) -> bytes:
+        """The text bytes of one token; of one that stands for itself, above all an added token, its name."""
+        text = self.tokens[token]
+        named = text in self.added_tokens or not CHARACTER_BYTES.keys() >= set(text)
+        return text.encode() if named else to_bytes(text)
+
+    def copy_to(self, path: Path) -> None:
+        """Write the file that was read, whatever has become of it since; one with the same contents is left alone."""
+        if not path.exists() or path.read_bytes() != self.raw:
+            with atomic_open(path) as file:
+                file.write(self.raw)
+
+
+def tokenizer_data(
+    pattern: str, special_tokens: Sequence[str], merges: Sequence[tuple[bytes, bytes]]
+) -> dict[str, Any]:
+    """A tokenizer.json. pattern: the regular expression of its Split; merges: pairs of token bytes, in order.
+
+    A merge whose result is a token already adds no entry, as in `tokenizers`. UsageError when merges spell a special
+    token: text could then become one.
+    """
+    vocab: dict[str, int] = {token: i for i, token in enumerate(special_tokens)}
+    if spelled := vocab.keys() & {to_characters(left + right) for left, right in merges}:
+        raise UsageError(
+            f"the text holds {', '.join(sorted(spelled))} so often that it became an entry of the vocabulary: give the "
+            "special tokens other names"
+        )
+    for token in [bytes([byte]) for byte in ALPHABET] + [left + right for left, right in merges]:
+        vocab.setdefault(to_characters(token), len(vocab))
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added_token(i, token) for i, token in enumerate(special_tokens)],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": [[to_characters(left), to_characters(right)] for left, right in merges],
+        },
+    }
+
+
+def _added_token(token_id: int, content: str) -> dict[str, Any]:
+    return {
+        "id": token_id,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+
+
+def write_vocab(
+    folder: Path,
+    pattern: str,
+    special_tokens: Sequence[str],
+    merges: Sequence[tuple[bytes, bytes]],
+    max_length: int | None = None,
+) -> Vocabulary:
+    """Write the three files of a tokenizer folder; the first special token is EOD, the second, if any, padding.
+
+    max_length: context length in tokens, which `transformers` warns beyond; None for no limit.
+    """
+    eod, *others = special_tokens
+    roles: dict[str, Any] = {"eos_token": eod, "pad_token": others[0] if others else eod}
+    write_json(folder / SPECIAL_TOKENS_FILE, {**roles, "additional_special_tokens": others[1:]})
+    config = {
+        **roles,
+        "additional_special_tokens": others[1:],
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_length or 10**30,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    write_json(folder / CONFIG_FILE, config)
+    write_json(folder / TOKENIZER_FILE, tokenizer_data(pattern, special_tokens, merges))
+    return load_vocab(folder)
+
+
+def load_vocab(path: Path, eod: str | int | None = None) -> Vocabulary:
+    """Read a tokenizer.json, or the folder that holds one.
+
+    eod: name or id of the end-of-document token; None takes the `eos_token` of the tokenizer_config.json beside it, or
+    the first of EOD_NAMES. UsageError when the file is missing, is no byte-level BPE, has ids that are missing or stand
+    twice, or has no such token.
+    """
+    file = path / TOKENIZER_FILE if path.is_dir() else path
+    try:
+        found = read_tokenizer(file, frozenset(BYTE_CHARACTERS))
+    except FileNotFoundError:
+        raise UsageError(
+            f"no tokenizer at {file}: run pretok build-vocab, or name one with --vocab"
+        ) from None
+    added = {token["content"]: token["id"] for token in found.data.get("added_tokens", [])}
+    ids = {**found.data["model"]["vocab"], **added}
+    return Vocabulary(file, found.raw, found.data, found.size, _eod_id(file, eod, ids), added)
+
+
+def _eod_id(file: Path, eod: str | int | None, ids: dict[str, int]) -> int:
+    if isinstance(eod, int):
+        if not 0 <= eod < len(ids):
+            raise UsageError(f"{file} has no end-of-document token {eod}: its ids are 0 to {len(ids) - 1}")
+        return eod
+    candidates = EOD_NAMES if (name := eod or _named_eod(file.with_name(CONFIG_FILE))) is None else (name,)
+    for name in candidates:
+        if name in ids:
+            return ids[name]
+    raise UsageError(
+        f"{file} has no end-of-document token {' or '.join(candidates)}; name one as `eod` under [vocab]"
+    )
+
+
+def _named_eod(config: Path) -> str | None:
+    """The `eos_token` of a tokenizer_config.json, None without one."""
+    if not config.exists():
+        return None
+    try:
+        named = msgspec.json.decode(config.read_bytes(), type=_Config).eos_token
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{config} does not say which token ends a document: {error}") from None
+    return named.content if isinstance(named, _Named) else named
+
+
+class _Named(msgspec.Struct):
+    content: str
+
+
+class _Config(msgspec.Struct):
+    eos_token: str | _Named | None = None

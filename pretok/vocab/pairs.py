@@ -1,0 +1,419 @@
+"""Words of tokens, and which pairs of neighbours occur in them and where: what BPE merges.
+
+Enters: words as tokens in a row, with counts. Leaves: a Text and its Pairs, which can be joined one after the other.
+
+All words lie in one array of cells: one per token, and one before, between and after words. When tokens are joined,
+the new one begins at the first one's cell; of the other cells it covers the first and the last hold its length, as a
+negative number. So both neighbours of a token are found in constant time, however long it is.
+
+All occurrences of a pair are made at once: by the merge that makes the newer of its tokens. They are a run of cell
+numbers in one array, which is only read when the pair is merged: what has changed since is seen in the cells. A merge
+changes pairs of four kinds, each known by one other token: (x, a), (b, x), (x, product) and (product, x). It adds up
+by that token what is gone and what is new, so that the table of pairs is asked once for each pair, not for each
+occurrence; and what a merge costs is what it changes.
+
+Memory: 8 bytes for each token and each word, 8 for each count, 4 to 10 for each occurrence of a pair, and 48 to 96 for
+each distinct pair that occurs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import types
+
+from pretok.kernels.compile import I64, njit
+from pretok.kernels.eight_bytes import prefetch_i32, prefetch_i64
+
+BOUNDARY = -1
+"""Symbol of the cells around words. A cell that a token covers but does not begin at has a smaller one."""
+FREE = -1
+"""Key of a row of the pair table that is not in use."""
+PAIR = 4
+"""Integers in a row of the pair table."""
+KEY, COUNT, _START, _SIZE = range(PAIR)
+"""Places in a row: both ids; how often the pair occurs in the text; which of the places are its own."""
+_GONE, _NEW = 0, 3
+"""The two kinds of changes of a merge: pairs with its own left or right token that cease to occur, and pairs with the
+product that begin to. Also, before all rows of the changes, where the number of such slots is."""
+_CHANGE = 6
+"""Integers in a row of the changes, a row for each slot: three for each kind."""
+_SUM, _CELLS, _SLOT = range(4, 7)
+"""Places in a row, which begins at _CHANGE x slot + kind: how often; at how many cells, later where the next of them is
+noted; and, in the k-th row, the k-th slot with a change of the kind."""
+
+_AHEAD = 8
+"""How many occurrences ahead of the one that is joined the cells are loaded."""
+
+_POINTER32 = types.CPointer(types.int32)
+_POINTER = types.CPointer(types.int64)
+_I32 = types.int32[::1]
+TABLE = types.int64[::1]
+
+
+class Text(NamedTuple):
+    """The words while they are merged: pointers, as counting references to arrays took half of the time."""
+
+    cells: Any
+    """How many."""
+    symbols: Any
+    """int32[cells], the token that begins there; BOUNDARY; or the length of the token that covers it, negative."""
+    words: Any
+    """int32[cells], the word it is in."""
+    counts: Any
+    """int64[words], how often each word occurs."""
+    weights: Any
+    """int64[ids], the weight of each token."""
+    limit: Any
+    """Pairs of a greater weight than this are left alone."""
+
+
+class Pairs(NamedTuple):
+    """The pairs that occur in a text."""
+
+    table: Any
+    """int64[PAIR x rows], a hash table by key."""
+    places: Any
+    """int32: a run of cells for each pair, where its left token began when the run was noted."""
+    used: Any
+    """int64[2], how many rows and places are in use."""
+
+
+TEXT = types.NamedTuple((types.int64, _POINTER32, _POINTER32, _POINTER, _POINTER, types.int64), Text)
+PAIRS = types.NamedTuple((TABLE, _I32, types.int64[::1]), Pairs)
+
+
+@njit(TEXT(types.int64, _POINTER32, _POINTER32, _POINTER, _POINTER, types.int64))
+def text_of(cells: Any, symbols: Any, words: Any, counts: Any, weights: Any, limit: Any) -> Any:
+    """A Text of arrays, which must outlive it."""
+    return Text(cells, symbols, words, counts, weights, limit)
+
+
+@njit(types.int64(_POINTER, types.int64, types.int64), inline=True)
+def find(table: Any, size: Any, key: Any) -> Any:
+    """Where in a table of `size` integers the row of a pair begins, or the free row where it belongs."""
+    mask = size - 1
+    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    row = PAIR * np.int64(mixed >> np.uint64(32)) & mask
+    while table[row + KEY] != key and table[row + KEY] != FREE:
+        row = (row + PAIR) & mask
+    return row
+
+
+@njit(TABLE(types.int64))
+def _new_table(rows: Any) -> Any:
+    """A table of at least `rows` rows, all free."""
+    capacity = 1024
+    while capacity < rows:
+        capacity *= 2
+    table = np.zeros(PAIR * capacity, np.int64)
+    table[KEY::PAIR] = FREE
+    return table
+
+
+@njit(types.boolean(types.int64, types.int64), inline=True)
+def is_short(table_size: Any, rows: Any) -> Any:
+    """Whether a table of so many integers has too few rows to find pairs fast with `rows` of them in use."""
+    return 3 * PAIR * rows > 2 * table_size
+
+
+@njit(PAIRS(PAIRS, types.int64))
+def renew(pairs: Any, reserve: Any) -> Any:
+    """The pairs that still occur, in a table with room for `reserve` more."""
+    table = pairs.table
+    used = np.count_nonzero(table[COUNT::PAIR] > 0)
+    renewed = _new_table(2 * (used + reserve))
+    for row in range(0, len(table), PAIR):
+        if table[row + COUNT] > 0:
+            to = find(renewed.ctypes, len(renewed), table[row + KEY])
+            for field in range(PAIR):
+                renewed[to + field] = table[row + field]
+    pairs.used[0] = used
+    return Pairs(renewed, pairs.places, pairs.used)
+
+
+@njit(types.int64(_POINTER, types.int64, _POINTER, types.int64), inline=True)
+def _row_of(table: Any, size: Any, used: Any, key: Any) -> Any:
+    """The row of a pair, taken if it has none. The table is not short."""
+    row = find(table, size, key)
+    if table[row + KEY] == FREE:
+        table[row + KEY] = key
+        used[0] += 1
+    return row
+
+
+@njit(types.int64(_POINTER32, types.int64), inline=True)
+def _after(symbols: Any, p: Any) -> Any:
+    """The cell after the token that begins at p."""
+    covered = symbols[p + 1]
+    return p - covered if covered < BOUNDARY else p + 1
+
+
+@njit(types.int64(_POINTER32, types.int64), inline=True)
+def _before(symbols: Any, p: Any) -> Any:
+    """The cell where the token before p begins, or the boundary before p."""
+    covered = symbols[p - 1]
+    return p + covered if covered < BOUNDARY else p - 1
+
+
+@njit(types.boolean(TEXT, types.int64, types.int64), inline=True)
+def _joinable(text: Any, a: Any, b: Any) -> Any:
+    """Whether the symbols of two neighbours are tokens, and light enough to be merged."""
+    return a >= 0 and b >= 0 and text.weights[a] + text.weights[b] <= text.limit
+
+
+@njit(types.void(_POINTER, types.int64, types.int64, types.int64), inline=True)
+def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
+    """Note a change of a kind at one cell, `count` times in the text."""
+    at = _CHANGE * slot + kind
+    if changes[at + _CELLS] == 0:
+        changes[_CHANGE * changes[kind] + kind + _SLOT] = slot
+        changes[kind] += 1
+    changes[at + _CELLS] += 1
+    changes[at + _SUM] += count
+
+
+@njit(types.int64(TEXT, types.int64, types.int64, _POINTER, _POINTER32, types.int64), inline=True)
+def _join(text: Any, p: Any, product: Any, changes: Any, made: Any, n: Any) -> Any:
+    """Join the token at cell p and the next one; appends slot and cell of the new pairs to the `n` in `made`."""
+    symbols = text.symbols
+    q = _after(symbols, p)
+    start, end = _before(symbols, p), _after(symbols, q)
+    a, b, left, right = symbols[p], symbols[q], symbols[start], symbols[end]
+    count = text.counts[text.words[p]]
+    if _joinable(text, left, a):
+        _note(changes, _GONE, 2 * left, count)
+    if _joinable(text, b, right):
+        _note(changes, _GONE, 2 * right + 1, count)
+    symbols[p] = product
+    symbols[q] = symbols[p + 1] = symbols[end - 1] = p - end
+    if _joinable(text, left, product):
+        slot = 2 * left + (left == product)  # (product, product) has two slots; this is the one
+        _note(changes, _NEW, slot, count)
+        made[2 * n], made[2 * n + 1] = slot, start
+        n += 1
+    if _joinable(text, product, right):
+        _note(changes, _NEW, 2 * right + 1, count)
+        made[2 * n], made[2 * n + 1] = 2 * right + 1, p
+        n += 1
+    return n
+
+
+@njit(types.int64(TEXT, types.int64, types.int64, _POINTER32, types.int64, types.int64, _POINTER, _POINTER32))
+def _join_all(
+    text: Any, key: Any, product: Any, places: Any, start: Any, stop: Any, changes: Any, made: Any
+) -> Any:
+    """Join all occurrences of a pair, overlapping ones from left to right; returns how many new pairs are in `made`.
+
+    Only a pair of equal tokens overlaps itself, in a run of that token. A run is joined at once, from its beginning.
+    """
+    symbols = text.symbols
+    a, b = key >> 32, key & 0xFFFFFFFF
+    n = 0
+    for k in range(start, stop):
+        far, near = (
+            np.int64(places[min(k + 2 * _AHEAD, stop - 1)]),
+            np.int64(places[min(k + _AHEAD, stop - 1)]),
+        )
+        prefetch_i32(symbols, far)
+        prefetch_i32(text.words, far)
+        prefetch_i64(text.counts, np.int64(text.words[near]))
+        p = np.int64(places[k])
+        if symbols[p] != a:
+            continue
+        if a == b:
+            while symbols[_before(symbols, p)] == a:
+                p = _before(symbols, p)
+        while symbols[p] == a and symbols[_after(symbols, p)] == b:
+            n = _join(text, p, product, changes, made, n)
+            p = _after(symbols, p)
+    return n
+
+
+@njit(PAIRS(TEXT, PAIRS, types.int64))
+def _tidy(text: Any, pairs: Any, reserve: Any) -> Any:
+    """The pairs with the places alone where they still occur, and room for `reserve` more."""
+    symbols, table, old = text.symbols, pairs.table, pairs.places
+    size = 0
+    for row in range(0, len(table), PAIR):
+        if table[row + COUNT] <= 0:
+            table[row + _SIZE] = 0
+        size += table[row + _SIZE]
+    places = np.empty(size + size // 2 + reserve, np.int32)
+    used = 0
+    for row in range(0, len(table), PAIR):
+        a, b = table[row + KEY] >> 32, table[row + KEY] & 0xFFFFFFFF
+        start = used
+        for k in range(table[row + _START], table[row + _START] + table[row + _SIZE]):
+            p = old[k]
+            if symbols[p] == a and symbols[_after(symbols, p)] == b:
+                places[used] = p
+                used += 1
+        table[row + _START], table[row + _SIZE] = start, used - start
+    pairs.used[1] = used
+    return Pairs(table, places, pairs.used)
+
+
+@njit(types.int64(types.int64, types.int64, types.int64), inline=True)
+def _key(slot: Any, left: Any, right: Any) -> Any:
+    """The pair of a slot as one integer: (token, right) or (left, token). Keys have the order of pairs."""
+    token = slot >> 1
+    if slot & 1:
+        return (left << 32) | token
+    return (token << 32) | right
+
+
+@njit(types.int64(_POINTER, types.int64, _POINTER, _POINTER, types.int64, _POINTER))
+def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, rows: Any) -> Any:
+    """Write the row of each new pair to `rows`, one for each of the new slots; how many places they take."""
+    room = 0
+    for k in range(changes[_NEW]):
+        slot = changes[_CHANGE * k + _NEW + _SLOT]
+        rows[k] = _row_of(table, size, used, _key(slot, product, product))
+        room += changes[_CHANGE * slot + _NEW + _CELLS] + table[rows[k] + _SIZE]
+    return room
+
+
+@njit(types.void(_POINTER, _POINTER32, _POINTER, _POINTER, _POINTER))
+def _make_room(table: Any, places: Any, used: Any, changes: Any, rows: Any) -> Any:
+    """Give each new pair its run of places.
+
+    A pair that has occurrences (of an older product with the same bytes) takes them along.
+    """
+    for k in range(changes[_NEW]):
+        row, change = rows[k], _CHANGE * changes[_CHANGE * k + _NEW + _SLOT] + _NEW
+        at, cells = used[1], changes[change + _CELLS]
+        for i in range(table[row + _SIZE]):
+            places[at + i] = places[table[row + _START] + i]
+        table[row + _START] = at
+        changes[change + _CELLS] = at + table[row + _SIZE]
+        table[row + _SIZE] += cells
+        table[row + COUNT] += changes[change + _SUM]
+        used[1] = at + table[row + _SIZE]
+
+
+@njit(types.void(_POINTER, types.int64, _POINTER, types.int64))
+def _drop_gone(table: Any, size: Any, changes: Any, key: Any) -> Any:
+    """Subtract what is gone from the pairs with the left or the right token of the merge."""
+    for k in range(changes[_GONE]):
+        slot = changes[_CHANGE * k + _GONE + _SLOT]
+        row = find(table, size, _key(slot, key & 0xFFFFFFFF, key >> 32))
+        table[row + COUNT] -= changes[_CHANGE * slot + _GONE + _SUM]
+
+
+@njit(types.void(_POINTER))
+def _forget(changes: Any) -> Any:
+    """Make them no changes again."""
+    for kind in (_GONE, _NEW):
+        for k in range(changes[kind]):
+            at = _CHANGE * changes[_CHANGE * k + kind + _SLOT] + kind
+            changes[at + _SUM] = changes[at + _CELLS] = 0
+        changes[kind] = 0
+
+
+@njit(types.void(_POINTER32, _POINTER, _POINTER32, types.int64))
+def _note_places(places: Any, changes: Any, made: Any, n: Any) -> Any:
+    """Write the cells of the `n` new pairs in `made` into their runs."""
+    for k in range(n):
+        at = _CHANGE * made[2 * k] + _NEW + _CELLS
+        places[changes[at]] = made[2 * k + 1]
+        changes[at] += 1
+
+
+@njit(types.Tuple((PAIRS, TABLE))(TEXT, PAIRS, types.int64, types.int64, TABLE))
+def merge_pair(text: Any, pairs: Any, key: Any, product: Any, changes: Any) -> Any:
+    """Join all occurrences of a pair to `product`. (pairs, rows of the pairs that are new).
+
+    The table has room for two new pairs with each token there is. `changes` is `no_changes` before and after.
+    """
+    table, size, noted = pairs.table, len(pairs.table), changes.ctypes
+    row = find(table.ctypes, size, key)
+    start, stop = table[row + _START], table[row + _START] + table[row + _SIZE]
+    made = np.empty(4 * (stop - start), np.int32)
+    n = _join_all(text, key, product, pairs.places.ctypes, start, stop, noted, made.ctypes)
+    table[row + _SIZE] = 0
+    rows = np.empty(changes[_NEW], np.int64)
+    room = _take_rows(table.ctypes, size, pairs.used.ctypes, noted, product, rows.ctypes)
+    if pairs.used[1] + room > len(pairs.places):
+        pairs = _tidy(text, pairs, room)
+    _make_room(table.ctypes, pairs.places.ctypes, pairs.used.ctypes, noted, rows.ctypes)
+    _note_places(pairs.places.ctypes, noted, made.ctypes, n)
+    _drop_gone(table.ctypes, size, noted, key)
+    _forget(noted)
+    table[row + COUNT] = 0
+    return pairs, rows
+
+
+@njit(TABLE(types.int64))
+def no_changes(tokens: Any) -> Any:
+    """Room for the changes of a merge among so many tokens."""
+    return np.zeros(_SUM + 2 * tokens * _CHANGE, np.int64)
+
+
+@njit(types.UniTuple(_I32, 2)(types.Array(types.int32, 1, "C", readonly=True), I64, I64))
+def cells_of(tokens: Any, offsets: Any, counts: Any) -> Any:
+    """(symbols, words) of the words tokens[offsets[w]:offsets[w + 1]] that occur at all."""
+    size = offsets[-1] - offsets[0] + len(offsets)
+    symbols, words = np.empty(size, np.int32), np.empty(size, np.int32)
+    symbols[0] = BOUNDARY
+    p = 1
+    for w in range(len(counts)):
+        if counts[w] == 0:
+            continue
+        for i in range(offsets[w], offsets[w + 1]):
+            symbols[p], words[p] = tokens[i], w
+            p += 1
+        symbols[p] = BOUNDARY
+        p += 1
+    return symbols[:p], words[:p]
+
+
+@njit(types.int64(TEXT, types.int64), inline=True)
+def _pair_at(text: Any, p: Any) -> Any:
+    """The pair that begins at cell p of a text in which nothing is joined yet, or FREE if there is none."""
+    a, b = np.int64(text.symbols[p]), np.int64(text.symbols[p + 1])
+    return (a << 32) | b if _joinable(text, a, b) else FREE
+
+
+@njit(types.int64(TEXT, types.int64, _POINTER, types.int64, _POINTER))
+def _count_pairs(text: Any, p: Any, table: Any, size: Any, used: Any) -> Any:
+    """Count pairs from cell p on; returns the cell where the table is short, or the last."""
+    while p < text.cells - 1 and not is_short(size, used[0] + 1):
+        key = _pair_at(text, p)
+        if key != FREE:
+            row = _row_of(table, size, used, key)
+            table[row + COUNT] += text.counts[text.words[p]]
+            table[row + _SIZE] += 1
+        p += 1
+    return p
+
+
+@njit(types.void(TEXT, _POINTER, types.int64, _POINTER32))
+def _note_pairs(text: Any, table: Any, size: Any, places: Any) -> Any:
+    """Write the cell of each pair into its run."""
+    for p in range(1, text.cells - 1):
+        key = _pair_at(text, p)
+        if key != FREE:
+            row = find(table, size, key)
+            places[table[row + _START] + table[row + _SIZE]] = p
+            table[row + _SIZE] += 1
+
+
+@njit(PAIRS(TEXT))
+def pairs_of(text: Any) -> Any:
+    """The pairs of a text in which nothing is joined yet, their places in the order of the cells."""
+    pairs = Pairs(_new_table(0), np.empty(0, np.int32), np.zeros(2, np.int64))
+    p = np.int64(1)
+    while p < text.cells - 1:
+        if is_short(len(pairs.table), pairs.used[0] + 1):
+            pairs = renew(pairs, pairs.used[0])
+        p = _count_pairs(text, p, pairs.table.ctypes, len(pairs.table), pairs.used.ctypes)
+    table, used = pairs.table, pairs.used
+    for row in range(0, len(table), PAIR):
+        table[row + _START] = used[1]
+        used[1] += table[row + _SIZE]
+        table[row + _SIZE] = 0
+    places = np.empty(used[1] + used[1] // 2, np.int32)
+    _note_pairs(text, table.ctypes, len(table), places.ctypes)
+    return Pairs(table, places, used)

@@ -1,0 +1,256 @@
+"""superwords: the second stage of build-vocab.
+
+Enters: a Recipe, the words' vocabulary that the counts gave, the counts. Leaves: VOCAB/tokenizer.json and its two
+companions with as many entries, of which the last are superwords, and a section for the report.
+
+    sample    chains of tokens from a sample of every source, one task a partition, kept in a state folder
+    merge     train the superwords, write the tokenizer
+    measure   tokens of the held-out texts at several numbers of superwords
+
+Sources are sampled in the proportion of their weights; one that is too small for its share is taken several times.
+"""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pretok.base.console import Meter, notice, show, table
+from pretok.base.errors import UsageError
+from pretok.base.execute import Engine
+from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.config import Recipe, Vocab
+from pretok.counts.job import Counts, partitions_of
+from pretok.counts.weigh import mix_bytes_per_token, shares
+from pretok.kernels.pretokenize import PATTERNS
+from pretok.read.batches import buffers
+from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.segments import BASE, COARSE, SEPARATORS
+from pretok.tokenizer.stages import Merge, drop_crossing
+from pretok.tokenizer.vocabulary import Vocabulary, to_bytes, tokenizer_data, write_vocab
+from pretok.vocab.bpe import Merges
+from pretok.vocab.chain_task import ChainTask, read_chains, stage_tokens, write_chains
+from pretok.vocab.chains import train_superwords
+
+ROWS = (0, 2_500, 5_000, 10_000, 20_000)
+"""Numbers of superwords that the report compares."""
+MOST_USED = 50
+"""How many superwords the report lists."""
+SAMPLED_PARTS = 8
+"""A sample smaller than an eighth of a source is taken from every k-th of its partitions, the others not being read."""
+FEWEST_PARTITIONS = 16
+"""The partitions a sample comes from at least, where there are as many."""
+
+
+def check_superwords(vocab: Vocab, counted: bool) -> None:
+    """Raises UsageError where superwords cannot be trained; `counted`: whether from counts, without text."""
+    if vocab.pattern != BASE:
+        raise UsageError(f"superwords join words of the pattern {BASE}, not {vocab.pattern}")
+    if vocab.superwords > vocab.size - len(vocab.special_tokens) - 256:
+        raise UsageError(
+            f"a vocabulary of {vocab.size} entries has no room for {vocab.superwords} superwords"
+        )
+    if counted:
+        raise UsageError(
+            "superwords are trained on text, which counts of words do not hold; leave out --counts"
+        )
+
+
+def add_superwords(
+    recipe: Recipe, engine: Engine, plain: Vocabulary, counts: Counts, state: Path
+) -> tuple[Vocabulary, dict[str, Any]]:
+    """Write VOCAB with superwords in the place of the last entries of `plain`; (the vocabulary, report section)."""
+    vocab = recipe.vocab
+    separators = SEPARATORS[vocab.superword_separators]
+    words = drop_crossing(_first_words(plain, vocab.size - vocab.superwords), separators)
+    stage = write_vocab(state / "words", PATTERNS[BASE], vocab.special_tokens, words)
+    wanted = vocab.size - stage.size
+    with Meter("sample") as meter:
+        tasks, repeats = _tasks(recipe, counts, stage, state)
+        paths, sizes = _sample(tasks, repeats, engine, meter, recipe.out / LOGS)
+    with Meter("superwords"):
+        merges = train_superwords(
+            lambda: read_chains(paths), stage_tokens(stage), max(wanted, *ROWS), vocab.superword_words
+        )
+        coarse = COARSE[vocab.superword_separators]
+        made = write_vocab(
+            recipe.vocab_dir, coarse, vocab.special_tokens, words + merges.first(stage.size + wanted)
+        )
+    if made.size < vocab.size:
+        notice(
+            f"the sample allows {made.size - stage.size:,} superwords, not {wanted:,}: give a larger sample"
+        )
+    return made, {
+        "entries": made.size - stage.size,
+        "words": stage.size,
+        "separators": vocab.superword_separators,
+        "most_words": vocab.superword_words,
+        "sample_bytes": sizes,
+        **_measure(recipe, counts, plain, stage, words, merges),
+    }
+
+
+def _first_words(plain: Vocabulary, size: int) -> list[Merge]:
+    """The merges of `plain` that its first `size` entries take."""
+    found: list[Merge] = []
+    for left, right in plain.data["model"]["merges"]:
+        if plain.data["model"]["vocab"][left + right] >= size:
+            break
+        found.append((to_bytes(left), to_bytes(right)))
+    return found
+
+
+def _tasks(
+    recipe: Recipe, counts: Counts, stage: Vocabulary, state: Path
+) -> tuple[list[ChainTask], dict[str, int]]:
+    """The tasks that take the sample, and how often each source's part is taken."""
+    vocab = recipe.vocab
+    sizes = {name: counts.of(name).bytes for name in counts.sources}
+    parts = shares(vocab.weights, sizes)
+    wanted = min(vocab.superword_sample, sum(sizes.values()))
+    tasks, repeats = [], {}
+    for name, size in sizes.items():
+        target = wanted * parts[name]
+        if not target:
+            continue
+        repeats[name] = -(-target.numerator // (target.denominator * size))
+        share = target / (repeats[name] * size)
+        partitions = partitions_of(name, counts.data["config"]["inputs"][name]["files"], recipe)
+        step = max(1, min(int(1 / (SAMPLED_PARTS * share)), len(partitions) // FEWEST_PARTITIONS))
+        tasks += [
+            ChainTask(
+                partition=partition,
+                folder=(state / "chains").absolute(),
+                record=recipe.sources[name].record,
+                normalization=recipe.normalize.function,
+                words=stage.path.absolute(),
+                separators=SEPARATORS[vocab.superword_separators],
+                sample=min(Fraction(1), share * step) * vocab.sample,
+                holdout=vocab.holdout,
+                seed=vocab.seed,
+            )
+            for partition in partitions[vocab.seed % step :: step]
+        ]
+    return tasks, repeats
+
+
+def _sample(
+    tasks: list[ChainTask], repeats: dict[str, int], engine: Engine, meter: Meter, logs: Path
+) -> tuple[list[Path], dict[str, int]]:
+    """Run the tasks. (files in an order that does not depend on the run, each as often as its source is taken; bytes
+    of text sampled per source, each document counted once)"""
+    ordered = sorted(tasks, key=lambda task: (-task.partition.estimate, task.partition.name))
+    sizes = dict.fromkeys(repeats, 0)
+    failures = []
+    engine.choose(sum(task.partition.estimate for task in tasks))
+    for outcome in engine.map(write_chains, ordered, meter):
+        partition = ordered[outcome.index].partition
+        if isinstance(outcome.result, TaskError):
+            failures.append((partition.name, outcome.result))
+        else:
+            sizes[partition.source] += outcome.result
+    raise_failures(failures, logs)
+    return [task.path for task in tasks for _ in range(repeats[task.partition.source])], sizes
+
+
+def _measure(
+    recipe: Recipe, counts: Counts, plain: Vocabulary, stage: Vocabulary, words: list[Merge], merges: Merges
+) -> dict[str, Any]:
+    """Tokens of the held-out texts that were kept, by `plain` and by stage 1 with more and more superwords.
+
+    Without EOD; also which superwords of the vocabulary are used most, and the share of tokens that are superwords,
+    both in text in which the sources have their shares of the vocabulary's training text.
+    """
+    vocab = recipe.vocab
+    files = {"plain": plain.data}
+    for entries in sorted({*ROWS, vocab.size - stage.size}):
+        pairs = words + merges.first(stage.size + entries)
+        files[str(entries)] = tokenizer_data(COARSE[vocab.superword_separators], vocab.special_tokens, pairs)
+    rows: dict[str, dict[str, int]] = {}
+    texts = {name: counts.heldout_texts(name) for name in counts.sources}
+    uses: dict[str, npt.NDArray[np.int64]] = {}
+    for row, data in files.items():
+        encoder = Encoder(json.dumps(data), 0, len(data["model"]["vocab"]))
+        rows[row] = {}
+        for name in counts.sources:
+            tokens, lengths = encoder.encode(texts[name])
+            rows[row][name] = len(tokens) - len(lengths)
+            if row == str(vocab.size - stage.size):
+                uses[name] = np.bincount(tokens, minlength=vocab.size)
+                uses[name][0] = 0  # EOD, whose id is that of the first special token
+    parts = shares(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
+    sizes = {name: len(buffers(texts[name])[0]) for name in counts.sources}
+    rates = _mix_rates(parts, sizes, uses)
+    order = np.argsort(-rates[stage.size :], kind="stable")[:MOST_USED]
+    return {
+        "heldout_tokens": rows,
+        "mix_bytes_per_token": {row: mix_bytes_per_token(parts, sizes, rows[row]) for row in rows},
+        "share_of_tokens": round(float(rates[stage.size :].sum()), 4),
+        "most_used": [
+            {
+                "token": merges.tokens[stage.size + k].decode(errors="replace"),
+                "share": round(float(rates[stage.size + k]), 6),
+                "uses": {name: int(uses[name][stage.size + k]) for name in counts.sources},
+            }
+            for k in order.tolist()
+            if rates[stage.size + k]
+        ],
+        "budget": _budget(recipe, rows, str(vocab.size - stage.size)),
+    }
+
+
+def _mix_rates(
+    parts: dict[str, Fraction], sizes: dict[str, int], uses: dict[str, npt.NDArray[np.int64]]
+) -> npt.NDArray[np.float64]:
+    """How large a part of the mix's tokens each id is, float64[ids], from its uses in some text of each source."""
+    per_byte = [float(part) / max(1, sizes[name]) * uses[name] for name, part in parts.items()]
+    total = np.sum(per_byte, axis=0)
+    rates: npt.NDArray[np.float64] = total / max(total.sum(), np.finfo(np.float64).tiny)
+    return rates
+
+
+def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> dict[str, int] | None:
+    """What the mix's tokens are worth: the tokens `plain` would need for the same text, source by source."""
+    if recipe.mix is None or recipe.mix.tokens == "all" or recipe.mix.weights == "natural":
+        return None
+    weights = recipe.mix.weights
+    per_token = sum(
+        float(weight) * rows["plain"][name] / rows[row][name]
+        for name, weight in weights.items()
+        if rows[row][name]
+    ) / float(sum(weights.values()))
+    return {"tokens": recipe.mix.tokens, "plain_tokens": round(recipe.mix.tokens * per_token)}
+
+
+def show_superwords(section: dict[str, Any]) -> None:
+    """Print the section of the report as tables."""
+    rows = section["heldout_tokens"]
+    names, mix = list(rows["plain"]), section["mix_bytes_per_token"]
+    notice(
+        f"{section['entries']:,} superwords after {section['words']:,} other entries, {section['separators']}, "
+        f"trained on {sum(section['sample_bytes'].values()):,} bytes; {section['share_of_tokens']:.1%} of the tokens "
+        "of held-out texts, mixed by weight, are superwords"
+    )
+    body = [
+        (
+            row,
+            *(f"{tokens[name]:,} ({tokens[name] / max(1, rows['plain'][name]) - 1:+.1%})" for name in names),
+            str(mix[row] or "-"),
+        )
+        for row, tokens in rows.items()
+    ]
+    title = (
+        "tokens of held-out texts by number of superwords, beside words only, and bytes per token of the mix"
+    )
+    show(table(title, ("", *names, "mix"), body))
+    notice("most used in the mix: " + ", ".join(repr(entry["token"]) for entry in section["most_used"][:20]))
+    if budget := section["budget"]:
+        notice(
+            f"a budget of {budget['tokens']:,} tokens trains on the text of {budget['plain_tokens']:,} tokens of words "
+            "only"
+        )

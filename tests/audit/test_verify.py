@@ -1,0 +1,193 @@
+"""verify finds what is wrong and names the file; stats and inspect tell what is there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizing import recipe, run
+
+from pretok.audit.documents import run_inspect
+from pretok.audit.verify_job import run_verify
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.records import read_record
+from pretok.cli import run_command
+from pretok.shards.contents import Contents
+from pretok.shards.format import ShardReader, ShardWriter
+from pretok.shards.manifest import load_manifest, write_manifest
+
+HEAD = ("format", "version", "fingerprint", "seal")
+"""Keys of a manifest that follow from the others."""
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory, vocab_dir) -> Path:
+    """A shards folder of several shards, a validation shard and rejects."""
+    from pretok.base.execute import Engine
+    from pretok.base.stop import StopFlag
+
+    folder = tmp_path_factory.mktemp("sealed")
+    lines = [json.dumps({"text": f"La riga numero {i} è l'{i}ª. " * 20}) for i in range(300)]
+    lines[5] = "{"
+    (folder / "it.jsonl").write_text("\n".join(lines))
+    made = recipe(folder / "out", vocab_dir, {"it": [folder / "it.jsonl"]})
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        run(made, engine)
+    return made.shards_dir
+
+
+@pytest.fixture
+def shards(sealed, tmp_path) -> Path:
+    """A copy to damage."""
+    return shutil.copytree(sealed, tmp_path / "shards")
+
+
+def problems(shards: Path, here, sample: int | None = 20) -> str:
+    return "\n".join(run_verify(shards, sample, here, lambda counts: None)[1])
+
+
+def reseal(shards: Path, change) -> None:
+    """Apply `change` to the manifest and seal its new contents, as a faulty writer would."""
+    data = json.loads((shards / "manifest.json").read_text())
+    change(data)
+    body = {key: value for key, value in data.items() if key not in HEAD}
+    write_manifest(shards, read_record(Contents, body, "test"))
+
+
+@pytest.mark.parametrize("sample", [0, 20, None])
+def test_what_is_sealed_has_no_problems(sealed, here, sample):
+    assert len(load_manifest(sealed).shards) > 3
+    assert problems(sealed, here, sample) == ""
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_one_flipped_bit_is_found_anywhere(shards, here, suffix, split):
+    prefix = load_manifest(shards).of("it", split)[-1].prefix
+    path = prefix.with_name(prefix.name + suffix)
+    original = path.read_bytes()
+    for position in (0, len(original) // 2, len(original) - 1):
+        data = bytearray(original)
+        data[position] ^= 1
+        path.write_bytes(data)
+        assert path.name.split(".")[0] in problems(shards, here, 0)
+
+
+def test_missing_shortened_and_unknown_files_are_named(shards, here):
+    first, second, *_ = load_manifest(shards).shards
+    first.path.unlink()
+    second.path.write_bytes(second.path.read_bytes()[:-2])
+    (shards / "it" / "it-00999.bin").write_bytes(b"")
+    found = problems(shards, here)
+    for name in (first.path.name, second.path.name, "it-00999.bin"):
+        assert name in found
+
+
+@pytest.mark.parametrize("suffixes", [(".bin",), (".idx",), (".bin", ".idx")])
+def test_swapped_shards_are_named(shards, here, suffixes):
+    first, second, *_ = load_manifest(shards).of("it")
+    for suffix in suffixes:
+        one, other = first.path.with_suffix(suffix), second.path.with_suffix(suffix)
+        data = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(data)
+    found = problems(shards, here)
+    assert first.prefix.name in found
+    assert second.prefix.name in found
+
+
+def test_documents_that_are_not_there(shards):
+    with pytest.raises(UsageError, match="no split 'valid'; there are train and val"):
+        run_inspect(shards, "it", 0, "valid")
+    with pytest.raises(UsageError, match=r"has \d+ train and \d+ val documents.* no val document 999"):
+        run_inspect(shards, "it", 999, "val")
+
+
+def test_an_edited_manifest_is_refused(shards, here):
+    path = shards / "manifest.json"
+    path.write_text(path.read_text().replace('"split": "val"', '"split": "train"'))
+    with pytest.raises(IntegrityError, match="edited or damaged"):
+        load_manifest(shards)
+    path.unlink()
+    with pytest.raises(IntegrityError, match="does not exist"):
+        load_manifest(shards)
+
+
+def test_totals_and_counts_are_added_up(shards, here):
+    reseal(shards, lambda data: data["sources"]["it"].update(read=299))
+    assert "it read 300, wrote 299, rejected 1" in problems(shards, here)
+    reseal(shards, lambda data: data["totals"].update(tokens=7))
+    assert "total of tokens" in problems(shards, here)
+    reseal(shards, lambda data: data["sources"]["it"]["train"].update(bytes=7))
+    assert "it train" in problems(shards, here)
+
+
+@pytest.mark.parametrize(
+    ("at", "wrong", "message"),
+    [
+        (0, "unmerged", "does not encode to its ids again"),
+        (3, [0], "end-of-document tokens for"),
+        (0, [1500], "not below the vocabulary size"),
+    ],
+)
+def test_wrong_tokens_with_right_checksums_are_found(shards, here, at, wrong, message):
+    """As a faulty encoder would leave them: sealed, but not what the text encodes to."""
+    prefix = load_manifest(shards).shards[0].prefix
+    reader = ShardReader(prefix)
+    documents = [np.array(reader[i]) for i in range(len(reader))]
+    if wrong == "unmerged":
+        model = json.loads((shards / "tokenizer.json").read_text())["model"]
+        wrong = [model["vocab"][part] for part in model["merges"][0]]
+    documents[0][at : at + len(wrong)] = wrong
+    with ShardWriter(prefix, reader.dtype) as writer:
+        writer.append(np.concatenate(documents), reader.lengths)
+        sealed = writer.seal()
+
+    def update(data):
+        data["shards"][0].update(checksum=sealed.bin_checksum, index_checksum=sealed.idx_checksum)
+
+    reseal(shards, update)
+    assert message in problems(shards, here, None)
+
+
+def test_another_tokenizer_is_found(shards, here):
+    path = shards / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|reserved_0|>", "<|other|>"))
+    assert "tokenizer.json: fingerprint" in problems(shards, here, 0)
+
+
+def test_commands_on_shards(sealed, shards, capsys):
+    assert run_command(["verify", str(sealed), "--workers", "0"]) == 0
+    assert run_command(["stats", str(sealed), "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)
+    assert counts["sources"]["it"]["rejected"] == {"malformed_json": 1}
+    assert counts["totals"]["documents"] == 299
+    assert run_command(["inspect", str(sealed), "--source", "it", "--doc", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["file"].endswith("it.jsonl")
+    assert found["tokens"][-1] == "<|endoftext|>"
+    assert run_command(["inspect", str(sealed), "--source", "fr"]) == 2
+    assert "there is it" in capsys.readouterr().err
+    load_manifest(shards).shards[0].path.unlink()
+    assert run_command(["verify", str(shards), "--workers", "0", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["ok"] is False
+    assert "cannot read" in captured.err
+
+
+def test_a_materialized_mix_is_checked_too(sealed, here, tmp_path):
+    from pretok.stream.materialize import run_materialize
+    from pretok.stream.mix_job import MixRequest, run_mix
+    from pretok.stream.quota import parse_stage
+
+    run_mix(sealed, tmp_path / "mix.json", MixRequest((parse_stage("all:natural"),), seq_len=64))
+    run_materialize(sealed, tmp_path / "mix.json", tmp_path / "mixed", here)
+    assert problems(tmp_path / "mixed", here, None) == ""
+    (shard,) = load_manifest(tmp_path / "mixed").shards
+    data = bytearray(shard.path.read_bytes())
+    data[100] ^= 4
+    shard.path.write_bytes(data)
+    assert "checksum" in problems(tmp_path / "mixed", here, 0)

@@ -1,0 +1,248 @@
+"""What is shown: numbers whole at any width, gauge that is never silent, cut or too hopeful."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from support import ROOT
+
+from pretok.base import console as terminal
+from pretok.base.console import Meter, notice, show, table
+from pretok.base.gauge import Gauge
+
+NUMBERS = ["313,071,234,567", "1,234,567,890,123", "5,812,345,678,901", "4.719", "0"]
+COLUMNS = ("source", "tokens", "documents", "bytes of text", "bytes/token", "distinct superwords")
+ROW = ["italian-web", *NUMBERS]
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def screen(monkeypatch: pytest.MonkeyPatch, *, terminal_width: int | None) -> io.StringIO:
+    """What `console` writes, as on a terminal of that width or as into a file."""
+    text = io.StringIO()
+    made = terminal._Console(
+        file=text, force_terminal=terminal_width is not None, width=terminal_width, color_system=None
+    )
+    monkeypatch.setattr(terminal, "console", made)
+    return text
+
+
+@pytest.mark.parametrize("columns", ["80", "20"])
+def test_a_table_in_a_file_holds_whole_numbers_whatever_the_width(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    text = screen(monkeypatch, terminal_width=None)
+    show(table("counts", COLUMNS, [ROW, ROW]))
+    lines = text.getvalue().splitlines()
+    rows = [line for line in lines if "italian-web" in line]
+    assert [[cell.strip() for cell in row.split("│")[1:-1]] for row in rows] == [ROW, ROW]
+    assert any(all(column in line for column in COLUMNS) for line in lines)
+
+
+def test_a_table_in_a_pipe_holds_whole_numbers():
+    code = f"from pretok.base.console import *; show(table('t', {COLUMNS!r}, [{ROW!r}]), result=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "80"},
+        check=True,
+    )
+    assert all(number in done.stdout for number in ROW)
+
+
+def test_a_table_wider_than_the_terminal_becomes_lines(monkeypatch):
+    text = screen(monkeypatch, terminal_width=80)
+    show(table("counts", COLUMNS, [ROW]))
+    lines = [line.strip() for line in text.getvalue().splitlines()]
+    assert lines[0] == "counts"
+    assert lines[1:-1] == [f"{name}: {cell}" for name, cell in zip(COLUMNS, ROW, strict=True)]
+
+
+def test_a_table_that_fits_the_terminal_is_a_table(monkeypatch):
+    text = screen(monkeypatch, terminal_width=80)
+    show(table("counts", COLUMNS[:3], [ROW[:3]]))
+    assert re.search(r"│ italian-web +│ +313,071,234,567 +│ +1,234,567,890,123 +│", text.getvalue())
+
+
+def test_nothing_printed_is_markup(capsys):
+    notice("[slurm.train] :bug:")
+    show(table("[bold] :smile:", ["[red]", "n"], [["[/red]", ":bug:"]]))
+    shown = capsys.readouterr().err
+    assert all(
+        text in shown for text in ("[slurm.train] :bug:", "[bold] :smile:", "[red]", "[/red]", " :bug: ")
+    )
+
+
+def at_work(clock: Clock) -> Gauge:
+    """41 of 108 partitions, 38 %, 4 minutes left."""
+    gauge = Gauge("tokenize", clock)
+    gauge.expected, gauge.partitions = 7_842_000_000, 108
+    gauge.sources = {"it": 4_700_000_000, "en": 3_142_000_000}
+    gauge.earlier.update({"bytes": 980_000_000, "bytes:it": 980_000_000, "partitions": 11})
+    gauge.counts.update({"bytes": 2_000_000_000, "bytes:it": 900_000_000, "bytes:en": 1_100_000_000})
+    gauge.counts.update({"partitions": 30, "documents": 5, "rejected": 0})
+    clock.now += 2000 / 120
+    return gauge
+
+
+def test_a_line_says_all_that_is_known(clock):
+    gauge = at_work(clock)
+    assert gauge.line() == "tokenize 41/108 38% 2.98 GB 120 MB/s ETA 41s rejects 0 it 40% en 35%"
+
+
+def test_what_an_earlier_run_did_is_shown_and_is_not_speed(clock):
+    gauge = Gauge("count", clock, expected=1000, partitions=4)
+    gauge.earlier.update({"bytes": 500, "partitions": 2})
+    clock.now += 10
+    assert gauge.line() == "count 2/4 50% 500 B rejects 0"
+    gauge.counts.update({"bytes": 100})
+    assert gauge.line() == "count 2/4 60% 600 B 10 B/s ETA 40s rejects 0"
+    assert gauge.summary() == "count: 100 B of text, 10 B/s in 10.0 s (2 partitions done before)"
+
+
+def test_a_wrong_estimate_never_says_that_all_is_done(clock):
+    gauge = Gauge("count", clock, expected=1000, sources={"it": 10, "en": 990, "empty": 0})
+    clock.now += 1
+    gauge.counts.update({"bytes": 5000, "bytes:it": 5000})
+    assert gauge.line() == "count 99% 5 kB 5 kB/s rejects 0 it 99% en 0% empty 99%"
+
+
+def test_without_an_estimate_there_is_neither_percentage_nor_time_left(clock):
+    gauge = Gauge("sample", clock)
+    gauge.counts.update({"bytes": 5000, "documents": 1})
+    clock.now += 1
+    assert gauge.line() == "sample 5 kB 5 kB/s rejects 0"
+    assert gauge.summary() == "sample: 1 document, 5 kB of text, 5 kB/s in 1.0 s"
+
+
+def test_a_step_without_text_shows_its_counts_and_its_time(clock):
+    gauge = Gauge("merge", clock)
+    clock.now += 45
+    assert gauge.line() == "merge 45 s"
+    gauge.counts.update({"words": 1_000_000})
+    assert gauge.line() == "merge 1 M words 45 s"
+
+
+def test_a_step_with_nothing_to_do_says_nothing(clock):
+    assert Gauge("tokenize", clock).summary() == ""
+
+
+def test_a_thousand_sources_are_summed_up(clock):
+    gauge = Gauge("count", clock, expected=10**6, sources={f"s{n}": 1000 + n for n in range(1000)})
+    clock.now += 1
+    gauge.counts.update({"bytes": 1})
+    assert gauge.line().endswith("s994 0% s995 0% s996 0% s997 0% s998 0% s999 0% and 994 sources more")
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 79, 120, 200])
+def test_a_bar_fits_and_keeps_percentage_rate_and_time_left(width, clock):
+    gauge = at_work(clock)
+    bar = gauge.bar(width)
+    assert len(bar) <= max(width, len("tokenize 38% 120 MB/s ETA 41s"))
+    assert all(text in bar for text in ("38%", "120 MB/s", "ETA 41s"))
+    assert "..." not in bar
+    if width >= 79:
+        cells = re.search("[━╌]+", bar)[0]
+        assert len(cells) >= 10
+        assert cells.count("━") == len(cells) * 38 // 100
+
+
+def read_terminal(code: str, columns: int) -> str:
+    """What a program shows on a real terminal of that width."""
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=follower, stderr=follower, cwd=ROOT, env=environment
+    )
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            data = os.read(leader, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        shown += data
+    os.close(leader)
+    assert process.wait(30) == 0
+    return shown.decode()
+
+
+def test_the_bar_of_a_terminal_of_80_columns_is_whole():
+    code = """
+import time
+from pretok.base.console import Meter
+with Meter("tokenize") as meter:
+    meter.expect(10**9, 7, {"it": 10**9, "en": 1})
+    meter({"bytes": 380_000_000, "bytes:it": 380_000_000, "partitions": 3})
+    time.sleep(0.6)
+"""
+    shown = read_terminal(code, 80)
+    frames = re.findall(r"tokenize [━╌]{10,} [^\r\n\x1b]*", shown)
+    assert frames
+    assert all(re.search(r" 38% .*B/s ETA \d+s", frame) for frame in frames)
+    assert all(len(frame) <= 80 for frame in frames)
+
+
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "FIRST_LINE", 0.01)
+    monkeypatch.setattr(terminal, "LINES_APART", 0.04)
+
+
+def test_a_log_is_never_silent_though_nothing_is_reported(monkeypatch, capsys):
+    quick(monkeypatch)
+    with Meter("merge"):
+        time.sleep(0.5)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 4
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d merge [01] s", line) for line in lines[:-1])
+    assert re.fullmatch(r"merge: 0\.\d s", lines[-1])
+
+
+def test_lines_come_soon_and_then_at_most_a_minute_apart():
+    gaps = list(itertools.islice(terminal._gaps(), 2000))
+    assert gaps[:6] == [3, 6, 12, 24, 48, 60]
+    assert max(gaps) == 60
+
+
+def test_reports_of_a_meter_reach_its_lines(monkeypatch, capsys):
+    quick(monkeypatch)
+    clock: Callable[[], float] = itertools.count(0, 10).__next__
+    with Meter("count", clock) as meter:
+        meter.expect(2000, 2, {"it": 2000})
+        meter.start_from({"bytes": 1000, "partitions": 1})
+        meter({"bytes": 500})
+        time.sleep(0.2)
+    assert re.search(r"count 1/2 75% 1\.5 kB \S+ B/s ETA \S+ rejects 0", capsys.readouterr().err)
+
+
+def test_an_error_ends_the_lines_without_a_summary(monkeypatch, capsys):
+    quick(monkeypatch)
+    with pytest.raises(ZeroDivisionError), Meter("count") as meter:
+        meter({"bytes": 1 // 0})
+    time.sleep(0.1)
+    assert "count:" not in capsys.readouterr().err

@@ -1,0 +1,238 @@
+"""The engine: every item once, retries, stops, in this process and on Ray alike."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+from pretok.base import execute as engine_module
+from pretok.base import reaper
+from pretok.base.errors import InternalError, MismatchError, PartitionsFailed, Stopped
+from pretok.base.execute import RAY_START_SECONDS, WORKER_ENVIRONMENT, Engine, Report
+from pretok.base.failures import TaskError
+from pretok.base.stop import StopFlag
+
+
+def square(item: int, report: Report) -> int:
+    report({"items": 1})
+    return item * item
+
+
+def fail_twice(path: Path, report: Report) -> str:
+    """Fails until two marks are there."""
+    marks = len(list(path.parent.glob(f"{path.name}.*")))
+    if marks < 2:
+        path.with_name(f"{path.name}.{marks}").touch()
+        raise OSError(errno.EIO, f"mark {marks}")
+    return path.name
+
+
+def die_once(path: Path, report: Report) -> str:
+    """Takes its whole process with it, the first time."""
+    if not path.exists():
+        path.touch()
+        os._exit(1)
+    return path.name
+
+
+class Panic(BaseException):
+    """As pyo3 raises for a panic: no Exception, and not made again from its arguments."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def fails(case: tuple[str, Path], report: Report) -> int:
+    """Fails for good in one of several ways; counts its tries."""
+    kind, folder = case
+    (folder / f"{kind}.{len(list(folder.iterdir()))}").touch()
+    if kind == "bug":
+        raise ValueError("cannot do it\nsecond line")
+    if kind == "panic":
+        raise Panic("regex gave up", 3)
+    if kind == "refused":
+        raise MismatchError("made from\nsomething else")
+    raise OSError(errno.ESTALE, "stale file handle")
+
+
+def touch_and_wait(path: Path, report: Report) -> None:
+    """Says that it runs, and does so for long."""
+    path.touch()
+    for _ in range(600):
+        time.sleep(0.1)
+        report({"items": 1})
+
+
+def environment(item: int, report: Report) -> dict[str, str]:
+    return {name: os.environ.get(name, "") for name in WORKER_ENVIRONMENT}
+
+
+@pytest.fixture(params=["here", "ray"])
+def engine(request):
+    address = request.getfixturevalue("ray_address") if request.param == "ray" else None
+    with StopFlag() as stop, Engine(2 if address else 0, address, stop) as made:
+        yield made
+
+
+def test_every_item_once_with_its_index_and_reports(engine):
+    seen: dict[str, int] = {}
+
+    def on_report(counts):
+        for key, value in counts.items():
+            seen[key] = seen.get(key, 0) + value
+
+    outcomes = list(engine.map(square, list(range(20)), on_report))
+    assert sorted((o.index, o.result) for o in outcomes) == [(i, i * i) for i in range(20)]
+    assert all(o.node and 0 <= o.seconds < 60 and 1 << 20 < o.peak < 1 << 34 for o in outcomes)
+    assert seen == {"items": 20}
+
+
+def test_failures_are_tried_again(engine, tmp_path):
+    items = [tmp_path / name for name in ("a", "b")]
+    results = {o.index: o.result for o in engine.map(fail_twice, items)}
+    assert results == {0: "a", 1: "b"}
+
+
+FAILURES = {
+    "bug": (InternalError, "ValueError: cannot do it", 1),
+    "panic": (InternalError, "Panic: regex gave up", 1),
+    "refused": (MismatchError, "made from\nsomething else", 1),
+    "passing": (PartitionsFailed, "OSError: [Errno 116] stale file handle", 3),
+}
+"""Kind -> what a job raises, the message, how often it is tried when two more tries are allowed."""
+
+
+def test_a_failure_is_a_result_of_its_kind_tried_again_only_where_it_may_pass(engine, tmp_path):
+    outcomes = {
+        o.index: o.result for o in engine.map(fails, [(kind, tmp_path) for kind in FAILURES], retries=2)
+    }
+    for index, (kind, (raises, message, tries)) in enumerate(FAILURES.items()):
+        error = outcomes[index]
+        assert isinstance(error, TaskError)
+        assert (error.raises, error.message) == (raises, message)
+        assert "in fails" in error.trace
+        assert len(list(tmp_path.glob(f"{kind}.*"))) == tries, kind
+    assert [o.result for o in engine.map(square, [3])] == [9]
+
+
+def test_a_dead_worker_is_replaced(ray_address, tmp_path):
+    with StopFlag() as stop, Engine(1, ray_address, stop) as engine:
+        assert [o.result for o in engine.map(die_once, [tmp_path / "a"])] == ["a"]
+        (variables,) = [o.result for o in engine.map(environment, [0])]
+    assert variables == WORKER_ENVIRONMENT
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_stops_between_items(engine, number):
+    outcomes = engine.map(square, list(range(100)))
+    next(outcomes)
+    os.kill(os.getpid(), number)
+    with pytest.raises(Stopped, match=f"received {number.name}"):
+        list(outcomes)
+
+
+def test_the_end_of_the_job_stops(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1000")
+    with StopFlag() as stop, pytest.raises(Stopped, match="the job ends in 0 s"):
+        list(Engine(0, None, stop).map(square, [1]))
+
+
+@pytest.mark.parametrize(
+    ("workers", "address", "size", "cpus", "here"),
+    [
+        (0, None, 1 << 40, 8, True),
+        (2, None, 0, 8, False),
+        (None, "auto", 0, 8, False),
+        (None, None, 15_000_000, 8, True),
+        (None, None, 10_000_000_000, 8, False),
+        (None, None, 10_000_000_000, 1, True),
+    ],
+)
+def test_small_work_stays_in_this_process(monkeypatch, workers, address, size, cpus, here):
+    started = []
+
+    class Ray:
+        def __init__(self, *options):
+            started.append(options)
+            self.workers = cpus
+
+        def close(self):
+            started.append("closed")
+
+    monkeypatch.setattr(engine_module, "_Ray", Ray)
+    monkeypatch.setattr(engine_module, "_cpus", lambda: cpus)
+    with StopFlag() as stop, Engine(workers, address, stop) as made:
+        said = made.choose(size)
+        assert made.parallel == (1 if here else cpus)
+        if here:
+            assert [o.result for o in made.map(square, [3])] == [9]
+    assert started == ([] if here else [(workers, address), "closed"])
+    assert (said is not None) == (here and workers is None)
+    if said:
+        assert "B of text: working in this process" in said
+
+
+def test_a_resumed_job_may_begin_small_and_go_on_large(monkeypatch):
+    monkeypatch.setattr(engine_module, "_cpus", lambda: 16)
+    with StopFlag() as stop, Engine(None, None, stop) as made:
+        most = RAY_START_SECONDS * engine_module.BYTES_PER_SECOND * 16 / 15
+        assert made.choose(int(most) - 1)
+        assert made.parallel == 1
+        assert made.choose(int(most * 1.1)) is None
+        assert not made._here
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from pretok.base.execute import Engine
+from pretok.base.stop import StopFlag
+from test_execute import touch_and_wait
+if __name__ == "__main__":
+    with StopFlag() as stop, Engine(1, None, stop) as engine:
+        engine.parallel
+        print(engine._ray._reaper.args[-1], flush=True)
+        list(engine.map(touch_and_wait, [Path(sys.argv[1])]))
+"""
+
+
+@pytest.mark.parametrize("killed", ["driver", "raylet"])
+def test_no_process_outlives_a_killed_ray(tmp_path, killed):
+    """Of a Ray started here: its driver, then its raylet, gets a SIGKILL while a task runs."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "mark")]
+    driver = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        session = driver.stdout.readline().strip()
+        _until(lambda: (tmp_path / "mark").exists())
+        processes = reaper.users(session)
+        assert len(processes) > 5
+        os.kill(
+            driver.pid if killed == "driver" else next(p for p, n in processes.items() if n == killed),
+            signal.SIGKILL,
+        )
+        _, errors = driver.communicate(timeout=60)
+        if killed == "raylet":
+            assert "EngineLost: Ray died on" in errors
+            assert "raylet (process" in errors
+        _until(lambda: not reaper.users(session))
+    finally:
+        driver.kill()
+
+
+def _until(true) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,0 +1,108 @@
+"""What a failure means, where our own files cannot be written, and what a job raises at its end."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pretok.base.errors import (
+    IntegrityError,
+    InternalError,
+    MismatchError,
+    OutputError,
+    PartitionsFailed,
+    PretokError,
+    UsageError,
+)
+from pretok.base.failures import TaskError, explain, raise_failures
+from pretok.base.storage import atomic_open
+
+CASES: list[tuple[BaseException, type[PretokError], bool, str]] = [
+    (IntegrityError("it-00000.bin is damaged"), IntegrityError, False, "it-00000.bin is damaged"),
+    (OSError(errno.EIO, "Input/output error", "a.jsonl"), PartitionsFailed, True, "Input/output error"),
+    (OSError(errno.ESTALE, "Stale file handle"), PartitionsFailed, True, "Stale file handle"),
+    (ConnectionResetError(errno.ECONNRESET, "reset by peer"), PartitionsFailed, True, "reset by peer"),
+    (TimeoutError("no answer of the hub"), PartitionsFailed, True, "no answer of the hub"),
+    (MemoryError(), PartitionsFailed, True, "fewer --workers"),
+    (pa.ArrowMemoryError("malloc of size 64 failed"), PartitionsFailed, True, "malloc of size 64 failed"),
+    (
+        OSError(errno.ENOSPC, "No space left on device"),
+        OutputError,
+        False,
+        "No space left on device; make room",
+    ),
+    (OSError(errno.EDQUOT, "Quota exceeded", "x.bin"), OutputError, False, "x.bin: Quota exceeded"),
+    (FileNotFoundError(errno.ENOENT, "No such file", "a.jsonl"), UsageError, False, "a.jsonl: No such file"),
+    (OSError(errno.EBADF, "Bad file descriptor"), InternalError, False, "Bad file descriptor"),
+    (KeyError("piece"), InternalError, False, "KeyError: 'piece'"),
+    (AssertionError(), InternalError, False, "AssertionError: "),
+]
+
+
+@pytest.mark.parametrize(("error", "raises", "again", "message"), CASES, ids=lambda value: repr(value)[:30])
+def test_what_an_exception_means(error, raises, again, message):
+    found = explain(error)
+    assert (found.raises, found.again) == (raises, again)
+    assert message in found.message
+    assert type(error).__name__ in found.trace or again
+
+
+def test_the_worst_failure_decides_and_all_are_named(tmp_path):
+    lost = ("it-00000", TaskError("worker died", "", PartitionsFailed, again=True))
+    refused = ("it-00001", TaskError("made by another version", "", MismatchError))
+    bug = ("it-00002", TaskError("KeyError: 'x'", "Traceback: line 7", InternalError))
+    raise_failures([], tmp_path)
+    for failures, kind, code in (
+        ([lost], PartitionsFailed, 3),
+        ([lost, refused], MismatchError, 2),
+        ([lost, refused, bug], InternalError, 1),
+    ):
+        with pytest.raises(kind) as error:
+            raise_failures(failures, tmp_path / "logs")
+        assert error.value.exit_code == code
+        assert "everything else is done and kept" in str(error.value)
+        for name, one in failures:
+            assert f"  {name}: {one.message}\n" in str(error.value)
+    (log,) = (tmp_path / "logs").iterdir()
+    assert str(log) in str(error.value)
+    assert log.read_text() == "it-00002\nTraceback: line 7"
+
+
+def test_a_traceback_is_shown_where_no_log_can_be_written(tmp_path):
+    (tmp_path / "logs").touch()
+    with pytest.raises(InternalError, match="Traceback: line 7"):
+        raise_failures([("it", TaskError("KeyError", "Traceback: line 7", InternalError))], tmp_path / "logs")
+
+
+def test_where_our_file_cannot_be_written_its_name_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "below.json", tmp_path / ("n" * 250 + ".json")):
+        with pytest.raises(OutputError, match=str(path)) as error, atomic_open(path):
+            pass
+        assert len(str(error.value).splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), OutputError),
+        (OSError(errno.EIO, "Input/output error"), OSError),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "input.parquet"),
+            PermissionError,
+        ),  # reading, not writing
+        (ValueError("no"), ValueError),
+    ],
+)
+def test_what_happens_while_a_file_is_written(
+    tmp_path: Path, error: BaseException, raised: type[BaseException]
+):
+    with pytest.raises(raised) as found, atomic_open(tmp_path / "made") as file:  # noqa: PT012
+        file.write(b"half")
+        raise error
+    assert type(found.value) is raised
+    assert list(tmp_path.iterdir()) == []

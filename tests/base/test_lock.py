@@ -1,0 +1,155 @@
+"""The lock of an output folder: one job at a time, taken over from a job that is gone, from no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+from pretok.base import lock
+from pretok.base.errors import FolderInUse
+from pretok.base.lock import LOCK_FILE, STALE, hold
+from pretok.base.stop import StopFlag
+
+HOLD = "import sys, time; from pathlib import Path; from pretok.base.lock import hold\n"
+HOLD += "with hold(Path(sys.argv[1]), 'tokenize'): print('held', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """Another process that holds `tmp_path`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def change(folder: Path, **values: object) -> None:
+    """Change what the lock in a folder says."""
+    path = folder / LOCK_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_second_job_is_refused_and_told_of_the_first(tmp_path, elsewhere):
+    with pytest.raises(FolderInUse) as error, hold(tmp_path, "tokenize"):
+        pass
+    for part in (str(tmp_path), "tokenize", os.uname().nodename, f"process {elsewhere.pid}", "since 20"):
+        assert part in str(error.value)
+    assert (tmp_path / LOCK_FILE).exists()
+    with hold(tmp_path / "other", "build-vocab"):
+        pass
+
+
+def test_nothing_is_left_and_the_next_job_may(tmp_path):
+    for _ in range(2):
+        with pytest.raises(KeyError), hold(tmp_path, "tokenize"):
+            raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lock_of_a_killed_process_is_taken_over_at_once(tmp_path, elsewhere, caplog):
+    os.kill(elsewhere.pid, signal.SIGKILL)
+    while lock._started(elsewhere.pid) is not None:  # a zombie counts as dead: nobody has waited for it here
+        time.sleep(0.01)
+    with hold(tmp_path, "tokenize"):
+        assert "its process is dead" in caplog.text
+        with pytest.raises(FolderInUse), hold(tmp_path, "tokenize"):
+            pass
+
+
+def test_a_process_id_used_again_is_another_process(tmp_path, elsewhere, caplog):
+    change(tmp_path, started="1")
+    with hold(tmp_path, "tokenize"):
+        assert "its process is dead" in caplog.text
+
+
+def test_on_another_machine_touches_and_slurm_decide(tmp_path, elsewhere, caplog, monkeypatch):
+    path = tmp_path / LOCK_FILE
+    change(tmp_path, machine="another", pid=1 << 22, started="1")
+    with pytest.raises(FolderInUse), hold(tmp_path, "tokenize"):
+        pass
+    old = path.read_text()
+    os.utime(path, (time.time() - STALE - 1,) * 2)
+    with hold(tmp_path, "tokenize"):
+        assert "not touched for 30" in caplog.text
+    path.write_text(old)
+    change(tmp_path, job="77")
+    monkeypatch.setattr(lock, "_job_ended", lambda job: job == "77")
+    with hold(tmp_path, "tokenize"):
+        assert "its Slurm job has ended" in caplog.text
+    path.write_text(old)
+    change(tmp_path, job="78", restarts=0)
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    with pytest.raises(FolderInUse, match="Slurm job 78"), hold(tmp_path, "tokenize"):
+        pass
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with hold(tmp_path, "tokenize"):
+        assert "Slurm has requeued its job" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "ended"),
+    [
+        ("echo '77 R'", False),
+        ("true", True),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", True),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", False),
+    ],
+)
+def test_slurm_is_believed_only_when_it_answers(tmp_path, monkeypatch, answer, ended):
+    program = tmp_path / "squeue"
+    program.write_text(f"#!/bin/sh\n{answer}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert lock._job_ended("77") is ended
+
+
+def test_a_holder_touches_its_lock_and_stops_when_it_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT", 0.02)
+    path = tmp_path / LOCK_FILE
+    with StopFlag() as stop, hold(tmp_path, "tokenize"):
+        os.utime(path, (0, 0))
+        deadline = time.monotonic() + 20
+        while path.stat().st_mtime == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert path.stat().st_mtime > 0
+        assert stop.reason is None
+        path.unlink()
+        while stop.reason is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert stop.reason == "received SIGTERM"
+
+
+def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path, elsewhere):
+    os.kill(elsewhere.pid, signal.SIGKILL)
+    elsewhere.wait()
+    inside, refused, gate, end = [], [], threading.Barrier(8), threading.Barrier(8)
+
+    def attempt() -> None:
+        gate.wait()
+        try:
+            with hold(tmp_path, "tokenize"):
+                inside.append(1)
+                end.wait()
+        except FolderInUse:
+            refused.append(1)
+            end.wait()
+
+    threads = [threading.Thread(target=attempt) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(inside), len(refused)) == (1, 7)

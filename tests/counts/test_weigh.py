@@ -1,0 +1,91 @@
+"""Weights of sources: exact integers, the shares asked for, rare words dropped at the end."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretok.base.errors import UsageError
+from pretok.counts.buckets import WordCounts, from_arrow, split_buckets, write_groups
+from pretok.counts.weigh import LIMIT, multipliers, weigh
+
+SHARES = st.fractions(0, 1, max_denominator=1000)
+
+
+def words(counts: dict[bytes, tuple[int, int]]) -> WordCounts:
+    texts = sorted(counts)
+    columns = np.array([counts[text] for text in texts], np.int64).reshape(-1, 2)
+    array = pa.array(texts, pa.large_binary())
+    return from_arrow(array, columns[:, 0].copy(), columns[:, 1].copy())
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.tuples(SHARES, st.integers(1, 10**6)), min_size=1))
+def test_shares_are_exact(sources: dict[str, tuple[Fraction, int]]) -> None:
+    weights = {name: weight for name, (weight, _) in sources.items()}
+    sizes = {name: size for name, (_, size) in sources.items()}
+    if not any(weights.values()):
+        with pytest.raises(UsageError, match="all 0"):
+            multipliers(weights, sizes)
+        return
+    factors = multipliers(weights, sizes)
+    total = sum(factors[name] * sizes[name] for name in sizes)
+    if total < LIMIT // 2:
+        for name in sizes:
+            assert Fraction(factors[name] * sizes[name], total) == weights[name] / sum(weights.values())
+
+
+def test_terabytes_are_scaled_down_to_what_64_bits_hold() -> None:
+    sizes = {"it": 9_999_999_999_971, "en": 1_999_999_999_999, "code": 7}
+    factors = multipliers({"it": Fraction(9, 10), "en": Fraction(1, 10), "code": Fraction(0)}, sizes)
+    total = sum(factors[name] * sizes[name] for name in sizes)
+    assert LIMIT * 0.99 < total <= LIMIT
+    assert factors["it"] * sizes["it"] / total == pytest.approx(0.9, abs=1e-5)
+    assert factors["code"] == 0
+
+
+def test_no_weights_leave_the_sources_as_they_are() -> None:
+    assert multipliers({}, {"it": 5, "en": 7}) == {"it": 1, "en": 1}
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"it": Fraction(1)}, "the sources are en, it"),
+        ({"it": Fraction(1), "fr": Fraction(1)}, "weights name fr, it"),
+        ({"it": Fraction(-1), "en": Fraction(1)}, "not negative"),
+    ],
+)
+def test_wrong_weights_are_refused(weights: dict[str, Fraction], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        multipliers(weights, {"it": 5, "en": 7})
+
+
+def test_a_source_without_text_takes_no_weight() -> None:
+    with pytest.raises(UsageError, match="without text: en"):
+        multipliers({"it": Fraction(1), "en": Fraction(1)}, {"it": 5, "en": 0})
+
+
+def test_weighing_adds_sources_and_drops_rare_words(tmp_path: Path) -> None:
+    """A word's rarity is its plain count over all sources; words of held-out documents only are no training words."""
+    it = words({b"la": (5, 1), b"casa": (2, 0), b"solo": (0, 3), b"raro": (1, 0)})
+    en = words({b"la": (1, 0), b"house": (3, 0), b"raro": (1, 0)})
+    paths = []
+    for k, groups in enumerate(zip(split_buckets(it), split_buckets(en), strict=True)):
+        paths.append(tmp_path / f"{k}.parquet")
+        with paths[-1].open("wb") as file:
+            write_groups(file, groups, {})
+    trained = weigh(paths, {"it": 10, "en": 3}, min_count=3)
+    kept = dict(zip(trained.words.words().to_pylist(), trained.words.counts.tolist(), strict=True))
+    assert kept == {b"la": 53, b"house": 9}
+    assert (trained.distinct, trained.dropped_words) == (4, 2)
+    assert trained.dropped_bytes == 2 * len("casa") + 2 * len("raro")
+    everything = weigh(paths, {"it": 1, "en": 0}, min_count=1).words
+    assert dict(zip(everything.words().to_pylist(), everything.counts.tolist(), strict=True)) == {
+        b"la": 5, b"casa": 2, b"raro": 1
+    }  # fmt: skip

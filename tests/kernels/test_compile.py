@@ -1,0 +1,90 @@
+"""Compiled code is cached where it can be, and shared by processes that start together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+from pretok.kernels import compile as _numba
+
+CODE = """
+from numpy import array, uint8, zeros
+from pretok.kernels.hashing import hash_documents
+print(hash_documents(zeros(9, uint8), array([0, 9]), 1)[0])
+"""
+
+
+def start(package: Path, **environment: str) -> subprocess.Popen[str]:
+    """A process that hashes nine zero bytes with the package found in `package`."""
+    env = {**os.environ, "PYTHONPATH": str(package), **environment}
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE], env=env, stdout=subprocess.PIPE, text=True, cwd=package
+    )
+
+
+def test_processes_that_start_together_share_an_empty_cache(tmp_path: Path) -> None:
+    processes = [start(ROOT, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(4)]
+    answers = {process.communicate(timeout=200)[0].strip() for process in processes}
+    assert all(process.returncode == 0 for process in processes)
+    assert len(answers) == 1
+    [folder] = tmp_path.iterdir()
+    assert folder.name == f"numba-{_numba.source_digest()}"
+    index = {path: path.read_bytes() for path in folder.rglob("*.nbi")}
+    assert index
+    again = start(ROOT, NUMBA_CACHE_DIR=str(tmp_path))
+    assert again.communicate(timeout=200)[0].strip() == answers.pop()
+    assert {path: path.read_bytes() for path in folder.rglob("*.nbi")} == index  # loaded, not compiled again
+
+
+@pytest.fixture
+def blocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file in the way of the package's cache; it stands for a read-only folder, which does not stop root."""
+    path = tmp_path / "file"
+    path.touch()
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(_numba, "PACKAGE", path)
+    return path
+
+
+def test_the_first_folder_that_can_be_written_is_taken(
+    blocked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert _numba.cache_folder().parent == tmp_path / "home" / "pretok"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(_numba.tempfile, "gettempdir", lambda: str(tmp_path / "scratch"))
+    assert _numba.cache_folder().parent.parent == tmp_path / "scratch"
+    monkeypatch.setattr(_numba.tempfile, "gettempdir", lambda: str(blocked))
+    with pytest.raises(OSError, match="set NUMBA_CACHE_DIR"):
+        _numba.cache_folder()
+
+
+def test_a_scratch_folder_of_another_user_is_not_used(
+    blocked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr(_numba.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert _numba.cache_folder().is_relative_to(tmp_path)
+    monkeypatch.setattr(_numba.os, "getuid", lambda: -5)
+    with pytest.raises(OSError, match="set NUMBA_CACHE_DIR"):
+        _numba.cache_folder()
+
+
+@pytest.mark.parametrize("name", ["hashing.py", "unicode.py", "_numba.py"])
+def test_another_source_takes_another_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _numba.source_digest()
+    for path in _numba.PACKAGE.glob("*.py"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(_numba, "PACKAGE", tmp_path)
+    assert _numba.source_digest() == before
+    with (tmp_path / name).open("a") as file:
+        file.write("# changed\n")
+    assert _numba.source_digest() != before

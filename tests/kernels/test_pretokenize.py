@@ -1,0 +1,171 @@
+"""The scanner against `tokenizers` and `regex`, and what gigatoken classes differently."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import regex
+from hypothesis import given, settings
+from texts import HARD, pack, texts
+from tokenizers import Regex, pre_tokenizers
+
+from pretok.base.errors import UsageError
+from pretok.kernels import unicode as u
+from pretok.kernels.pretokenize import PATTERNS, PUBLISHED, disputed, word_ends
+
+SCALARS = [*range(0xD800), *range(0xE000, u.CODE_POINTS)]
+CHANGES = np.flatnonzero(np.diff(u.class_table())).tolist()
+EDGES = sorted({*range(0x300), *CHANGES, *(c + 1 for c in CHANGES)} - {*range(0xD800, 0xE000)})
+
+
+def words(text: str, pattern: str, table: npt.NDArray[np.uint8] | None = None) -> list[str]:
+    data, offsets = pack([text])
+    ends = word_ends(data, offsets, pattern, table).tolist()
+    return [data[a:b].tobytes().decode() for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def words_of_tokenizers(text: str, pattern: str) -> list[str]:
+    return [w for w, _ in pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated").pre_tokenize_str(text)]
+
+
+@cache
+def regex_table() -> npt.NDArray[np.uint8]:
+    """The classes of the Unicode version that the `regex` module has."""
+    return u.probe(lambda expression, text: regex.findall(expression, text))
+
+
+def test_class_table_is_that_of_the_installed_tokenizers() -> None:
+    assert np.array_equal(u.class_table(), u.probe(u.find_with_tokenizers))
+
+
+def test_every_code_point_has_one_class() -> None:
+    flags = {flag for flag, _ in u.CLASSES.values()} | {u.UNASSIGNED}
+    assert set(np.unique(regex_table())) == set(np.unique(u.class_table())) == flags
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("text", HARD)
+def test_hard_texts(pattern: str, text: str) -> None:
+    assert words(text, pattern) == words_of_tokenizers(text, pattern)
+    assert words(text, pattern, regex_table()) == regex.findall(PATTERNS[pattern], text)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@settings(max_examples=1500, deadline=None)
+@given(text=texts)
+def test_any_text(pattern: str, text: str) -> None:
+    assert words(text, pattern) == words_of_tokenizers(text, pattern)
+    assert words(text, pattern, regex_table()) == regex.findall(PATTERNS[pattern], text)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_code_points_in_contexts(pattern: str) -> None:
+    """The ends of every range of equal class, behind and before a letter, a digit, a symbol, space, apostrophe."""
+    text = "".join(f"a{c}a {c}1{c}!{c}\n'{c}A" for c in map(chr, EDGES))
+    assert words(text, pattern) == words_of_tokenizers(text, pattern)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_documents_do_not_touch(pattern: str) -> None:
+    data, offsets = pack(HARD)
+    ends = word_ends(data, offsets, pattern)
+    assert ends.tolist() == [
+        int(offset) + end
+        for text, offset in zip(HARD, offsets, strict=False)
+        for end in word_ends(*pack([text]), pattern).tolist()
+    ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=texts.map(lambda text: text.encode()[:-1]))
+def test_invalid_utf8_stays_inside_the_document(data: bytes) -> None:
+    array = np.frombuffer(data + b"\x80\xff\xf8\xc3", np.uint8)
+    for pattern in PATTERNS:
+        for cut in range(len(data), len(array) + 1):
+            ends = word_ends(array, np.array([0, cut]), pattern).tolist()
+            assert ends == sorted(set(ends))
+            assert (ends or [0])[-1] == cut
+
+
+def test_unknown_pattern_names_those_there_are() -> None:
+    with pytest.raises(UsageError, match=r"'cl200k'.*cl100k, gpt2, o200k, cl100k-apostrophe"):
+        word_ends(*pack(["a"]), "cl200k")
+
+
+def probe_tokenizer(pattern: str, first: int) -> str:
+    """A tokenizer.json that knows the bytes and the pairs (first, any byte): a pair shows where no word ends."""
+    characters = dict(enumerate(byte_characters()))
+    vocab = {c: i for i, c in enumerate(characters.values())}
+    merges = [[characters[first], characters[b]] for b in range(256)]
+    vocab |= {a + b: 256 + i for i, (a, b) in enumerate(merges)}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": PATTERNS[pattern]},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [],
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
+            "decoder": {**level, "use_regex": True},
+            "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+        }
+    )
+
+
+def byte_characters() -> list[str]:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = iter(range(256, 512))
+    return [chr(b) if b in printable else chr(next(hidden)) for b in range(256)]
+
+
+@pytest.mark.parametrize("pattern", PUBLISHED)
+def test_engines_differ_only_in_disputed_code_points(pattern: str) -> None:
+    """Asks the installed gigatoken whether each code point joins a letter, a digit, a symbol and white space.
+
+    All of Unicode for letters and digits, the ends of the ranges for the others.
+    """
+    import awkward
+    import gigatoken
+
+    for first, points in (("a", SCALARS), ("A", SCALARS), ("1", SCALARS), ("!", EDGES), ("\n", EDGES)):
+        documents = [first + chr(c) for c in points if chr(c) != first]
+        data, offsets = pack(documents)
+        engine = gigatoken.Tokenizer.from_json(probe_tokenizer(pattern, ord(first)))
+        tokens = np.asarray(awkward.num(engine.encode_batch(documents, parallel=False)))
+        joined = tokens < np.diff(offsets)
+        expected = ~np.isin(offsets[:-1] + 1, word_ends(data, offsets, pattern))
+        undisputed = ~disputed(data, offsets)
+        assert joined[undisputed].any()
+        assert np.array_equal(joined[undisputed], expected[undisputed])
+
+
+def test_disputed_documents() -> None:
+    documents = [
+        "",
+        "perché no? 日本 😀",
+        "a\U000323b0",
+        "\U000323b0",
+        "ok",
+        "\u0378x",
+        "\ue000",
+        "a" * 99 + "\uffff",
+    ]
+    assert disputed(*pack(documents)).tolist() == [False, False, True, True, False, True, False, True]
+    assert np.array_equal(
+        disputed(*pack([chr(c) for c in SCALARS])), u.class_table()[SCALARS] == u.UNASSIGNED
+    )
+
+
+def test_disputed_characters_are_seen_at_every_place_of_a_word() -> None:
+    documents = [
+        "a" * before + character + "è" * 9 for before in range(17) for character in ("\U000323b0", "’")
+    ]
+    assert disputed(*pack(documents)).tolist() == [True, False] * 17

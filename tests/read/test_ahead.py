@@ -1,0 +1,87 @@
+"""Reading ahead: order, errors of any kind, how far, and no thread left behind."""
+
+import gc
+import threading
+import time
+
+import pytest
+
+from pretok.read.ahead import ahead
+
+
+def threads() -> int:
+    return sum(thread.name == "read-ahead" for thread in threading.enumerate())
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class Closed:
+    """Counts up for ever; `closed` once the generator is."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.closed = False
+
+    def items(self):
+        try:
+            while True:
+                self.made += 1
+                yield self.made
+        finally:
+            self.closed = True
+
+
+def test_everything_in_order():
+    assert list(ahead(iter(range(1000)), lambda _: 1, 10)) == list(range(1000))
+    assert list(ahead(iter(()), lambda _: 1, 10)) == []
+    wait_for(lambda: threads() == 0)
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, BaseException, GeneratorExit])
+def test_errors_of_every_kind_come_after_what_came_before(kind):
+    def items():
+        yield 1
+        yield 2
+        raise kind("this")
+
+    got = []
+    with pytest.raises(kind, match="this"):
+        got.extend(ahead(items(), lambda _: 1, 10))
+    wait_for(lambda: threads() == 0)
+
+
+@pytest.mark.parametrize(("size", "room", "expected"), [(1, 100, 4), (60, 100, 3), (1000, 100, 2)])
+def test_how_far_ahead(size, room, expected):
+    """Three at most, of large ones only one; the consumer has one more."""
+    source = Closed()
+    items = ahead(source.items(), lambda _: size, room)
+    assert next(items) == 1
+    wait_for(lambda: source.made == expected)
+    time.sleep(0.05)
+    assert source.made == expected
+    items.close()
+    wait_for(lambda: source.closed and threads() == 0)
+
+
+def test_a_consumer_that_stops_early_or_forgets_leaves_no_thread():
+    source = Closed()
+    for item in ahead(source.items(), lambda _: 1, 10):
+        if item == 5:
+            break
+    wait_for(lambda: source.closed and threads() == 0)
+
+    source = Closed()
+    forgotten = ahead(source.items(), lambda _: 1, 10)
+    next(forgotten)
+    del forgotten
+    gc.collect()
+    wait_for(lambda: source.closed and threads() == 0)
+
+    source = Closed()
+    ahead(source.items(), lambda _: 1, 10)  # never asked: never begun
+    assert source.made == threads() == 0

@@ -1,0 +1,385 @@
+"""Listing, recognising and decompressing inputs."""
+
+import contextlib
+import glob
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretok.base.errors import UsageError
+from pretok.read.files import CorruptInputError, decompress, list_inputs, read_bytes, stamp, what_changed
+from pretok.read.paths import expand
+from pretok.read.zstd_frames import BLOCKS, FrameWalk
+
+LINES = b"".join(b'{"text":"riga %d"}\n' % i for i in range(5000))
+
+
+def compress(data: bytes, how: str, frames: int) -> bytes:
+    """`data` as several zstd frames or gzip members."""
+    step = -(-len(data) // frames) or 1
+    parts = [data[i : i + step] for i in range(0, len(data), step)] or [b""]
+    make = zstandard.ZstdCompressor().compress if how == "zstd" else gzip.compress
+    return b"".join(make(part) for part in parts)
+
+
+@pytest.mark.parametrize("how", ["zstd", "gzip"])
+@given(data=st.binary(max_size=500), frames=st.integers(1, 4), block=st.integers(1, 64))
+def test_any_frames_in_any_blocks(how, data, frames, block):
+    packed = compress(data, how, frames)
+    blocks = (packed[i : i + block] for i in range(0, len(packed), block))
+    assert b"".join(decompress(blocks, how)) == data
+
+
+@pytest.mark.parametrize("how", ["zstd", "gzip"])
+@pytest.mark.parametrize("frames", [1, 3])
+def test_truncation_is_told_after_everything_readable(how, frames):
+    packed = compress(LINES, how, frames)
+    for cut in (1, len(packed) // 2, len(packed) - 1):
+        got: list[bytes] = []
+        with pytest.raises(CorruptInputError, match="truncated"):
+            got.extend(decompress(iter([packed[:cut]]), how))
+        assert LINES.startswith(b"".join(got))
+    if frames == 3:  # the whole frames before the cut are all there
+        assert len(b"".join(got)) >= 2 * (len(LINES) // 3)
+
+
+@pytest.mark.parametrize("how", ["zstd", "gzip"])
+def test_garbage_after_a_frame_is_told(how):
+    with pytest.raises(CorruptInputError, match="damaged"):
+        list(decompress(iter([compress(b"abc", how, 1) + b"garbage!"]), how))
+
+
+@pytest.mark.parametrize("zeros", [1, 600, (1 << 15) + 1, 200_000])
+@pytest.mark.parametrize("block", [1 << 15, 1000])
+def test_gzip_padding_is_no_member(zeros, block):
+    """Tape padding may be of any length, at the end or before another member; zeros in place of a file are damage."""
+
+    def unpack(packed: bytes) -> bytes:
+        return b"".join(decompress((packed[i : i + block] for i in range(0, len(packed), block)), "gzip"))
+
+    member = gzip.compress(b"abc")
+    assert unpack(member + bytes(zeros)) == b"abc"
+    assert unpack(member + bytes(zeros) + member) == b"abcabc"
+    with pytest.raises(CorruptInputError, match="damaged gzip"):
+        unpack(member + bytes(zeros) + b"garbage!")
+    with pytest.raises(CorruptInputError):
+        unpack(bytes(zeros))
+
+
+def zstd_variants() -> dict[str, bytes]:
+    """The same data in frames with every kind of header, between frames to be skipped."""
+    make = zstandard.ZstdCompressor
+    plain = make(level=3, write_checksum=False, write_content_size=False).compressobj()
+    frames = {
+        "size": make().compress(LINES),
+        "checksum": make(write_checksum=True).compress(LINES),
+        "stream": plain.compress(LINES) + plain.flush(),
+        "large": make(level=1).compress(LINES * 40),
+        "zeros": make().compress(bytes(5 << 20)),
+        "noise": make().compress(bytes(i * i * 7919 >> 8 & 255 for i in range(70_000))),
+        "empty": make().compress(b""),
+    }
+    skippable = b"\x5a\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
+    return {**frames, "skipped": skippable + frames["size"] + skippable + frames["stream"]}
+
+
+@pytest.mark.parametrize("name", list(zstd_variants()))
+@pytest.mark.parametrize("block", [1, 7, 1 << 15])
+def test_zstd_is_decompressed_in_bounded_steps(name, block):
+    packed = zstd_variants()[name]
+    blocks = [packed[i : i + block] for i in range(0, len(packed), block)]
+    texts = list(decompress(iter(blocks), "zstd"))
+    whole = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True).read()
+    assert b"".join(texts) == whole
+    assert max(map(len, texts), default=0) <= (BLOCKS + 1) << 17
+    walk = FrameWalk()
+    slices = [part for data in blocks for part in walk.slices(data)]
+    assert b"".join(slices) == packed
+    if name == "zeros" and block > 1000:
+        assert len(slices) > 1
+
+
+@given(st.binary(max_size=300), st.integers(1, 50))
+def test_what_is_no_zstd_passes(data, block):
+    walk = FrameWalk()
+    blocks = (data[i : i + block] for i in range(0, len(data), block))
+    assert b"".join(part for piece in blocks for part in walk.slices(piece)) == data
+
+
+def test_long_windows(tmp_path):
+    path = tmp_path / "long.zst"
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=30)
+    path.write_bytes(zstandard.ZstdCompressor(compression_params=parameters).compress(LINES))
+    assert b"".join(read_bytes(str(path), "zstd")) == LINES
+
+
+def test_a_file_shorter_than_planned_is_told(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINES)
+    assert b"".join(read_bytes(str(path), "", 3, 10)) == LINES[3:10]
+    with pytest.raises(CorruptInputError, match="7 bytes shorter"):
+        list(read_bytes(str(path), "", 0, len(LINES) + 7))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "file_format", "compression", "told"),
+    [
+        ("a.jsonl", LINES, "jsonl", "", False),
+        ("a.jsonl.zst", compress(LINES, "zstd", 1), "jsonl", "zstd", False),
+        ("a.json.gz", compress(LINES, "gzip", 1), "jsonl", "gzip", False),
+        ("a.jsonl", compress(LINES, "zstd", 1), "jsonl", "zstd", True),
+        ("a.jsonl.zst", LINES, "jsonl", "", True),
+        ("a.jsonl.gz", compress(LINES, "zstd", 1), "jsonl", "zstd", True),
+        ("a.txt", b"ciao", "text", "", False),
+        ("noname", LINES, "jsonl", "", False),
+        ("noname", b"ciao", "text", "", False),
+        ("noname", compress(LINES, "gzip", 1), "jsonl", "gzip", True),
+        ("empty.jsonl", b"", "jsonl", "", True),
+        ("empty.jsonl.zst", b"", "jsonl", "", True),
+    ],
+)
+def test_formats_by_content(tmp_path, name, content, file_format, compression, told):
+    (tmp_path / name).write_bytes(content)
+    (file,), notices = list_inputs([str(tmp_path / name)], "auto")
+    assert (file.format, file.compression, file.size) == (file_format, compression, len(content))
+    assert bool(notices) == told
+    if told:
+        assert str(tmp_path / name) in notices[0]
+
+
+def test_parquet_by_content(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "lies.jsonl")
+    (file,), notices = list_inputs([str(tmp_path / "lies.jsonl")], "auto")
+    assert file.format == "parquet"
+    assert "not what its name says" in notices[0]
+
+
+def test_identity_tells_a_changed_file(tmp_path):
+    path = tmp_path / "a.jsonl"
+    seen = set()
+    for content in (LINES, LINES[:-3] + b'!"}'[:3], LINES + b"\n"):
+        path.write_bytes(content)
+        seen.add(list_inputs([str(path)], "auto")[0][0].identity)
+    assert len(seen) == 3
+
+
+def test_globs_are_sorted_and_each_file_comes_once(tmp_path):
+    for name in ("b.jsonl", "a.jsonl", "sub/c.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(LINES)
+    patterns = [f"{tmp_path}/**/*.jsonl", f"{tmp_path}/b.jsonl"]
+    found, _ = list_inputs(patterns, "auto")
+    assert [Path(f.path).name for f in found] == ["a.jsonl", "b.jsonl", "c.jsonl"]
+
+
+def test_what_matches_nothing_is_named(tmp_path):
+    with pytest.raises(UsageError, match="nothing-here"):
+        expand(str(tmp_path / "nothing-here*.jsonl"))
+    with pytest.raises(UsageError, match="is a folder"):
+        list_inputs([str(tmp_path)], "auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"text,n\nciao,1\n", "is CSV; convert it"),
+        ("a.tsv.gz", compress(b"text\tn\n", "gzip", 1), "is CSV; convert it"),
+        ("a.json", b' [\n {"text": "a"}]', "one JSON array, not JSON Lines"),
+        ("a.jsonl.zst", compress(b'["a", "b"]', "zstd", 1), "one JSON array"),
+        ("noname", b'[{"text": "a"}]', "one JSON array"),
+        ("a.safetensors", b"\x08\0\0\0\0\0\0\0{}      ", "tensors"),
+        ("weights.bin", b"\x08\0\0\0\0\0\0\0{}      ", "binary"),
+        ("a.jsonl.xz", b"\xfd7zXZ\0\0\4", "compressed by xz; compress it by zstd or gzip"),
+        ("a.feather", b"ARROW1\0\0", "convert it to Parquet"),
+    ],
+)
+def test_what_holds_no_documents_is_refused_by_name(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        list_inputs([str(tmp_path / name)], "auto")
+    assert str(tmp_path / name) in str(caught.value)
+    assert list_inputs([str(tmp_path / name)], "text")[0][0].format == "text"  # whoever declares it means it
+
+
+def test_a_damaged_beginning_is_no_bug(tmp_path):
+    (tmp_path / "noname").write_bytes(b"\x1f\x8b\x08\xff garbage")
+    (file,), _ = list_inputs([str(tmp_path / "noname")], "auto")
+    assert file.compression == "gzip"
+
+
+def test_a_glob_names_what_it_leaves_out(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone")
+    (tmp_path / "c.jsonl").symlink_to("c.jsonl")
+    (tmp_path / "e.jsonl").mkdir()
+    os.mkfifo(tmp_path / "d.jsonl")
+    files, notices = list_inputs([f"{tmp_path}/*.jsonl"], "auto")
+    assert [Path(file.path).name for file in files] == ["a.jsonl"]
+    told = {
+        "b": "a link to nothing",
+        "c": "a link that leads to itself",
+        "d": "a named pipe",
+        "e": "a folder",
+    }
+    assert notices == [
+        f"left out, {what}: {tmp_path}/{name}.jsonl"
+        for name, what in sorted(told.items(), key=lambda x: x[1])
+    ]
+    for name, what in told.items():
+        with pytest.raises(UsageError, match=f"{name}.jsonl is {what}"):
+            list_inputs([f"{tmp_path}/{name}.jsonl"], "auto")
+    with pytest.raises(UsageError, match="a folder"):
+        list_inputs([f"{tmp_path}/[e].jsonl"], "auto")
+    with pytest.raises(UsageError, match="/dev/zero is a device"):
+        list_inputs(["/dev/zero"], "auto")
+
+
+def test_one_file_by_two_paths_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_bytes(LINES)
+    Path("link.jsonl").symlink_to("a.jsonl")
+    os.link("a.jsonl", "hard.jsonl")
+    for other in ("./a.jsonl", f"{tmp_path}/a.jsonl", "link.jsonl", "hard.jsonl"):
+        with pytest.raises(UsageError, match="are the same file") as caught:
+            list_inputs(["a.jsonl", other], "auto")
+        assert other in str(caught.value)
+    assert len(list_inputs(["a.jsonl", "a*.jsonl"], "auto")[0]) == 1
+
+
+names = st.sampled_from(["a", "b.jsonl", ".h", "x[1]", "sub"])
+pieces = st.sampled_from(["*", "**", "a", "s*", "*.jsonl", ".*", "[ab]*", "?", "sub"])
+
+
+@given(
+    st.lists(st.lists(names, min_size=1, max_size=3), max_size=8),
+    st.lists(pieces, min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_globs_match_what_the_standard_library_matches(tmp_path_factory, tree, parts, absolute):
+    folder = tmp_path_factory.mktemp("glob")
+    for path in tree:
+        target = folder.joinpath(*path)
+        with contextlib.suppress(FileExistsError, NotADirectoryError):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                target.write_bytes(b"x")
+    pattern = "/".join(parts)
+    with contextlib.chdir(folder):
+        pattern = f"{folder}/{pattern}" if absolute else pattern
+        found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - the one that is compared with
+        expected = sorted({p for p in found if p and not p.endswith("/")})
+        if parts[-1] == "**" or parts[-2:] == ["**", "*"]:
+            expected = [p for p in expected if Path(p).is_file()]  # folders are gone into
+        try:
+            assert expand(pattern) == expected
+        except UsageError:
+            assert expected == []
+
+
+def test_a_circle_of_links_is_gone_around_once(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.jsonl").write_bytes(LINES)
+    (tmp_path / "a" / "up").symlink_to("..")
+    assert expand(f"{tmp_path}/**/*.jsonl") == [f"{tmp_path}/a/x.jsonl"]
+
+
+def test_a_name_with_signs_of_a_glob_is_a_name(tmp_path):
+    (tmp_path / "a[1].jsonl").write_bytes(LINES)
+    assert expand(f"{tmp_path}/a[1].jsonl") == [f"{tmp_path}/a[1].jsonl"]
+
+
+def test_a_user_without_permission_is_told_the_name(tmp_path):
+    """Root may read everything: the listing then runs as another user."""
+    data = Path(tempfile.mkdtemp(dir="/tmp"))  # every folder above pytest's own is closed to others
+    try:
+        data.chmod(0o755)
+        (data / "locked").mkdir(mode=0o700 if os.getuid() == 0 else 0)
+        (data / "a.jsonl").write_bytes(LINES)
+        (data / "secret.jsonl").write_bytes(LINES)
+        (data / "secret.jsonl").chmod(0o600 if os.getuid() == 0 else 0)
+        code = (
+            "import os, sys; from pretok.read.files import list_inputs\n"
+            "if os.getuid() == 0: os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
+            "for p in sys.argv[1:]:\n"
+            "  try:\n"
+            "    files, told = list_inputs([p], 'auto')\n"
+            "    print(*[(f.format, f.identity) for f in files if f.format == 'unreadable'], told)\n"
+            "  except Exception as e: print(type(e).__name__, e)\n"
+        )
+        patterns = [
+            f"{data}/*.jsonl",
+            f"{data}/**/*.jsonl",
+            f"{data}/*/deep/*.jsonl",
+            f"{data}/locked/x.jsonl",
+        ]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *patterns], capture_output=True, text=True, check=True
+        )
+    finally:
+        shutil.rmtree(data)
+    first, second, third, fourth = done.stdout.splitlines()
+    assert first.startswith("('unreadable', 'Permission denied')")
+    assert f"{data}/secret.jsonl cannot be read: Permission denied" in first
+    for line in (second, third, fourth):
+        assert line.startswith(f"UsageError folder {data}/locked cannot be listed: Permission denied")
+
+
+CHANGES = {
+    "shrunk": lambda data: data[:-20],
+    "grown": lambda data: data + data[:20],
+    "begins otherwise": lambda data: b" " + data[1:],
+    "in the middle": lambda data: data[: len(data) // 2] + b" " + data[len(data) // 2 + 1 :],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_is_noticed(tmp_path, change):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINES * 10)
+    (file,), _ = list_inputs([str(path)], "auto")
+    before = stamp(file)
+    assert what_changed(file, before) == ""
+    os.utime(path, ns=(0, 0))
+    assert what_changed(file, before) == "changed while it was read"
+    path.write_bytes(CHANGES[change](LINES * 10))
+    assert "changed" in what_changed(file, before)
+    if change == "in the middle":  # the documented limit: before it is read, nothing tells it
+        assert what_changed(file, stamp(file)) == ""
+    else:
+        assert "changed since it was planned" in what_changed(file, stamp(file))
+    path.unlink()
+    assert "changed since it was planned" in what_changed(file, before)
+
+
+def test_urls_go_through_fsspec(tmp_path):
+    import fsspec
+
+    with fsspec.open("memory://corpus/a.jsonl", "wb") as file:
+        file.write(LINES)
+    (found,), _ = list_inputs(["memory://corpus/*.jsonl"], "auto")
+    assert found.path == "memory:///corpus/a.jsonl"
+    assert b"".join(read_bytes(found.path, "")) == LINES
+
+
+def test_sample_and_unknown_sample():
+    (found,), _ = list_inputs(["sample:it"], "auto")
+    with Path(found.path).open(encoding="utf-8") as file:
+        documents = [json.loads(line)["text"] for line in file]
+    assert len(documents) >= 120
+    assert sum(len(d.encode()) for d in documents) >= 80_000
+    with pytest.raises(UsageError, match="there is en, it"):
+        expand("sample:fr")

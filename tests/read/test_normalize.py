@@ -1,0 +1,81 @@
+"""Normalization: each document by itself, whatever stands around it; what becomes empty is refused."""
+
+import json
+import unicodedata
+from fractions import Fraction
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretok.counts.task import CountTask, count_partition
+from pretok.read import readers
+from pretok.read.files import list_inputs
+from pretok.read.normalize import Normalization
+from pretok.read.partition import plan
+from pretok.read.probe import probe_inputs
+from pretok.read.readers import RecordFormat, read_partition
+from pretok.shards.task import TokenizeTask, tokenize_partition
+from pretok.tokenizer.vocabulary import load_vocab
+
+COMBINING = "\u0300\u0301\u0327\u0323\u1161\u11a8\u093c\u3099\u0f71"
+LETTERS = "aeiounECc\u1100\uac00\u30ab\u0915\u212b\u0340 x\r\n\ufeff"
+
+
+def partition_of(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    inputs, _ = list_inputs([str(path)], "auto")
+    (partition,) = plan("it", probe_inputs(inputs, "text", print), 1 << 20, 2)
+    return partition
+
+
+@given(
+    st.lists(st.text(st.sampled_from(COMBINING + LETTERS), min_size=1, max_size=12), min_size=1, max_size=12),
+    st.sampled_from([1, 30, 1 << 22]),
+)
+def test_documents_are_normalized_one_by_one(tmp_path_factory, documents, batch_bytes):
+    """Combining marks at the start of a document join nothing, wherever batches end."""
+    partition = partition_of(tmp_path_factory.mktemp("nfc") / "a.jsonl", documents)
+    normalization = Normalization("nfc", strip_bom=True, crlf=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "BATCH_BYTES", batch_bytes)
+        batches = list(read_partition(partition, RecordFormat(), normalization))
+    wanted = [unicodedata.normalize("NFC", d.removeprefix("\ufeff").replace("\r\n", "\n")) for d in documents]
+    assert [text for batch in batches for text in batch.texts.to_pylist()] == [
+        text for text in wanted if text
+    ]
+    numbers = [number for batch in batches for number in batch.numbers.tolist()]
+    assert numbers == [i for i, text in enumerate(wanted) if text]
+    rejects = [(reject.record, reject.reason) for batch in batches for reject in batch.rejects]
+    assert rejects == [(i, "empty_text") for i, text in enumerate(wanted) if not text]
+
+
+def test_only_what_needs_it_is_copied():
+    plain = pa.array(["plain", "text\n"], pa.large_string())
+    assert Normalization("nfc", strip_bom=True, crlf=True)(plain) is plain
+
+
+@pytest.mark.parametrize(("strip_bom", "documents"), [(False, 4), (True, 2)])
+def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, strip_bom, documents):
+    partition = partition_of(tmp_path / "a.jsonl", ["uno", "\ufeff", "", "\ufeff", "due"])
+    normalization = Normalization(strip_bom=strip_bom)
+    state, shards = tmp_path / "state", tmp_path / "shards"
+    state.mkdir()
+    (shards / "it").mkdir(parents=True)
+    task = TokenizeTask(
+        partition, shards, state, RecordFormat(), normalization, vocab_dir / "tokenizer.json",
+        load_vocab(vocab_dir, eod=0).fingerprint, 0, 1 << 20,
+        Fraction(0), 0,
+    )  # fmt: skip
+    (part,) = tokenize_partition(task, lambda _: None)
+    assert part.train is not None
+    counted = count_partition(
+        CountTask(
+            partition, tmp_path, RecordFormat(), normalization, "cl100k", Fraction(1), Fraction(0), 0, 0
+        ),
+        lambda _: None,
+    )
+    assert part.train["documents"] == counted.documents == documents
+    assert part.rejected == counted.rejected == {"empty_text": 5 - documents}
+    assert part.read == counted.read == 5

@@ -1,0 +1,108 @@
+"""Planning looks at the first records: the wrong field is told before any work."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pretok.base.errors import UsageError
+from pretok.read import probe
+from pretok.read.files import list_inputs
+from pretok.read.partition import plan, shard_bytes
+from pretok.read.probe import PROBED_FILES, probe_inputs
+
+RECORD = {"url": "http://a", "content": "una frase lunga", "n": 1, "data": {"text": "dentro", "id": 7}}
+
+
+def write(path: Path, kind: str, records: list[dict]) -> Path:
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    elif kind == "gzip":
+        path.write_bytes(gzip.compress("\n".join(json.dumps(record) for record in records).encode()))
+    elif kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    else:
+        from datasets import Dataset
+
+        Dataset.from_list(records).save_to_disk(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "gzip", "parquet", "dataset"])
+def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path, kind):
+    inputs, _ = list_inputs([str(write(tmp_path / "a", kind, [RECORD] * 3))], "auto")
+    with pytest.raises(UsageError) as caught:
+        probe_inputs(inputs, "text")
+    told = str(caught.value)
+    assert told.startswith(f"no field 'text' in {tmp_path}/a; there are content, ")
+    if kind != "dataset":
+        assert told.endswith("content, data.text, url; use --field content")
+        with pytest.raises(UsageError, match="the field 'data' is no text"):
+            probe_inputs(inputs, "data")
+        with pytest.raises(UsageError, match="the field 'n' is no text"):
+            probe_inputs(inputs, "n")
+    assert probe_inputs(inputs, "content")[0].judged
+    assert probe_inputs(inputs, "data.text")[0].problem == ""
+
+
+def test_a_file_without_the_field_among_others_is_a_notice(tmp_path):
+    write(tmp_path / "a.jsonl", "jsonl", [{"text": "a"}])
+    write(tmp_path / "b.jsonl", "jsonl", [RECORD])
+    inputs, _ = list_inputs([f"{tmp_path}/*"], "auto")
+    notices: list[str] = []
+    assert len(probe_inputs(inputs, "text", notices.append)) == 2
+    assert [notice.split(";")[0] for notice in notices] == [f"no field 'text' in {tmp_path}/b.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"text": null}\n',
+        b'{"text": "a"',
+        b"rotto\n{}",
+        b'{"other": 1}\n{"text": "a"}',
+        b"[" * 3000,
+        b"",
+        b'{"text":' + b"1" * 9000,
+    ],
+)
+def test_where_the_first_records_tell_nothing_the_run_will(tmp_path, content):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"text": "a"}')
+    inputs, _ = list_inputs([f"{tmp_path}/*"], "auto")
+    probe_inputs(inputs, "text")
+
+
+def test_only_some_of_many_files_are_looked_into(tmp_path, monkeypatch):
+    for number in range(100):
+        write(tmp_path / f"{number}.jsonl", "jsonl", [{"text": "a"}])
+    inputs, _ = list_inputs([f"{tmp_path}/*"], "auto")
+    assert PROBED_FILES // 2 < sum(found.judged for found in probe_inputs(inputs, "text")) <= PROBED_FILES
+
+
+def test_a_footer_is_read_once(tmp_path, monkeypatch):
+    table = pa.table({"text": ["ciao " * 100] * 200})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=10)
+    inputs, _ = list_inputs([f"{tmp_path}/a.parquet"], "auto")
+    opened = []
+    real = probe.open_parquet
+    monkeypatch.setattr(probe, "open_parquet", lambda path: opened.append(path) or real(path))
+    probes = probe_inputs(inputs, "text")
+    assert shard_bytes(probes, 2)
+    assert len(plan("it", probes, 2000, 2)) > 5
+    assert len(opened) == 1
+
+
+def test_ten_thousand_columns(tmp_path):
+    table = pa.table({f"c{n}": ["a"] for n in range(10_000)} | {"text": ["una frase"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    inputs, _ = list_inputs([f"{tmp_path}/a.parquet"], "auto")
+    assert 0 < probe_inputs(inputs, "text")[0].size < 200
+    with pytest.raises(UsageError, match="no field 'body'") as caught:
+        probe_inputs(inputs, "body")
+    assert len(str(caught.value)) < 500

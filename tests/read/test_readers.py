@@ -1,0 +1,329 @@
+"""Readers: every format gives the same documents; every bad record is located; memory stays bounded."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretok.read import readers
+from pretok.read.files import CorruptInputError, list_inputs
+from pretok.read.partition import Piece, plan
+from pretok.read.probe import probe_inputs
+from pretok.read.readers import RecordFormat, read_piece
+
+TEXTS = [f"Documento n. {i}: perché no? L'è così.\n" * (i % 7 + 1) for i in range(300)]
+
+
+def read(path: Path | str, record: RecordFormat = RecordFormat(), declared: str = "auto"):  # noqa: B008 - frozen
+    """(texts, numbers, rejects, error) of a whole file."""
+    (file,), _ = list_inputs([str(path)], declared)
+    texts, numbers, rejects, records = [], [], [], 0
+    error = None
+    try:
+        for batch in read_piece(Piece(file), 0, record):
+            assert batch.first == records
+            records += batch.records
+            assert len(batch.texts) + len(batch.rejects) == batch.records
+            texts += batch.texts.to_pylist()
+            numbers += batch.numbers.tolist()
+            rejects += [(r.record, r.reason) for r in batch.rejects]
+    except CorruptInputError as caught:
+        error = str(caught)
+    assert sorted(numbers + [r for r, _ in rejects]) == list(range(records))
+    return texts, numbers, rejects, error
+
+
+PARQUET_KINDS = {
+    "string": pa.string(),
+    "large_string": pa.large_string(),
+    "string_view": pa.string_view(),
+    "binary": pa.binary(),
+    "large_binary": pa.large_binary(),
+    "binary_view": pa.binary_view(),
+    "dictionary": pa.string(),
+    "large dictionary": pa.large_string(),
+    "binary dictionary": pa.binary(),
+}
+
+
+def jsonl(texts=TEXTS) -> bytes:
+    return b"".join(json.dumps({"text": t, "id": i}).encode() + b"\n" for i, t in enumerate(texts))
+
+
+@pytest.fixture(
+    params=[
+        "jsonl",
+        "gz",
+        "zst",
+        "dataset",
+        "separator",
+        "nested",
+        "jsonl path",
+        "dataset path",
+        "parquet path",
+        *PARQUET_KINDS,
+    ]
+)
+def same_texts(request, tmp_path):
+    """The same documents in every format."""
+    kind, record = request.param, RecordFormat()
+    path = tmp_path / {"gz": "a.jsonl.gz", "zst": "a.jsonl.zst"}.get(kind, "a.jsonl")
+    if kind == "jsonl":
+        path.write_bytes(jsonl())
+    elif kind == "gz":
+        half = len(jsonl()) // 2
+        path.write_bytes(gzip.compress(jsonl()[:half]) + gzip.compress(jsonl()[half:]))
+    elif kind == "zst":
+        half = len(jsonl()) // 2
+        frame = zstandard.ZstdCompressor().compress
+        path.write_bytes(frame(jsonl()[:half]) + frame(jsonl()[half:]))
+    elif kind.startswith("dataset"):
+        from datasets import Dataset
+
+        path = tmp_path / "saved"
+        columns = (
+            {"meta": [{"n": 1, "text": t} for t in TEXTS]} if kind == "dataset path" else {"text": TEXTS}
+        )
+        Dataset.from_dict({**columns, "id": range(len(TEXTS))}).save_to_disk(path)
+    elif kind == "separator":
+        path = tmp_path / "a.txt"
+        path.write_text("<END>".join(TEXTS) + "<END>", encoding="utf-8")
+        record = RecordFormat(separator="<END>")
+    elif kind == "nested":
+        path.write_bytes(b"".join(json.dumps({"a": {"text": 0}, "text": t}).encode() + b"\n" for t in TEXTS))
+    elif kind == "jsonl path":
+        path.write_bytes(
+            b"".join(json.dumps({"text": 1, "meta": {"text": t}}).encode() + b"\n" for t in TEXTS)
+        )
+    else:
+        of_kind = PARQUET_KINDS.get(kind, pa.string())
+        is_bytes = "binary" in str(of_kind)
+        column = pa.array([t.encode() if is_bytes else t for t in TEXTS], of_kind)
+        if kind.endswith("dictionary"):
+            column = column.dictionary_encode()
+        table = pa.table({"id": range(len(TEXTS)), "text": column})
+        if kind == "parquet path":
+            meta = pa.StructArray.from_arrays([column, column], ["text", "other"])
+            table = pa.table({"text": range(len(TEXTS)), "meta": meta})
+        path = tmp_path / "a.parquet"
+        pq.write_table(table, path, row_group_size=50)
+    if kind.endswith("path"):
+        record = RecordFormat("meta.text")
+    return path, record
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 1000, 1 << 22])
+def test_every_format_gives_the_same_documents(same_texts, batch_bytes, monkeypatch):
+    monkeypatch.setattr(readers, "BATCH_BYTES", batch_bytes)
+    path, record = same_texts
+    assert read(path, record) == (TEXTS, list(range(len(TEXTS))), [], None)
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst", ".gz"])
+def test_batches_are_bounded(tmp_path, suffix):
+    words = TEXTS[0].split()
+    choose = random.Random(0).choices
+    data = jsonl([" ".join(choose(words, k=1000)) for _ in range(6 * readers.BATCH_BYTES // 6000)])
+    pack = {"": bytes, ".zst": zstandard.ZstdCompressor().compress, ".gz": gzip.compress}[suffix]
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(pack(data))
+    (file,), _ = list_inputs([str(path)], "auto")
+    sizes = [batch.texts.nbytes for batch in read_piece(Piece(file), 0, RecordFormat())]
+    assert len(sizes) >= 3
+    assert max(sizes) < 1.5 * readers.BATCH_BYTES
+
+
+def test_bad_lines_are_located_and_the_good_ones_kept(tmp_path):
+    bad = [
+        (b'{"text": "cut', "malformed_json"),
+        (b'{"id": 1}', "missing_field"),
+        (b'{"text": null}', "null_text"),
+        (b'{"text": 7}', "text_not_a_string"),
+        (b'{"text": "\xff\xfe"}', "invalid_utf8"),
+        (b'{"text": "\xc3"}', "invalid_utf8"),
+        (b'{"text": "\\ud800"}', "lone_surrogate"),
+        (b'{"text": ""}', "empty_text"),
+        (b"", "blank_line"),
+        (b'"text"', "not_an_object"),
+    ]
+    lines, expected = [], []
+    for line, reason in bad:
+        lines.append(b'{"text": "buono"}')
+        expected.append((len(lines), reason))
+        lines.append(line)
+    lines.append(b'{"text": "\xa8 continuation"}')
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    texts, _, rejects, error = read(tmp_path / "a.jsonl")
+    assert texts == ["buono"] * len(bad)
+    assert rejects == [*expected, (len(lines) - 1, "invalid_utf8")]
+    assert error is None
+
+
+def test_a_bom_and_missing_last_line_end(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}')
+    assert read(tmp_path / "a.jsonl")[0] == ["a", "b"]
+
+
+@pytest.mark.parametrize("suffix", ["zst", "gz"])
+def test_truncated_files_keep_what_came_before(tmp_path, suffix):
+    packed = zstandard.ZstdCompressor().compress(jsonl()) if suffix == "zst" else gzip.compress(jsonl())
+    path = tmp_path / f"a.jsonl.{suffix}"
+    path.write_bytes(packed[: len(packed) - 9])
+    texts, _, rejects, error = read(path)
+    assert "truncated" in error
+    assert texts == TEXTS[: len(texts)]
+    assert rejects == []
+
+
+def test_parquet_nulls_wrong_column_and_damage(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", None, "", "b"], "n": [1, 2, 3, 4]}), path)
+    assert read(path) == (["a", "b"], [0, 3], [(1, "null_text"), (2, "empty_text")], None)
+    assert "no column 'body'; the columns are text, n" in read(path, RecordFormat("body"))[3]
+    assert "type int64" in read(path, RecordFormat("n"))[3]
+    meta = [{"text": "x"}, None, {"text": None}, {"text": "y"}]
+    pq.write_table(pa.table({"a.b": ["a"] * 4, "meta": meta}), path)
+    assert read(path, RecordFormat("meta.text"))[:3] == (
+        ["x", "y"],
+        [0, 3],
+        [(1, "null_text"), (2, "null_text")],
+    )
+    assert read(path, RecordFormat("a.b"))[0] == ["a"] * 4
+    assert "type struct<text: string>" in read(path, RecordFormat("meta"))[3]
+    assert "no column 'meta.x'; the columns are a.b, meta.text" in read(path, RecordFormat("meta.x"))[3]
+    path.write_bytes(path.read_bytes()[:-20])
+    assert "damaged Parquet" in read(path)[3]
+
+
+def test_parquet_binary_with_invalid_utf8(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": pa.array([b"a", b"\xff", b"c"], pa.binary())}), path)
+    assert read(path) == (["a", "c"], [0, 2], [(1, "invalid_utf8")], None)
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="|", exclude_categories=["Cs"])), max_size=8))
+def test_separated_text_is_split_like_lines(tmp_path_factory, parts):
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    path.write_text("".join(part + "|" for part in parts), encoding="utf-8", newline="")
+    texts, numbers, rejects, _ = read(path, RecordFormat(separator="|"), "text")
+    assert texts == [part for part in parts if part]
+    assert numbers == [i for i, part in enumerate(parts) if part]
+    assert rejects == [(i, "empty_text") for i, part in enumerate(parts) if not part]
+
+
+def test_the_ledger_says_what_a_line_is_and_which_fields_there_are(tmp_path):
+    lines = [
+        b'{"content": "a", "meta": {"url": "b"}}',
+        b"{}",
+        b'{"\\ud800": 1}',
+        b'{"text": 7}',
+        b'{"text": "a"',
+        b"[",
+        b'[{"text": "a"}]',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    (file,), _ = list_inputs([str(tmp_path / "a.jsonl")], "auto")
+    (batch,) = read_piece(Piece(file), 0, RecordFormat())
+    array = "a JSON array; JSON Lines has one object a line"
+    assert [(reject.reason, reject.detail) for reject in batch.rejects] == [
+        ("missing_field", "there is content, meta.url"),
+        ("missing_field", "there is no field"),
+        ("missing_field", "there is ?"),
+        ("text_not_a_string", '{"text": 7}'),
+        ("malformed_json", "Expecting ',' delimiter: line 2 column 1 (char 13)"),
+        ("malformed_json", array),
+        ("not_an_object", array),
+    ]
+
+
+@pytest.mark.parametrize("batch_bytes", [50, 1 << 22])
+def test_texts_that_are_too_long_are_named_in_every_format(tmp_path, batch_bytes, monkeypatch):
+    """What is dropped while it is read and what is found too long in a batch are told alike."""
+    monkeypatch.setattr(readers, "BATCH_BYTES", batch_bytes)
+    texts = ["a", "b" * 100, "è" * 51, "c" * 101, "d", "e" * 5000]
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts))
+    (tmp_path / "a.txt").write_text("|".join(texts), encoding="utf-8")
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.txt", "a.parquet"):
+        found = read(tmp_path / name, RecordFormat(separator="|", max_document=100))
+        assert found == (["a", "b" * 100, "d"], [0, 1, 4], [(i, "too_long") for i in (2, 3, 5)], None)
+    assert read(tmp_path / "a.txt", RecordFormat(max_document=100))[2] == [(0, "too_long")]
+
+
+def test_a_line_that_is_too_long_is_not_parsed(tmp_path):
+    record = RecordFormat(max_document=1000)
+    other = b"x" * (record.max_line - len(b'{"o":"","text":"a"}'))
+    lines = [b'{"o":"%s","text":"a"}' % other, b'{"o":"%sx","text":"a"}' % other, b'{"text":"b"}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    assert read(tmp_path / "a.jsonl", record) == (["a", "b"], [0, 2], [(1, "too_long")], None)
+    (tmp_path / "a.jsonl").write_bytes(lines[1])
+    (file,), _ = list_inputs([str(tmp_path / "a.jsonl")], "auto")
+    (batch,) = read_piece(Piece(file), 0, record)
+    assert batch.rejects[0].detail == f"more than {record.max_line} bytes"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_batches_hold_a_bounded_number_of_records(tmp_path, name, monkeypatch):
+    """A file of blank lines is millions of rejects."""
+    monkeypatch.setattr(readers, "BATCH_RECORDS", 10)
+    texts = [f"{i}" if i % 3 else "" for i in range(55)]
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts))
+    (tmp_path / "a.txt").write_text("|".join([*texts, ""]))
+    record = RecordFormat(separator="|")
+    (file,), _ = list_inputs([str(tmp_path / name)], "auto")
+    assert [batch.records for batch in read_piece(Piece(file), 0, record)] == [10] * 5 + [5]
+    wanted = [i for i in range(55) if i % 3]
+    empty = [(i, "empty_text") for i in range(55) if i % 3 == 0]
+    assert read(tmp_path / name, record) == ([texts[i] for i in wanted], wanted, empty, None)
+
+
+def test_a_table_of_ten_thousand_columns(tmp_path):
+    """Batches follow the size of the one column that is read, not of all."""
+    path = tmp_path / "a.parquet"
+    columns = {f"c{i}": pa.array([7] * len(TEXTS), pa.int8()) for i in range(10_000)}
+    pq.write_table(pa.table({**columns, "text": TEXTS}), path)
+    (file,), _ = list_inputs([str(path)], "auto")
+    (batch,) = read_piece(Piece(file), 0, RecordFormat())
+    assert batch.texts.to_pylist() == TEXTS
+    error = read(path, RecordFormat("body"))[3]
+    assert error.startswith("no column 'body'; the columns are c0, c1,")
+    assert error.endswith("c49 and 9951 more")
+
+
+def test_one_document_a_file(tmp_path):
+    (tmp_path / "a.txt").write_text("Uno.\n\nDue.\n", encoding="utf-8")
+    (tmp_path / "b.txt").write_bytes(b"")
+    assert read(tmp_path / "a.txt")[0] == ["Uno.\n\nDue.\n"]
+    assert read(tmp_path / "b.txt")[2] == [(0, "empty_text")]
+
+
+def test_a_hub_dataset_is_streamed_shard_by_shard(tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.jsonl").write_bytes(jsonl(TEXTS[i * 10 : i * 10 + 10]))
+    inputs, _ = list_inputs([f"hub:{tmp_path}"], "auto")  # the library takes a local folder for an id
+    partitions = plan("it", probe_inputs(inputs, "text"), 1000, 2)
+    texts = [
+        text
+        for partition in partitions
+        for piece in partition.pieces
+        for batch in read_piece(piece, 0, RecordFormat())
+        for text in batch.texts.to_pylist()
+    ]
+    assert len(partitions) == 3
+    assert texts == TEXTS[:30]
+
+
+def test_a_field_inside_another_of_a_hub_dataset(tmp_path):
+    lines = [json.dumps({"meta": {"text": text, "n": 1}}) + "\n" for text in TEXTS[:20]]
+    (tmp_path / "a.jsonl").write_text("".join(lines), encoding="utf-8")
+    assert read(f"hub:{tmp_path}", RecordFormat("meta.text"))[0] == TEXTS[:20]
+    assert (
+        "no column 'body.text'; the columns are meta" in read(f"hub:{tmp_path}", RecordFormat("body.text"))[3]
+    )

@@ -1,0 +1,112 @@
+"""Spans of whole records: the same however blocks are cut, and no memory for what is too long."""
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import ROOT
+
+from pretok.read.files import CorruptInputError
+from pretok.read.spans import whole_file, whole_records
+
+SEPARATORS = st.sampled_from([b"\n", b"=="])
+
+
+def spans_of(blocks, separator: bytes, limit: int) -> list[bytes | None]:
+    return [
+        None if span is None else bytes(span) for span in whole_records(iter(blocks), separator, limit, 32)
+    ]
+
+
+@given(
+    st.lists(st.binary(max_size=40) | st.binary(max_size=150)),
+    SEPARATORS,
+    st.sampled_from([0, 40, 100, 1 << 20]),
+    st.data(),
+)
+def test_spans_do_not_depend_on_how_blocks_are_cut(parts, separator, limit, data):
+    """A file system may return short reads: the batches, and with them the ends of shards, stay the same."""
+    whole = separator.join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)))))
+    blocks = [whole[a:b] for a, b in pairwise([0, *cuts, len(whole)])]
+    spans = spans_of(blocks, separator, limit)
+    assert spans == spans_of([whole], separator, limit)
+    kept = [span for span in spans if span is not None]
+    limit = max(limit, 32)
+    records = whole.split(separator)
+    # A last record without separator may exceed the limit by what a separator could still have been.
+    long = [len(record) > limit for record in records]
+    long[-1] = len(records[-1]) >= limit + len(separator)
+    assert spans.count(None) == sum(long)
+    wanted = [r + separator for r in records[:-1]] + [records[-1]]
+    assert b"".join(kept) == b"".join(r for r, skip in zip(wanted, long, strict=True) if not skip)
+    assert all(span.endswith(separator) for span in kept[:-1])
+    assert all(len(span) <= 32 or separator not in span[: -len(separator)] for span in kept[:-1])
+
+
+def test_an_unfinished_record_of_a_damaged_file_is_left_out():
+    def damaged():
+        yield b"first==second=="
+        yield b"third="
+        raise CorruptInputError("cut")
+
+    spans: list[bytes] = []
+    with pytest.raises(CorruptInputError):
+        spans.extend(map(bytes, whole_records(damaged(), b"==", 0, 32)))
+    assert spans == [b"first==second=="]
+
+
+@pytest.mark.parametrize("size", [99, 100, 101])
+def test_a_whole_file_is_one_record(size):
+    blocks = iter([b"a" * 50, b"b" * (size - 50)])
+    wanted = [b"a" * 50 + b"b" * (size - 50)] if size <= 100 else [None]
+    assert [None if span is None else bytes(span) for span in whole_file(blocks, 100)] == wanted
+    assert [bytes(span) for span in whole_file(iter([]), 100)] == [b""]
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+from pretok.read.files import InputFile
+from pretok.read.partition import Piece
+from pretok.read.readers import RecordFormat, read_piece
+
+def peak():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) >> 10
+
+record = RecordFormat("text", sys.argv[2], int(sys.argv[3]))
+small, large = (Piece(InputFile(p, sys.argv[1], "zstd", 0, "")) for p in sys.argv[4:])
+list(read_piece(small, 0, record))
+before = peak()
+batches = [b for b in read_piece(large, 0, record)]
+print(peak() - before, [r.reason for b in batches for r in b.rejects], sum(len(b.texts) for b in batches))
+"""
+
+
+@pytest.mark.parametrize(("file_format", "separator"), [("jsonl", ""), ("text", "|"), ("text", "")])
+def test_a_text_that_is_too_long_takes_no_memory(tmp_path, file_format, separator):
+    """256 MiB in one record, out of a file of kilobytes, with a limit of 1 MiB."""
+    import zstandard
+
+    begin, end = {
+        ("jsonl", ""): (b'{"text":"a"}\n{"text":"', b'"}\n{"text":"b"}\n'),
+        ("text", "|"): (b"a|", b"|b|"),
+        ("text", ""): (b"", b""),
+    }[file_format, separator]
+    for name, size in (("small", 0), ("large", 256)):
+        with (tmp_path / name).open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as packed:
+            packed.write(begin)
+            for _ in range(size):
+                packed.write(b"x" * (1 << 20))
+            packed.write(end)
+    assert (tmp_path / "large").stat().st_size < 100_000
+    arguments = [file_format, separator, str(1 << 20), str(tmp_path / "small"), str(tmp_path / "large")]
+    command = [sys.executable, "-c", MEMORY, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    grown, rest = done.stdout.split(maxsplit=1)
+    assert rest.strip() == f"['too_long'] {2 if separator or file_format == 'jsonl' else 0}"
+    assert int(grown) < 60

@@ -1,0 +1,313 @@
+"""The manifest: whatever is flipped, edited or forged is found and named; shards of version 1 stay usable."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import make_shards
+from test_golden import GOLDEN
+from tokenizing import recipe, run
+
+import pretok.stream
+from pretok.audit.documents import run_inspect
+from pretok.audit.verify_job import notes, run_verify
+from pretok.base.errors import IntegrityError, MismatchError, PretokError
+from pretok.base.execute import Engine
+from pretok.base.stop import StopFlag
+from pretok.base.storage import fingerprint, write_json
+from pretok.cli import run_command
+from pretok.shards.manifest import FILE_NAME, load_manifest
+from pretok.stream.mix_job import MixRequest, run_mix
+from pretok.stream.quota import parse_stage
+
+FLIPS = 60
+
+
+def verify(shards: Path, here: Engine, sample: int | None = 0) -> list[str]:
+    return run_verify(shards, sample, here, lambda counts: None)[1]
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small finished folder with every kind of file: shards, validation, origins, rejects, tokenizer."""
+    folder = tmp_path_factory.mktemp("sealed")
+    shutil.copy(GOLDEN / "documents.jsonl", folder / "documents.jsonl")
+    made = recipe(folder, GOLDEN, {"docs": [folder / "documents.jsonl"]}, val_fraction="0.2")
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        run(made, engine)
+    return made.shards_dir
+
+
+@pytest.fixture
+def shards(sealed: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return shutil.copytree(sealed, tmp_path / "shards")
+
+
+@pytest.fixture
+def version_1(tmp_path: Path) -> Path:
+    """A folder as the first version of the format left it."""
+    folder = tmp_path / "v1" / "shards"
+    shutil.copytree(GOLDEN / "v1", folder)
+    (folder / "mix.json").rename(folder.parent / "mix.json")
+    shutil.copytree(GOLDEN / "docs", folder / "docs")
+    shutil.copy(GOLDEN / "tokenizer.json", folder)
+    return folder
+
+
+def test_every_file_is_in_the_manifest(sealed: Path, here: Engine) -> None:
+    manifest = load_manifest(sealed)
+    listed = [sealed / file.path for file in manifest.contents.side_files]
+    listed += [path for shard in manifest.shards for path in (shard.path, shard.path.with_suffix(".idx"))]
+    assert sorted([*listed, sealed / FILE_NAME]) == sorted(p for p in sealed.rglob("*") if p.is_file())
+    assert len(manifest.contents.side_files) == 3
+    assert verify(sealed, here, None) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "manifest.json",
+        "tokenizer.json",
+        "rejects/docs-00000.jsonl",
+        "docs/docs-val-00000.origins.npy",
+        "docs/docs-00000.bin",
+        "docs/docs-00000.idx",
+    ],
+)
+def test_a_flipped_bit_is_found_in_any_file(shards: Path, here: Engine, name: str) -> None:
+    """Or it changes nothing that the file says, as in the white space between the values of JSON."""
+    original = (shards / name).read_bytes()
+    meant = load_manifest(shards)
+    generator = random.Random(name)
+    for position in generator.sample(range(8 * len(original)), FLIPS):
+        data = bytearray(original)
+        data[position // 8] ^= 1 << position % 8
+        (shards / name).write_bytes(data)
+        try:
+            found = verify(shards, here)
+        except (IntegrityError, MismatchError) as error:
+            found = [str(error)]
+        if not found:
+            assert name == "manifest.json", position
+            assert load_manifest(shards) == meant, position
+        elif name != "manifest.json":
+            assert any(Path(name).stem.split(".")[0] in problem for problem in found)
+    (shards / name).write_bytes(original)
+    assert verify(shards, here) == []
+
+
+def test_inspect_does_not_follow_damaged_tables(shards: Path) -> None:
+    assert run_inspect(shards, "docs", 3).file.endswith("documents.jsonl")
+    for name in ("rejects/docs-00000.jsonl", "docs/docs-val-00000.origins.npy"):
+        data = bytearray((shards / name).read_bytes())
+        data[-2] ^= 1
+        (shards / name).write_bytes(data)
+        with pytest.raises(IntegrityError, match=Path(name).name):
+            run_inspect(shards, "docs", 3)
+        data[-2] ^= 1
+        (shards / name).write_bytes(data)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def forge(shards: Path, *path: Any, value: Any) -> None:
+    """Put `value` at a path of the manifest and make fingerprint and seal right, as far as they can be."""
+    data = json.loads((shards / FILE_NAME).read_text())
+    inner = data
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    body = {k: v for k, v in data.items() if k not in ("format", "version", "fingerprint", "seal")}
+    try:
+        old = [{**s, "bytes": s["file_bytes"]} for s in body["shards"]]
+        old = [{k: v for k, v in s.items() if k != "file_bytes"} for s in old]
+        v1 = {"format": "pretok-shards", "version": 1, "tokenizer": body["tokenizer"], "shards": old}
+        data["fingerprint"], data["seal"] = fingerprint(v1), fingerprint(body)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        pass
+    write_json(shards / FILE_NAME, data)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("tokenizer", "dtype"), "int32", "tokenizer.dtype is 'int32'"),
+        (("tokenizer", "eod_id"), 600, "tokenizer.eod_id is 600"),
+        (("tokenizer", "vocab_size"), -1, r"tokenizer\.vocab_size: expected a whole number"),
+        (("tokenizer", "vocab_size"), "600", r"tokenizer\.vocab_size: expected a whole number"),
+        (("tokenizer", "vocab_size"), True, r"tokenizer\.vocab_size: expected a whole number"),
+        (("tokenizer", "vocab_size"), 600.0, r"tokenizer\.vocab_size: expected a whole number"),
+        (("tokenizer", "vocab_size"), 10**4000, r"tokenizer\.vocab_size: .* a number of 13288 bits"),
+        (("tokenizer",), None, "tokenizer: expected an object, found None"),
+        (("shards", 0, "tokens"), 7, "cannot hold 7 tokens"),
+        (("shards", 0, "path"), "../docs-00000.bin", "not a path inside the folder"),
+        (("shards", 0, "path"), "/etc/passwd", "not a path inside the folder"),
+        (("shards", 0, "path"), "docs/docs-val-00000.bin", "listed twice"),
+        (("shards", 0, "split"), "test", "no source and split"),
+        (("shards", 0, "source"), [], r"shards\[0\]\.source: expected a text"),
+        (("shards", 0, "new"), 1, r"shards\[0\]: has an unknown key 'new'"),
+        (("shards",), {}, "shards: expected a list"),
+        (("sources", "docs", "train"), 3, r"sources\.docs\.train: expected an object"),
+        (("sources", "docs", "rejected"), {"x": "y"}, r"rejected\.x: expected a whole number"),
+        (("totals",), [], "totals: expected an object"),
+        (("files", 0, "size"), None, r"files\[0\]\.size"),
+        (("config",), nested(40), "config: expected an object"),
+        (("config", "deep"), nested(40), r"config\.deep.*nested more than 32 deep"),
+        (("config", "large"), 10**30, r"config\.large: expected a number of 64 bits"),
+        (("software", "pretok"), 1, r"software\.pretok: expected a text"),
+        (("parts", "docs", 0, "records"), [], r"parts\.docs\[0\]\.records: expected an object"),
+        (("plans",), {}, "plans and parts"),
+        (("materialized",), 5, "materialized: expected an object"),
+        (("materialized",), {"format": "shards"}, "holds no mix"),
+        (("materialized",), {"format": "pretok-mix", "version": 1}, "lacks the key"),
+    ],
+)
+def test_forged_manifests_are_refused_by_key(shards: Path, path: Any, value: Any, message: str) -> None:
+    forge(shards, *path, value=value)
+    with pytest.raises(IntegrityError, match=message) as caught:
+        pretok.stream.open(shards, seq_len=8)
+    assert FILE_NAME in str(caught.value)
+    assert run_command(["stats", str(shards)]) in (0, 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"format": "pretok-shards", "version": NaN}',
+        b'{"format": "pretok-shards", "version": 1e999}',
+        b'{"format": "pretok-shards", "version": ' + b"9" * 5000 + b"}",
+        b'{"format": "pretok-shards", "version": "\\ud800"}',
+        b"[" * 100_000,
+        b"\xff\xfe",
+        b"",
+        b"null",
+        b"[]",
+    ],
+)
+def test_what_is_no_manifest_is_refused(
+    shards: Path, text: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shards / FILE_NAME).write_bytes(text)
+    for command in (["stats"], ["mix"], ["verify", "--workers", "0"], ["inspect", "--source", "docs"]):
+        assert run_command([command[0], str(shards), *command[1:]]) == 2
+        shown = capsys.readouterr().err
+        assert FILE_NAME in shown
+        assert "Traceback" not in shown
+
+
+def test_a_forged_plan_is_found_by_those_who_read_it(shards: Path, here: Engine) -> None:
+    forge(shards, "plans", "docs", "partitions", 0, "pieces", value=[{"file": 3}])
+    assert any("pieces[0]" in problem for problem in verify(shards, here))
+    with pytest.raises(IntegrityError, match="pieces"):
+        run_inspect(shards, "docs", 0)
+
+
+def test_files_that_are_not_known_are_named(shards: Path, here: Engine) -> None:
+    for name in (
+        "docs/docs-00009.bin",
+        "docs/.docs-00001.bin.host-7.tmp",
+        ".manifest.json.host-7.tmp",
+        "rejects/x",
+    ):
+        (shards / name).write_bytes(b"")
+    (shards / "mix.json").write_text("{}")
+    found = verify(shards, here)
+    assert [problem.split()[0] for problem in found] == sorted(
+        str(shards / name)
+        for name in (
+            "docs/docs-00009.bin",
+            "docs/.docs-00001.bin.host-7.tmp",
+            ".manifest.json.host-7.tmp",
+            "rejects/x",
+        )
+    )
+    assert sum("left by a killed process" in problem for problem in found) == 2
+    assert notes(load_manifest(shards)) == [f"{shards / 'mix.json'} is not in the manifest: not ours"]
+
+
+def test_missing_side_files_are_named(shards: Path, here: Engine) -> None:
+    for name in ("rejects/docs-00000.jsonl", "docs/docs-val-00000.origins.npy", "tokenizer.json"):
+        (shards / name).unlink()
+        assert any(name in problem for problem in verify(shards, here))
+
+
+OPENERS: dict[str, Callable[[Path], object]] = {
+    "stream": lambda path: pretok.stream.open(path, seq_len=4),
+    "manifest": load_manifest,
+    "mix": lambda path: run_mix(path, path / "m.json", MixRequest((parse_stage("all:natural"),), seq_len=4)),
+}
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_work_and_shards_mixed_up(tmp_path: Path, opener: str) -> None:
+    make_shards(tmp_path / "shards", {"it": [range(1, 90)]})
+    with pytest.raises(IntegrityError, match="did you mean") as caught:
+        OPENERS[opener](tmp_path)
+    assert f"did you mean {tmp_path / 'shards'}?" in str(caught.value)
+    with pytest.raises(IntegrityError, match="is a file; name the folder"):
+        OPENERS[opener](tmp_path / "shards" / FILE_NAME)
+    with pytest.raises(IntegrityError, match="run pretok tokenize"):
+        OPENERS[opener](tmp_path / "nothing")
+
+
+def test_version_1_is_read(version_1: Path, here: Engine) -> None:
+    manifest = load_manifest(version_1)
+    assert manifest.fingerprint == "3c02257e27235292a2acce4893904dc6"
+    assert verify(version_1, here, None) == []
+    assert "version 1" in " ".join(notes(manifest))
+    view = pretok.stream.open(version_1, version_1.parent / "mix.json")
+    assert view.fingerprint == "3a56375177dfc86c5059e39e51bf6c0e"
+    assert len(view) == 381
+    assert run_inspect(version_1, "docs", 3).file == "documents.jsonl"
+    run_mix(
+        version_1,
+        version_1.parent / "new.json",
+        MixRequest((parse_stage("all:natural"),), seq_len=16, seed=7),
+    )
+    assert pretok.stream.open(version_1, version_1.parent / "new.json").fingerprint == view.fingerprint
+
+
+def test_the_same_tokens_have_the_fingerprint_that_version_1_gave_them(sealed: Path, version_1: Path) -> None:
+    assert load_manifest(sealed).fingerprint == load_manifest(version_1).fingerprint
+    assert json.loads((sealed / FILE_NAME).read_text())["version"] == 2
+
+
+def test_a_source_is_added_to_version_1(
+    version_1: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(version_1.parent)
+    shutil.copy(GOLDEN / "documents.jsonl", "more.jsonl")
+    before = load_manifest(version_1).shards
+    made = recipe(version_1.parent, GOLDEN, {"more": ["more.jsonl"]}, size=0, val_fraction="0.2")
+    run(made, here)
+    manifest = load_manifest(version_1)
+    assert (manifest.version, manifest.sources) == (2, ("docs", "more"))
+    assert manifest.of("docs", "train") + manifest.of("docs", "val") == before
+    assert len(manifest.contents.side_files) == 5
+    (version_1.parent / "mix.json").unlink()
+    assert verify(version_1, here, None) == []
+
+
+def test_an_edited_version_1_is_refused(version_1: Path) -> None:
+    path = version_1 / FILE_NAME
+    path.write_text(path.read_text().replace('"tokens": 2242,', '"tokens": 2243,'))
+    with pytest.raises(PretokError, match="2243"):
+        load_manifest(version_1)
+    path.write_text("{}")
+    with pytest.raises(IntegrityError, match="is not a manifest of shards"):
+        load_manifest(version_1)
+    path.write_text('{"format": "pretok-shards", "version": 3}')
+    with pytest.raises(MismatchError, match="format version 3, this program reads 1 and 2"):
+        load_manifest(version_1)

@@ -1,0 +1,200 @@
+"""What an earlier run binds, what a source must give, and inputs that change or are shared."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from pretok.base.errors import MismatchError, PartitionsFailed, Stopped, UsageError
+from pretok.base.progress import Silent
+from pretok.config import Recipe, make_recipe
+from pretok.counts.job import load_counts, run_count
+from pretok.read import readers
+from pretok.read.rejects import poor_sources
+from pretok.shards.job import run_tokenize
+from pretok.shards.manifest import load_manifest
+
+
+def lines(count: int, field: str = "text") -> str:
+    return "".join(json.dumps({field: f"documento {i}, " * 20}) + "\n" for i in range(count))
+
+
+def recipe(folder: Path, vocab: Path, field: str | None = None, **settings: object) -> Recipe:
+    data = {
+        "out": folder / "out",
+        "sources": {"it": {"inputs": [f"{folder}/*.jsonl"]}},
+        "vocab": {"path": vocab},
+        "shards": {"size": 4000, **settings},
+    }
+    return make_recipe(data, "test", field)
+
+
+def tokenize(made: Recipe, here) -> list[str]:
+    notices: list[str] = []
+    run_tokenize(made, here, Silent(), notices.append)
+    return notices
+
+
+def count(made: Recipe, here):
+    return run_count(made, here, Silent(), lambda text: None)
+
+
+def test_the_wrong_field_is_refused_before_work_and_the_right_one_accepted(tmp_path, vocab_dir, here):
+    (tmp_path / "a.jsonl").write_text(lines(9, "content"))
+    for work in (tokenize, count):
+        with pytest.raises(
+            UsageError, match=r"no field 'text' in .*a\.jsonl; there are content; use --field content"
+        ):
+            work(recipe(tmp_path, vocab_dir), here)
+        work(recipe(tmp_path, vocab_dir, "content"), here)
+        with pytest.raises(MismatchError, match="field"):
+            work(recipe(tmp_path, vocab_dir, "text"), here)
+
+
+def test_a_source_that_gives_nothing_is_code_3_and_binds_nothing(tmp_path, vocab_dir, here):
+    bad = '{"content": "tutto il testo", "text": null}\n' * 9
+    (tmp_path / "a.jsonl").write_text(bad)
+    for _ in range(2):  # the second time there is nothing to do, and it is still told
+        with pytest.raises(PartitionsFailed, match=r"source it gave no document: 9 records .*null_text 9"):
+            tokenize(recipe(tmp_path, vocab_dir), here)
+        with pytest.raises(PartitionsFailed, match=r"source it gave no document: 9 records .*null_text 9"):
+            count(recipe(tmp_path, vocab_dir), here)
+    tokenize(recipe(tmp_path, vocab_dir, "content", val_fraction="0.5"), here)
+    assert load_manifest(tmp_path / "out" / "shards").data["totals"]["documents"] == 9
+    assert not list((tmp_path / "out" / "shards").glob("rejects/*"))
+    assert count(recipe(tmp_path, vocab_dir, "content"), here).of("it").read == 9
+
+
+def test_unfinished_work_without_documents_binds_nothing(tmp_path, vocab_dir, here, monkeypatch):
+    from pretok.jobs import tokenize as job
+
+    (tmp_path / "a.jsonl").write_text(lines(9))
+    monkeypatch.setattr(job, "seal", lambda *a: 1 / 0)
+    monkeypatch.setattr(job, "tokenize_partition", lambda task, report: [])
+    with pytest.raises(ZeroDivisionError):
+        tokenize(recipe(tmp_path, vocab_dir), here)
+    monkeypatch.undo()
+    assert (tmp_path / "out/shards/.state/it/plan.json").exists()
+    notices = tokenize(recipe(tmp_path, vocab_dir, val_fraction="0.5"), here)
+    assert any("is forgotten" in notice for notice in notices)
+
+
+def test_counts_of_nothing_but_damage_name_the_input(tmp_path, vocab_dir, here):
+    (tmp_path / "a.jsonl").write_bytes(b"\x28\xb5\x2f\xfd damaged")
+    for work in (tokenize, count):
+        with pytest.raises(PartitionsFailed, match="it has no records") as caught:
+            work(recipe(tmp_path, vocab_dir), here)
+        assert f"{tmp_path}/a.jsonl: damaged zstd data" in str(caught.value)
+
+
+def test_too_many_rejects_are_code_3_and_all_is_kept(tmp_path, vocab_dir, here):
+    (tmp_path / "a.jsonl").write_text(lines(4) + "rotto\n" * 5)
+    told = r"source it: 5 of 9 records were rejected \(malformed_json 5\), more than the share of 0.5"
+    with pytest.raises(PartitionsFailed, match=told):
+        tokenize(recipe(tmp_path, vocab_dir), here)
+    assert load_manifest(tmp_path / "out" / "shards").data["totals"]["documents"] == 4
+    with pytest.raises(PartitionsFailed, match=told):
+        count(recipe(tmp_path, vocab_dir), here)
+    allowed = recipe(tmp_path, vocab_dir, max_reject_share="0.6")  # no other bytes: nothing is done again
+    tokenize(allowed, here)
+    assert count(allowed, here).of("it").read == 9
+
+
+def test_where_the_share_begins_to_be_too_much():
+    half = {"it": (10, {"blank_line": 5})}
+    assert poor_sources(Fraction(1, 2), half, "") == []
+    assert len(poor_sources(Fraction(49, 100), half, "")) == 1
+    assert "it has no records" in poor_sources(Fraction(1), {"it": (0, {})}, "")[0]
+
+
+CHANGES = {
+    "shrunk": lines(300),
+    "grown": lines(500),
+    "replaced": lines(400).replace("documento 0", "documento x"),
+    "middle": lines(400).replace("documento 200", "documento xyz"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_dir, here, monkeypatch, change):
+    path = tmp_path / "a.jsonl"
+    path.write_text(lines(400))
+    (tmp_path / "b.jsonl").write_text(lines(10))
+    made = recipe(tmp_path, vocab_dir, size=10_000_000)
+    real = readers.read_piece
+    changed = []
+
+    def changing(piece, index, record):
+        for batch in real(piece, index, record):
+            if not changed:
+                changed.append(path.write_text(CHANGES[change]))
+            yield batch
+
+    monkeypatch.setattr(readers, "read_piece", changing)
+    for work in (tokenize, count):
+        path.write_text(lines(400))
+        changed.clear()
+        with contextlib.suppress(PartitionsFailed):  # counting leaves that to its command
+            work(made, here)
+    for failed in (
+        load_manifest(made.shards_dir).data["failed"],
+        load_counts(made.counts_dir).data["failed"],
+    ):
+        assert [failure["file"] for failure in failed] == [str(path)]
+        assert failed[0]["error"].startswith("changed ")
+    tokenize(made, here)  # again, from the file as it is now
+    manifest = load_manifest(made.shards_dir)
+    assert manifest.data["failed"] == []
+    sizes = {entry["path"]: entry["size"] for entry in manifest.data["files"]}
+    assert sizes[str(path)] == path.stat().st_size
+    assert manifest.data["totals"]["documents"] == len(path.read_text().splitlines()) + 10
+
+
+def test_a_file_in_two_sources_is_a_notice(tmp_path, vocab_dir, here):
+    (tmp_path / "a.jsonl").write_text(lines(9))
+    sources = {name: {"inputs": [f"{tmp_path}/a.jsonl"]} for name in ("it", "en")}
+    made = make_recipe({"out": tmp_path / "out", "sources": sources, "vocab": {"path": vocab_dir}}, "test")
+    assert f"sources it and en read the same text: {tmp_path}/a.jsonl" in tokenize(made, here)
+
+
+def test_build_vocab_lists_its_inputs_once(tmp_path, here, monkeypatch):
+    from pretok.jobs import build_vocab
+    from pretok.jobs import count as counting
+
+    (tmp_path / "a.jsonl").write_text(lines(40))
+    (tmp_path / "b.jsonl").write_text("")
+    listed, notices = [], []
+    real = counting.list_inputs
+    monkeypatch.setattr(counting, "list_inputs", lambda *args: listed.append(args) or real(*args))
+    monkeypatch.setattr(build_vocab, "notice", notices.append)
+    sources = {"it": {"inputs": [f"{tmp_path}/*.jsonl"]}}
+    data = {"out": tmp_path / "out", "sources": sources, "vocab": {"size": 330, "holdout": "0"}}
+    build_vocab.run_build_vocab(make_recipe(data, "test"), here)
+    assert len(listed) == 1
+    assert notices.count(f"empty: {tmp_path}/b.jsonl") == 1
+
+
+@pytest.mark.parametrize("work", [tokenize, count])
+def test_a_signal_ends_planning(tmp_path, vocab_dir, here, monkeypatch, work):
+    from pretok.jobs import count as counting
+    from pretok.jobs import source_plan
+
+    (tmp_path / "a.jsonl").write_text(lines(9))
+    waiting = threading.Event()
+
+    def listing(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        waiting.wait(20)  # a file system that does not answer
+        pytest.fail("the signal did not end the wait")
+
+    for module in (counting, source_plan):
+        monkeypatch.setattr(module, "list_inputs", listing)
+    with pytest.raises(Stopped, match="received SIGTERM"):
+        work(recipe(tmp_path, vocab_dir), here)

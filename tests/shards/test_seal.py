@@ -1,0 +1,229 @@
+"""A manifest that stands is true at every moment: killed at each step that changes a file, looked at, resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from test_golden import GOLDEN
+from tokenizing import contents, recipe, run
+
+import pretok.stream
+from pretok.audit.verify_job import run_verify
+from pretok.base.errors import IntegrityError, PartitionsFailed
+from pretok.base.execute import Engine
+from pretok.cli import run_command
+from pretok.config import Recipe
+from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
+from pretok.shards.unfinished import unfinished
+
+
+class Killed(BaseException):
+    """The process is gone: from here on it changes nothing more."""
+
+
+@contextmanager
+def killed_after(steps: int) -> Iterator[None]:
+    """A process that dies at the step after so many removals and renames."""
+    done = 0
+    real = {name: getattr(os, name) for name in ("unlink", "replace", "rename", "rmdir")}
+
+    def dying(act: Callable[..., None]) -> Callable[..., None]:
+        def step(*args: Any, **options: Any) -> None:
+            nonlocal done
+            if done >= steps:
+                raise Killed
+            act(*args, **options)
+            done += 1
+
+        return step
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, act in real.items():
+            patch.setattr(os, name, dying(act))
+        # The lock of a process that died is void; this one lives on, so its lock would not be.
+        patch.setattr("pretok.shards.job.hold", lambda folder, what: nullcontext())
+        yield
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> tuple[Path, Callable[[], None]]:
+    """A folder with a good source and one whose file is cut; and what mends that, with other documents in it."""
+    lines = [json.dumps({"text": f"documento {i} " * 30}).encode() for i in range(400)]
+    lines[3] = b"{"
+    (tmp_path / "good.jsonl").write_bytes(b"\n".join(lines[:60]))
+    packed = zstandard.ZstdCompressor().compress(b"\n".join(lines))
+    (tmp_path / "cut.jsonl.zst").write_bytes(packed[:-20])
+
+    def mend() -> None:
+        other = b"\n".join([b'{"text": "nuovo"}', *lines[5:]])
+        (tmp_path / "cut.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(other))
+
+    return tmp_path, mend
+
+
+def both(folder: Path, out: Path) -> Recipe:
+    sources = {"good": [folder / "good.jsonl"], "it": [folder / "good.jsonl", folder / "cut.jsonl.zst"]}
+    return recipe(out, GOLDEN, sources)
+
+
+def look(shards: Path, here: Engine) -> None:
+    """What stands is true, to the last byte; or nothing stands, and that is said."""
+    if has_manifest(shards):
+        problems = run_verify(shards, 0, here, lambda counts: None)[1]
+        assert [problem for problem in problems if "not in the manifest" not in problem] == []
+        view = pretok.stream.open(shards, seq_len=8)
+        assert len(view[:]) == len(view)
+    else:
+        with pytest.raises(IntegrityError, match="no finished shards"):
+            pretok.stream.open(shards, seq_len=8)
+
+
+def test_partitions_done_again(tmp_path: Path, inputs: tuple[Path, Callable[[], None]], here: Engine) -> None:
+    """The input was mended, by other documents: at no step does anybody see shards that are not all there."""
+    folder, mend = inputs
+    made = both(folder, tmp_path / "out")
+    with pytest.raises(PartitionsFailed):
+        run(made, here)
+    look(made.shards_dir, here)
+    assert load_manifest(made.shards_dir).contents.failed
+    mend()
+    steps = withdrawn = 0
+    while True:
+        try:
+            with killed_after(steps):
+                run(made, here)
+            break
+        except Killed:
+            look(made.shards_dir, here)
+            withdrawn += not has_manifest(made.shards_dir)
+        steps += 1  # the next process gets one step further than this one got
+    assert withdrawn > 3
+    fresh = both(folder, tmp_path / "fresh")
+    run(fresh, here)
+    after, before = contents(made.shards_dir), contents(fresh.shards_dir)
+    del after[FILE_NAME], before[FILE_NAME]  # the plan holds the size the cut file had
+    assert after == before
+    assert load_manifest(made.shards_dir).fingerprint == load_manifest(fresh.shards_dir).fingerprint
+    assert run_verify(made.shards_dir, None, here, lambda counts: None)[1] == []
+
+
+def test_killed_once_anywhere(tmp_path: Path, inputs: tuple[Path, Callable[[], None]], here: Engine) -> None:
+    """As above, but the second process finishes: no part of the old input is taken for one of the new."""
+    folder, mend = inputs
+    start = both(folder, tmp_path / "start")
+    with pytest.raises(PartitionsFailed):
+        run(start, here)
+    broken = (folder / "cut.jsonl.zst").read_bytes()
+    mend()
+    fresh = both(folder, tmp_path / "fresh")
+    run(fresh, here)
+    for steps in range(1, 200, 4):
+        (folder / "cut.jsonl.zst").write_bytes(broken)
+        made = both(folder, tmp_path / f"out-{steps}")
+        with suppress(PartitionsFailed):
+            run(made, here)
+        mend()
+        died = False
+        try:
+            with killed_after(steps):
+                run(made, here)
+        except Killed:
+            died = True
+            look(made.shards_dir, here)
+            run(made, here)
+        found, expected = contents(made.shards_dir), contents(fresh.shards_dir)
+        del found[FILE_NAME], expected[FILE_NAME]
+        assert found == expected, steps
+        if not died:
+            assert steps > 20
+            return
+
+
+def test_adding_a_source(tmp_path: Path, inputs: tuple[Path, Callable[[], None]], here: Engine) -> None:
+    """What was sealed before can be streamed at every step."""
+    folder, _ = inputs
+    run(recipe(tmp_path / "out", GOLDEN, {"good": [folder / "good.jsonl"]}), here)
+    made = recipe(tmp_path / "out", GOLDEN, {"more": [folder / "good.jsonl"]})
+    for steps in range(100):
+        try:
+            with killed_after(steps):
+                run(made, here)
+            break
+        except Killed:
+            assert has_manifest(made.shards_dir)
+            look(made.shards_dir, here)
+    assert steps > 5
+    assert load_manifest(made.shards_dir).sources == ("good", "more")
+    assert run_verify(made.shards_dir, None, here, lambda counts: None)[1] == []
+
+
+def test_another_source_is_sealed_while_one_is_withdrawn(
+    tmp_path: Path, inputs: tuple[Path, Callable[[], None]], here: Engine
+) -> None:
+    folder, mend = inputs
+    made = both(folder, tmp_path / "out")
+    with pytest.raises(PartitionsFailed):
+        run(made, here)
+    mend()
+    with pytest.raises(Killed), killed_after(12):
+        run(made, here)
+    assert not has_manifest(made.shards_dir)
+    run(recipe(tmp_path / "out", GOLDEN, {"new": [folder / "good.jsonl"]}), here)
+    manifest = load_manifest(made.shards_dir)
+    assert manifest.sources == ("good", "new")  # not the one whose files are gone
+    look(made.shards_dir, here)
+    assert list(unfinished(made.shards_dir)) == ["it"]
+    run(made, here)
+    assert load_manifest(made.shards_dir).sources == ("good", "it", "new")
+    assert run_verify(made.shards_dir, None, here, lambda counts: None)[1] == []
+
+
+def test_a_tokenizer_written_in_another_way_leaves_the_sealed_one(tmp_path: Path, here: Engine) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "uno due"}\n' * 20)
+    run(recipe(tmp_path / "out", GOLDEN, {"a": [tmp_path / "a.jsonl"]}), here)
+    other = tmp_path / "vocab"
+    other.mkdir()
+    (other / "tokenizer.json").write_text(
+        json.dumps(json.loads((GOLDEN / "tokenizer.json").read_text()), indent=3)
+    )
+    made = recipe(tmp_path / "out", other, {"b": [tmp_path / "a.jsonl"]})
+    run(made, here)
+    assert run_verify(made.shards_dir, None, here, lambda counts: None)[1] == []
+
+
+def test_incomplete_does_not_look_complete(
+    tmp_path: Path,
+    inputs: tuple[Path, Callable[[], None]],
+    here: Engine,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, mend = inputs
+    made = both(folder, tmp_path / "out")
+    shards = str(made.shards_dir)
+    with pytest.raises(PartitionsFailed):
+        run(made, here)
+    capsys.readouterr()
+    for command in (
+        ["stats", shards],
+        ["mix", shards, "--seq-len", "8"],
+        ["verify", shards, "--workers", "0"],
+    ):
+        assert run_command(command) in (0, 3)
+        assert "missing from source it" in capsys.readouterr().err
+    for command in (["stats", shards, "--json"], ["mix", shards, "--seq-len", "8", "--json"]):
+        assert run_command(command) == 0
+        assert json.loads(capsys.readouterr().out)["failed"][0]["file"].endswith("cut.jsonl.zst")
+    mend()
+    with pytest.raises(Killed), killed_after(12):
+        run(made, here)
+    assert run_command(["stats", shards]) == 2
+    shown = capsys.readouterr().err
+    assert "is unfinished: " in shown
+    assert " partitions are done; run the same command again" in shown

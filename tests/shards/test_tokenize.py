@@ -1,0 +1,480 @@
+"""tokenize: exact ids, the same bytes whatever the workers and kills, every record accounted for."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from tokenizers import Tokenizer
+from tokenizing import contents, recipe, run
+
+from pretok.audit.documents import run_inspect
+from pretok.base.errors import (
+    FolderInUse,
+    InternalError,
+    MismatchError,
+    OutputError,
+    PartitionsFailed,
+    Stopped,
+)
+from pretok.base.execute import Engine, Report
+from pretok.base.lock import hold
+from pretok.base.progress import Silent
+from pretok.base.stop import StopFlag
+from pretok.config import Recipe
+from pretok.shards.format import ShardReader, ShardWriter
+from pretok.shards.job import run_tokenize
+from pretok.shards.manifest import load_manifest
+from pretok.shards.task import PartRecord, TokenizeTask, tokenize_partition
+
+ROLLS = 250
+"""Repetitions that make one file hold several batches, so that it rolls over."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory, sample_texts) -> dict[str, list[Path]]:
+    """The sample as files of several formats: plain (cut), gzip, zstd (rolls over), Parquet (cut)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path_factory.mktemp("inputs")
+    lines = [json.dumps({"text": t}, ensure_ascii=False).encode() + b"\n" for t in sample_texts["it"]]
+    (folder / "a.jsonl").write_bytes(b"".join(lines[:60]) * 4)
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[60:80])))
+    (folder / "c.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(b"".join(lines[80:]) * ROLLS))
+    pq.write_table(pa.table({"text": sample_texts["en"]}), folder / "en.parquet", row_group_size=20)
+    return {"it": sorted(folder.glob("*.jsonl*")), "en": [folder / "en.parquet"]}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, inputs, vocab_dir) -> Recipe:
+    """A finished output, made in one process."""
+    made = recipe(tmp_path_factory.mktemp("finished"), vocab_dir, inputs)
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        run(made, engine)
+    return made
+
+
+def test_the_fixture_cuts_groups_and_rolls_over(finished):
+    names = [shard.prefix.name for shard in load_manifest(finished.shards_dir).of("it")]
+    assert len(names) > 4
+    assert any(name.endswith("-1") for name in names)
+    assert not (finished.shards_dir / ".state").exists()
+
+
+def test_ids_are_those_of_tokenizers_and_documents_keep_their_order(finished, sample_texts, vocab_dir):
+    tokenizer = Tokenizer.from_file(str(vocab_dir / "tokenizer.json"))
+    it = sample_texts["it"]
+    expected = {"it": it[:60] * 4 + it[60:80] + it[80:] * ROLLS, "en": sample_texts["en"]}
+    encoded = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in it + sample_texts["en"]}
+    manifest = load_manifest(finished.shards_dir)
+    for source, texts in expected.items():
+        documents = {
+            split: [d[:-1].tolist() for s in manifest.of(source, split) for d in _documents(s.prefix)]
+            for split in ("train", "val")
+        }
+        assert len(documents["val"]) > 0
+        train, val = iter(documents["train"]), iter(documents["val"])
+        held_out = {tuple(d) for d in documents["val"]}
+        for text in texts:  # a document is in train or in val, all its copies in the same one
+            ids = encoded[text]
+            assert next(val if tuple(ids) in held_out else train) == ids
+        assert next(train, None) is None
+        assert next(val, None) is None
+
+
+def _documents(prefix: Path) -> list[np.ndarray]:
+    reader = ShardReader(prefix)
+    return [np.asarray(reader[i]) for i in range(len(reader))]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_do_not_change_a_byte(workers, ray_address, tmp_path, inputs, finished, vocab_dir):
+    backwards = {name: paths[::-1] for name, paths in reversed(inputs.items())}
+    made = recipe(tmp_path, vocab_dir, backwards)
+    with StopFlag() as stop, Engine(workers, ray_address, stop) as engine:
+        run(made, engine)
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5, 8])
+def test_a_kill_anywhere_changes_nothing(after, tmp_path, inputs, finished, vocab_dir, monkeypatch, here):
+    """The process 'dies' while the n-th file is sealed; the same command then finishes."""
+    from pretok.shards.format import ShardWriter
+
+    sealed = 0
+    real = ShardWriter.seal
+
+    class Killed(KeyboardInterrupt):
+        """Passes through everything, as the death of the process would."""
+
+    def dying(self):
+        nonlocal sealed
+        sealed += 1
+        if sealed == after:
+            (self.prefix.parent / f".{self.prefix.name}.bin.gone-1.tmp").write_bytes(
+                b"left by a killed process"
+            )
+            raise Killed
+        return real(self)
+
+    made = recipe(tmp_path, vocab_dir, inputs)
+    monkeypatch.setattr(ShardWriter, "seal", dying)
+    with pytest.raises(Killed):
+        run(made, here)
+    monkeypatch.setattr(ShardWriter, "seal", real)
+    sealed_parts = [p.stem for p in made.shards_dir.glob(".state/*/*-0*.json")]
+    shards = [p for p in made.shards_dir.glob("*/*.bin") if p.stem in sealed_parts]
+    before = {p: p.stat().st_mtime_ns for p in shards}
+    run(made, here)
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
+    assert all(p.stat().st_mtime_ns == t for p, t in before.items())  # nothing sealed was written again
+
+
+def test_a_stop_is_told_and_continued(tmp_path, inputs, finished, vocab_dir, monkeypatch):
+    made = recipe(tmp_path, vocab_dir, inputs)
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        monkeypatch.setenv("PRETOK_JOB_END_TIME", "1")
+        with pytest.raises(Stopped, match="the job ends"), StopFlag() as ended:
+            run(made, Engine(0, None, ended))
+        run(made, engine)
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
+
+
+def test_running_again_does_nothing(finished, here):
+    before = contents(finished.shards_dir)
+    summary, _ = run(finished, here)
+    assert summary.partitions == 0
+    assert contents(finished.shards_dir) == before
+
+
+def test_adding_a_source_tokenizes_only_that(tmp_path, inputs, finished, vocab_dir, here):
+    first = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
+    run(first, here)
+    before = {p: p.stat().st_mtime_ns for p in first.shards_dir.glob("it/*")}
+    run(recipe(tmp_path, vocab_dir, {"en": inputs["en"]}), here)
+    assert {p: p.stat().st_mtime_ns for p in first.shards_dir.glob("it/*")} == before
+    assert contents(first.shards_dir) == contents(finished.shards_dir)
+
+
+def test_changes_are_refused_by_name(tmp_path, inputs, vocab_dir, here):
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    paths = [shutil.copy(p, folder) for p in inputs["it"]]
+    out = tmp_path / "out"
+    run(recipe(out, vocab_dir, {"it": paths}), here)
+    with pytest.raises(MismatchError, match="val_fraction"):
+        run(recipe(out, vocab_dir, {"it": paths}, val_fraction="0.2"), here)
+    with pytest.raises(MismatchError, match="target"):
+        run(recipe(out, vocab_dir, {"it": paths}, size=8000), here)
+    with pytest.raises(MismatchError, match=r"c\.jsonl\.zst is gone"):
+        run(recipe(out, vocab_dir, {"it": paths[:-1]}), here)
+    Path(paths[0]).write_bytes(Path(paths[0]).read_bytes() + b'{"text":"nuovo"}\n')
+    with pytest.raises(MismatchError, match=r"a\.jsonl has other contents"):
+        run(recipe(out, vocab_dir, {"it": paths}), here)
+    other = tmp_path / "other"
+    other.mkdir()
+    changed = (vocab_dir / "tokenizer.json").read_text().replace('"<|reserved_0|>"', '"<|other|>"')
+    (other / "tokenizer.json").write_text(changed)
+    with pytest.raises(MismatchError, match="tokenizer"):
+        run(recipe(out, other, {"it": paths}), here)
+
+
+def test_special_tokens_in_text_are_text(tmp_path, vocab_dir, here):
+    from support import SPECIAL
+
+    texts = [f"prima{token}dopo {token}" for token in SPECIAL] + ["".join(SPECIAL) * 3]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    made = recipe(tmp_path / "out", vocab_dir, {"it": [tmp_path / "a.jsonl"]}, val_fraction="0")
+    run(made, here)
+    tokenizer = Tokenizer.from_file(str(vocab_dir / "tokenizer.json"))
+    special = {tokenizer.token_to_id(token) for token in SPECIAL}
+    assert special & set(
+        tokenizer.encode(texts[0], add_special_tokens=False).ids
+    )  # as special tokens they count
+    tokenizer.encode_special_tokens = True
+    (shard,) = load_manifest(made.shards_dir).shards
+    for text, ids in zip(texts, _documents(shard.prefix), strict=True):
+        assert ids[-1] == tokenizer.token_to_id("<|endoftext|>")
+        assert not special & set(ids[:-1].tolist())
+        assert ids[:-1].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_bad_inputs_are_named_and_the_rest_is_kept(tmp_path, vocab_dir, here):
+    lines = [json.dumps({"text": f"documento {i} " * 30}).encode() for i in range(400)]
+    lines[3], lines[7] = b'{"text": "rott', b'{"text": null}'
+    data = b"\n".join(lines) + b"\n"
+    (tmp_path / "good.jsonl").write_bytes(data)
+    packed = zstandard.ZstdCompressor().compress(data)
+    (tmp_path / "cut.jsonl.zst").write_bytes(packed[:-20])
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    paths = list(tmp_path.glob("*.jsonl*"))
+    made = recipe(tmp_path / "out", vocab_dir, {"it": paths}, val_fraction="0.05")
+    with pytest.raises(PartitionsFailed, match=r"cut\.jsonl\.zst: the zstd stream ends"):
+        run(made, here)
+    manifest = load_manifest(made.shards_dir)
+    files = {Path(f["path"]).name: f for f in manifest.data["files"]}
+    assert (files["good.jsonl"]["read"], files["good.jsonl"]["written"]) == (400, 398)
+    assert files["empty.jsonl"]["read"] == 0
+    assert 0 < files["cut.jsonl.zst"]["read"] <= 400
+    ledger = [
+        json.loads(x) for x in (made.shards_dir / "rejects" / "it-00000.jsonl").read_text().splitlines()
+    ]
+    found = [(r["position"], r["reason"]) for r in ledger if r["file"].endswith("good.jsonl")]
+    assert found == [(4, "malformed_json"), (8, "null_text")]
+    assert [Path(f["file"]).name for f in manifest.data["failed"]] == ["cut.jsonl.zst"]
+
+    (tmp_path / "cut.jsonl.zst").write_bytes(packed)  # mended: only its partition is done again
+    before = {p: p.stat().st_mtime_ns for p in (made.shards_dir / "it").glob("it-0*.bin")}
+    run(made, here)
+    manifest = load_manifest(made.shards_dir)
+    assert manifest.data["failed"] == []
+    assert manifest.data["sources"]["it"]["read"] == 800
+    kept = [p for p, t in before.items() if p.exists() and p.stat().st_mtime_ns == t]
+    assert kept
+    fresh = recipe(tmp_path / "fresh", vocab_dir, {"it": paths}, val_fraction="0.05")
+    run(fresh, here)
+    mended, from_scratch = contents(made.shards_dir), contents(fresh.shards_dir)
+    del mended["manifest.json"], from_scratch["manifest.json"]  # its plan holds the size the cut file had
+    assert mended == from_scratch
+    assert load_manifest(fresh.shards_dir).fingerprint == manifest.fingerprint
+
+
+def test_a_crashing_partition_is_retried_then_named(tmp_path, inputs, finished, vocab_dir, here, monkeypatch):
+    from pretok import tokenize
+
+    real = tokenize._PartWriter.add
+    failures = 0
+
+    def failing(self, batch):
+        nonlocal failures
+        if self._task.partition.name == "it-00001" and failures < limit:
+            failures += 1
+            raise OSError(errno.EIO, "disk error")
+        return real(self, batch)
+
+    monkeypatch.setattr(tokenize._PartWriter, "add", failing)
+    limit = 2
+    made = recipe(tmp_path / "retried", vocab_dir, inputs)
+    run(made, here)
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
+    limit, failures = 99, 0
+    made = recipe(tmp_path / "failed", vocab_dir, inputs)
+    with pytest.raises(PartitionsFailed, match=r"it-00001: OSError: .*disk error"):
+        run(made, here)
+    limit = 0
+    run(made, here)
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
+
+
+def failing_partition(monkeypatch, name: str, error: BaseException) -> list[int]:
+    """Make one partition raise; its tries."""
+    from pretok import tokenize
+
+    real, tries = tokenize._PartWriter.add, []
+
+    def failing(self, batch):
+        if self._task.partition.name == name:
+            tries.append(1)
+            raise error
+        return real(self, batch)
+
+    monkeypatch.setattr(tokenize._PartWriter, "add", failing)
+    return tries
+
+
+def test_a_bug_is_called_one_and_its_traceback_kept(tmp_path, inputs, finished, vocab_dir, here, monkeypatch):
+    tries = failing_partition(monkeypatch, "it-00001", ZeroDivisionError("no such thing"))
+    made = recipe(tmp_path, vocab_dir, inputs)
+    with pytest.raises(InternalError, match="it-00001: ZeroDivisionError: no such thing") as error:
+        run(made, here)
+    assert error.value.exit_code == 1
+    assert "mend the files" not in str(error.value)
+    assert len(tries) == 1
+    (log,) = (tmp_path / "logs").iterdir()
+    assert str(log) in str(error.value)
+    assert "in failing" in log.read_text()
+    names = [shard.prefix.name for shard in load_manifest(made.shards_dir).shards]
+    assert {"it-00000", "en-00000"} < set(names)  # the others are finished
+    monkeypatch.undo()
+    run(made, here)
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_disk_is_no_bug_and_no_damage(tmp_path, inputs, vocab_dir, here, monkeypatch, code):
+    """Which write meets it does not matter: of a shard, an index, the rejects, a record."""
+    made = recipe(tmp_path, vocab_dir, inputs)
+    real = os.fsync
+    fsyncs: list[int] = []
+
+    def full(descriptor):
+        fsyncs.append(1)
+        if len(fsyncs) == number:
+            raise OSError(code, os.strerror(code))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    for number in range(1, 12):  # noqa: B007 - `full` reads it
+        fsyncs.clear()
+        with pytest.raises(OutputError, match=f"{made.shards_dir}/.*{os.strerror(code)}") as error:
+            run(made, here)
+        assert error.value.exit_code == 2
+        assert len(str(error.value).splitlines()) == 1
+        assert not list(made.shards_dir.rglob(".*.tmp"))
+
+
+def test_a_refusal_of_a_task_keeps_its_kind(tmp_path, inputs, vocab_dir, here, monkeypatch):
+    tries = failing_partition(monkeypatch, "it-00001", MismatchError("sealed by another version"))
+    with pytest.raises(MismatchError, match="it-00001: sealed by another version"):
+        run(recipe(tmp_path, vocab_dir, inputs), here)
+    assert len(tries) == 1
+
+
+def test_two_jobs_on_one_folder(tmp_path, inputs, vocab_dir, here):
+    made = recipe(tmp_path, vocab_dir, inputs)
+    with hold(made.shards_dir, "tokenize"):
+        leftover = made.shards_dir / ".it-00000.bin.host-1.tmp"
+        leftover.touch()
+        with pytest.raises(FolderInUse, match=f"process {os.getpid()}"):
+            run(made, here)
+        assert leftover.exists()
+    with hold(made.vocab_dir, "build-vocab"), hold(made.counts_dir, "count"):
+        run(made, here)  # other folders are other jobs' business
+    assert not leftover.exists()
+
+
+def test_nothing_of_a_killed_worker_stays(ray_address, tmp_path, inputs, finished, vocab_dir, monkeypatch):
+    """A worker leaves an unfinished file and dies; after the job it is gone."""
+    made = recipe(tmp_path, vocab_dir, inputs)
+    monkeypatch.setattr("pretok.shards.job.tokenize_partition", killed_once)
+    with StopFlag() as stop, Engine(2, ray_address, stop) as engine:
+        run(made, engine)
+    assert (tmp_path / "killed").exists()
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
+
+
+def killed_once(task: TokenizeTask, report: Report) -> list[PartRecord]:
+    """Takes its worker with it, in the middle of the first shard it writes."""
+    mark = task.shards_dir.parent / "killed"
+    if not mark.exists():
+        mark.touch()
+        writer = ShardWriter(task.shards_dir / "it" / "it-00000", np.dtype("<u2"))
+        writer.append(np.zeros(1, np.uint16), np.ones(1, np.int32))
+        os._exit(1)
+    return tokenize_partition(task, report)
+
+
+class Told(Silent):
+    """Notes what a job tells of its progress."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.before: dict[str, int] = {}
+        self.expected: tuple[int, int, dict[str, int]] = (0, 0, {})
+
+    def __call__(self, counts):
+        self.counts.update(counts)
+
+    def expect(self, bytes, partitions, sources):
+        self.expected = (bytes, partitions, sources)
+
+    def start_from(self, counts):
+        self.before = counts
+
+
+def test_a_stop_says_how_far_it_came_and_the_next_run_goes_on_from_there(tmp_path, inputs, vocab_dir, here):
+    made = recipe(tmp_path, vocab_dir, inputs)
+    stop = StopFlag()
+
+    class StopsAfterTwo(Told):
+        def __call__(self, counts):
+            super().__call__(counts)
+            if self.counts["partitions"] == 2:
+                stop._on_signal(signal.SIGTERM, None)
+
+    first, second, notices = StopsAfterTwo(), Told(), []
+    with pytest.raises(Stopped) as error:
+        run_tokenize(made, Engine(0, None, stop), first, notices.append)
+    total = first.expected[1]
+    assert total > 3
+    assert (
+        f"received SIGTERM: stopped before the end; run the same command again to continue; 2 of {total} partitions"
+        in str(error.value)
+    )
+    run_tokenize(made, here, second, notices.append)
+    assert second.expected == first.expected
+    assert sum(second.expected[2].values()) == second.expected[0] > 0
+    assert second.expected[2].keys() == {"it", "en"}
+    assert second.before["partitions"] == 2
+    assert any(
+        f"{total} partitions to tokenize, 2 of them done by an earlier run" in text for text in notices
+    )
+    totals = load_manifest(made.shards_dir).data["totals"]
+    for key in ("documents", "tokens", "bytes"):
+        assert second.before[key] > 0
+        assert second.before[key] + second.counts[key] == totals[key]
+    assert second.before["partitions"] + second.counts["partitions"] == total
+    sources = load_manifest(made.shards_dir).data["sources"]
+    for name in ("it", "en"):
+        assert (
+            second.before.get(f"bytes:{name}", 0) + second.counts[f"bytes:{name}"] == sources[name]["bytes"]
+        )
+    notices.clear()
+    run_tokenize(made, here, Told(), notices.append)
+    assert notices == [f"nothing to do: all {total} partitions are sealed"]
+
+
+def test_every_document_leads_back_to_its_line(tmp_path, vocab_dir, here):
+    texts = [f"documento numero {i}, " * (i % 9 + 1) for i in range(300)]
+    lines = [json.dumps({"text": t}) for t in texts]
+    for i in (0, 10, 11, 150, 299):
+        lines[i] = "rotto"
+    (tmp_path / "a.jsonl").write_text("\n".join(lines[:120]) + "\n")
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
+        file.write("\n".join(lines[120:]) + "\n")
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"]
+    made = recipe(tmp_path / "out", vocab_dir, {"it": paths}, size=2000, val_fraction="0.2")
+    run(made, here)
+    decoder = Tokenizer.from_file(str(vocab_dir / "tokenizer.json"))
+    counts = load_manifest(made.shards_dir).data["sources"]["it"]
+    seen = set()
+    for split in ("train", "val"):
+        for document in range(counts[split]["documents"]):
+            found = run_inspect(made.shards_dir, "it", document, split)
+            index = found.position - 1 + (0 if found.file.endswith("a.jsonl") else 120)
+            assert decoder.decode(found.ids[:-1], skip_special_tokens=False) == texts[index]
+            seen.add(index)
+    assert seen == set(range(300)) - {0, 10, 11, 150, 299}
+
+
+def test_int32_for_large_vocabularies(tmp_path, vocab_dir, here):
+    data = json.loads((vocab_dir / "tokenizer.json").read_text())
+    for i in range(70_000):
+        data["model"]["vocab"].setdefault(f"unused{i}", 1500 + i)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    (tmp_path / "a.jsonl").write_text('{"text": "ciao"}\n')
+    made = recipe(tmp_path / "out", tmp_path, {"it": [tmp_path / "a.jsonl"]}, val_fraction="0")
+    run(made, here)
+    manifest = load_manifest(made.shards_dir)
+    assert manifest.dtype == "int32"
+    assert ShardReader(manifest.shards[0].prefix).dtype == np.dtype("<i4")
+
+
+def test_the_slow_engine_is_announced_once(tmp_path, vocab_dir, inputs, here):
+    data = json.loads((vocab_dir / "tokenizer.json").read_text())
+    data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\p{L}+|\P{L}"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    _, notices = run(recipe(tmp_path / "slow", tmp_path, {"en": inputs["en"]}), here)
+    assert sum("encoding with tokenizers instead, at about 1.3 MB/s" in text for text in notices) == 1
+    _, notices = run(recipe(tmp_path / "fast", vocab_dir, {"en": inputs["en"]}), here)
+    assert not any("instead" in text for text in notices)

@@ -1,0 +1,186 @@
+"""The order of a mix: exact at every prefix, every sequence once per epoch, the same for ever."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretok.base.errors import UsageError
+from pretok.stream.order import MAX_SEQUENCES, Order, Schedule, permute, round_keys
+
+small_quotas = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any)
+large_quotas = st.lists(st.integers(0, (MAX_SEQUENCES - 1) // 50), min_size=2, max_size=50).filter(any)
+wide_weights = st.lists(st.floats(1e-4, 1), min_size=2, max_size=50)
+
+
+def due_times(quotas: list[int]) -> list[tuple[int, int]]:
+    """(source, k) by exact due time, ties by source: the definition, sorted by fractions."""
+    length = sum(quotas)
+    events = [
+        (Fraction((2 * k + 1) * length, 2 * quota), source, k)
+        for source, quota in enumerate(quotas)
+        for k in range(quota)
+    ]
+    return [(source, k) for _, source, k in sorted(events)]
+
+
+def position_of(quotas: list[int], source: int, k: int) -> int:
+    """The position of one sequence by whole numbers of any size: how many fall due before it."""
+    position = 0
+    for other, quota in enumerate(quotas):
+        # k' is due earlier when (2 k' + 1) / quota < (2 k + 1) / quotas[source], or equal and first in the list.
+        numerator, denominator = (2 * k + 1) * quota - quotas[source], 2 * quotas[source]
+        earlier = -(-numerator // denominator) if other >= source else numerator // denominator + 1
+        position += min(max(earlier, 0), quota)
+    return position
+
+
+@given(small_quotas)
+def test_positions_follow_due_times(quotas: list[int]) -> None:
+    schedule = Schedule(quotas)
+    source, k = schedule.locate(np.arange(schedule.length))
+    assert list(zip(source.tolist(), k.tolist(), strict=True)) == due_times(quotas)
+
+
+@given(large_quotas, st.data())
+@settings(max_examples=60)
+def test_positions_are_exact_at_the_largest_sizes(quotas: list[int], data: st.DataObject) -> None:
+    schedule = Schedule(quotas)
+    positions = data.draw(st.lists(st.integers(0, schedule.length - 1), min_size=1, max_size=20))
+    source, k = schedule.locate(np.array(positions))
+    for position, s, drawn in zip(positions, source.tolist(), k.tolist(), strict=True):
+        assert position_of(quotas, s, drawn) == position
+
+
+def test_due_times_that_nearly_meet_are_told_apart() -> None:
+    """Due times of two sources differ by 2^-37 to 2^-32 of a position here; the first is about the least there is."""
+    quotas = [2**38 - 45, 2**38 + 7, 2**38]  # of two sources alone such times meet at whole times only
+    for distance in (*range(-60, 0, 2), *range(2, 62, 2)):  # (2 k1 + 1) q2 - (2 k2 + 1) q1
+        odd = distance * pow(quotas[1], -1, quotas[0]) % quotas[0]
+        odd += quotas[0] * (1 - odd % 2)
+        other = (odd * quotas[1] - distance) // quotas[0]
+        assert odd * quotas[1] - other * quotas[0] == distance
+        drawn = [odd // 2, other // 2]
+        positions = [position_of(quotas, source, k) for source, k in enumerate(drawn)]
+        assert (positions[0] > positions[1]) == (distance > 0)
+        source, k = Schedule(quotas).locate(np.array(positions))
+        assert (source.tolist(), k.tolist()) == ([0, 1], drawn)
+
+
+@given(small_quotas)
+def test_prefix_counts_what_locate_yields(quotas: list[int]) -> None:
+    schedule = Schedule(quotas)
+    counts = schedule.prefix(np.arange(schedule.length + 1))
+    sources = schedule.locate(np.arange(schedule.length))[0]
+    seen = np.cumsum(sources[:, None] == np.arange(len(quotas)), axis=0)
+    assert not counts[0].any()
+    np.testing.assert_array_equal(counts[1:], seen)
+
+
+@given(wide_weights, st.integers(1, 3000))
+@settings(max_examples=60)
+def test_every_prefix_is_within_the_bound(weights: list[float], length: int) -> None:
+    quotas = [max(1, round(weight / sum(weights) * length)) for weight in weights]
+    schedule = Schedule(quotas)
+    prefixes = np.arange(schedule.length + 1)
+    assert_within_bound(quotas, prefixes, schedule.prefix(prefixes))
+
+
+@given(wide_weights, st.data())
+@settings(max_examples=60)
+def test_large_prefixes_are_within_the_bound(weights: list[float], data: st.DataObject) -> None:
+    quotas = [int(weight / sum(weights) * 10**11) for weight in weights]
+    schedule = Schedule(quotas)
+    start = data.draw(st.integers(0, schedule.length - 200))
+    prefixes = np.arange(start, start + 200)
+    assert_within_bound(quotas, prefixes, schedule.prefix(prefixes))
+
+
+def assert_within_bound(quotas: list[int], prefixes: np.ndarray, counts: np.ndarray) -> None:
+    """|count - w n| <= 1/2 + w S / 2, times 2 N, in whole numbers of any size."""
+    length, sources = sum(quotas), len(quotas)
+    for source, quota in enumerate(quotas):
+        for n, count in zip(prefixes.tolist(), counts[:, source].tolist(), strict=True):
+            assert abs(2 * length * count - 2 * quota * n) <= length + quota * sources
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**63), st.integers(0, 100))
+def test_permutation_reaches_everything_once(size: int, seed: int, epoch: int) -> None:
+    keys = np.broadcast_to(round_keys(seed, "it", epoch), (size, 6))
+    image = permute(np.arange(size), np.full(size, size), keys)
+    np.testing.assert_array_equal(np.sort(image), np.arange(size))
+
+
+def test_permutation_looks_random() -> None:
+    """Neither fixed points, nor neighbours that stay neighbours, nor two epochs alike: once or less expected."""
+    size = 100_000
+    orders = [
+        permute(np.arange(size), np.full(size, size), np.broadcast_to(round_keys(0, "it", epoch), (size, 6)))
+        for epoch in range(2)
+    ]
+    for image in (*orders, orders[0][np.argsort(orders[1])]):
+        assert np.count_nonzero(image == np.arange(size)) < 10
+        assert np.count_nonzero(np.abs(np.diff(image)) == 1) < 15
+        # Sixteen bins of each half of the domain: chi-squared with 15 degrees of freedom passes 45 once in 10,000.
+        counts = np.bincount(image[: size // 2] * 16 // size, minlength=16)
+        assert ((counts - size / 32) ** 2 / (size / 32)).sum() < 45
+
+
+@given(
+    st.lists(st.integers(1, 25), min_size=1, max_size=5),
+    st.lists(
+        st.lists(st.integers(0, 60), min_size=5, max_size=5).filter(lambda q: q[0] > 0),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 9),
+)
+def test_sources_are_used_up_before_they_repeat(sizes: list[int], stages: list[list[int]], seed: int) -> None:
+    """Across stages too: of a source of n sequences, draws e n to (e + 1) n - 1 are all different."""
+    stages = [quotas[: len(sizes)] for quotas in stages]
+    order = Order([f"s{number}" for number in range(len(sizes))], sizes, stages, seed)
+    source, epoch, sequence = order.locate(np.arange(order.length))
+    for number, size in enumerate(sizes):
+        drawn = sequence[source == number]
+        assert len(drawn) == sum(quotas[number] for quotas in stages)
+        np.testing.assert_array_equal(epoch[source == number], np.arange(len(drawn)) // size)
+        for start in range(0, len(drawn) - size + 1, size):
+            np.testing.assert_array_equal(np.sort(drawn[start : start + size]), np.arange(size))
+    for n in range(0, order.length + 1, 7):
+        np.testing.assert_array_equal(order.prefix(n), np.bincount(source[:n], minlength=len(sizes)))
+    np.testing.assert_array_equal(order.prefix(order.length), np.sum(stages, axis=0))
+
+
+def test_order_never_changes() -> None:
+    """Golden values: a change here breaks every run that is to be resumed."""
+    order = Order(
+        ["en", "it"], [1_000_003, 77_777_777], [[10_000_000, 90_000_000], [50_000_000, 50_000_000]], seed=7
+    )
+    positions = np.array([0, 1, 2, 3, 4, 5, 54_321_987, 99_999_999, 100_000_000, 100_000_001, 199_999_999])
+    source, epoch, sequence = order.locate(positions)
+    assert source.tolist() == [1, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1]
+    assert epoch.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 9, 1, 1]
+    assert sequence.tolist() == [
+        69740257,
+        56368075,
+        71095039,
+        33688792,
+        363498,
+        42459013,
+        16658595,
+        2849059,
+        567565,
+        11206799,
+        10932743,
+    ]
+    assert round_keys(7, "it", 0).tolist()[:2] == [3536432210371697600, 1158396872637287926]
+
+
+def test_a_stage_beyond_64_bits_is_refused() -> None:
+    Schedule([MAX_SEQUENCES - 1])
+    with pytest.raises(UsageError, match="split it into stages"):
+        Schedule([MAX_SEQUENCES - 1, 1])

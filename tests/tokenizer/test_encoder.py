@@ -1,0 +1,244 @@
+"""Encoding equals `tokenizers`; joining, casting and falling back lose nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import unicodedata
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from pretok.kernels.unicode import MARK, class_table
+from pretok.read.batches import buffers, from_buffers
+from pretok.read.normalize import Normalization
+from pretok.tokenizer.encoder import Encoder, FastEngine, choose_engine, doubt
+from pretok.tokenizer.reference import ReferenceEngine
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+italian = st.text(
+    st.sampled_from("aeiouàèéìòù'’ LlDd.,;\n\t 123 <|endoftext|>ß東\u0301\u00a0🙂\U000323b0"), max_size=40
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json(vocab_dir) -> str:
+    return (vocab_dir / "tokenizer.json").read_text()
+
+
+@pytest.fixture(scope="module")
+def encoder(tokenizer_json) -> Encoder:
+    made = Encoder(tokenizer_json, 0, 1500)
+    assert made.notice == ""  # or the reference would be compared with itself
+    return made
+
+
+@pytest.fixture(scope="module")
+def reference(tokenizer_json) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+@settings(max_examples=300)
+@given(st.lists(texts | italian, max_size=6))
+def test_ids_equal_the_reference_and_decode_to_the_text(encoder, reference, documents):
+    tokens, lengths = encoder.encode(pa.array(documents, pa.large_string()))
+    assert lengths.sum() == len(tokens)
+    for text, ids in zip(
+        documents, np.split(tokens, np.cumsum(lengths)[:-1]) if documents else [], strict=True
+    ):
+        assert ids[-1] == 0
+        assert ids[:-1].tolist() == reference.encode(text, add_special_tokens=False).ids
+        assert reference.decode(ids[:-1].tolist(), skip_special_tokens=False) == text
+
+
+def test_sliced_arrays_and_buffers(encoder, reference):
+    whole = pa.array(["zero", "uno", "", "tre è", "quattro"], pa.large_string())
+    part = whole.slice(1, 3)
+    data, offsets = buffers(part)
+    assert data.tobytes().decode() == "unotre è"
+    assert offsets.tolist() == [0, 3, 3, 9]
+    assert from_buffers(data, offsets).to_pylist() == ["uno", "", "tre è"]
+    tokens, lengths = encoder.encode(part)
+    assert lengths[1] == 1
+    assert len(tokens) == lengths.sum()
+
+
+def test_an_unknown_pattern_falls_back_and_says_so(tokenizer_json):
+    data = json.loads(tokenizer_json)
+    data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\p{L}+|\P{L}"
+    file = json.dumps(data)
+    engine, notice = choose_engine(file, ReferenceEngine(file))
+    assert isinstance(engine, ReferenceEngine)
+    assert "tokenizers instead, at about" in notice
+    assert ids_of(Encoder(file, 0, 1500), ["l'acqua"]) == [Tokenizer.from_str(file).encode("l'acqua").ids]
+
+
+def changed(
+    tokenizer_json: str,
+    added: dict[str, dict[str, bool]],
+    normalizer: str | None = None,
+    level: dict[str, bool] | None = None,
+    **model: Any,
+) -> str:
+    """The tokenizer with more added tokens, given by their flags, with a normalizer, a ByteLevel for all of its
+    pre-tokenizer, or other model settings; `qzxw` is an entry that no merges make."""
+    data = json.loads(tokenizer_json)
+    vocab = data["model"]["vocab"]
+    vocab["qzxw"] = len(vocab)
+    if level is not None:
+        data["pre_tokenizer"] = {"type": "ByteLevel", "trim_offsets": True, **level}
+    new = iter(range(len(vocab), 1 << 20))
+    for content, flags in added.items():
+        i = vocab[content] if content in vocab else next(new)
+        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        data["added_tokens"].append({"id": i, "content": content, **plain, **flags})
+    data["normalizer"] = {"type": normalizer} if normalizer else None
+    data["model"].update(model)
+    return json.dumps(data)
+
+
+NOTHING: dict[str, bool] = {}
+VARIANTS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "special only": (True, {"added": {"<t>": {"special": True, "lstrip": True, "single_word": True}}}),
+    "words and spaces": (True, {"added": {"<t>": NOTHING, "ab": NOTHING, "  ": NOTHING, "é": NOTHING}}),
+    "overlapping": (True, {"added": {"<t>": NOTHING, "<t>a": NOTHING, "a<t": NOTHING}}),
+    "overlapping special ones": (False, {"added": {"<t>": NOTHING, "<t>a": {"special": True}}}),
+    "meeting special ones": (False, {"added": {"<t>": NOTHING, "a<t": {"special": True}}}),
+    "single_word": (False, {"added": {"<t>": {"single_word": True}, "ab": {"single_word": True}}}),
+    "lstrip": (False, {"added": {"<t>": {"lstrip": True}}}),
+    "rstrip": (False, {"added": {"<t>": {"rstrip": True}}}),
+    "normalized, without a normalizer": (True, {"added": {"é": {"normalized": True}, "<t>": {"normalized": True}}}),
+    "NFC": (True, {"added": {}, "normalizer": "NFC"}),
+    "NFC, added": (True, {"added": {"<t>": NOTHING, "é": NOTHING, "ab": NOTHING}, "normalizer": "NFC"}),
+    "NFC, normalized spaces": (True, {"added": {"  ": {"normalized": True}}, "normalizer": "NFC"}),
+    "NFC, normalized": (False, {"added": {"é": {"normalized": True}}, "normalizer": "NFC"}),
+    "NFC, normalized sign": (False, {"added": {"<t>": {"normalized": True}}, "normalizer": "NFC"}),
+    "NFKC": (False, {"added": {"<t>": NOTHING}, "normalizer": "NFKC"}),
+    "Lowercase": (False, {"added": {"<t>": {"normalized": True}}, "normalizer": "Lowercase"}),
+    "ignore_merges": (True, {"added": {"<t>": NOTHING}, "ignore_merges": True}),
+    "GPT-2's ByteLevel": (True, {"added": {"<t>": NOTHING}, "level": {"add_prefix_space": False, "use_regex": True}}),
+    "prefix space": (True, {"added": {"<t>": NOTHING}, "level": {"add_prefix_space": True, "use_regex": True}}),
+}  # fmt: skip
+"""Name -> (whether gigatoken may encode it, arguments of `changed`)."""
+PIECES = [
+    "<t>", "<t", "t>", "a<t", "ab", "a", "b", "è", "é", "e", "e\u0301", "\u0301", "\u0338", "\u0323", "\u07fd",
+    "\u0c3c", "\U00011935\U00011930", "\U000105d2\u0307", " ", "  ", "   ", "\t", "\n", "\u00a0", "1", "_", "'s",
+    "<|endoftext|>", "<|pad|>", "東", "qzxw", "\u1112\u1161", "\u11ab", "\u212b", "ﬁ", " che", "\U000323b0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_foreign_tokenizers_encode_as_tokenizers_does(tokenizer_json, name):
+    """2,000 texts of added tokens and what they could be joined to; the list above says which engine they go to."""
+    fast, arguments = VARIANTS[name]
+    file = changed(tokenizer_json, **arguments)
+    encoder = Encoder(file, 0, 1600)
+    assert ("" if fast else "tokenizers instead") in encoder.notice
+    assert (encoder.notice == "") == fast
+    draw = random.Random(name)
+    documents = ["".join(draw.choices(PIECES, k=draw.randint(0, 12))) for _ in range(2000)]
+    expected = Tokenizer.from_str(file)
+    expected.encode_special_tokens = True
+    whole = [e.ids for e in expected.encode_batch(documents, add_special_tokens=False)]
+    found = ids_of(encoder, documents)
+    assert [d for d, a, b in zip(documents, found, whole, strict=True) if a != b] == []
+    special = {token["id"] for token in json.loads(file)["added_tokens"] if token["special"]}
+    assert special.isdisjoint(i for ids in found for i in ids)
+
+
+def test_added_tokens_beyond_comparison_are_a_doubt():
+    token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    others = [{**token, "content": f"<{i}>", "special": False} for i in range(2000)]
+    special = [{**token, "content": f"[{i}]", "special": True} for i in range(501)]
+    assert doubt({"added_tokens": others + special[:1]}) == ""
+    assert "too many or too long" in doubt({"added_tokens": others + special})
+    long = {**token, "content": "x" * 257, "special": False}
+    assert "too many or too long" in doubt({"added_tokens": [long, special[0]]})
+
+
+def ids_of(encoder: Encoder, documents: list[str]) -> list[list[int]]:
+    """Ids of each document without its EOD."""
+    tokens, lengths = encoder.encode(pa.array(documents, pa.large_string()))
+    return [ids[:-1].tolist() for ids in np.split(tokens, np.cumsum(lengths)[:-1])]
+
+
+def test_marks_that_the_engines_order_differently_go_to_the_reference(tokenizer_json):
+    """Every mark there is: gigatoken's Unicode knows the combining classes of more of them than tokenizers' does."""
+    file = changed(tokenizer_json, {}, "NFC")
+    documents = [
+        f"a{chr(mark)}\u0323\u0301" + f"e\u0345{chr(mark)}\u0334"
+        for mark in np.flatnonzero(class_table() & MARK)
+    ]
+    expected = ReferenceEngine(file)
+    ids, borders = expected.encode(pa.array(documents, pa.large_string()))
+    whole = [part.tolist() for part in np.split(ids, borders[1:-1])]
+    assert ids_of(Encoder(file, 0, 1500), documents) == whole
+    ids, borders = FastEngine(file).encode(pa.array(documents, pa.large_string()))
+    assert [part.tolist() for part in np.split(ids, borders[1:-1])] != whole  # or nothing was tested
+
+
+@pytest.mark.parametrize(
+    "misread",
+    [{}, *({"zq": {flag: True}} for flag in ("single_word", "lstrip", "rstrip", "special"))],
+    ids=["not known", "single_word", "lstrip", "rstrip", "special"],
+)  # fmt: skip
+def test_an_engine_that_reads_an_added_token_differently_is_seen_by_the_probes(
+    tokenizer_json, monkeypatch, misread
+):
+    """Probes must show what no list of doubts names: here the fast engine reads the token in another way."""
+    file = changed(tokenizer_json, {"zq": NOTHING})
+    fast = ReferenceEngine(changed(tokenizer_json, misread))
+    monkeypatch.setattr("pretok.tokenizer.encoder.fast_engine", lambda text: fast)
+    engine, notice = choose_engine(file, ReferenceEngine(file))
+    assert engine is not fast
+    assert "encodes a probe text differently" in notice
+    assert "zq" in notice
+
+
+def test_added_tokens_that_are_not_special_stay_tokens(tokenizer_json):
+    file = changed(tokenizer_json, {"<tool>": NOTHING})
+    (ids,) = ids_of(Encoder(file, 0, 1502), ["usa <tool> e <|endoftext|> qui<tool>"])
+    assert ids.count(1501) == 2
+    assert 0 not in ids
+
+
+def test_a_tokenizer_that_truncates_is_not_obeyed(tokenizer_json):
+    limited = Tokenizer.from_str(tokenizer_json)
+    limited.enable_truncation(3)
+    limited.enable_padding(length=50)
+    text = pa.array(["una frase molto più lunga di tre token"], pa.large_string())
+    expected = ReferenceEngine(tokenizer_json).encode(text)[0]
+    assert np.array_equal(FastEngine(limited.to_str()).encode(text)[0], expected)
+    assert np.array_equal(ReferenceEngine(limited.to_str()).encode(text)[0], expected)
+
+
+decomposed = st.sampled_from(
+    ["aeoAE\u0300\u0301\u0308 ", "a<=\u0338\u1112\u1161\u11ab\u212b\r\n\ufeff"]
+).flatmap(lambda letters: st.lists(st.text(st.sampled_from(letters), max_size=30), min_size=1, max_size=3))
+"""Texts in which normalization has something to do; of the first letters, none but marks say so."""
+assigned = st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=60)
+"""What Python's Unicode and Arrow's both know: they may be of different versions."""
+
+
+@given(st.lists(assigned, max_size=5) | decomposed)
+def test_normalization(documents):
+    array = pa.array(documents, pa.large_string())
+    assert Normalization()(array) is array
+    everything = Normalization("nfc", strip_bom=True, crlf=True)(array).to_pylist()
+    assert everything == [
+        unicodedata.normalize("NFC", d.removeprefix("\ufeff").replace("\r\n", "\n")) for d in documents
+    ]
+
+
+def test_normalization_examples():
+    array = pa.array(["\ufeffperche\u0301\r\nno\rsì", "\ufeff\ufeffx", "plain"], pa.large_string())
+    assert Normalization("nfc")(array).to_pylist()[0] == "\ufeffperché\r\nno\rsì"
+    assert Normalization(strip_bom=True)(array).to_pylist() == ["perche\u0301\r\nno\rsì", "\ufeffx", "plain"]
+    assert Normalization(crlf=True)(array).to_pylist()[0] == "\ufeffperche\u0301\nno\rsì"

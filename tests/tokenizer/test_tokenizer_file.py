@@ -1,0 +1,239 @@
+"""Any tokenizer.json is read or refused with its place: nothing reaches an engine that could end the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizing import recipe, run
+
+from pretok.audit.documents import run_inspect
+from pretok.base.errors import MismatchError, UsageError
+from pretok.base.execute import Engine
+from pretok.base.progress import Silent
+from pretok.cli import run_command
+from pretok.shards.job import run_tokenize
+from pretok.shards.task import load_encoder
+from pretok.tokenizer.vocabulary import load_vocab
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def entry(data: dict[str, Any], i: Any, content: str, **flags: bool) -> dict[str, Any]:
+    """An added token."""
+    return {**data["added_tokens"][0], "id": i, "content": content, **flags}
+
+
+def split_pattern(data: dict[str, Any], regex: str) -> None:
+    data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = regex
+
+
+def nest(data: dict[str, Any], depth: int) -> None:
+    for _ in range(depth):
+        data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [data["pre_tokenizer"]]}
+
+
+def vocab(data: dict[str, Any]) -> Any:
+    return data["model"]["vocab"]
+
+
+def merges(data: dict[str, Any]) -> Any:
+    return data["model"]["merges"]
+
+
+def added(data: dict[str, Any]) -> Any:
+    return data["added_tokens"]
+
+
+BAD: dict[str, tuple[Change, str]] = {
+    "id that is text": (lambda d: vocab(d).update(a="7"), r"Expected `int`, got `str` - at `\$\.model\.vocab"),
+    "id that is no integer": (lambda d: vocab(d).update(a=1.5), r"\$\.model\.vocab"),
+    "added id that is text": (lambda d: added(d)[0].update(id="0"), r"\$\.added_tokens\[0\]\.id"),
+    "huge id": (lambda d: vocab(d).update(zzzz=2**31 - 1), "'zzzz' in model.vocab has the id 2147483647"),
+    "huger id": (lambda d: vocab(d).update(zzzz=2**63), "'zzzz' in model.vocab has the id 9223372036854775808"),
+    "hugest id": (lambda d: vocab(d).update(zzzz=10**30), "model.vocab"),
+    "negative id": (lambda d: vocab(d).update(zzzz=-1), "'zzzz' in model.vocab has the id -1"),
+    "huge added id": (lambda d: added(d).append(entry(d, 2**32, "<x>")), r"added_tokens\[3\], '<x>', has the id"),
+    "hole": (lambda d: vocab(d).update(zzzz=1501), "'zzzz' in model.vocab has the id 1501, but 1501 entries"),
+    "id twice": (lambda d: vocab(d).update(zzzz=700), "and 'zzzz' in model.vocab both have the id 700"),
+    "added hole": (lambda d: added(d).append(entry(d, 70_000, "<x>")), "id 70000, but tokenizers gives it 1500"),
+    "added id twice": (lambda d: added(d).append(entry(d, 700, "<x>")), "id 700, but tokenizers gives it 1500"),
+    "added out of order": (
+        lambda d: added(d).extend([entry(d, 1501, "<x>"), entry(d, 1500, "<y>")]),
+        "has the id 1501, but tokenizers gives it 1500",
+    ),
+    "added against the model": (lambda d: added(d)[0].update(id=1), "has the id 1, but tokenizers gives it 0"),
+    "added name twice": (lambda d: added(d).append(added(d)[0]), "stands there twice"),
+    "added without a name": (lambda d: added(d).append(entry(d, 1500, "")), "is empty"),
+    "added_tokens null": (lambda d: d.update(added_tokens=None), r"\$\.added_tokens"),
+    "added token without flags": (lambda d: added(d)[1].pop("special"), r"`special` - at `\$\.added_tokens\["),
+    "vocab that is a list": (lambda d: d["model"].update(vocab=[]), r"\$\.model\.vocab"),
+    "merge of one": (lambda d: merges(d).append(["a"]), r"\$\.model\.merges"),
+    "merge of numbers": (lambda d: merges(d).append([1, 2]), r"\$\.model\.merges"),
+    "no merges": (lambda d: d["model"].pop("merges"), r"`merges` - at `\$\.model`"),
+    "dropout": (lambda d: d["model"].update(dropout=0.1), "model.dropout is 0.1"),
+    "prefix": (lambda d: d["model"].update(continuing_subword_prefix="##"), "model.continuing_subword_prefix is '##'"),
+    "suffix": (lambda d: d["model"].update(end_of_word_suffix="</w>"), "model.end_of_word_suffix is '</w>'"),
+    "byte missing": (lambda d: [vocab(d).pop("Ġ"), vocab(d).update({"Ġx": 1499})], "is not byte-level"),
+    "no ByteLevel": (lambda d: d.update(pre_tokenizer=None), "is not byte-level"),
+    "pre_tokenizer that is text": (lambda d: d.update(pre_tokenizer="x"), r"\$\.pre_tokenizer"),
+    "long pattern": (lambda d: split_pattern(d, "a" * 10_001), "has more than 10000 characters"),
+}  # fmt: skip
+"""Name -> (what is changed in a good file, the message)."""
+UNREADABLE: dict[str, tuple[Change, str]] = {
+    "merge of an unknown token": (lambda d: merges(d).append(["a", "zzzz"]), "Token `zzzz` out of vocabulary"),
+    "merge of three": (lambda d: merges(d).append("a b c"), "tokenizers reads"),
+    "deep regex": (lambda d: split_pattern(d, "(" * 4999 + "a" + ")" * 4999), "parse depth limit"),
+    "bad regex": (lambda d: split_pattern(d, "(?<"), "tokenizers reads"),
+    "deep steps": (lambda d: nest(d, 100), "recursion limit"),
+}  # fmt: skip
+"""What only the library finds: it reads the file first wherever text is encoded."""
+
+
+@pytest.fixture
+def good(vocab_dir: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((vocab_dir / "tokenizer.json").read_text())
+    return data
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a.jsonl").write_text('{"text": "ciao a tutti"}\n')
+    return tmp_path
+
+
+def tokenize(folder: Path) -> int:
+    path = folder / "tokenizer.json"
+    command = ["tokenize", f"it={folder / 'a.jsonl'}", "--out", str(folder / "out"), "--vocab", str(path)]
+    return run_command([*command, "--workers", "0"])
+
+
+@pytest.mark.parametrize("name", BAD | UNREADABLE)
+def test_a_bad_file_is_refused_with_its_place(
+    folder: Path, good: dict[str, Any], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, message = (BAD | UNREADABLE)[name]
+    change(good)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(good))
+    if name in BAD:
+        with pytest.raises(UsageError, match=message) as raised:
+            load_vocab(path)
+        assert str(path) in str(raised.value)
+    assert tokenize(folder) == 2
+    shown = capsys.readouterr().err
+    assert re.search(message, shown)
+    assert "tokenizer.json" in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 200_000, b'{"model": ' * 50_000, b"\xff\xfe", b"", b'{"model": {"type": "BPE"}, "x": 1e999}', b"null",
+     b'{"model": {"type": "BPE", "vocab": {"\\ud800": 0}, "merges": []}}'],
+    ids=["deep list", "deep object", "no UTF-8", "empty", "infinite", "null", "half a surrogate pair"],
+)  # fmt: skip
+def test_what_is_no_tokenizer_is_refused(folder: Path, content: bytes) -> None:
+    (folder / "tokenizer.json").write_bytes(content)
+    assert tokenize(folder) == 2
+
+
+def test_what_is_no_file_or_too_large_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "tokenizer.json"
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="it is no file"):
+        load_vocab(path)
+    path.unlink()
+    path.write_text(" " * 5000)
+    monkeypatch.setattr("pretok.tokenizer.tokenizer_file.MAX_BYTES", 4096)
+    with pytest.raises(UsageError, match="larger than"):
+        load_vocab(path)
+
+
+@pytest.mark.parametrize(
+    "config", ["{", "[]", '{"eos_token": 7}', '{"eos_token": {"x": "y"}}', "[" * 200_000]
+)
+def test_a_bad_config_beside_it_is_refused(folder: Path, good: dict[str, Any], config: str) -> None:
+    (folder / "tokenizer.json").write_text(json.dumps(good))
+    (folder / "tokenizer_config.json").write_text(config)
+    with pytest.raises(UsageError, match=r"tokenizer_config\.json does not say"):
+        load_vocab(folder)
+
+
+def test_an_end_of_document_that_is_no_id_is_refused(folder: Path, good: dict[str, Any]) -> None:
+    (folder / "tokenizer.json").write_text(json.dumps(good))
+    for eod in (-1, 1500, 2**40):
+        with pytest.raises(UsageError, match=f"no end-of-document token {eod}: its ids are 0 to 1499"):
+            load_vocab(folder, eod)
+
+
+def test_added_tokens_beside_special_ones_count_and_are_shown(
+    folder: Path, good: dict[str, Any], here: Engine
+) -> None:
+    """As in Qwen's files: some added tokens are not special, and none is in the model's vocabulary."""
+    good["added_tokens"] += [entry(good, 1500, "<tool>", special=False), entry(good, 1501, "<|x|>")]
+    (folder / "tokenizer.json").write_text(json.dumps(good))
+    found_vocab = load_vocab(folder)
+    assert found_vocab.size == 1502
+    assert found_vocab.added_tokens["<tool>"] == 1500
+    assert found_vocab.tokens.keys() == set(range(1502))
+    assert [found_vocab.token_bytes(i) for i in (0, 1500, 1501)] == [b"<|endoftext|>", b"<tool>", b"<|x|>"]
+    (folder / "a.jsonl").write_text(json.dumps({"text": "usa <tool> ora"}))
+    made = recipe(folder / "out", folder, {"it": [folder / "a.jsonl"]}, val_fraction="0")
+    run(made, here)
+    found = run_inspect(made.shards_dir, "it", 0)
+    assert found.ids.count(1500) == 1
+    assert "".join(found.tokens) == "usa <tool> ora<|endoftext|>"
+
+
+def test_an_entry_that_stands_for_no_bytes_is_shown_by_its_name(folder: Path, good: dict[str, Any]) -> None:
+    good["model"]["vocab"]["日本"] = 1500
+    (folder / "tokenizer.json").write_text(json.dumps(good))
+    assert load_vocab(folder).token_bytes(1500) == "日本".encode()
+
+
+def other(good: dict[str, Any]) -> str:
+    """Another tokenizer of the same size: the two last entries changed places."""
+    ids = vocab(good)
+    first, second = sorted(ids, key=ids.get)[-2:]
+    ids[first], ids[second] = ids[second], ids[first]
+    return json.dumps(good)
+
+
+def test_a_tokenizer_replaced_in_mid_run_changes_nothing(
+    folder: Path, good: dict[str, Any], here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids, copy and manifest are those of the file that was read first."""
+    (folder / "tokenizer.json").write_text(json.dumps(good))
+    before = load_vocab(folder).fingerprint
+    swapped = other(good)
+
+    def plan(*arguments: Any) -> Any:
+        (folder / "tokenizer.json").write_text(swapped)
+        return plan_source(*arguments)
+
+    from pretok.shards.plan import plan_source
+
+    monkeypatch.setattr("pretok.shards.job.plan_source", plan)
+    made = recipe(folder / "out", folder, {"it": [folder / "a.jsonl"]}, val_fraction="0")
+    run_tokenize(made, here, Silent(), lambda text: None)
+    assert load_vocab(folder).fingerprint != before
+    assert load_vocab(made.shards_dir).fingerprint == before
+    manifest = json.loads((made.shards_dir / "manifest.json").read_text())
+    assert manifest["tokenizer"]["fingerprint"] == before
+
+
+def test_a_worker_refuses_a_copy_that_was_replaced(folder: Path, good: dict[str, Any]) -> None:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(good))
+    fingerprint = load_vocab(path).fingerprint
+    assert load_encoder(path, fingerprint, 0).notice == ""
+    load_encoder.cache_clear()
+    path.write_text(other(good))
+    with pytest.raises(MismatchError, match="replaced while the job ran"):
+        load_encoder(path, fingerprint, 0)

@@ -1,0 +1,32 @@
+"""Helpers of the tests that tokenize: a recipe over some inputs, a run of it, and every byte it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pretok.base.execute import Engine
+from pretok.base.progress import Silent
+from pretok.config import Recipe, make_recipe
+from pretok.shards.job import TokenizeSummary, run_tokenize
+
+
+def recipe(out: Path, vocab: Path, sources: dict[str, list[Path | str]], **shards: object) -> Recipe:
+    """A recipe over the given inputs; small shards, so that every way of cutting happens."""
+    data = {
+        "out": out,
+        "sources": {name: {"inputs": [str(p) for p in paths]} for name, paths in sources.items()},
+        "vocab": {"path": vocab},
+        "shards": {"size": 16_000, "val_fraction": "0.1", **shards},
+    }
+    return make_recipe(data, "test")
+
+
+def run(made: Recipe, engine: Engine) -> tuple[TokenizeSummary, list[str]]:
+    """Tokenize; (summary, notices)."""
+    notices: list[str] = []
+    return run_tokenize(made, engine, Silent(), notices.append), notices
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}

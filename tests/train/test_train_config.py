@@ -1,0 +1,227 @@
+"""Settings: what is refused, how a batch is solved, how the mesh is."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import needs
+
+from pretok.base.errors import UsageError
+
+needs("torch")
+from train.config import (
+    TrainConfig,
+    add_flags,
+    check_table,
+    parse,
+    parse_checkpointing,
+    parse_count,
+    solve_batch,
+)
+from train.devices import peak_of
+from train.parallel import solve_layout
+from train.tune import flags
+
+
+def parsed(*arguments: str) -> TrainConfig:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    return parse(parser, arguments)[0]
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('lr = 1\nsteps = 50\ncompile = true\nsave_every = 7\nmodel = "1b"\n')
+    config = parsed("--config", str(path), "--steps", "1k", "--no-compile")
+    assert (config.lr, config.steps, config.compile, config.save_every) == (1.0, 1000, False, "7")
+    assert config.model == "1b"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("micro_bach = 3", "unknown setting 'micro_bach'; the nearest known is 'micro_batch'"),
+        ("steps = 1.5", "steps is 1.5; it must be of type int"),
+        ("compile = 1", "compile is 1; it must be of type bool"),
+        ("attention = 'local'", "attention is 'local'; it must be one of causal, document"),
+        ("keep_last = 0", "keep_last is 0; it must be at least 1"),
+        ("save_every = 'soon'", "save_every is 'soon'"),
+        ("checkpointing = 'every-0'", "checkpointing is 'every-0'"),
+        ("lr = ", "Invalid value"),
+    ],
+)
+def test_bad_settings_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
+        parsed("--config", str(path))
+
+
+def test_unknown_flag_names_the_nearest() -> None:
+    with pytest.raises(
+        UsageError, match="unknown argument '--mirco-batch'; the nearest known is '--micro-batch'"
+    ):
+        parsed("--mirco-batch", "3")
+
+
+@pytest.mark.parametrize(
+    ("flag", "nearest"),
+    [("--learning-rate", "--lr"), ("--learning-rate=3e-4", "--lr"), ("--seq-length", "--seq-len")],
+)
+def test_a_flag_is_found_by_its_meaning(flag: str, nearest: str) -> None:
+    with pytest.raises(UsageError, match=f"'{flag.partition('=')[0]}'; the nearest known is '{nearest}'"):
+        parsed(flag)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"micro_bach": 3}, r"\[train\]: unknown setting 'micro_bach'; the nearest known is 'micro_batch'"),
+        ({"learning_rate": 3e-4}, "the nearest known is 'lr'"),
+        ({"steps": "-5"}, "steps: '-5' is not a"),
+        ({"warmup": -1}, "warmup is -1; it must be at least 0"),
+        ({"lr": "nan"}, "lr is nan; it must be at least 0"),
+        ({"tokens": "1.5"}, "tokens: '1.5' is not a whole number"),
+        ({"schedule": "linear"}, "schedule is 'linear'; it must be one of cosine, wsd, constant"),
+        ({"model": "7b"}, "--model 7b: neither a preset"),
+        ({"model": "none.toml"}, "--model none.toml: neither a preset"),
+    ],
+)
+def test_a_table_of_a_recipe_is_checked(table: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_table(table)
+
+
+def test_a_good_table_passes_without_torch() -> None:
+    script = "import sys; sys.modules['torch'] = None\nfrom train.config import check_table\n"
+    script += "check_table({'model': '1b', 'micro-batch': 4, 'tokens': '64MiB', 'lr': 1, 'save_every': 100})"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dim = 'x'", "dim is 'x'; it must be of type int"),
+        ("dim = 0", "dim is 0; it"),
+        ("dim =", "is not TOML"),
+    ],
+)
+def test_bad_sizes_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "model.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        check_table({"model": str(path)})
+
+
+def test_tune_writes_flags_that_parse_to_the_same_settings() -> None:
+    config = TrainConfig(shards="s", compile=True, reshard=False, lr=0.1, steps=7, save_every="10m")
+    assert parsed(*flags(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12", 12),
+        ("1_000", 1000),
+        ("16k", 16_000),
+        ("1.2T", 1_200_000_000_000),
+        ("0.5B", 5 * 10**8),
+        ("2MiB", 2**21),
+    ],
+)
+def test_counts(text: str, value: int) -> None:
+    assert parse_count(text) == value
+
+
+@pytest.mark.parametrize("text", ["many", "-5", "1.5", "", "1e-6"])
+def test_count_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a"):
+        parse_count(text)
+
+
+def test_checkpointing() -> None:
+    assert [parse_checkpointing(text) for text in ("none", "ops", "full", "every-3")] == [
+        ("none", 0),
+        ("ops", 0),
+        ("every", 1),
+        ("every", 3),
+    ]
+
+
+sizes = st.integers(1, 64)
+
+
+@given(ranks=sizes, micro=sizes, accumulation=sizes)
+def test_any_two_solve_the_third(ranks: int, micro: int, accumulation: int) -> None:
+    whole = ranks * micro * accumulation
+    solved = solve_batch(ranks, whole, micro, accumulation)
+    assert (solved.global_batch, solved.micro_batch, solved.accumulation) == (whole, micro, accumulation)
+    assert solve_batch(ranks, whole, micro, None) == solved
+    assert solve_batch(ranks, whole, None, accumulation) == solved
+    assert solve_batch(ranks, None, micro, accumulation) == solved
+
+
+@given(ranks=sizes, micro=sizes, whole=st.integers(1, 4096))
+def test_what_does_not_divide_is_refused_with_values_that_do(ranks: int, micro: int, whole: int) -> None:
+    if whole % (ranks * micro) == 0:
+        return
+    with pytest.raises(UsageError, match="nearest: ") as caught:
+        solve_batch(ranks, whole, micro, None)
+    nearest = [int(text) for text in str(caught.value).rpartition("nearest: ")[2].split(" or ")]
+    assert nearest
+    for value in nearest:
+        assert solve_batch(ranks, value, micro, None).accumulation >= 1
+        assert abs(value - whole) < ranks * micro
+
+
+def test_three_that_contradict_are_refused() -> None:
+    with pytest.raises(UsageError, match="nearest: 16"):
+        solve_batch(2, 32, 4, 2)
+
+
+def test_layout() -> None:
+    def shape(*arguments: int | None) -> tuple[int, int, int]:
+        layout = solve_layout(*arguments)  # type: ignore[arg-type]
+        return layout.replicate, layout.shard, layout.tensor
+
+    assert shape(16, 4, None, 1) == (4, 4, 1)  # one copy a node
+    assert shape(16, 4, None, 2) == (4, 2, 2)
+    assert shape(16, 4, 1, 1) == (16, 1, 1)
+    assert shape(16, 4, 16, 1) == (1, 16, 1)
+    assert shape(3, 4, None, 1) == (1, 3, 1)
+    with pytest.raises(UsageError, match=r"shard = 3 does not divide 16 .* valid: \[1, 2, 4, 8, 16\]"):
+        solve_layout(16, 4, 3, 1)
+    with pytest.raises(UsageError, match="tensor = 3"):
+        solve_layout(16, 4, None, 3)
+
+
+def test_unknown_device_has_no_peak() -> None:
+    assert peak_of("Some GPU 9000") == (None, "n/a: no peak known for 'Some GPU 9000'")
+    assert peak_of("NVIDIA H100 80GB HBM3")[0] == pytest.approx(989.5e12)
+    assert peak_of("NVIDIA H100 PCIe")[0] == pytest.approx(756.5e12)
+    assert peak_of("NVIDIA A100-SXM-64GB")[0] == pytest.approx(358.2e12, rel=1e-3)
+    assert peak_of("NVIDIA A100-SXM4-40GB")[0] == pytest.approx(312e12)
+    assert peak_of("AMD Instinct MI250X")[0] == pytest.approx(191.5e12)
+
+
+def test_trainer_needs_torch_numpy_safetensors_and_xxhash_alone() -> None:
+    script = (
+        "import sys\n"
+        "import train.loop, train.export, train.plan, train.tune, train.__main__\n"
+        "bad = {'pydantic', 'typer', 'ray', 'msgspec', 'pyarrow', 'gigatoken', 'transformers'}\n"
+        "print(sorted(bad & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,207 @@
+"""A trained checkpoint opens in `transformers` with equal logits, and comes back in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import needs
+
+torch = needs("torch")
+import pretok.stream
+from pretok.base.errors import MismatchError, UsageError
+from pretok.base.storage import write_json
+from pretok.shards.manifest import load_manifest, write_manifest
+from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
+from tests.train_support import column, model_file, random_shards, run_ranks
+from train import export
+from train.__main__ import main
+from train.model import Decoder
+from train.saved import find_checkpoints
+from train.sizes import ModelConfig
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    folder = tmp_path_factory.mktemp("export")
+    shards = random_shards(folder / "shards")
+    add_tokenizer(shards)
+    found = {}
+    for tied in (True, False):
+        run = folder / f"run-{tied}"
+        model = model_file(folder, tied=tied)
+        # Written by two processes, each holding half: the export puts them together.
+        run_ranks(2, [*arguments(shards, run, model), "--shard", 2, "--save-every", 3], folder)
+        found[tied] = run
+    return found
+
+
+def add_tokenizer(shards: Path) -> None:
+    """A tokenizer.json in the shards' folder, and its fingerprint in their manifest."""
+    data = tokenizer_data(".", ["<eod>"], [])
+    write_json(shards / "tokenizer.json", data)
+    contents = load_manifest(shards).contents
+    tokenizer = replace(contents.tokenizer, fingerprint=load_vocab(shards, eod="<eod>").fingerprint)
+    write_manifest(shards, replace(contents, tokenizer=tokenizer))
+
+
+def arguments(shards: Path, run: Path, model: str) -> list[object]:
+    return [
+        *("--shards", shards, "--out", run, "--model", model, "--seq-len", 16, "--global-batch", 8),
+        *("--steps", 6, "--lr", 0.01, "--warmup", 1, "--workers", 0),
+    ]
+
+
+def exported(runs: dict[bool, Path], tied: bool, out: Path, *more: str) -> Path:
+    run = runs[tied]
+    main(["export", "--run", str(run), "--out", str(out), *more])
+    return out
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("several_files", [False, True])
+def test_transformers_gives_equal_logits(
+    runs: dict[bool, Path], tied: bool, several_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = needs("transformers")
+    if several_files:
+        monkeypatch.setattr(export, "SHARD_BYTES", 20_000)
+    out = exported(runs, tied, tmp_path / "model")
+    assert (len(list(out.glob("*.safetensors"))) > 1) == several_files
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    assert theirs.config.vocab_size == 60
+    tokens = torch.randint(0, 60, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = loaded(out)(tokens)[..., :60]
+        torch.testing.assert_close(theirs(tokens).logits, expected)
+    assert expected.std() > 0.01
+
+
+def test_a_step_and_a_width_can_be_named(runs: dict[bool, Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    early = load_file(exported(runs, True, tmp_path / "a", "--step", "3") / "model.safetensors")
+    late = load_file(exported(runs, True, tmp_path / "b", "--dtype", "bfloat16") / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert late[name].dtype == torch.bfloat16
+    assert not torch.allclose(early[name], late[name].float(), atol=1e-3)
+    for path, message in (
+        (runs[True], "there are: step-00000003, step-00000006"),
+        (tmp_path, "there are: none"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            find_checkpoints(path, 4)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("kind", ["exported", "checkpoint"])
+def test_weights_start_another_run(runs: dict[bool, Path], kind: str, processes: int, tmp_path: Path) -> None:
+    """The new run's first loss is that of the old weights: the one an unfinished run would go on with."""
+    source = runs[True] / "checkpoints" / "step-00000003"
+    if kind == "exported":
+        source = exported(runs, True, tmp_path / "model", "--step", "3")
+    folder = runs[True].parent
+    new = tmp_path / "run"
+    command = arguments(folder / "shards", new, model_file(tmp_path))
+    run_ranks(processes, [*command, "--init-from", source, "--steps", 1], tmp_path)
+    if kind == "exported":  # a run that goes on needs what it began from no more
+        source.rename(tmp_path / "gone")
+        run_ranks(
+            processes, [*command, "--init-from", source, "--steps", 2, "--schedule", "constant"], tmp_path
+        )
+    scratch = tmp_path / "scratch"
+    run_ranks(1, [*arguments(folder / "shards", scratch, model_file(tmp_path)), "--steps", 1], tmp_path)
+    old = column(runs[True], "loss")
+    assert column(scratch, "loss") == pytest.approx(old[:1], rel=1e-5)
+    assert column(new, "loss")[:1] != pytest.approx(old[:1], rel=1e-4)
+    weights = exported(runs, True, tmp_path / "again", "--step", "3")
+    assert column(new, "loss")[:1] == pytest.approx([first_loss(weights, folder / "shards")], rel=1e-5)
+
+
+def loaded(folder: Path) -> Decoder:
+    """The exported model, by our own reader."""
+    sizes = {"vocab_size": 60, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 64}
+    tied = json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
+    model = Decoder(ModelConfig(**sizes, tied=tied))
+    value = export.exported_tensors(folder, model.config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(value(name, parameter.shape, torch.device("cpu")))
+    return model
+
+
+def first_loss(weights: Path, shards: Path) -> float:
+    tokens = torch.from_numpy(pretok.stream.open(shards, seq_len=16).batch(range(8)))
+    with torch.no_grad():
+        _, nll = loaded(weights)(tokens[:, :-1], tokens[:, 1:])
+    return float(nll / tokens[:, 1:].numel())
+
+
+def test_the_tokenizer_is_that_of_the_shards(runs: dict[bool, Path], tmp_path: Path) -> None:
+    transformers = needs("transformers")
+    out = exported(runs, True, tmp_path / "model")
+    shards = runs[True].parent / "shards"
+    assert (out / "tokenizer.json").read_bytes() == (shards / "tokenizer.json").read_bytes()
+    opened = transformers.AutoTokenizer.from_pretrained(out)
+    assert (opened.eos_token_id, opened.eos_token, len(opened)) == (0, "<eod>", 257)
+    # Files beside a tokenizer that is named go along.
+    named = tmp_path / "vocab"
+    named.mkdir()
+    (named / "tokenizer.json").write_text(json.dumps(json.loads((shards / "tokenizer.json").read_text())))
+    (named / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    again = exported(runs, True, tmp_path / "again", "--tokenizer", str(named))
+    assert (again / "tokenizer_config.json").read_text() == '{"chat_template": "x"}'
+
+
+def test_another_tokenizer_is_refused(
+    runs: dict[bool, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads((runs[True].parent / "shards" / "tokenizer.json").read_text())
+    data["model"]["vocab"]["new"] = 257
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(SystemExit) as caught:
+        exported(runs, True, tmp_path / "model", "--tokenizer", str(tmp_path))
+    assert caught.value.code == 2
+    assert "is another tokenizer" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("shards_are_there", [True, False])
+def test_a_checkpoint_that_names_no_tokenizer_asks_its_shards(
+    runs: dict[bool, Path], tmp_path: Path, shards_are_there: bool
+) -> None:
+    run = Path(shutil.copytree(runs[True], tmp_path / "run"))
+    path = run / "checkpoints/step-00000006/meta.json"
+    meta = json.loads(path.read_text())
+    del meta["tokenizer"]
+    if not shards_are_there:
+        meta["config"]["shards"] = str(tmp_path / "gone")
+    path.write_text(json.dumps(meta))
+    vocab = runs[True].parent / "shards"
+    if shards_are_there:
+        export.export(path.parent, vocab, tmp_path / "model", torch.float32, print)
+        assert (tmp_path / "model" / "tokenizer.json").exists()
+    else:
+        with pytest.raises(MismatchError, match="does not say which tokenizer"):
+            export.export(path.parent, vocab, tmp_path / "model", torch.float32, print)
+
+
+def test_what_does_not_fit_is_refused(
+    runs: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = exported(runs, True, tmp_path / "model")
+    with pytest.raises(MismatchError, match=r"num_hidden_layers 2 \(here 3\)"):
+        export.exported_tensors(
+            out, ModelConfig(vocab_size=60, dim=32, layers=3, heads=4, kv_heads=2, hidden=64)
+        )
+    checkpoint = runs[True] / "checkpoints/step-00000006"
+    with pytest.raises(UsageError, match="exists already"):
+        export.export(checkpoint, None, out, torch.float32, print)
+    with pytest.raises(UsageError, match=r"tokenizer\.json does not exist"):
+        export.export(checkpoint, tmp_path, tmp_path / "other", torch.float32, print)
+    with pytest.raises(SystemExit) as caught:
+        main(["export", "--run", str(tmp_path), "--tokenizer", "x", "--out", "y"])
+    assert caught.value.code == 2

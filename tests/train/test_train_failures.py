@@ -1,0 +1,143 @@
+"""What a machine does to a run comes out as one line that says what to do; a run that goes on is never silent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import needs
+
+torch = needs("torch")
+from tests.train_support import model_file, random_shards
+from train import __main__, loop, metrics, report
+from train.config import TrainConfig
+from train.failures import explain
+from train.report import Reporter, duration
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_shards(tmp_path_factory.mktemp("shards"))
+
+
+def ended(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Exit code and last words of a command."""
+    with pytest.raises(SystemExit) as caught:
+        __main__.main([str(argument) for argument in arguments])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plan", "tune", "--shards=x"])
+def test_without_torch_one_line_says_what_to_install(command: str) -> None:
+    script = "import sys; sys.modules['torch'] = None\nfrom train.__main__ import main\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script + f"main(['{command}'])"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("train: the package torch is not installed for this Python: pip install")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you"
+        ),
+        MemoryError(),
+    ],
+)
+def test_out_of_memory_names_what_to_lower(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: TrainConfig) -> None:
+        raise error
+
+    monkeypatch.setattr(loop, "train", train)
+    code, text = ended(capsys, "--shards", "x", "--micro-batch", 4)
+    assert code == 2
+    assert text.startswith("train: out of memory on rank 0 of ")
+    assert "lower --micro-batch (now 4)" in text
+    assert "--checkpointing ops or full (now none)" in text
+    assert text.count("\n") == 1
+
+
+def test_a_bug_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(config: TrainConfig) -> None:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(loop, "train", train)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        __main__.main(["--shards", "x"])
+
+
+def test_out_on_a_file_or_where_nothing_can_be_made(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    code, text = ended(capsys, "--shards", shards, "--out", tmp_path / "file")
+    assert code == 2
+    assert text.startswith(f"train: --out: {tmp_path / 'file'}")
+    assert text.count("\n") == 1
+
+
+def test_what_the_system_refuses_is_one_line() -> None:
+    known = explain(PermissionError(13, "Permission denied", "RUN/metrics.jsonl"))
+    assert f"{known}" == "RUN/metrics.jsonl: Permission denied"
+    assert "No space left on device: free some" in f"{explain(OSError(28, 'No space left on device'))}"
+    assert explain(FileNotFoundError(2, "No such file", "x")) is None
+    assert explain(ModuleNotFoundError("no", name="trains")) is None
+
+
+def test_step_lines_say_how_far_and_how_long(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config: dict[str, Any] = {
+        "shards": str(shards),
+        "model": model_file(tmp_path),
+        "seq_len": 16,
+        "workers": 0,
+    }
+    config |= {"global_batch": 8, "steps": 6}
+    loop.train(TrainConfig(**config, out=str(tmp_path / "a"), log_every=2))
+    text = capsys.readouterr().out
+    lines = [line.split("  ") for line in text.splitlines() if " step " in line]
+    assert [line[0].split()[2] for line in lines] == ["2/6", "4/6", "6/6"]
+    assert [line[1] for line in lines] == ["33%", "67%", "100%"]
+    assert lines[-1][2] == "ETA 0s"
+    assert "warning: the warm-up of 100 steps takes the whole run of 6" in text
+    # Steps that take long are told of although fewer than --log-every are done.
+    monkeypatch.setattr(metrics, "STEP_SILENCE", 0.0)
+    loop.train(TrainConfig(**config, out=str(tmp_path / "b"), log_every=100, warmup=2))
+    text = capsys.readouterr().out
+    assert text.count("/6  ") == 6
+    assert "warning" not in text
+
+
+def test_silence_is_broken_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "SILENCE", 0.1)
+    with Reporter(0) as say, Reporter(1) as other:
+        say.doing = lambda: "at step 3/9 (saving)"
+        other("not from rank 1")
+        time.sleep(0.35)
+    lines = capsys.readouterr().out.splitlines()
+    assert 2 <= len(lines) <= 3
+    assert all(" still at step 3/9 (saving), 0s after the start" in line for line in lines)
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (0.4, 45, 250, 11_500, 190_000)] == ["0s", "45s", "4m", "3h11m", "2d4h"]

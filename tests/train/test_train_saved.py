@@ -1,0 +1,253 @@
+"""A checkpoint's files: nothing in them is run, damage is found before they are loaded, and old ones still load."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import needs
+
+torch = needs("torch")
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
+
+from pretok.base.errors import IntegrityError, PretokError
+from pretok.base.storage import checksum
+from tests.train_support import model_file, random_shards, run_ranks
+from train import loop
+from train.__main__ import main
+from train.config import TrainConfig
+from train.export import export
+from train.restore import Reader
+from train.saved import SummedWriter, read_meta
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks, each of which wrote a file, with checkpoints at steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("saved")
+    random_shards(folder / "shards")
+    flags = settings(folder, folder / "run").as_dict()
+    names = ("shards", "model", "out", "seq_len", "global_batch", "steps", "workers", "save_every")
+    arguments = [part for name in names for part in (f"--{name.replace('_', '-')}", flags[name])]
+    run_ranks(2, [*arguments, "--shard", 2], folder)
+    return folder / "run"
+
+
+def settings(folder: Path, out: Path, **more: Any) -> TrainConfig:
+    values: dict[str, Any] = {"shards": str(folder / "shards"), "model": model_file(folder), "out": str(out)}
+    values |= {"seq_len": 16, "global_batch": 8, "steps": 4, "workers": 0, "save_every": "2"}
+    return TrainConfig(**values | more)
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+class _Program:
+    """Unpickling it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+def _record_again(checkpoint: Path) -> None:
+    """State sizes and checksums of what is there now, as whoever plants something would."""
+    meta = json.loads((checkpoint / "meta.json").read_text())
+    meta["files"] = {
+        name: {"size": (checkpoint / name).stat().st_size, "checksum": checksum(checkpoint / name)}
+        for name in meta["files"]
+    }
+    (checkpoint / "meta.json").write_text(json.dumps(meta))
+
+
+def _in_metadata(checkpoint: Path, made: Path) -> None:
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(_Program(made)))
+
+
+def _in_a_value(checkpoint: Path, made: Path) -> None:
+    """Behind a parameter that `.metadata` now calls a value without a tensor, which torch unpickles freely."""
+    name = "model.embed_tokens.weight"
+    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+    metadata.state_dict_metadata[name] = BytesStorageMetadata()
+    place = next(info for index, info in metadata.storage_data.items() if index.fqn == name)
+    path = checkpoint / place.relative_path
+    place.offset = path.stat().st_size
+    with path.open("ab") as file:
+        torch.save(_Program(made), file)
+    place.length = path.stat().st_size - place.offset
+    metadata.storage_data[MetadataIndex(name)] = place
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def _resume(checkpoint: Path, folder: Path, out: Path) -> None:
+    del out
+    loop.train(settings(folder, checkpoint.parents[1], steps=6))
+
+
+def _init_from(checkpoint: Path, folder: Path, out: Path) -> None:
+    loop.train(settings(folder, out, init_from=str(checkpoint)))
+
+
+def _export(checkpoint: Path, folder: Path, out: Path) -> None:
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr("train.export.tokenizer_files", lambda *_: {})
+        export(checkpoint, None, out, torch.float32, print)
+
+
+@pytest.mark.parametrize("load", [_resume, _init_from, _export])
+@pytest.mark.parametrize("plant", [_in_metadata, _in_a_value])
+def test_no_program_in_a_checkpoint_is_run(
+    run: Path,
+    trained: Path,
+    tmp_path: Path,
+    plant: Callable[[Path, Path], None],
+    load: Callable[[Path, Path, Path], None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    shutil.rmtree(run / "checkpoints" / "step-00000002")
+    checkpoint = run / "checkpoints" / "step-00000004"
+    made = tmp_path / "made"
+    plant(checkpoint, made)
+    _record_again(checkpoint)
+    with pytest.raises(IntegrityError) as caught:
+        load(checkpoint, trained.parent, tmp_path / "out")
+    assert not made.exists()
+    named = f"{checkpoint / '.metadata'}" if plant is _in_metadata else f"{checkpoint}"
+    assert named in f"{caught.value}{capfd.readouterr().out}"
+    # What was planted works: read as torch does, it makes its file.
+    if plant is _in_metadata:
+        pickle.loads((checkpoint / ".metadata").read_bytes())
+        assert made.exists()
+
+
+def test_metadata_that_leads_out_of_its_folder_is_refused(run: Path) -> None:
+    checkpoint = run / "checkpoints" / "step-00000004"
+    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+    for info in metadata.storage_data.values():
+        info.relative_path = f"../step-00000002/{info.relative_path}"
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(IntegrityError, match="leads out of its folder"):
+        Reader(checkpoint)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x80\x05.", b"not a pickle", b"(" * 100])
+def test_damaged_metadata_is_named(run: Path, damage: bytes) -> None:
+    checkpoint = run / "checkpoints" / "step-00000004"
+    (checkpoint / ".metadata").write_bytes(damage)
+    with pytest.raises(IntegrityError, match=r"step-00000004/\.metadata is damaged"):
+        Reader(checkpoint)
+
+
+def flip(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp"])
+def test_one_flipped_bit_is_found(
+    run: Path, trained: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["verify", str(run)])
+    assert capsys.readouterr().out.count(": good\n") == 2
+    newest = run / "checkpoints" / "step-00000004"
+    flip(newest / name, (newest / name).stat().st_size // 2)
+    with pytest.raises(SystemExit) as caught:
+        main(["verify", str(run)])
+    assert caught.value.code == 2
+    output = capsys.readouterr()
+    assert f"{newest / name} was damaged" in output.out
+    assert "1 of 2 checkpoints are damaged" in output.err
+    main(["verify", str(run), "--step", "2"])
+    loop.train(settings(trained.parent, run))
+    text = capsys.readouterr().out
+    assert f"{newest} is broken, trying the one before: {newest / name} was damaged" in text
+    assert "resumed from step 2\n" in text
+    main(["verify", str(run)])  # the broken one was made anew
+    flip(newest / "__0_0.distcp", 1000)
+    with pytest.raises(IntegrityError, match="was damaged"):
+        loop.train(settings(trained.parent, run.parent / "new", init_from=str(newest)))
+
+
+def test_two_ranks_find_what_one_of_them_reads(run: Path, trained: Path) -> None:
+    newest = run / "checkpoints" / "step-00000004"
+    flip(newest / "__1_0.distcp", 1000)
+    config = settings(trained.parent, run)
+    flags = ["--shards", config.shards, "--model", config.model, "--out", run, "--seq-len", 16]
+    text = run_ranks(2, [*flags, "--global-batch", 8, "--steps", 4, "--workers", 0], run.parent)
+    assert "is broken, trying the one before" in text
+    assert "resumed from step 2\n" in text
+
+
+def test_a_checkpoint_without_checksums_still_loads(
+    run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = run / "checkpoints" / "step-00000004"
+    meta = json.loads((newest / "meta.json").read_text())
+    meta["files"] = {name: record["size"] for name, record in meta["files"].items()}
+    del meta["tokenizer"]
+    (newest / "meta.json").write_text(json.dumps(meta))
+    loop.train(settings(trained.parent, run, steps=6, schedule="constant"))
+    text = capsys.readouterr().out
+    assert text.count("before checkpoints had checksums") == 1
+    assert "resumed from step 4\n" in text
+
+
+def test_a_record_that_lacks_something_is_refused(run: Path) -> None:
+    newest = run / "checkpoints" / "step-00000004"
+    meta = json.loads((newest / "meta.json").read_text())
+    for text, message in ((json.dumps([]), "is no record"), (json.dumps({"step": 4}), "lacks .*identity")):
+        (newest / "meta.json").write_text(text)
+        with pytest.raises(IntegrityError, match=message):
+            read_meta(newest)
+    (newest / "meta.json").write_text(json.dumps(meta))
+    read_meta(newest)
+
+
+@pytest.mark.parametrize("files", [None, [], {"../x": 3}, {"x": None}, {"x": {"size": "1"}}, {"x": {"a": 1}}])
+def test_a_list_of_files_that_is_none_is_refused(run: Path, files: Any) -> None:
+    newest = run / "checkpoints" / "step-00000004"
+    meta = json.loads((newest / "meta.json").read_text()) | {"files": files}
+    (newest / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(IntegrityError, match=r"meta\.json does not list the files"):
+        read_meta(newest)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = SummedWriter.write_data
+    calls = []
+
+    def write(self: SummedWriter, *arguments: Any) -> Any:
+        calls.append(0)
+        if len(calls) == 2:
+            raise OSError(28, os.strerror(28))
+        return original(self, *arguments)
+
+    monkeypatch.setattr(SummedWriter, "write_data", write)
+    config = settings(trained.parent, tmp_path / "run")
+    with pytest.raises(PretokError) as caught:
+        loop.train(config)
+    assert f"{caught.value}".startswith(
+        "the checkpoint of step 4 could not be written: OSError: [Errno 28] No space"
+    )
+    assert "\n" not in f"{caught.value}"
+    folder = tmp_path / "run" / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["latest", "step-00000002"]
+    main(["verify", config.out])
+    loop.train(config)
+    assert (folder / "latest").read_text() == "step-00000004\n"

@@ -1,0 +1,156 @@
+"""build-vocab with superwords: what it makes, continues, refuses and reports."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from pretok.base.errors import Stopped, UsageError
+from pretok.config import make_recipe
+from pretok.counts.job import load_counts
+from pretok.read.sample import sample_path
+from pretok.tokenizer.vocabulary import load_vocab
+from pretok.vocab.bpe import Merges
+from pretok.vocab.chains import train_superwords
+from pretok.vocab.job import run_build_vocab
+from pretok.vocab.superword_job import check_superwords
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report's comparisons cost more than all else on small texts."""
+    monkeypatch.setattr("pretok.vocab.superword_job.ROWS", (0, 100, 300))
+    monkeypatch.setattr("pretok.vocab.job.OTHER_SIZES", ())
+
+
+def build(tmp_path: Path, name: str, engine: Any, **settings: Any) -> Path:
+    sources = {language: {"inputs": [str(sample_path(language))]} for language in ("it", "en")}
+    vocab = {"size": 1200, "superwords": 200, "holdout": 0.1, "weights": {"it": 0.8, "en": 0.2}, **settings}
+    data = {
+        "out": str(tmp_path / name),
+        "sources": sources,
+        "vocab": vocab,
+        "mix": {"tokens": "1M", "weights": vocab["weights"] or "natural"},
+    }
+    recipe = make_recipe(data, "test")
+    run_build_vocab(recipe, engine)
+    return recipe.vocab_dir
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_build_vocab_with_superwords(tmp_path: Path, here: Any) -> None:
+    folder = build(tmp_path, "one", here)
+    vocab = load_vocab(folder)
+    assert vocab.size == 1200
+    report = json.loads((folder / "report.json").read_text())
+    section = report["superwords"]
+    assert (section["entries"], section["words"]) == (200, 1000)
+    assert report["vocabulary"]["fingerprint"] == vocab.fingerprint
+    assert list(section["heldout_tokens"]) == ["plain", "0", "100", "200", "300"]
+    for name in ("it", "en"):
+        tokens = [row[name] for row in section["heldout_tokens"].values()]
+        assert tokens[1:] == sorted(tokens[1:], reverse=True)  # more superwords never cost
+        assert tokens[3] == report["compare"]["this"][name]["tokens"]
+    plain, joined_rows = section["heldout_tokens"]["plain"], section["heldout_tokens"]["200"]
+    worth = 0.8 * plain["it"] / joined_rows["it"] + 0.2 * plain["en"] / joined_rows["en"]
+    assert section["budget"] == {"tokens": 1_000_000, "plain_tokens": round(1_000_000 * worth)}
+    assert section["most_used"][0]["share"] > section["most_used"][-1]["share"] > 0
+    assert not (folder / ".state").exists()
+    again = build(tmp_path, "two", here)
+    assert (again / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    small = build(tmp_path, "three", here, superword_sample=40_000)
+    assert (small / "tokenizer.json").read_bytes() != (folder / "tokenizer.json").read_bytes()
+    assert (
+        sum(json.loads((small / "report.json").read_text())["superwords"]["sample_bytes"].values()) < 60_000
+    )
+
+
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("weights", [{"it": 0.9, "en": 0.1}, {"it": 0.02, "en": 0.98}, {}])
+def test_figures_of_the_mix_weigh_the_sources_as_training_does(
+    tmp_path: Path, here: Any, weights: dict[str, float]
+) -> None:
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pretok.vocab.superword_job.notice", told.append)
+        folder = build(tmp_path, "one", here, weights=weights)
+    report = json.loads((folder / "report.json").read_text())
+    counts = load_counts(tmp_path / "one" / "counts")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    sizes = {name: counts.of(name).bytes for name in ("it", "en")}
+    parts = {name: weights.get(name, sizes[name] / sum(sizes.values())) for name in sizes}
+    rates: Counter[int] = Counter()  # uses of each id in one byte of the mix
+    for name, part in parts.items():
+        texts = counts.heldout_texts(name).to_pylist()
+        size = sum(len(text.encode()) for text in texts)
+        for text in texts:
+            for i in tokenizer.encode(text).ids:
+                rates[i] += part / size
+    section, total = report["superwords"], sum(rates.values())
+    assert section["share_of_tokens"] == round(sum(rates[i] for i in range(1000, 1200)) / total, 4)
+    assert section["mix_bytes_per_token"]["200"] == pytest.approx(1 / total, abs=1e-4)
+    assert report["mix"]["compare"]["this"] == pytest.approx(1 / total, abs=1e-4)
+    assert report["mix"]["shares"] == pytest.approx(parts, abs=1e-6)
+    shares = [entry["share"] for entry in section["most_used"]]
+    assert shares == pytest.approx(
+        sorted((rates[i] / total for i in range(1000, 1200)), reverse=True)[:50], abs=1e-6
+    )
+    foremost = section["most_used"][0]
+    (shown,) = [text for text in told if text.startswith("most used in the mix: ")]
+    assert shown.startswith(f"most used in the mix: {foremost['token']!r}, ")
+    others = {"it": "en", "en": "it"}
+    for name, part in weights.items():
+        if part >= 0.9:  # its own words come first, whatever the other source has more of
+            assert foremost["uses"][name] > foremost["uses"][others[name]]
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_the_report_is_shown_when_it_is_made_and_not_again(
+    tmp_path: Path, here: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(tmp_path, "one", here)
+    assert "vocabulary of 1,200 entries" in capsys.readouterr().err
+    folder = build(tmp_path, "one", here)
+    shown = " ".join(capsys.readouterr().err.split())
+    assert shown == f"the vocabulary in {folder} is there and unchanged"
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_a_stopped_sample_is_continued(tmp_path: Path, here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = build(tmp_path, "whole", here)
+
+    def stop(*_: Any) -> None:
+        raise Stopped("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pretok.vocab.superword_job.train_superwords", stop)
+        with pytest.raises(Stopped):
+            build(tmp_path, "part", here)
+    files = sorted((tmp_path / "part").rglob("*.npy"))
+    assert len(files) == 2
+    times = [file.stat().st_mtime_ns for file in files]
+
+    def train(chains: Any, *rest: Any) -> Merges:
+        assert [file.stat().st_mtime_ns for file in files] == times
+        return train_superwords(chains, *rest)
+
+    monkeypatch.setattr("pretok.vocab.superword_job.train_superwords", train)
+    assert (build(tmp_path, "part", here) / "tokenizer.json").read_bytes() == (
+        whole / "tokenizer.json"
+    ).read_bytes()
+
+
+def test_superwords_of_other_patterns_and_of_counts_are_refused(tmp_path: Path, here: Any) -> None:
+    with pytest.raises(UsageError, match="join words of the pattern cl100k, not gpt2"):
+        build(tmp_path, "x", here, pattern="gpt2")
+    with pytest.raises(UsageError, match="no room for 1000 superwords"):
+        build(tmp_path, "x", here, superwords=1000)
+    with pytest.raises(UsageError, match="leave out --counts"):
+        check_superwords(
+            make_recipe({"out": "x", "sources": {"it": {"inputs": ["x"]}}}, "x").vocab, counted=True
+        )

@@ -1,0 +1,230 @@
+"""build-vocab: the merges of the reference, whatever happens on the way, and a report that agrees with the text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counting import Killer, contents, documents, ignore, recipe
+from support import needs
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+from pretok.base.errors import MismatchError, Stopped, UsageError
+from pretok.base.execute import Engine
+from pretok.base.progress import Silent
+from pretok.cli import run_command
+from pretok.counts.job import run_count
+from pretok.counts.weigh import weigh
+from pretok.kernels.pretokenize import PATTERNS
+from pretok.tokenizer.reference import Unencodable
+from pretok.tokenizer.vocabulary import to_bytes
+from pretok.vocab.bpe import train_merges
+from pretok.vocab.cost import measure_texts
+from pretok.vocab.job import run_build_vocab
+
+SPECIAL = ["<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62))]
+
+
+@pytest.fixture(autouse=True)
+def one_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison with other sizes costs more than all else on small texts: only the report's test makes it."""
+    if "report" not in request.node.name:
+        monkeypatch.setattr("pretok.vocab.job.OTHER_SIZES", ())
+
+
+def reference(texts: list[str], pattern: str, size: int) -> dict[str, Any]:
+    """The model that `tokenizers` trains on the texts."""
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
+    return model
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_vocabulary_is_that_of_the_reference(folder: Path, here: Engine, pattern: str) -> None:
+    run_build_vocab(recipe(folder, holdout="0", pattern=pattern, size=3000), here)
+    model = json.loads((folder / "out" / "vocab" / "tokenizer.json").read_text())["model"]
+    expected = reference(documents(folder, "it") + documents(folder, "en"), pattern, 3000)
+    assert model["merges"] == expected["merges"]
+    assert model["vocab"] == expected["vocab"]
+    assert len(model["vocab"]) == 3000
+
+
+def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine) -> None:
+    counts = run_count(recipe(folder, holdout="0"), here, Silent(), ignore)
+    words = weigh(counts.buckets, {"it": 3, "en": 1}, 1).words
+    merges = train_merges(
+        words.data, words.offsets, words.counts, vocab_size=2000, special_tokens=len(SPECIAL)
+    )
+    made = [(merges.tokens[left], merges.tokens[right]) for left, right in merges.pairs.tolist()]
+    texts = documents(folder, "it") * 3 + documents(folder, "en")
+    expected = reference(texts, "cl100k", 2000)["merges"]
+    assert made == [(to_bytes(left), to_bytes(right)) for left, right in expected]
+
+
+def test_weights_change_the_vocabulary(folder: Path, here: Engine) -> None:
+    plain = run_build_vocab(recipe(folder, size=1200), here)
+    weighted = run_build_vocab(recipe(folder, "w", size=1200, weights={"it": "0.02", "en": "0.98"}), here)
+    assert weighted["sources"]["en"]["weight"] == 0.98
+    assert weighted["sources"]["en"]["training"]["tokens"] < plain["sources"]["en"]["training"]["tokens"]
+
+
+def test_the_report_agrees_with_the_texts(folder: Path, here: Engine) -> None:
+    report = run_build_vocab(recipe(folder, size=1200), here)
+    counts = run_count(recipe(folder, size=1200), here, Silent(), ignore)
+    tokenizer = Tokenizer.from_file(str(folder / "out" / "vocab" / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    for source in ("it", "en"):
+        texts = documents(folder, source)
+        heldout = counts.heldout_texts(source).to_pylist()
+        tokens = sum(len(tokenizer.encode(text).ids) for text in heldout)
+        row = report["sources"][source]["heldout"]
+        assert (row["tokens"], row["bytes"]) == (tokens, sum(len(text.encode()) for text in heldout))
+        assert report["compare"]["this"][source]["tokens"] == tokens
+        assert report["sizes"]["1200"][source] == sum(len(tokenizer.encode(text).ids) for text in texts)
+    assert report["words"]["dropped"] == 0
+    assert report["tokens"]["unused_bytes"]
+    mine = (
+        sum(report["tokens"]["mostly_in"].values()) + report["tokens"]["shared"] + report["tokens"]["unused"]
+    )
+    assert mine == 1200 - len(SPECIAL)
+
+
+@pytest.mark.parametrize("steps", [2, 60, 90, 130])
+def test_a_stopped_job_continues_to_the_same_bytes(folder: Path, here: Engine, steps: int) -> None:
+    run_build_vocab(recipe(folder, size=1200), here)
+    with pytest.raises(Stopped):
+        run_build_vocab(recipe(folder, "killed", size=1200), Killer(steps))
+    run_build_vocab(recipe(folder, "killed", size=1200), here)
+    for part in ("vocab", "counts"):
+        assert contents(folder / "killed" / part) == contents(folder / "out" / part)
+
+
+def test_what_is_made_is_kept_and_other_settings_are_refused(folder: Path, here: Engine) -> None:
+    first = run_build_vocab(recipe(folder, size=1200), here)
+    assert run_build_vocab(recipe(folder, size=1200), Killer(0)) == first
+    with pytest.raises(MismatchError, match=r"size was 1200 and is 1300"):
+        run_build_vocab(recipe(folder, size=1300), here)
+
+
+def test_counts_alone_are_enough(folder: Path, here: Engine) -> None:
+    run_build_vocab(recipe(folder, size=1200), here)
+    counts = run_count(recipe(folder, size=1200), here, Silent(), ignore)
+    for path in (folder / "in").iterdir():
+        path.unlink()
+    run_build_vocab(recipe(folder, "again", size=1200), here, counts=counts)
+    name = "tokenizer.json"
+    assert (folder / "again" / "vocab" / name).read_bytes() == (folder / "out" / "vocab" / name).read_bytes()
+
+
+def test_fewer_merges_than_asked_for(
+    folder: Path,
+    here: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("pretok.vocab.job.notice", told.append)
+    report = run_build_vocab(recipe(folder, holdout="0", size=60_000), here)
+    size = report["vocabulary"]["size"]
+    assert size < 60_000
+    assert any(f"the counts allow {size:,} entries, not the 60,000 asked for" in text for text in told)
+    expected = reference(documents(folder, "it") + documents(folder, "en"), "cl100k", 60_000)
+    model = json.loads((folder / "out" / "vocab" / "tokenizer.json").read_text())["model"]
+    assert model["merges"] == expected["merges"]
+
+
+def test_both_libraries_open_the_folder(folder: Path, here: Engine) -> None:
+    transformers = needs("transformers")
+    run_build_vocab(recipe(folder, size=1200), here)
+    path = str(folder / "out" / "vocab")
+    fast = transformers.AutoTokenizer.from_pretrained(path)
+    plain = Tokenizer.from_file(path + "/tokenizer.json")
+    text = "L'acqua è più fresca, perché no? <3\n\n  12345"
+    assert fast(text)["input_ids"] == plain.encode(text).ids
+    assert plain.decode(plain.encode(text).ids) == text
+    assert (fast.eos_token_id, fast.pad_token_id, len(fast)) == (0, 1, 1200)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pattern": "bert"}, "no pattern 'bert'"),
+        ({"size": 300}, "no room for 64 special tokens and 256 bytes"),
+        ({"special_tokens": ("<|a|>", "<|a|>")}, "different from each other"),
+        ({"special_tokens": ("<|a|>",), "eod": "<|b|>"}, "first special token must be"),
+        ({"special_tokens": ("<|a|>", "EOS")}, "'EOS' is one word"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    folder: Path,
+    here: Engine,
+    settings: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        run_build_vocab(recipe(folder, **settings), here)
+
+
+def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sources = [f"{name}={folder / 'in' / name}*" for name in ("it", "en")]
+
+    def run(command: str, inputs: list[str], out: str, *options: str) -> int:
+        return run_command([command, *inputs, "--workers", "0", "--out", str(folder / out), *options])
+
+    assert run("count", sources[:1], "a", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sources"]["it"]["documents"] > 100
+    assert run("count", sources[1:], "b") == 0
+    both = [str(folder / name / "counts") for name in ("a", "b")]
+    assert run("count", both, "c") == 0
+    assert run("count", [both[0], sources[1]], "d") == 2
+    settings = ["--counts", str(folder / "c" / "counts"), "--weights", "it=0.9,en=0.1", "--vocab-size"]
+    assert run("build-vocab", sources, "e", *settings, "900") == 0
+    capsys.readouterr()
+    other = str(folder / "e" / "vocab" / "tokenizer.json")
+    assert run("build-vocab", sources, "f", *settings, "800", "--json", "--compare", other) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["vocabulary"]["size"] == 800
+    rows = report["compare"]
+    assert rows[other]["it"]["tokens"] < rows["this"]["it"]["tokens"]
+
+
+def test_what_cannot_be_compared_is_refused_before_the_work(folder: Path, here: Engine) -> None:
+    other = folder / "tokenizer.json"
+    other.write_text('{"model": {"type": "WordPiece"}}')
+    with pytest.raises(UsageError, match=r"tokenizer\.json is not a BPE tokenizer"):
+        run_build_vocab(recipe(folder, size=1200), here, [other])
+    assert not (folder / "out").exists()
+
+
+def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
+    folder: Path,
+    here: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = run_build_vocab(recipe(folder, size=1200), here) and folder / "out" / "vocab" / "tokenizer.json"
+    told: list[str] = []
+    monkeypatch.setattr("pretok.vocab.job.notice", told.append)
+    measure = measure_texts
+
+    def give_up(path: Path, texts: Any) -> int:
+        if path == other:
+            raise Unencodable([0], "too hard")
+        return measure(path, texts)
+
+    monkeypatch.setattr("pretok.vocab.job.measure_texts", give_up)
+    report = run_build_vocab(recipe(folder, "b", size=1200), here, [other])
+    assert report["compare"][str(other)]["it"]["tokens"] is None
+    assert report["mix"]["compare"][str(other)] is None
+    assert report["compare"]["this"]["it"]["tokens"] > 0
+    assert f"{other} is not compared on it: 1 documents cannot be encoded: too hard" in told

@@ -11,7 +11,8 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ from train.parallel import first_problem
 from train.restore import Reader, first_failure, restore
 from train.saved import META, SummedWriter, check_files, complete_checkpoints, read_meta
 from train.sizes import ModelConfig
+
+SETTLE_SECONDS = 300.0
+"""How long a run that ends by an error waits for the save in progress."""
 
 
 @dataclass
@@ -122,6 +126,15 @@ class Checkpoints:
         if self._pending is not None:
             self._finish(self._pending)
         dist.barrier(group=self._group)
+
+    def settle(self) -> None:
+        """Finish the save in progress where the run ends by an error: what it writes was taken before that.
+
+        Without a word to other ranks, which may be gone; then the save is given up after SETTLE_SECONDS.
+        """
+        if self._pending is not None and not wait([self._pending.future], SETTLE_SECONDS).not_done:
+            with suppress(PretokError):  # what ends the run is what to tell
+                self._finish(self._pending)
 
     def close(self) -> None:
         """Finish, and free the staging memory."""

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from pretok.read.files import CorruptInputError, InputFile
+from pretok.read.files import CorruptInputError, InputFile, list_inputs
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition, Piece
 from pretok.read.readers import Damage, RecordFormat, read_partition, read_piece
@@ -78,14 +78,16 @@ def test_flipped_bytes_are_damage_and_nothing_else(tmp_path, kind):
 
 
 def test_parquet_that_breaks_in_the_middle_keeps_what_came_before(tmp_path):
-    piece = write("parquet", tmp_path)
+    write("parquet", tmp_path)
     path = tmp_path / "input"
     start = pq.ParquetFile(path).metadata.row_group(2).column(0).dictionary_page_offset
     data = bytearray(path.read_bytes())
     data[start : start + 8] = b"\xff" * 8
     path.write_bytes(data)
     (tmp_path / "other").mkdir()
-    partition = Partition("it", 0, (piece, write("zstd", tmp_path / "other")), 0)
+    write("zstd", tmp_path / "other")
+    inputs, _ = list_inputs([str(path), str(tmp_path / "other" / "input")], "auto")  # planned as they are now
+    partition = Partition("it", 0, tuple(Piece(file) for file in inputs), 0)
     found = list(read_partition(partition, RecordFormat(), Normalization()))
     (damage,) = [batch for batch in found if isinstance(batch, Damage)]
     assert damage.piece == 0

@@ -8,6 +8,7 @@ for it.
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from pretok.base.errors import PretokError, Stopped
+from pretok.base.errors import MismatchError, PretokError, Stopped
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from pretok.stream import View
@@ -30,10 +31,9 @@ from train.config import TrainConfig, parse_save_every
 from train.data import Feed
 from train.devices import Device, find_device
 from train.evaluate import evaluate, validation_views
-from train.lock import RunLock, locked
 from train.metrics import Goodput, MetricsLog, append_line, provenance, summarize_goodput
 from train.optim import global_norm, learning_rate
-from train.parallel import data_rank, process_group
+from train.parallel import data_rank, process_group, run_folder
 from train.report import Reporter
 from train.setup import OPTIMIZER_BYTES, Plan, build_trainee, check_identity, describe, make_plan
 from train.step import Mark, Readback, Trainee, chain_hash, train_step
@@ -72,7 +72,7 @@ class Run:
     checkpoints: Checkpoints
     log: MetricsLog
     report: Reporter
-    lock: RunLock
+    lost: threading.Event
     stop: StopFlag
     goodput: Goodput
     progress: Progress
@@ -97,10 +97,10 @@ def train(config: TrainConfig) -> None:
         StopFlag(FIRST_MARGIN) as stop,
         process_group(device, config.timeout, out),
         Reporter(dist.get_rank()) as report,
-        locked(out, report, dist.get_rank()) as lock,
+        run_folder(out) as lost,
     ):
         plan = make_plan(config, dist.get_world_size())
-        run = _start(plan, device, stop, out, report, lock)
+        run = _start(plan, device, stop, out, report, lost)
         try:
             _loop(run)
         finally:
@@ -116,7 +116,9 @@ def train(config: TrainConfig) -> None:
             )
 
 
-def _start(plan: Plan, device: Device, stop: StopFlag, out: Path, report: Reporter, lock: RunLock) -> Run:
+def _start(
+    plan: Plan, device: Device, stop: StopFlag, out: Path, report: Reporter, lost: threading.Event
+) -> Run:
     config, rank = plan.config, dist.get_rank()
     trainee = build_trainee(plan, device, report)
     report(describe(plan, device))
@@ -139,7 +141,7 @@ def _start(plan: Plan, device: Device, stop: StopFlag, out: Path, report: Report
         checkpoints=checkpoints,
         log=MetricsLog(out, config, device, report, rank, progress.step, plan.steps),
         report=report,
-        lock=lock,
+        lost=lost,
         stop=stop,
         goodput=Goodput(STARTED),
         progress=progress,
@@ -269,11 +271,20 @@ def _flush(run: Run) -> None:
         _record(run, previous, run.pending_wait)
 
 
+def _check_folder(run: Run) -> None:
+    """MismatchError when another run has taken the folder, because this one hung or its lock was deleted."""
+    if run.lost.is_set():
+        raise MismatchError(
+            f"the lock of {run.plan.config.out} was deleted or taken by another run, which now owns the folder; this "
+            "one ends without saving"
+        )
+
+
 def _record(run: Run, done: Readback, waited: float) -> None:
     """Log one step, take its decisions, and stop a run that skips step after step."""
     config, plan = run.plan.config, run.plan
     numbers = done.read()
-    run.lock.check()
+    _check_folder(run)
     seconds, run.last_end = done.end.seconds_since(run.last_end), done.end
     run.progress.data_hash = chain_hash(run.progress.data_hash, numbers.checksum)
     run.stop_agreed |= numbers.stop
@@ -347,7 +358,7 @@ def _save(run: Run) -> None:
     run.save_agreed = False
     if run.saved_step == progress.step or run.save_every[0] == "never":
         return
-    run.lock.check()
+    _check_folder(run)
     with run.goodput.spent("saving"):
         size = global_norm(run.trainee.parameters, run.trainee.groups).item()
         if not torch.isfinite(torch.tensor(size)):

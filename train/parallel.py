@@ -8,8 +8,9 @@ FSDP replicate = 1, one process 1 x 1 x 1: all of them are one code path, FSDP2'
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -26,7 +27,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from pretok.base.errors import UsageError
+from pretok.base.errors import PretokError, UsageError
+from pretok.base.lock import hold
 from train.config import TrainConfig, parse_checkpointing
 from train.devices import Device
 from train.model import Decoder
@@ -78,6 +80,24 @@ def first_problem(problem: str | None, group: dist.ProcessGroup | None = None) -
     answers: list[str | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(answers, problem, group=group)
     return next((answer for answer in answers if answer is not None), None)
+
+
+@contextmanager
+def run_folder(out: Path) -> Iterator[threading.Event]:
+    """Keep RUN for this run while the body runs on all ranks; rank 0 holds it (see `pretok.base.lock.hold`).
+
+    UsageError on all ranks when it is not to be had. The event is set, on rank 0, when the folder is lost.
+    """
+    with ExitStack() as stack:
+        problem, lost = None, threading.Event()
+        if dist.get_rank() == 0:
+            try:
+                lost = stack.enter_context(hold(out, "train"))
+            except PretokError as error:
+                problem = f"{error}"
+        if problem := first_problem(problem):
+            raise UsageError(problem)
+        yield lost
 
 
 @contextmanager

@@ -59,22 +59,23 @@ class Holder:
 
 
 @contextmanager
-def hold(folder: Path, what: str) -> Iterator[None]:
+def hold(folder: Path, what: str) -> Iterator[threading.Event]:
     """Keep other jobs out of `folder`, which is made if it is not there; `what` names this job to them.
 
     Raises FolderInUse, OutputError. A lock taken over is logged as a warning. Should the lock be lost while it is held
-    (someone deleted it), this process gets SIGTERM, which ends a job in good order.
+    (someone deleted it), this process gets SIGTERM, which ends a job in good order; the event that is yielded is then
+    set, for a body that must not write even at its end.
     """
     path, holder = folder / LOCK_FILE, _this_process(what)
     text = json.dumps(asdict(holder))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _take(path, text)
-    ended = threading.Event()
-    thread = threading.Thread(target=_beat, args=(path, text, ended), daemon=True, name="folder-lock")
+    ended, lost = threading.Event(), threading.Event()
+    thread = threading.Thread(target=_beat, args=(path, text, ended, lost), daemon=True, name="folder-lock")
     thread.start()
     try:
-        yield
+        yield lost
     finally:
         ended.set()
         if os.getpid() == holder.pid:  # not in a forked child
@@ -151,14 +152,18 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _beat(path: Path, text: str, ended: threading.Event) -> None:
-    """Touch the lock until `ended`. An error of the file system is passed over: the next touch may succeed."""
+def _beat(path: Path, text: str, ended: threading.Event, lost: threading.Event) -> None:
+    """Touch the lock until `ended`; set `lost` and stop this process when it is another's.
+
+    An error of the file system is passed over: the next touch may succeed.
+    """
     while not ended.wait(HEARTBEAT):
         with contextlib.suppress(OSError):
             if _read(path) != text:
                 logger.error(
                     "%s is gone or another job's: stopping, as this job no longer has the folder", path
                 )
+                lost.set()
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             os.utime(path)

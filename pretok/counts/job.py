@@ -29,6 +29,7 @@ from pretok.base.failures import LOGS, TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.storage import atomic_open, checksum, fingerprint, read_json, remove_leftovers, write_json
+from pretok.base.units import counted
 from pretok.config import Recipe
 from pretok.counts.buckets import BUCKETS, read_metadata
 from pretok.counts.task import (
@@ -340,7 +341,7 @@ def _count(
         if record := by_name.get(task.partition.name):
             done.update(record.counts(task.partition.source))
     progress.start_from(dict(done))
-    text = f"{len(every)} partitions to count"
+    text = f"{counted(len(every), 'partition')} to count"
     if by_name:
         text += f", {len(by_name)} of them done by an earlier run, with {done['documents']:,} documents"
     notice(text)

@@ -158,7 +158,7 @@ class _Run:
             for part in load_parts(task.state_dir, task.partition.name):
                 counts.update(part.counts(task.partition.source))
         progress.start_from(dict(counts))
-        text = f"{len(self._tasks)} partitions to tokenize"
+        text = f"{counted(len(self._tasks), 'partition')} to tokenize"
         if counts["documents"]:
             kept = f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
             text += f", {done} of them done by an earlier run, which left {kept}"
@@ -195,7 +195,7 @@ def _describe_failures(failed: list[dict[str, Any]], shards: Path) -> str:
         [f"  and {len(failed) - 20} more, under `failed` in {shards / FILE_NAME}"] if len(failed) > 20 else []
     )
     return "\n".join(
-        [f"{len(failed)} inputs could not be read to their end; everything else is in the shards:", *lines, *more,
+        [f"{counted(len(failed), 'input')} could not be read to their end; everything else is in the shards:", *lines, *more,
          "mend the files and run the same command again: only these partitions are done again"]
     )  # fmt: skip
 

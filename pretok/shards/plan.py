@@ -21,7 +21,7 @@ from pretok.read.changes import input_changes, refuse, refuse_changes
 from pretok.read.files import InputFile, list_inputs
 from pretok.read.partition import Partition, plan, shard_bytes
 from pretok.read.probe import probe_inputs
-from pretok.shards.task import load_parts
+from pretok.shards.task import PartRecord, load_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +125,24 @@ def _has_documents(state: Path, name: str) -> bool:
 
 
 def _mended(old: SourcePlan, inputs: list[InputFile], state: Path) -> set[str]:
-    """Files that may differ from the plan: each is whole in one partition, which failed and will be done again."""
+    """Files that may differ from the plan: each is whole in one partition, of which nothing that is sealed will stay."""
     planned = {file.path: file for file in old.inputs}
     changed = {file.path for file in inputs if file.path in planned and planned[file.path] != file}
     pieces = [(piece, partition) for partition in old.partitions for piece in partition.pieces]
     mended = set()
     for path in changed:
         holding = [partition for piece, partition in pieces if piece.file.path == path]
-        if len(holding) == 1 and not is_complete(state, holding[0].name):
+        if len(holding) == 1 and state.exists() and _starts_over(load_parts(state, holding[0].name)):
             mended.add(path)
     return mended
+
+
+def _starts_over(parts: list[PartRecord]) -> bool:
+    """Whether a partition is done from its beginning: it was damaged, or nothing of it is sealed.
+
+    One that was killed between two parts goes on where it stopped, in the file that it began with.
+    """
+    return not parts or (parts[-1].last and any(part.errors for part in parts))
 
 
 def is_complete(state: Path, partition: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import tokenizing
 
 from pretok.base.errors import MismatchError, PartitionsFailed, Stopped, UsageError
 from pretok.base.progress import Silent
@@ -18,6 +20,7 @@ from pretok.config import Recipe, make_recipe
 from pretok.counts.job import load_counts, run_count
 from pretok.read import readers
 from pretok.read.rejects import poor_sources
+from pretok.shards import task
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
 
@@ -73,7 +76,7 @@ def test_a_source_that_gives_nothing_is_code_3_and_binds_nothing(tmp_path, vocab
 
 
 def test_unfinished_work_without_documents_binds_nothing(tmp_path, vocab_dir, here, monkeypatch):
-    from pretok.jobs import tokenize as job
+    from pretok.shards import job
 
     (tmp_path / "a.jsonl").write_text(lines(9))
     monkeypatch.setattr(job, "seal", lambda *a: 1 / 0)
@@ -165,8 +168,8 @@ def test_a_file_in_two_sources_is_a_notice(tmp_path, vocab_dir, here):
 
 
 def test_build_vocab_lists_its_inputs_once(tmp_path, here, monkeypatch):
-    from pretok.jobs import build_vocab
-    from pretok.jobs import count as counting
+    from pretok.counts import job as counting
+    from pretok.vocab import job as build_vocab
 
     (tmp_path / "a.jsonl").write_text(lines(40))
     (tmp_path / "b.jsonl").write_text("")
@@ -183,8 +186,8 @@ def test_build_vocab_lists_its_inputs_once(tmp_path, here, monkeypatch):
 
 @pytest.mark.parametrize("work", [tokenize, count])
 def test_a_signal_ends_planning(tmp_path, vocab_dir, here, monkeypatch, work):
-    from pretok.jobs import count as counting
-    from pretok.jobs import source_plan
+    from pretok.counts import job as counting
+    from pretok.shards import plan as source_plan
 
     (tmp_path / "a.jsonl").write_text(lines(9))
     waiting = threading.Event()
@@ -198,3 +201,30 @@ def test_a_signal_ends_planning(tmp_path, vocab_dir, here, monkeypatch, work):
         monkeypatch.setattr(module, "list_inputs", listing)
     with pytest.raises(Stopped, match="received SIGTERM"):
         work(recipe(tmp_path, vocab_dir), here)
+
+
+def test_a_file_that_changes_between_two_parts_is_refused(
+    tmp_path, vocab_dir, here, sample_texts, monkeypatch
+):
+    """The rest would be read from another file than the beginning, and nobody could tell."""
+    path = tmp_path / "a.jsonl.gz"
+    texts = [json.dumps({"text": text}) for text in sample_texts["it"]]
+    path.write_bytes(gzip.compress("\n".join(texts).encode()))
+    made = tokenizing.recipe(tmp_path / "out", vocab_dir, {"it": [path]}, size=4_000)
+    seal, calls = task._PartWriter.seal, []
+
+    def killed(writer, *, last):
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(last)
+        return seal(writer, last=last)
+
+    monkeypatch.setattr("pretok.read.readers.BATCH_BYTES", 4_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(task._PartWriter, "seal", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tokenizing.run(made, here)
+    assert calls == [False]
+    path.write_bytes(gzip.compress("\n".join(texts[::-1]).encode()))
+    with pytest.raises(MismatchError, match=r"a\.jsonl\.gz"):
+        tokenizing.run(made, here)

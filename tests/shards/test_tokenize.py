@@ -250,7 +250,7 @@ def test_bad_inputs_are_named_and_the_rest_is_kept(tmp_path, vocab_dir, here):
 
 
 def test_a_crashing_partition_is_retried_then_named(tmp_path, inputs, finished, vocab_dir, here, monkeypatch):
-    from pretok import tokenize
+    from pretok.shards import task as tokenize
 
     real = tokenize._PartWriter.add
     failures = 0
@@ -278,7 +278,7 @@ def test_a_crashing_partition_is_retried_then_named(tmp_path, inputs, finished, 
 
 def failing_partition(monkeypatch, name: str, error: BaseException) -> list[int]:
     """Make one partition raise; its tries."""
-    from pretok import tokenize
+    from pretok.shards import task as tokenize
 
     real, tries = tokenize._PartWriter.add, []
 

@@ -18,7 +18,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from counting import write_lines
-from support import ROOT, SPECIAL
+from support import ROOT, SPECIAL, TASK_PATH
 from texts import HARD
 
 from pretok.base.execute import Engine
@@ -81,9 +81,7 @@ def ray_address() -> Iterator[str]:
     port = free_port()
     os.environ["RAY_AUTH_MODE"] = "token"  # as on a shared machine; the driver here needs it too
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT), str(ROOT / "tests")]
-    )  # workers import the tests' tasks
+    os.environ["PYTHONPATH"] = TASK_PATH  # workers import the tests' tasks
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}"]
     limits = ["--num-cpus=2", "--include-dashboard=false", f"--object-store-memory={100 << 20}"]

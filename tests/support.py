@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ from pretok.shards.manifest import write_manifest
 
 ROOT = Path(__file__).parent.parent
 """The checkout."""
+TASK_PATH = os.pathsep.join(
+    str(path) for path in (ROOT, ROOT / "tests", ROOT / "tests" / "base", ROOT / "tests" / "shards")
+)
+"""What another process needs as PYTHONPATH to find the tasks that tests define."""
 SPECIAL = ("<|endoftext|>", "<|pad|>", "<|reserved_0|>")
 """Special tokens of the small vocabulary of the tests."""
 EOD = 0

@@ -194,8 +194,9 @@ def _describe_failures(failed: list[dict[str, Any]], shards: Path) -> str:
     more = (
         [f"  and {len(failed) - 20} more, under `failed` in {shards / FILE_NAME}"] if len(failed) > 20 else []
     )
+    head = f"{counted(len(failed), 'input')} could not be read to the end; everything else is in the shards:"
     return "\n".join(
-        [f"{counted(len(failed), 'input')} could not be read to their end; everything else is in the shards:", *lines, *more,
+        [head, *lines, *more,
          "mend the files and run the same command again: only these partitions are done again"]
     )  # fmt: skip
 

@@ -125,7 +125,7 @@ def _has_documents(state: Path, name: str) -> bool:
 
 
 def _mended(old: SourcePlan, inputs: list[InputFile], state: Path) -> set[str]:
-    """Files that may differ from the plan: each is whole in one partition, of which nothing that is sealed will stay."""
+    """Files that may differ from the plan: each is whole in one partition, of which nothing sealed will stay."""
     planned = {file.path: file for file in old.inputs}
     changed = {file.path for file in inputs if file.path in planned and planned[file.path] != file}
     pieces = [(piece, partition) for partition in old.partitions for piece in partition.pieces]

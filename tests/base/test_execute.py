@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import ROOT
+from support import TASK_PATH
 
 from pretok.base import execute as engine_module
 from pretok.base import reaper
@@ -208,7 +208,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("killed", ["driver", "raylet"])
 def test_no_process_outlives_a_killed_ray(tmp_path, killed):
     """Of a Ray started here: its driver, then its raylet, gets a SIGKILL while a task runs."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    environment = {**os.environ, "PYTHONPATH": TASK_PATH}
     command = [sys.executable, "-c", DRIVER, str(tmp_path / "mark")]
     driver = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -76,15 +76,17 @@ def test_a_scratch_folder_of_another_user_is_not_used(
         _numba.cache_folder()
 
 
-@pytest.mark.parametrize("name", ["hashing.py", "unicode.py", "_numba.py"])
+@pytest.mark.parametrize("name", ["hashing.py", "unicode.py", "compile.py"])
 def test_another_source_takes_another_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = _numba.source_digest()
-    for path in _numba.PACKAGE.glob("*.py"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for path in _numba.PACKAGE.rglob("*.py"):
+        copy = tmp_path / path.relative_to(_numba.PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
     monkeypatch.setattr(_numba, "PACKAGE", tmp_path)
     assert _numba.source_digest() == before
-    with (tmp_path / name).open("a") as file:
+    with (tmp_path / "kernels" / name).open("a") as file:
         file.write("# changed\n")
     assert _numba.source_digest() != before

@@ -35,6 +35,7 @@ from pretok.tokenizer.reference import (
 )
 from pretok.tokenizer.stages import Stages, split_stages
 from pretok.tokenizer.superword_merge import Joiner
+from pretok.tokenizer.tokenizer_file import decoded
 
 PROBE = (
     "L'acqua dell'anno 2024: perché no? «È così», disse; un po' d'olio.\n\n  It's 12,345.67 they've DON'T  \t x\r\n"
@@ -63,9 +64,9 @@ class FastEngine:
     def __init__(self, tokenizer_json: str) -> None:
         import gigatoken
 
-        plain = json.loads(tokenizer_json)
+        whole = decoded(tokenizer_json)
         # Nothing in a document may become a special token; the other added tokens are words of the vocabulary.
-        plain["added_tokens"] = [token for token in plain["added_tokens"] if not token["special"]]
+        plain = {**whole, "added_tokens": [token for token in whole["added_tokens"] if not token["special"]]}
         try:
             with guarded():
                 self._tokenizer: Any = gigatoken.Tokenizer.from_json(json.dumps(plain))
@@ -98,7 +99,7 @@ class SuperwordEngine:
 
 def fast_engine(tokenizer_json: str) -> Engine:
     """The engine for a tokenizer of one or two stages. Raises ValueError when there is none."""
-    stages = split_stages(json.loads(tokenizer_json))
+    stages = split_stages(decoded(tokenizer_json))
     return SuperwordEngine(stages) if stages else FastEngine(tokenizer_json)
 
 
@@ -145,7 +146,7 @@ def _probes(tokenizer: dict[str, Any]) -> pa.LargeStringArray:
 
 def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[Engine, str]:
     """The fastest engine that is exact for this tokenizer, and a notice when that is the slow one."""
-    tokenizer = json.loads(tokenizer_json)
+    tokenizer = decoded(tokenizer_json)
     reason = doubt(tokenizer)
     if not reason:
         try:
@@ -225,7 +226,7 @@ class Encoder:
         self._reference = ReferenceEngine(tokenizer_json, name)
         self._engine, self.notice = choose_engine(tokenizer_json, self._reference)
         if not self.notice:
-            self._table = disputed_table(json.loads(tokenizer_json), self._engine, self._reference)
+            self._table = disputed_table(decoded(tokenizer_json), self._engine, self._reference)
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Tokens, npt.NDArray[np.int32]]:
         """(tokens (n,) in the shard dtype, lengths (documents,) int32 that include the EOD).

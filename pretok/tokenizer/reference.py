@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from pretok.base.errors import PretokError, UsageError
 from pretok.kernels.pretokenize import PATTERNS, word_ends
 from pretok.read.batches import buffers
 from pretok.tokenizer.segments import COARSE, SEPARATORS, segment_ends
+from pretok.tokenizer.tokenizer_file import decoded
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
@@ -74,11 +76,15 @@ class ReferenceEngine:
 
     def __init__(self, tokenizer_json: str, name: str = "tokenizer.json") -> None:
         self._tokenizer = _tokenizer(tokenizer_json, name)
-        data = json.loads(tokenizer_json)
-        self._cutter = _cutter(data)
-        if self._cutter:
-            data["pre_tokenizer"] = data["pre_tokenizer"]["pretokenizers"][1]
-            self._of_words = _tokenizer(json.dumps(data), name)
+        self._cutter = _cutter(decoded(tokenizer_json))
+        self._json, self._name = tokenizer_json, name
+
+    @cached_property
+    def _of_words(self) -> Tokenizer:
+        """The tokenizer without its Split, for words that are cut already; few runs meet a document that needs it."""
+        data = decoded(self._json)
+        steps = data["pre_tokenizer"]["pretokenizers"]
+        return _tokenizer(json.dumps({**data, "pre_tokenizer": steps[1]}), self._name)
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         """(ids of all documents in a row, offsets (documents + 1,)). Unencodable names those it gave up on."""

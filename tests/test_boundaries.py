@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+from benchmarks.house import imports
+
 MODULES = sorted([*ROOT.glob("pretok/**/*.py"), *ROOT.glob("train/**/*.py")])
 MAY_IMPORT = {
     "base": (),
@@ -43,17 +45,6 @@ HEAVY = (
     "datasets",
     "tokenizers",
 )
-
-
-def imports(path: Path) -> set[str]:
-    """Every module a file imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
 
 
 def relative(path: Path) -> str:

@@ -5,6 +5,7 @@ files.py            input files: list, recognise, open, decompress, notice chang
 zstd_frames.py      zstd data -> slices whose text is bounded
 hub.py              datasets on a hub, streamed
 sample/__init__.py  the text shipped with the package
+guarded.py          a function over items in a process of its own, which a library may end
 probe.py            inputs -> how much text they hold, whether the field is there
 partition.py        inputs -> partitions, planned from sizes
 changes.py          what changed since a result was made, by name

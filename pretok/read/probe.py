@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from pretok.base.errors import UsageError
 from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_bytes
+from pretok.read.guarded import in_child
 from pretok.read.hub import open_hub
 
 COMPRESSION_RATIO = 3.0
@@ -50,8 +52,20 @@ def probe_inputs(
     """A Probe of each input. `notice` is told of files without the field; UsageError when all that were judged are."""
     lines = [file for file in inputs if file.format == "jsonl" and file.size]
     looked_into = set(lines[:: -(-len(lines) // PROBED_FILES) or 1])
+    parquet = [file for file in inputs if file.format == "parquet"]
+    # Of a damaged footer pyarrow tells the size of a column by ending the process (seen with 23); reading is safe.
+    known = dict(zip(parquet, in_child(partial(_probe_parquet, field=field), parquet), strict=True))
     with ThreadPoolExecutor(16) as pool:
-        probes = list(pool.map(lambda file: _probe(file, field, file in looked_into), inputs))
+        probes = list(
+            pool.map(
+                lambda file: (
+                    known[file] or Probe(file, 0)
+                    if file in known
+                    else _probe(file, field, file in looked_into)
+                ),
+                inputs,
+            )
+        )
     problems = [probe.problem for probe in probes if probe.problem]
     judged = sum(probe.judged for probe in probes)
     if problems and len(problems) == judged:
@@ -65,8 +79,6 @@ def probe_inputs(
 
 
 def _probe(file: InputFile, field: str, look_into: bool) -> Probe:
-    if file.format == "parquet":
-        return _probe_parquet(file, field)
     if file.format in ("dataset", "hub"):
         return _probe_dataset(file, field)
     size = int(file.size * COMPRESSION_RATIO) if file.compression else file.size

@@ -89,13 +89,33 @@ def test_a_footer_is_read_once(tmp_path, monkeypatch):
     table = pa.table({"text": ["ciao " * 100] * 200})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=10)
     inputs, _ = list_inputs([f"{tmp_path}/a.parquet"], "auto")
-    opened = []
-    real = probe.open_parquet
-    monkeypatch.setattr(probe, "open_parquet", lambda path: opened.append(path) or real(path))
+    asked = []
+    real = probe.in_child
+    monkeypatch.setattr(
+        probe, "in_child", lambda function, files: asked.extend(files) or real(function, files)
+    )
+    monkeypatch.setattr(probe, "open_parquet", None)  # by nobody in this process
     probes = probe_inputs(inputs, "text")
     assert shard_bytes(probes, 2)
     assert len(plan("it", probes, 2000, 2)) > 5
-    assert len(opened) == 1
+    assert asked == inputs
+
+
+def test_a_damaged_footer_ends_no_job(tmp_path):
+    """pyarrow ends the process that asks for the size of a column: the file is planned whole, and judged when read."""
+    table = pa.table({"id": [1, 2, 3] * 50, "text": ["ciao"] * 150, "url": ["u"] * 150})
+    pq.write_table(table, tmp_path / "whole.parquet", row_group_size=50)
+    data = (tmp_path / "whole.parquet").read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    for at in range(footer, len(data) - 8, 3):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << (at % 8)
+        (tmp_path / f"{at}.parquet").write_bytes(damaged)
+    inputs, _ = list_inputs([f"{tmp_path}/*.parquet"], "auto")
+    probes = probe_inputs(inputs, "text")
+    assert [found.file for found in probes] == inputs
+    assert probes[-1].parts  # the whole one
+    assert sum(not found.parts for found in probes) > 5
 
 
 def test_ten_thousand_columns(tmp_path):

@@ -70,7 +70,7 @@ def test_two_nodes_equal_one_process_through_a_signal(
     chain = cluster.submit(str(path), "--profile", site, *shape, "--", f"--steps={steps}")
     stopped, last, idle = chain.ids("train")
 
-    chain.wait_for(stopped, "step 20 ")
+    chain.wait_for(stopped, "step 20/")
     cluster.run("scancel", "--batch", "--signal=USR1", stopped)
     assert cluster.wait(stopped) == "FAILED"
     assert cluster.exit_code(stopped) == 75, chain.logs()

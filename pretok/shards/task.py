@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -113,19 +112,29 @@ def load_parts(state_dir: Path, partition: str) -> list[PartRecord]:
     return parts
 
 
-@lru_cache(maxsize=1)
-def load_encoder(tokenizer_json: Path, tokenizer: str, eod_id: int) -> Encoder:
-    """The process's one encoder: loading it costs 0.2 s and its word cache starts cold.
+_loaded: dict[tuple[str, int], Encoder] = {}
+"""The process's one encoder: loading it costs a second and its word cache starts cold. By what it encodes, not by its
+path: each job has a copy of the file beside its shards."""
 
-    MismatchError when the file has not the fingerprint `tokenizer`, that is, was replaced since the job began.
+
+def load_encoder(tokenizer_json: Path, tokenizer: str, eod_id: int) -> Encoder:
+    """The encoder of the tokenizer with the fingerprint `tokenizer`, from the file unless the process has it.
+
+    MismatchError when the file has another fingerprint, that is, was replaced since the job began.
     """
+    if encoder := _loaded.get((tokenizer, eod_id)):
+        return encoder
     vocab = load_vocab(tokenizer_json, eod_id)
     if vocab.fingerprint != tokenizer:
         raise MismatchError(
             f"{tokenizer_json} has the fingerprint {vocab.fingerprint}, but the shards are made with {tokenizer}: "
             "it was replaced while the job ran; run the same command again"
         )
-    return Encoder(vocab.raw.decode(), eod_id, vocab.size, str(tokenizer_json))
+    _loaded.clear()
+    encoder = _loaded[tokenizer, eod_id] = Encoder(
+        vocab.raw.decode(), eod_id, vocab.size, str(tokenizer_json)
+    )
+    return encoder
 
 
 def tokenize_partition(task: TokenizeTask, report: Callable[[Counts], None]) -> list[PartRecord]:

@@ -3,6 +3,7 @@
 python -m benchmarks all                # everything, about ten minutes on two cores
 python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
 python -m benchmarks report             # table and plot again from results.json
+python -m benchmarks house              # the shape of the code, in seconds and without text
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.end_to_end import measure_end_to_end
+from benchmarks.house import main as measure_house
 from benchmarks.inputs import Inputs, prepare
 from benchmarks.measure import save
 from benchmarks.parts import measure_parts
@@ -38,13 +40,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("sections", nargs="+", choices=[*SECTIONS, "all", "report"])
+    parser.add_argument("sections", nargs="+", choices=[*SECTIONS, "all", "report", "house"])
     parser.add_argument(
         "--vocab", type=Path, help="folder with a tokenizer.json; default: train one of 50,000"
     )
     parser.add_argument("--work", type=Path, help="keep the derived files here; default: a temporary folder")
     parser.add_argument("--runs", type=int, default=3, help="runs of which the median counts (default 3)")
     arguments = parser.parse_args()
+    if arguments.sections == ["house"]:
+        measure_house(Path(__file__).parents[1])
+        return
     # The worker processes import this package too.
     root = str(Path(__file__).parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,6 +1,6 @@
 """The shape of the code, measured from the code: rooms, arrows, walks, names, annotations, comments, lengths.
 
-    python -m benchmarks house [CHECKOUT]
+    python -m benchmarks house          # this checkout; python -m benchmarks.house CHECKOUT for another
 
 Enters: a checkout (default: this one). Leaves: figures on standard output. A room is what one sees in `pretok/` and
 `train/`: a folder or a module beside it. An arrow is one room that imports another; it points upward when the other
@@ -52,7 +52,7 @@ def note(frame, event, value):
     if event not in ("call", "return"):
         return
     name = frame.f_code.co_filename
-    if not name.startswith(str(root)):
+    if not name.startswith((f"{{root}}/pretok/", f"{{root}}/train/")):
         return
     if frame.f_code.co_name == START[0]:
         inside[0] = event == "call"

@@ -59,9 +59,7 @@ def read_recipe(
         given = {key: value for key, value in values.items() if value is not None}
         if given:
             data[name] = _with(data.get(name, {}), given)
-    if field is not None and isinstance(sources := data.get("sources"), dict):
-        data["sources"] = {name: _with(source, {"field": field}) for name, source in sources.items()}
-    recipe = make_recipe(data, recipes[0] if recipes else "command line")
+    recipe = make_recipe(data, recipes[0] if recipes else "command line", field)
     _check_out(recipe.out)
     _check_other_tables(recipe)
     return recipe

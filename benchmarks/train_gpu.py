@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.train_shards import write_random_shards
 from train.config import TrainConfig
-from train.devices import Device, find_device
-from train.parallel import Layout
-from train.plan import count_tensors, largest_micro_batch
-from train.sizes import ModelConfig, model_config
-from train.tune import run_trial
+from train.model.sizes import ModelConfig, model_config
+from train.parallel.devices import Device, find_device
+from train.parallel.mesh import Layout
+from train.tools.plan import count_tensors, largest_micro_batch
+from train.tools.tune import run_trial
 
 VARIANTS = (("none", True), ("ops", True), ("full", True), ("none", False))
 """(checkpointing, compile), the likely best first: a slow machine may not come to the last."""

@@ -20,10 +20,10 @@ import torch
 
 import pretok.stream
 from benchmarks.train_shards import write_random_shards
-from train import loop
 from train.config import Batch, TrainConfig
-from train.data import Feed
-from train.metrics import read_lines
+from train.run import loop
+from train.run.metrics import read_lines
+from train.steps.data import Feed
 
 
 def main() -> None:

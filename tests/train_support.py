@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from tests.support import make_shards
-from train.metrics import read_lines
+from train.run.metrics import read_lines
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo is what the first training step imports.
-_CONTEXT.set_forkserver_preload(["tests.train_support", "train.loop", "train.__main__", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["tests.train_support", "train.run.loop", "train.__main__", "torch._dynamo"])
 
 SIZES = """
 vocab_size = 60

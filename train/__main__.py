@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pretok.base.errors import PretokError, Stopped
 from train.config import add_flags, parse
-from train.failures import explain, out_of_memory
+from train.run.failures import explain, out_of_memory
 
 EXAMPLE = """examples:
   train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
@@ -34,7 +34,7 @@ def _train(arguments: Sequence[str]) -> None:
     )
     add_flags(parser)
     config, _ = parse(parser, arguments)
-    from train.loop import train
+    from train.run.loop import train
 
     try:
         train(config)
@@ -64,8 +64,8 @@ def _export(arguments: Sequence[str]) -> None:
     space = parser.parse_args(list(arguments))
     import torch
 
-    from train.export import export
-    from train.saved import find_checkpoints
+    from train.checkpoint.export import export
+    from train.checkpoint.saved import find_checkpoints
 
     checkpoint = find_checkpoints(space.run, space.step)[-1]
     export(checkpoint, space.tokenizer, space.out, getattr(torch, space.dtype), _notice)
@@ -83,7 +83,7 @@ def _verify(arguments: Sequence[str]) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument("--step", type=int, help="step of one checkpoint (default: all)")
     space = parser.parse_args(list(arguments))
-    from train.saved import verify
+    from train.checkpoint.saved import verify
 
     verify(space.run, space.step, print)
 
@@ -93,13 +93,13 @@ def _notice(text: str) -> None:
 
 
 def _plan(arguments: Sequence[str]) -> None:
-    from train.plan import main as plan
+    from train.tools.plan import main as plan
 
     plan(arguments)
 
 
 def _tune(arguments: Sequence[str]) -> None:
-    from train.tune import main as tune
+    from train.tools.tune import main as tune
 
     tune(arguments)
 

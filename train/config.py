@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 
 from pretok.base import units
 from pretok.base.errors import UsageError
-from train.sizes import model_config
+from train.model.sizes import model_config
 
 
 def _option(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:

@@ -24,9 +24,9 @@ from train.config import (
     parse_count,
     solve_batch,
 )
-from train.devices import peak_of
-from train.parallel import solve_layout
-from train.tune import flags
+from train.parallel.devices import peak_of
+from train.parallel.mesh import solve_layout
+from train.tools.tune import flags
 
 
 def parsed(*arguments: str) -> TrainConfig:
@@ -213,7 +213,7 @@ def test_unknown_device_has_no_peak() -> None:
 def test_trainer_needs_torch_numpy_safetensors_and_xxhash_alone() -> None:
     script = (
         "import sys\n"
-        "import train.loop, train.export, train.plan, train.tune, train.__main__\n"
+        "import train.run.loop, train.checkpoint.export, train.tools.plan, train.tools.tune, train.__main__\n"
         "bad = {'pydantic', 'typer', 'ray', 'msgspec', 'pyarrow', 'gigatoken', 'transformers'}\n"
         "print(sorted(bad & set(sys.modules)))\n"
     )

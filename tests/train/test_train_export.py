@@ -17,11 +17,11 @@ from pretok.base.storage import write_json
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
 from tests.train_support import column, model_file, random_shards, run_ranks
-from train import export
 from train.__main__ import main
-from train.model import Decoder
-from train.saved import find_checkpoints
-from train.sizes import ModelConfig
+from train.checkpoint import export
+from train.checkpoint.saved import find_checkpoints
+from train.model.sizes import ModelConfig
+from train.model.transformer import Decoder
 
 
 @pytest.fixture(scope="module")

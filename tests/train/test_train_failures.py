@@ -13,10 +13,11 @@ from support import needs
 
 torch = needs("torch")
 from tests.train_support import model_file, random_shards
-from train import __main__, loop, metrics, report
+from train import __main__
 from train.config import TrainConfig
-from train.failures import explain
-from train.report import Reporter, duration
+from train.run import loop, metrics, report
+from train.run.failures import explain
+from train.run.report import Reporter, duration
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,8 +12,8 @@ needs("torch")
 from pretok.base import lock
 from pretok.base.errors import MismatchError
 from tests.train_support import Ranks, model_file, random_shards
-from train import loop
 from train.config import TrainConfig
+from train.run import loop
 
 
 def arguments(folder: Path) -> list[object]:

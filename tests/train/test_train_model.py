@@ -12,16 +12,16 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.loss import IGNORE, linear_cross_entropy
-from train.model import (
+from train.model.loss import IGNORE, linear_cross_entropy
+from train.model.sizes import PRESETS, ModelConfig
+from train.model.transformer import (
     Block,
     Decoder,
     document_ids,
     initial_tensor,
     rotary_table,
 )
-from train.plan import block_bytes_per_token
-from train.sizes import PRESETS, ModelConfig
+from train.tools.plan import block_bytes_per_token
 
 TINY = ModelConfig(vocab_size=60, dim=32, layers=2, heads=4, kv_heads=2, hidden=64, seq_len=16)
 
@@ -105,9 +105,9 @@ def test_flex_mask_says_the_same_as_the_dense_one(monkeypatch: pytest.MonkeyPatc
 
     documents = document_ids(torch.tensor([[1, 0, 2, 3, 0, 4]]), 0)
     assert documents.tolist() == [[0, 0, 1, 1, 1, 2]]
-    import train.model
+    import train.model.transformer
 
-    dense = train.model.document_mask(documents)
+    dense = train.model.transformer.document_mask(documents)
     taken = []
 
     class _Device:
@@ -124,7 +124,7 @@ def test_flex_mask_says_the_same_as_the_dense_one(monkeypatch: pytest.MonkeyPatc
             return documents[key]
 
     monkeypatch.setattr(train.model, "_flex", lambda: (lambda visible, *_, **__: taken.append(visible), None))
-    train.model.document_mask(_Documents())
+    train.model.transformer.document_mask(_Documents())
     flex = create_mask(taken[0], 1, 1, 6, 6, device="cpu")
     assert torch.equal(flex, dense)
 

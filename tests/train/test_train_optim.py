@@ -12,9 +12,10 @@ from support import needs
 torch = needs("torch")
 from pretok.base.errors import PretokError
 from tests.train_support import column, model_file, random_shards
-from train import loop, step
 from train.config import TrainConfig
-from train.optim import STATISTICS_AFTER, Guard, learning_rate
+from train.run import loop
+from train.steps import step
+from train.steps.optim import STATISTICS_AFTER, Guard, learning_rate
 
 
 @pytest.fixture(scope="module")

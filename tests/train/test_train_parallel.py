@@ -11,9 +11,9 @@ torch = needs("torch")
 import pretok.stream
 from tests.train_support import column, model_file, random_shards, run_ranks
 from train.config import TrainConfig
-from train.model import Decoder, initial_tensor
-from train.optim import learning_rate
-from train.sizes import model_config
+from train.model.sizes import model_config
+from train.model.transformer import Decoder, initial_tensor
+from train.steps.optim import learning_rate
 
 STEPS = 6
 

@@ -16,7 +16,7 @@ from support import needs
 
 from pretok.base.storage import read_json
 from tests.train_support import Ranks, column, model_file, random_shards, run_ranks
-from train.metrics import read_lines
+from train.run.metrics import read_lines
 
 needs("torch")
 
@@ -64,16 +64,16 @@ def _signal_itself(number: signal.Signals, step: int, rank: int, run: Path) -> N
     """The rank sends itself the signal before it begins `step`; a kill waits for the first checkpoint."""
     if os.environ["RANK"] != str(rank):
         return
-    import train.loop
+    import train.run.loop
 
-    original = train.loop.train_step
+    original = train.run.loop.train_step
 
     def train_step(trainee: Any, batches: Any, at: int, *rest: Any, **named: Any) -> Any:
         if at >= step and (number != signal.SIGKILL or any(run.glob("checkpoints/step-*"))):
             os.kill(os.getpid(), number)
         return original(trainee, batches, at, *rest, **named)
 
-    train.loop.train_step = train_step
+    train.run.loop.train_step = train_step
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def _die_in_second_save() -> None:
 
 
 def _die_before_renaming_the_second() -> None:
-    import train.checkpoint
+    import train.checkpoint.save
 
-    original: Callable[[Path, object], None] = train.checkpoint.write_json
+    original: Callable[[Path, object], None] = train.checkpoint.save.write_json
     calls = []
 
     def write(path: Path, value: object) -> None:
@@ -135,7 +135,7 @@ def _die_before_renaming_the_second() -> None:
         if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    train.checkpoint.write_json = write  # type: ignore[assignment]
+    train.checkpoint.save.write_json = write  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("before", [_die_in_second_save, _die_before_renaming_the_second])
@@ -208,16 +208,16 @@ def test_only_what_differs_is_named(shards: Path, whole: Path, tmp_path: Path) -
 
 
 def _sigints_in_step_3(count: int) -> None:
-    import train.loop
+    import train.run.loop
 
-    original = train.loop.train_step
+    original = train.run.loop.train_step
 
     def train_step(trainee: Any, batches: Any, at: int, *rest: Any, **named: Any) -> Any:
         for _ in range(count if at == 3 else 0):
             os.kill(os.getpid(), signal.SIGINT)
         return original(trainee, batches, at, *rest, **named)
 
-    train.loop.train_step = train_step
+    train.run.loop.train_step = train_step
 
 
 def test_control_c_saves_and_twice_ends_at_once(shards: Path, tmp_path: Path) -> None:
@@ -249,15 +249,15 @@ def _job_ends_soon() -> None:
 
 
 def _stop_in_validation() -> None:
-    import train.evaluate
+    import train.steps.evaluate
 
-    original = train.evaluate.validation_batches
+    original = train.steps.evaluate.validation_batches
 
     def batches(*arguments: object) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
         return original(*arguments)  # type: ignore[arg-type]
 
-    train.evaluate.validation_batches = batches  # type: ignore[assignment]
+    train.steps.evaluate.validation_batches = batches  # type: ignore[assignment]
 
 
 def test_stop_during_validation(shards: Path, whole: Path, tmp_path: Path) -> None:

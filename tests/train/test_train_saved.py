@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from pretok.base.errors import IntegrityError, PretokError
 from pretok.base.storage import checksum
 from tests.train_support import model_file, random_shards, run_ranks
-from train import loop
 from train.__main__ import main
+from train.checkpoint.export import export
+from train.checkpoint.restore import Reader
+from train.checkpoint.saved import SummedWriter, read_meta
 from train.config import TrainConfig
-from train.export import export
-from train.restore import Reader
-from train.saved import SummedWriter, read_meta
+from train.run import loop
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def _init_from(checkpoint: Path, folder: Path, out: Path) -> None:
 def _export(checkpoint: Path, folder: Path, out: Path) -> None:
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr("train.export.tokenizer_files", lambda *_: {})
+        patch.setattr("train.checkpoint.export.tokenizer_files", lambda *_: {})
         export(checkpoint, None, out, torch.float32, print)
 
 

@@ -20,14 +20,15 @@ torch = needs("torch")
 from pretok.base.errors import UsageError
 from tests.support import make_shards
 from tests.train_support import column, model_file, random_shards, run_ranks
-from train import loop, tune
 from train.__main__ import main
-from train.checkpoint import to_keep
+from train.checkpoint.save import to_keep
 from train.config import TrainConfig
-from train.metrics import Goodput, append_line, cut_after, read_lines, summarize_goodput
-from train.parallel import Layout
-from train.plan import GIB, count_tensors, largest_micro_batch, rule_of_thumb
-from train.sizes import PRESETS
+from train.model.sizes import PRESETS
+from train.parallel.mesh import Layout
+from train.run import loop
+from train.run.metrics import Goodput, append_line, cut_after, read_lines, summarize_goodput
+from train.tools import tune
+from train.tools.plan import GIB, count_tensors, largest_micro_batch, rule_of_thumb
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,7 +99,7 @@ def test_full_disk_is_found_before_the_run(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = types.SimpleNamespace(free=1000)
-    monkeypatch.setattr("train.checkpoint.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("train.checkpoint.save.shutil.disk_usage", lambda _: usage)
     with pytest.raises(UsageError, match="GB free and needs"):
         loop.train(settings(shards, tmp_path))
 
@@ -134,7 +135,7 @@ def test_metrics_files(tmp_path: Path) -> None:
 
 def test_goodput_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 40.0, 45.0, 95.0])
-    monkeypatch.setattr("train.metrics.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("train.run.metrics.time.monotonic", lambda: next(clock))
     goodput = Goodput(0.0)
     goodput.enter("training")  # at 10
     with goodput.spent("saving"):  # from 40 to 45

@@ -23,7 +23,7 @@ from pretok.base.stop import SIGNALS
 from pretok.stream import View
 from pretok.stream.loader import PositionSampler, identity_of
 from train.config import Batch, TrainConfig
-from train.loss import IGNORE
+from train.model.loss import IGNORE
 
 Tokens = npt.NDArray[np.integer[Any]]
 

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.storage import TEMPORARY_SUFFIX, write_json
-from train.model import Decoder
-from train.restore import Reader, restore
-from train.saved import check_files, read_meta
-from train.sizes import ModelConfig
-from train.tokenizer import tokenizer_files
+from train.checkpoint.restore import Reader, restore
+from train.checkpoint.saved import check_files, read_meta
+from train.checkpoint.tokenizer import tokenizer_files
+from train.model.sizes import ModelConfig
+from train.model.transformer import Decoder
 
 SHARD_BYTES = 5 * 10**9
 

@@ -23,7 +23,7 @@ from typing import Any
 from pretok.base.errors import UsageError
 from pretok.base.storage import atomic_open
 from train.config import TrainConfig, add_flags, parse, parse_count
-from train.metrics import append_line, read_lines
+from train.run.metrics import append_line, read_lines
 
 SETTINGS = ("micro_batch", "checkpointing", "compile")
 WARM_UP = 3

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import Tensor, nn
 
-from train.loss import linear_cross_entropy
-from train.sizes import ModelConfig
+from train.model.loss import linear_cross_entropy
+from train.model.sizes import ModelConfig
 
 
 @lru_cache(maxsize=8)

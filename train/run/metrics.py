@@ -24,8 +24,8 @@ import torch
 from pretok.base.errors import UsageError
 from pretok.base.storage import atomic_open
 from train.config import TrainConfig
-from train.devices import Device
-from train.report import STEP_SILENCE, Reporter, clock, duration
+from train.parallel.devices import Device
+from train.run.report import STEP_SILENCE, Reporter, clock, duration
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from train.config import Batch, TrainConfig
-from train.model import Decoder, document_ids
-from train.optim import Guard, NormGroups, update
-from train.parallel import gradient_sync
+from train.model.transformer import Decoder, document_ids
+from train.parallel.mesh import gradient_sync
+from train.steps.optim import Guard, NormGroups, update
 
 
 @dataclass

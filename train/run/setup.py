@@ -21,16 +21,16 @@ from torch import nn
 import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
 from pretok.stream import View
-from train.checkpoint import load_weights
+from train.checkpoint.export import exported_tensors
+from train.checkpoint.save import load_weights
+from train.checkpoint.saved import complete_checkpoints
 from train.config import Batch, TrainConfig, solve_batch
-from train.devices import Device
-from train.export import exported_tensors
-from train.model import Decoder, initial_tensor
-from train.optim import Guard, NormGroups, build_optimizer, learning_rate
-from train.parallel import Layout, build_mesh, materialize, parallelize, solve_layout
-from train.saved import complete_checkpoints
-from train.sizes import ModelConfig, model_config
-from train.step import Trainee
+from train.model.sizes import ModelConfig, model_config
+from train.model.transformer import Decoder, initial_tensor
+from train.parallel.devices import Device
+from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, solve_layout
+from train.steps.optim import Guard, NormGroups, build_optimizer, learning_rate
+from train.steps.step import Trainee
 
 OPTIMIZER_BYTES = 12
 """Bytes of a checkpoint per parameter: the weight and two moments in float32."""

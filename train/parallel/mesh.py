@@ -30,8 +30,8 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from pretok.base.errors import PretokError, UsageError
 from pretok.base.lock import hold
 from train.config import TrainConfig, parse_checkpointing
-from train.devices import Device
-from train.model import Decoder
+from train.model.transformer import Decoder
+from train.parallel.devices import Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,17 +26,17 @@ from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from pretok.stream import View
 from train import STARTED
-from train.checkpoint import Checkpoints
+from train.checkpoint.save import Checkpoints
 from train.config import TrainConfig, parse_save_every
-from train.data import Feed
-from train.devices import Device, find_device
-from train.evaluate import evaluate, validation_views
-from train.metrics import Goodput, MetricsLog, append_line, provenance, summarize_goodput
-from train.optim import global_norm, learning_rate
-from train.parallel import data_rank, process_group, run_folder
-from train.report import Reporter
-from train.setup import OPTIMIZER_BYTES, Plan, build_trainee, check_identity, describe, make_plan
-from train.step import Mark, Readback, Trainee, chain_hash, train_step
+from train.parallel.devices import Device, find_device
+from train.parallel.mesh import data_rank, process_group, run_folder
+from train.run.metrics import Goodput, MetricsLog, append_line, provenance, summarize_goodput
+from train.run.report import Reporter
+from train.run.setup import OPTIMIZER_BYTES, Plan, build_trainee, check_identity, describe, make_plan
+from train.steps.data import Feed
+from train.steps.evaluate import evaluate, validation_views
+from train.steps.optim import global_norm, learning_rate
+from train.steps.step import Mark, Readback, Trainee, chain_hash, train_step
 
 AUTO_FACTOR = 4
 AUTO_BOUNDS = (60.0, 7200.0)

@@ -18,9 +18,9 @@ from pretok.base.errors import UsageError
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View
 from train.config import TrainConfig
-from train.data import validation_batches
-from train.parallel import data_rank, reshard
-from train.step import Trainee
+from train.parallel.mesh import data_rank, reshard
+from train.steps.data import validation_batches
+from train.steps.step import Trainee
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from train.config import TrainConfig, add_flags, parse, parse_checkpointing, parse_count, solve_batch
-from train.devices import peak_of
-from train.parallel import Layout, solve_layout
-from train.setup import OPTIMIZER_BYTES
-from train.sizes import ModelConfig, model_config
+from train.model.sizes import ModelConfig, model_config
+from train.parallel.devices import peak_of
+from train.parallel.mesh import Layout, solve_layout
+from train.run.setup import OPTIMIZER_BYTES
 
 GIB = 2**30
 DEVICE_GB = (40, 64, 80, 141)

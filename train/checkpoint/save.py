@@ -26,11 +26,11 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
 from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open, write_json
+from train.checkpoint.restore import Reader, first_failure, restore
+from train.checkpoint.saved import META, SummedWriter, check_files, complete_checkpoints, read_meta
 from train.config import TrainConfig
-from train.parallel import first_problem
-from train.restore import Reader, first_failure, restore
-from train.saved import META, SummedWriter, check_files, complete_checkpoints, read_meta
-from train.sizes import ModelConfig
+from train.model.sizes import ModelConfig
+from train.parallel.mesh import first_problem
 
 SETTLE_SECONDS = 300.0
 """How long a run that ends by an error waits for the save in progress."""

@@ -1,0 +1,5 @@
+"""What is asked before a run.
+
+- plan: memory, time, energy
+- tune: short trials -> the fastest settings
+"""

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from telling import Told
 from tokenizers import Tokenizer
 
 from pretok.base.errors import Stopped, UsageError
+from pretok.base.tell import SILENT, Teller
 from pretok.config import make_recipe
 from pretok.counts.job import load_counts
 from pretok.read.sample import sample_path
@@ -28,7 +30,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pretok.vocab.job.OTHER_SIZES", ())
 
 
-def build(tmp_path: Path, name: str, engine: Any, **settings: Any) -> Path:
+def build(tmp_path: Path, name: str, engine: Any, tell: Teller = SILENT, **settings: Any) -> Path:
     sources = {language: {"inputs": [str(sample_path(language))]} for language in ("it", "en")}
     vocab = {"size": 1200, "superwords": 200, "holdout": 0.1, "weights": {"it": 0.8, "en": 0.2}, **settings}
     data = {
@@ -38,7 +40,7 @@ def build(tmp_path: Path, name: str, engine: Any, **settings: Any) -> Path:
         "mix": {"tokens": "1M", "weights": vocab["weights"] or "natural"},
     }
     recipe = make_recipe(data, "test")
-    run_build_vocab(recipe, engine)
+    run_build_vocab(recipe, engine, tell)
     return recipe.vocab_dir
 
 
@@ -75,10 +77,8 @@ def test_build_vocab_with_superwords(tmp_path: Path, here: Any) -> None:
 def test_figures_of_the_mix_weigh_the_sources_as_training_does(
     tmp_path: Path, here: Any, weights: dict[str, float]
 ) -> None:
-    told: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pretok.vocab.superword_job.notice", told.append)
-        folder = build(tmp_path, "one", here, weights=weights)
+    told = Told()
+    folder = build(tmp_path, "one", here, told, weights=weights)
     report = json.loads((folder / "report.json").read_text())
     counts = load_counts(tmp_path / "one" / "counts")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -101,7 +101,7 @@ def test_figures_of_the_mix_weigh_the_sources_as_training_does(
         sorted((rates[i] / total for i in range(1000, 1200)), reverse=True)[:50], abs=1e-6
     )
     foremost = section["most_used"][0]
-    (shown,) = [text for text in told if text.startswith("most used in the mix: ")]
+    (shown,) = [text for text in told.notices if text.startswith("most used in the mix: ")]
     assert shown.startswith(f"most used in the mix: {foremost['token']!r}, ")
     others = {"it": "en", "en": "it"}
     for name, part in weights.items():

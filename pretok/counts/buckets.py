@@ -111,10 +111,11 @@ def split_buckets(words: WordCounts) -> Iterator[WordCounts]:
         yield ordered.part(start, stop)
 
 
-def write_groups(file: Any, groups: Iterable[WordCounts], metadata: dict[str, Any]) -> None:
+def write_groups(file: Any, groups: Iterable[WordCounts], metadata: object) -> None:
     """Write row groups in order to an open binary file, empty ones too; `metadata` is any JSON."""
-    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
-    with pq.ParquetWriter(file, SCHEMA, **options) as writer:
+    with pq.ParquetWriter(
+        file, SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
+    ) as writer:
         for group in groups:
             columns = [group.words(), pa.array(group.counts), pa.array(group.heldout)]
             writer.write_table(pa.table(columns, schema=SCHEMA), row_group_size=max(1, len(group)))
@@ -133,11 +134,10 @@ def read_group(path: Path, group: int) -> WordCounts:
     return from_arrow(words, table.column("count").to_numpy(), table.column("heldout").to_numpy())
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path) -> Any:
     """What `write_groups` was given beside the words. Raises IntegrityError when the file is damaged."""
     try:
         with pq.ParquetFile(path) as file:
-            metadata: dict[str, Any] = json.loads(file.metadata.metadata[_METADATA.encode()])
-            return metadata
+            return json.loads(file.metadata.metadata[_METADATA.encode()])
     except (pa.ArrowException, OSError, KeyError, TypeError) as error:
         raise IntegrityError(f"{path} is no file of counts: {error}") from None

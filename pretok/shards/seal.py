@@ -28,9 +28,9 @@ from pretok.base.errors import MismatchError
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, checksum
 from pretok.base.tokens import token_dtype
+from pretok.read.rejects import Failure
 from pretok.shards.contents import (
     Contents,
-    Failure,
     FileEntry,
     PartEntry,
     ShardEntry,

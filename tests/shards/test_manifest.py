@@ -35,7 +35,7 @@ def verify(shards: Path, here: Engine, sample: int | None = 0) -> list[str]:
 
 @pytest.fixture(scope="module")
 def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small finished folder with every kind of file: shards, validation, origins, rejects, tokenizer."""
+    """A small finished folder with every kind of file: shards, validation, ledgers, rejects, tokenizer."""
     folder = tmp_path_factory.mktemp("sealed")
     shutil.copy(GOLDEN / "documents.jsonl", folder / "documents.jsonl")
     made = recipe(folder, GOLDEN, {"docs": [folder / "documents.jsonl"]}, val_fraction="0.2")
@@ -76,7 +76,8 @@ def test_every_file_is_in_the_manifest(sealed: Path, here: Engine) -> None:
         "manifest.json",
         "tokenizer.json",
         "rejects/docs-00000.jsonl",
-        "docs/docs-val-00000.origins.npy",
+        "docs/docs-val-00000.docs.parquet",
+        "docs/docs-00000.docs.parquet",
         "docs/docs-00000.bin",
         "docs/docs-00000.idx",
     ],
@@ -105,12 +106,12 @@ def test_a_flipped_bit_is_found_in_any_file(shards: Path, here: Engine, name: st
 
 def test_inspect_does_not_follow_damaged_tables(shards: Path) -> None:
     assert run_inspect(shards, "docs", 3).file.endswith("documents.jsonl")
-    for name in ("rejects/docs-00000.jsonl", "docs/docs-val-00000.origins.npy"):
+    for split, name in (("train", "docs/docs-00000.docs.parquet"), ("val", "docs/docs-val-00000.docs.parquet")):
         data = bytearray((shards / name).read_bytes())
         data[-2] ^= 1
         (shards / name).write_bytes(data)
         with pytest.raises(IntegrityError, match=Path(name).name):
-            run_inspect(shards, "docs", 3)
+            run_inspect(shards, "docs", 3, split)
         data[-2] ^= 1
         (shards / name).write_bytes(data)
 
@@ -238,7 +239,7 @@ def test_files_that_are_not_known_are_named(shards: Path, here: Engine) -> None:
 
 
 def test_missing_side_files_are_named(shards: Path, here: Engine) -> None:
-    for name in ("rejects/docs-00000.jsonl", "docs/docs-val-00000.origins.npy", "tokenizer.json"):
+    for name in ("rejects/docs-00000.jsonl", "docs/docs-val-00000.docs.parquet", "tokenizer.json"):
         (shards / name).unlink()
         assert any(name in problem for problem in verify(shards, here))
 

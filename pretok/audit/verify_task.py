@@ -138,12 +138,12 @@ def _check_documents(
             ids, offsets = engine.encode(texts)
         except Unencodable:  # tokenizers alone gives up on one of them: then what encoded it has to say
             ids, offsets = Encoder(json, task.eod_id, task.vocab_size, name).ids(texts)
+        for i, number in enumerate(numbers):
+            if not np.array_equal(ids[offsets[i] : offsets[i + 1]], expected[i]):
+                return [f"{task.prefix}: document {number} does not encode to its ids again"]
         if described is not None and not described.take(pa.array(numbers)).equals(
             hash_column(hash_texts(texts))
         ):
             return [f"{ledger_path(task.prefix)}: a hash is not that of its document"]
-        for i, number in enumerate(numbers):
-            if not np.array_equal(ids[offsets[i] : offsets[i + 1]], expected[i]):
-                return [f"{task.prefix}: document {number} does not encode to its ids again"]
         report({"documents": len(numbers)})
     return []

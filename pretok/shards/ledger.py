@@ -134,6 +134,8 @@ class LedgerWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._sink.dropped = True  # Arrow's writer ends with a write whatever happened before
+        self._writer.close()
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
@@ -173,8 +175,11 @@ class _Sink:
         self._path, self._file = writer._path, writer._file
         self.digest = xxhash.xxh3_128()
         self.size = 0
+        self.dropped = False
 
     def write(self, data: bytes) -> int:
+        if self.dropped:
+            return len(data)
         self.digest.update(data)
         self.size += len(data)
         with writing(self._path):

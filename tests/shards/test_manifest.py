@@ -66,7 +66,7 @@ def test_every_file_is_in_the_manifest(sealed: Path, here: Engine) -> None:
     listed = [sealed / file.path for file in manifest.contents.side_files]
     listed += [path for shard in manifest.shards for path in (shard.path, shard.path.with_suffix(".idx"))]
     assert sorted([*listed, sealed / FILE_NAME]) == sorted(p for p in sealed.rglob("*") if p.is_file())
-    assert len(manifest.contents.side_files) == 3
+    assert len(manifest.contents.side_files) == 4
     assert verify(sealed, here, None) == []
 
 
@@ -106,7 +106,10 @@ def test_a_flipped_bit_is_found_in_any_file(shards: Path, here: Engine, name: st
 
 def test_inspect_does_not_follow_damaged_tables(shards: Path) -> None:
     assert run_inspect(shards, "docs", 3).file.endswith("documents.jsonl")
-    for split, name in (("train", "docs/docs-00000.docs.parquet"), ("val", "docs/docs-val-00000.docs.parquet")):
+    for split, name in (
+        ("train", "docs/docs-00000.docs.parquet"),
+        ("val", "docs/docs-val-00000.docs.parquet"),
+    ):
         data = bytearray((shards / name).read_bytes())
         data[-2] ^= 1
         (shards / name).write_bytes(data)
@@ -114,6 +117,14 @@ def test_inspect_does_not_follow_damaged_tables(shards: Path) -> None:
             run_inspect(shards, "docs", 3, split)
         data[-2] ^= 1
         (shards / name).write_bytes(data)
+
+
+def test_shards_without_ledgers_lead_back_to_the_same_lines(version_1: Path, sealed: Path) -> None:
+    counts = load_manifest(sealed).contents.sources["docs"]
+    for split, held in (("train", counts.train), ("val", counts.val)):
+        for document in range(held.documents):
+            old, new = (run_inspect(folder, "docs", document, split) for folder in (version_1, sealed))
+            assert (old.position, old.ids) == (new.position, new.ids)
 
 
 def nested(depth: int) -> Any:
@@ -296,7 +307,7 @@ def test_a_source_is_added_to_version_1(
     manifest = load_manifest(version_1)
     assert (manifest.version, manifest.sources) == (2, ("docs", "more"))
     assert manifest.of("docs", "train") + manifest.of("docs", "val") == before
-    assert len(manifest.contents.side_files) == 5
+    assert len(manifest.contents.side_files) == 6
     (version_1.parent / "mix.json").unlink()
     assert verify(version_1, here, None) == []
 

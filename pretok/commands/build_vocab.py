@@ -59,10 +59,10 @@ def build_vocab(
         pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
     """
     from pretok.base.console import print_json
+    from pretok.base.failures import Failure
     from pretok.base.records import read_record
     from pretok.counts.counts_file import load_counts
     from pretok.counts.job import refuse_partial
-    from pretok.read.rejects import Failure
     from pretok.stream.quota import parse_weights
     from pretok.vocab.job import run_build_vocab
 

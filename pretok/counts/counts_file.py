@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.failures import Failure
 from pretok.base.records import Signed, read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.counts.task import CountRecord
 from pretok.read.files import InputFile
 from pretok.read.normalize import Normalization
 from pretok.read.readers import RecordFormat
-from pretok.read.rejects import Failure
 
 FORMAT = "pretok-counts"
 VERSION = 1

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import TaskError, raise_failures
+from pretok.base.failures import Failure, TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.records import to_json
@@ -63,7 +63,7 @@ from pretok.read.files import InputFile, list_inputs
 from pretok.read.partition import Partition, plan, shard_bytes
 from pretok.read.partition_runs import expect, run_partitions
 from pretok.read.probe import probe_inputs
-from pretok.read.rejects import Failure, poor_sources
+from pretok.read.rejects import poor_sources
 
 STATE = ".state"
 TOKEN_BYTES = 2

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pretok.base.failures import Failure
 from pretok.base.progress import Counts
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, temporary_of, writing
@@ -32,7 +33,6 @@ from pretok.read.batches import TextBatch, buffers
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat, read_partition
-from pretok.read.rejects import Failure
 
 TABLE_BYTES = 256 << 20
 """Memory of a worker's table of words; when its words may take as much, they are spilled."""

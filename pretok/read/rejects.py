@@ -1,28 +1,12 @@
-"""What could not be read: inputs that are damaged, and complaints about sources that gave too little.
+"""What was read of each source -> complaints about those that gave too little.
 
 Enters: records read and rejected by source. Leaves: sentences; the commands end with code 3 where there are any.
-Standard library only: manifests name failures too, and what streams from them loads nothing heavy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An input whose rest could not be read, or a partition that could not be done; `file` names its inputs."""
-
-    partition: str
-    file: str
-    error: str
-
-    @property
-    def source(self) -> str:
-        """The source the partition belongs to."""
-        return self.partition.rsplit("-", 1)[0]
 
 
 def poor_sources(

@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
+from pretok.base.failures import Failure
 from pretok.base.records import to_json
 from pretok.base.storage import fingerprint
 from pretok.base.tokens import token_dtype
-from pretok.read.rejects import Failure
 from pretok.shards.format import SealedShard
 
 FORMAT = "pretok-shards"

@@ -160,7 +160,9 @@ def _factors(vocab: Vocab, counts: Counts) -> dict[str, int]:
     return multipliers(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
 
 
-def train_vocabularies(words: TrainingWords, vocab: Vocab, folder: Path, tell: Teller) -> dict[int, Vocabulary]:
+def train_vocabularies(
+    words: TrainingWords, vocab: Vocab, folder: Path, tell: Teller
+) -> dict[int, Vocabulary]:
     """Train once to the largest size, write the vocabulary asked for and those it is compared with.
 
     Returns size asked for -> vocabulary, the one asked for first.

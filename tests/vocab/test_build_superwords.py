@@ -110,14 +110,13 @@ def test_figures_of_the_mix_weigh_the_sources_as_training_does(
 
 
 @pytest.mark.usefixtures("few_rows")
-def test_the_report_is_shown_when_it_is_made_and_not_again(
-    tmp_path: Path, here: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build(tmp_path, "one", here)
-    assert "vocabulary of 1,200 entries" in capsys.readouterr().err
-    folder = build(tmp_path, "one", here)
-    shown = " ".join(capsys.readouterr().err.split())
-    assert shown == f"the vocabulary in {folder} is there and unchanged"
+def test_the_report_is_shown_when_it_is_made_and_not_again(tmp_path: Path, here: Any) -> None:
+    first, second = Told(), Told()
+    build(tmp_path, "one", here, first)
+    assert any("vocabulary of 1,200 entries" in str(made) for made in first.shown)
+    folder = build(tmp_path, "one", here, second)
+    assert second.notices == [f"the vocabulary in {folder} is there and unchanged"]
+    assert not second.shown
 
 
 @pytest.mark.usefixtures("few_rows")

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pretok.commands.options import Field, Inputs, Json, Out, read_recipe
+from pretok.commands.options import Field, Inputs, Json, Out, read_recipe, terminal
 
 
 def plan(
+    context: typer.Context,
     inputs: Inputs,
     out: Out = None,
     workers: Annotated[
@@ -20,28 +21,26 @@ def plan(
     seed: Annotated[int, typer.Option(help="Another seed, other samples.")] = 0,
     json: Json = False,
 ) -> None:
-    """What a recipe will give and cost: tokens, rejects, shards, time, memory, whether the mix is possible. Writes nothing.
+    """What a recipe will give and cost: tokens, rejects, shards, time, memory, whether the mix is possible.
 
-    Samples a few megabytes of each source, spread evenly over its files, and tells how sure each figure is.
+    Writes nothing. Samples a few megabytes of each source, spread evenly over its files, and says how sure it is.
 
     pretok plan pipelines/demo.toml
 
     pretok plan recipe.toml --workers 1120 --json
     """
-    from pretok.base.console import notice, print_json, show
+    from pretok.base.console import print_json
     from pretok.base.records import to_json
     from pretok.forecast.job import run_forecast, tables
 
-    recipe = read_recipe(inputs, out, {}, field)
-    forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, notice)
+    recipe, tell = read_recipe(inputs, out, {}, field), terminal(context)
+    forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, tell)
     if json:
         print_json(to_json(forecast))
         return
     for made in tables(forecast):
-        show(made, result=True)
+        tell.show(made, result=True)
     if not forecast.vocabulary:
-        notice("counted with a vocabulary trained on a sample: the real one will need fewer tokens")
+        tell.notice("counted with a vocabulary trained on a sample: the real one will need fewer tokens")
     if forecast.mix_problem:
-        notice(f"the mix cannot be judged: {forecast.mix_problem}")
-    recipe_name = " ".join(inputs)
-    notice(f"next:    pretok run {recipe_name}" if recipe_name.endswith(".toml") else f"next:    pretok build-vocab {recipe_name} --out {recipe.out}")
+        tell.notice(f"the mix cannot be judged: {forecast.mix_problem}")

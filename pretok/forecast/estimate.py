@@ -2,10 +2,10 @@
 
 Enters: a `Sample` of a source. Leaves: `SourceForecast`; and of all sources and a [mix], how often each would be read.
 
-A window of `units` units stands for `amount` of them, so what it holds counts amount/units times; the sum over the windows
-estimates the total. Its interval is two standard errors, from the differences between neighbours, as windows at equal
-distances want it: files differ more than the parts of a file (Wolter, "An Investigation of Some Estimators of Variance for
-Systematic Sampling", 1984, estimator v2).
+A window of `units` units stands for `amount` of them, so what it holds counts amount/units times; the sum over the
+windows estimates the total. Its interval is two standard errors, from the differences between neighbours, as windows at
+equal distances want it: files differ more than the parts of a file (Wolter, "An Investigation of Some Estimators of
+Variance for Systematic Sampling", 1984, estimator v2).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from pretok.stream.quota import stage_quotas
 
 ERRORS = 2.0
 """Standard errors on each side: an interval of about 95 %."""
+ENDLESS = 1 << 60
+"""Tokens of a source of which one window says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,9 @@ def _total(found: Sequence[Found], of: Callable[[Found], float]) -> Interval:
     """The total of what `of` gives for each window; windows that could not be read count as the others' average."""
     parts = [part.window.amount / part.window.units * of(part) for part in found]
     value = sum(parts)
-    if all(part.window.amount <= part.window.units for part in found):  # each window is all that it stands for
+    if all(
+        part.window.amount <= part.window.units for part in found
+    ):  # each window is all that it stands for
         return Interval(value, value, value)
     if len(parts) == 1:  # of one window nothing is known of the others
         return Interval(value, 0.0, math.inf)
@@ -107,8 +111,8 @@ def _total(found: Sequence[Found], of: Callable[[Found], float]) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class MixForecast:
-    """What a mix would take. tokens: of the mix; epochs: of each source; problem: why it cannot be, or ""; sure: whether
-    that is the same at both ends of all intervals."""
+    """What a mix would take. tokens: of the mix; epochs: of each source; problem: why it cannot be, or ""; sure:
+    whether that is the same at both ends of all intervals."""
 
     tokens: int
     epochs: dict[str, float]
@@ -121,12 +125,16 @@ def forecast_mix(request: MixRequest, sources: Mapping[str, SourceForecast]) -> 
     asked = {name for stage in request.stages for name in (stage.weights or sources)}
     if unknown := asked - sources.keys():
         raise UsageError(f"the mix names {', '.join(sorted(unknown))}, which is no source")
-    outcomes = [
-        _try(request, {name: max(0, int(pick(sources[name].tokens))) for name in sorted(asked)})
-        for pick in (lambda t: t.value, lambda t: t.low, lambda t: min(t.high, 2**61))
-    ]
-    middle = outcomes[0]
-    return MixForecast(*middle, sure=len({bool(problem) for _, _, problem in outcomes}) == 1)
+    tokens = {name: sources[name].tokens for name in sorted(asked)}
+    middle, *ends = (
+        _try(request, held)
+        for held in (
+            {name: int(interval.value) for name, interval in tokens.items()},
+            {name: int(interval.low) for name, interval in tokens.items()},
+            {name: int(min(interval.high, ENDLESS)) for name, interval in tokens.items()},
+        )
+    )
+    return MixForecast(*middle, sure=all(bool(problem) == bool(middle[2]) for _, _, problem in ends))
 
 
 def _try(request: MixRequest, tokens: Mapping[str, int]) -> tuple[int, dict[str, float], str]:

@@ -7,7 +7,7 @@ the real one will and so needs more tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from pretok.base.console import Table, table
 from pretok.base.errors import UsageError
+from pretok.base.tell import Table, Teller, table
 from pretok.base.tokens import token_dtype
 from pretok.base.units import duration, short, short_bytes
 from pretok.config import Recipe, Source
@@ -69,12 +69,14 @@ class Forecast:
     @property
     def seconds(self) -> float:
         """Tokenizing with all workers, each at the rate measured here."""
-        return sum(source.bytes.value / source.rate for source in self.sources.values()) / max(1, self.workers)
+        return sum(source.bytes.value / source.rate for source in self.sources.values()) / max(
+            1, self.workers
+        )
 
 
-def run_forecast(recipe: Recipe, workers: int, seed: int, notice: Callable[[str], None]) -> Forecast:
+def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forecast:
     """Sample every source. Raises UsageError for inputs that are not there or hold no text, as tokenize would."""
-    probed = {name: _probe(source, notice) for name, source in recipe.sources.items()}
+    probed = {name: _probe(source, tell) for name, source in recipe.sources.items()}
     with _vocabulary(recipe, probed, seed) as (vocab, trained):
         encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path))
         itemsize = token_dtype(vocab.size).itemsize
@@ -88,7 +90,7 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, notice: Callable[[str]
                 recipe.vocab.pattern,
             )
             for error in found.errors:
-                notice(f"{name}: not sampled: {error}")
+                tell.notice(f"{name}: not sampled: {error}")
             probes = probed[name]
             target = recipe.shards.size or shard_bytes(probes, itemsize)
             stored = sum(probe.file.size for probe in probes)
@@ -106,13 +108,15 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, notice: Callable[[str]
     return Forecast(fingerprint, itemsize, workers, sources, mix, problem)
 
 
-def _probe(source: Source, notice: Callable[[str], None]) -> list[Probe]:
+def _probe(source: Source, tell: Teller) -> list[Probe]:
     inputs, notices = list_inputs(source.inputs, source.format)
     for text in notices:
-        notice(text)
+        tell.notice(text)
     if hubs := [file.path for file in inputs if file.format == "hub"]:
-        raise UsageError(f"{hubs[0]}: a data set on a hub tells no sizes before it is read; it cannot be forecast")
-    return probe_inputs(inputs, source.field, notice)
+        raise UsageError(
+            f"{hubs[0]}: a data set on a hub tells no sizes before it is read; it cannot be forecast"
+        )
+    return probe_inputs(inputs, source.field, tell)
 
 
 @contextmanager

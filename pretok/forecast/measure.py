@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pretok.counts.table import WordTable
-from pretok.forecast.windows import WINDOW, Window
+from pretok.forecast.windows import Window
 from pretok.read.batches import TextBatch, buffers
 from pretok.read.files import CorruptInputError
 from pretok.read.normalize import Normalization, normalize_batch
@@ -26,8 +26,8 @@ from pretok.tokenizer.reference import Unencodable
 
 @dataclass(slots=True)
 class Found:
-    """What a window holds. tokens: of the first `encoded` bytes of its text, ends of documents included; parsing, encoding:
-    seconds that `bytes` and `encoded` bytes took."""
+    """What a window holds. tokens: of the first `encoded` bytes of its text, ends of documents included; parsing,
+    encoding: seconds that `bytes` and `encoded` bytes took."""
 
     window: Window
     documents: int = 0
@@ -55,8 +55,8 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Bytes of text parsed and encoded a second, decompressing not counted, in the second half of the windows: by then
-        the encoder's word cache is no longer empty."""
+        """Bytes of text parsed and encoded a second, decompressing not counted, in the second half of the windows: by
+        then the encoder's word cache is no longer empty."""
         late = self.found[len(self.found) // 2 :]
         parsing = sum(found.parsing for found in late) / max(1, sum(found.bytes for found in late))
         encoding = sum(found.encoding for found in late) / max(1, sum(found.encoded for found in late))
@@ -105,7 +105,7 @@ def _add(found: Found, batch: TextBatch, encoder: Encoder, table: WordTable, pat
     data, offsets = buffers(batch.texts)
     found.documents += len(batch.texts)
     found.bytes += len(data)
-    room = WINDOW - found.encoded
+    room = found.window.text - found.encoded
     if room <= 0:
         return
     count = max(1, int(np.searchsorted(offsets, room)))  # at least one document, however long

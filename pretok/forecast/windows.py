@@ -35,16 +35,18 @@ ROWS = 200
 @dataclass(frozen=True, slots=True)
 class Window:
     """A piece to be read. units: how much it holds of what `amount` counts; amount: how much it stands for: bytes of
-    records (unpacked), bytes of a Parquet column as its footer gives them, or rows of a saved dataset."""
+    records (unpacked), bytes of a Parquet column as its footer gives them, or rows of a saved dataset; text: how many
+    bytes of its text are to be encoded."""
 
     piece: Piece
     units: float
     amount: float
+    text: int = WINDOW
 
 
 def windows(probes: Sequence[Probe], seed: str) -> Iterator[Window]:
-    """The windows of one source, in the order of its inputs. Each must be read before the next is asked for: the unpacked
-    beginning of a compressed file is removed then. A file that cannot be read gives none."""
+    """The windows of one source, in the order of its inputs. Each must be read before the next is asked for: then the
+    unpacked beginning of a compressed file is removed. A file that cannot be read gives none."""
     probes = [probe for probe in probes if _weight(probe)]
     ends = list(accumulate(_weight(probe) for probe in probes))
     if not ends:
@@ -74,7 +76,7 @@ def _of_file(probe: Probe, places: Sequence[float], stored: float) -> Iterator[W
         ends = list(accumulate(probe.parts))
         groups = Counter(min(bisect_right(ends, place * ends[-1]), len(ends) - 1) for place in places)
         for group, points in groups.items():  # a group is read as a whole, once
-            yield Window(Piece(file, group, group + 1), probe.parts[group], amount * points)
+            yield Window(Piece(file, group, group + 1), probe.parts[group], amount * points, WINDOW * points)
     elif file.format == "dataset":
         rows = max(1, probe.units)
         for place in places:
@@ -90,8 +92,9 @@ def _of_file(probe: Probe, places: Sequence[float], stored: float) -> Iterator[W
 
 
 def _of_plain(file: InputFile, places: Sequence[float], amount: float) -> Iterator[Window]:
-    if file.format == "text":  # documents end at a separator or with the file, so it is read from its start
-        yield Window(Piece(file), file.size, amount * len(places))
+    # A text file is read from its start: documents end at a separator or with the file.
+    if file.format == "text" or file.size <= WINDOW * len(places):
+        yield Window(Piece(file), file.size, amount * len(places), WINDOW * len(places))
         return
     for place in places:
         at = int(place * file.size)
@@ -124,10 +127,8 @@ def _unpack(file: InputFile, to: Path) -> tuple[InputFile, int]:
                 whole = False
                 break
     if not whole and file.format == "jsonl":  # the rest of a cut line is no record
-        with to.open("rb+") as out:
-            out.seek(max(0, size - WINDOW))
-            end = out.read().rfind(b"\n")
-            if end >= 0:
-                out.truncate(max(0, size - WINDOW) + end + 1)
+        with to.open("rb+") as cut:
+            whole_lines = cut.read().rfind(b"\n") + 1
+            cut.truncate(whole_lines)
     kept = to.stat().st_size
     return replace(file, path=str(to), compression="", size=kept), max(1, round(packed * kept / max(1, size)))

@@ -22,6 +22,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from pretok.base.gauge import Gauge
+from pretok.base.records import to_json
 from pretok.base.tell import Table
 
 FIRST_LINE = 3.0
@@ -170,8 +171,8 @@ def _gaps() -> Iterator[float]:
 
 
 def print_json(value: object) -> None:
-    """A command's result on standard output."""
+    """A command's result, JSON or a record, on standard output."""
     import json
 
-    json.dump(value, sys.stdout, ensure_ascii=False, indent=1)
+    json.dump(to_json(value), sys.stdout, ensure_ascii=False, indent=1)
     sys.stdout.write("\n")

@@ -70,7 +70,7 @@ def mix(
         show_mix(manifest, request, report, tell)
     if out:
         tell.notice(
-            f"{out}: {counted(report['sequences'], 'sequence')}, {counted(report['tokens'], 'token')}"
+            f"{out}: {counted(report.sequences, 'sequence')}, {counted(report.tokens, 'token')}"
         )
     if materialize and out:
         from pretok.stream.materialize import run_materialize

@@ -15,7 +15,6 @@ import platform
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -136,7 +135,7 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
     write_json(task.record, to_json(entry))
 
 
-def _keep_plan(out: Path, plan: dict[str, Any]) -> None:
+def _keep_plan(out: Path, plan: dict[str, object]) -> None:
     """What the finished shards in `out` belong to; another plan is refused."""
     path = out / STATE / "plan.json"
     if not path.exists():

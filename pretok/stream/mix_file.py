@@ -9,7 +9,7 @@ file. numpy and the standard library only.
     split, seq_len, seed
     sources     [{name, tokens, sequences}]    what the shards hold, in the order of quotas
     stages      [{quotas: [n, ...]}]           sequences that each source gives
-    report      what follows from these, for people and other programs
+    report      what follows from these (`mix_job.MixReport`), for people and other programs; outside of the fingerprint
 
 A source of T tokens holds (T - 1) // seq_len sequences: sequence i is its tokens i * seq_len up to and including
 (i + 1) * seq_len, the last of which is only a target.
@@ -56,7 +56,7 @@ class Mix:
     sources: tuple[MixSource, ...]
     stages: tuple[tuple[int, ...], ...]
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Everything the order depends on, as JSON; its fingerprint is the mix's."""
         stages = [{"quotas": list(quotas)} for quotas in self.stages]
         return {"format": FORMAT, "version": VERSION, **to_json(self), "stages": stages}
@@ -184,13 +184,13 @@ def check_sources(mix: Mix, manifest: Manifest, where: Path) -> None:
             )
 
 
-def write_mix(path: Path, mix: Mix, report: dict[str, Any]) -> None:
-    """Write mix.json atomically; `report` is kept beside the order for people and other programs. Raises UsageError."""
+def write_mix(path: Path, mix: Mix, report: object) -> None:
+    """Write mix.json atomically; `report`, a record, is kept beside the order for people. Raises OutputError."""
     with writing(path):
-        write_json(path, {**mix_json(mix), "report": report})
+        write_json(path, {**mix_json(mix), "report": to_json(report)})
 
 
-def mix_json(mix: Mix) -> dict[str, Any]:
+def mix_json(mix: Mix) -> dict[str, object]:
     """The JSON of a mix as `parse_mix` reads it."""
     return {"fingerprint": mix.fingerprint, **mix.identity()}
 
@@ -200,7 +200,7 @@ def load_mix(path: Path) -> Mix:
     return parse_mix(read_json(path), path)
 
 
-def parse_mix(data: Any, where: Path) -> Mix:
+def parse_mix(data: object, where: Path) -> Mix:
     """A Mix from its JSON; `where` names the file in errors."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise IntegrityError(f"{where} holds no mix; make one with pretok mix")

@@ -171,8 +171,8 @@ class Recipe(Part):
     vocab: Vocab = Vocab()
     shards: Shards = Shards()
     mix: MixTable | None = None
-    train: dict[str, Any] = {}
-    slurm: dict[str, Any] = {}
+    train: dict[str, object] = {}
+    slurm: dict[str, object] = {}
 
     @property
     def vocab_dir(self) -> Path:
@@ -195,7 +195,7 @@ class Recipe(Part):
         return self.out / "mix.json"
 
 
-def load_toml(path: Path) -> dict[str, Any]:
+def load_toml(path: Path) -> dict[str, object]:
     """A recipe file as a mapping, not validated, its relative paths led to the recipe's folder.
 
     UsageError when it cannot be read or is not TOML.
@@ -210,7 +210,7 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
 
 
-def _anchor(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _anchor(data: dict[str, object], folder: Path) -> dict[str, object]:
     """A recipe whose relative paths start at the current folder instead of `folder`, which is that of its file."""
 
     def lead(value: Any, base: str) -> Any:
@@ -235,7 +235,7 @@ def load_recipe(path: Path) -> Recipe:
     return make_recipe(load_toml(path), str(path))
 
 
-def make_recipe(data: dict[str, Any], origin: str, field: str | None = None) -> Recipe:
+def make_recipe(data: dict[str, object], origin: str, field: str | None = None) -> Recipe:
     """Validate a recipe given as a mapping; `origin` is named in errors; `field`: that of every source instead of its
     own."""
     try:
@@ -269,9 +269,9 @@ _TABLES: dict[str, type[Part]] = {
 }  # fmt: skip
 
 
-def parse_inputs(arguments: list[str]) -> dict[str, dict[str, Any]]:
+def parse_inputs(arguments: list[str]) -> dict[str, dict[str, list[str]]]:
     """`NAME=GLOB` arguments -> the `sources` table of a recipe; a repeated name adds inputs."""
-    sources: dict[str, dict[str, Any]] = {}
+    sources: dict[str, dict[str, list[str]]] = {}
     for argument in arguments:
         name, equals, pattern = argument.partition("=")
         if not equals or not name or not pattern:

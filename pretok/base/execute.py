@@ -217,7 +217,7 @@ class _Ray:
         self._ray = ray
         self._reaper: subprocess.Popen[bytes] | None = None
         self._servers: dict[int, str] = {}
-        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        quiet: dict[str, object] = {"logging_level": logging.ERROR, "log_to_driver": False}
         variables = dict(WORKER_ENVIRONMENT)
         if "PYTHONPATH" in os.environ:  # a checkout that is not installed
             variables["PYTHONPATH"] = os.environ["PYTHONPATH"]

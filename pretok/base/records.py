@@ -4,7 +4,7 @@ Enters: a value that `json` read, and the dataclass it must be. Leaves: that dat
 the file and the key: an unknown or missing key, another type, a number out of range. Nothing is converted or defaulted,
 so what was damaged, or written by another version, never passes for something else. Standard library only.
 
-Understood are str, int, bool, float, Any, X | None, tuple[X, ...], dict[str, X] and dataclasses of these. An int counts
+Understood are str, int, bool, float, object, X | None, tuple[X, ...], dict[str, X], dataclasses of these. An int counts
 something, so it is in 0..2**63-1 unless `Annotated` with another `Range`. A field may be missing if it has a default.
 """
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
 MAX_DEPTH = 32
-"""How deep `Any` may be nested: settings are tables of tables; beyond lies what ends in a RecursionError."""
+"""How deep `object` may be nested: settings are tables of tables; beyond lies what ends in a RecursionError."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _field_names(kind: type) -> list[tuple[str, bool]]:
 def _reader(hint: Any) -> Reader:
     """What checks a value against a type hint and returns it, in tuples and dataclasses instead of lists and dicts."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
+    if hint in (Any, object):
         return _read_any
     if dataclasses.is_dataclass(hint):
         return _record_reader(cast("type", hint))

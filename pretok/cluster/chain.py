@@ -59,7 +59,7 @@ class SlurmSettings(BaseModel):
     train: StageSettings = StageSettings()
 
 
-def read_settings(table: dict[str, Any], overrides: dict[str, Any]) -> SlurmSettings:
+def read_settings(table: dict[str, object], overrides: dict[str, object]) -> SlurmSettings:
     """The [slurm] table with `overrides` (nested in the same way) over it. UsageError names what is wrong."""
     merged = dict(table)
     for key, value in overrides.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -66,7 +66,7 @@ def build_vocab(
     from pretok.stream.quota import parse_weights
     from pretok.vocab.job import run_build_vocab
 
-    changes: dict[str, dict[str, Any]] = {
+    changes: dict[str, dict[str, object]] = {
         "vocab": {
             "size": vocab_size,
             "pattern": pattern,

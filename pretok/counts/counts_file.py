@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,21 +23,14 @@ from pretok.base.failures import Failure
 from pretok.base.records import Signed, read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.counts.task import CountRecord
+from pretok.read.changes import SourceInputs
 from pretok.read.files import InputFile
 from pretok.read.normalize import Normalization
-from pretok.read.readers import RecordFormat
 
 FORMAT = "pretok-counts"
 VERSION = 1
 FILE_NAME = "counts.json"
 HELDOUT_FILE = "heldout.parquet"
-
-
-@dataclass(frozen=True, slots=True)
-class SourceInputs(RecordFormat):
-    """How the records of a source are found, and the files they are in."""
-
-    files: tuple[InputFile, ...] = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +65,7 @@ class CountConfig(CountSettings):
 class Addends:
     """The settings of each of the counts that were added, as they stood there."""
 
-    added: tuple[Any, ...]
+    added: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +96,7 @@ class _CountsFile:
     sources: dict[str, CountRecord]
     failed: tuple[Failure, ...]
     buckets: tuple[BucketFile, ...]
-    config: Any
+    config: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +135,7 @@ class Counts:
             return file.read_row_group(self.sources.index(source)).column("text").combine_chunks()
 
 
-def read_config(data: Any, where: Path) -> Config:
+def read_config(data: object, where: Path) -> Config:
     """What decides counts, from its JSON. Raises IntegrityError."""
     inputs = data.get("inputs") if isinstance(data, dict) else None
     is_sum = isinstance(inputs, dict) and isinstance(inputs.get("added"), list)

@@ -42,7 +42,6 @@ from pretok.counts.counts_file import (
     CountConfig,
     Counts,
     CountSettings,
-    SourceInputs,
     SumConfig,
     load_counts,
     read_config,
@@ -58,7 +57,7 @@ from pretok.counts.task import (
     reduce_buckets,
 )
 from pretok.kernels.unicode import FILE as UNICODE_FILE
-from pretok.read.changes import refuse, refuse_changes, shared_inputs
+from pretok.read.changes import SourceInputs, refuse, refuse_changes, shared_inputs
 from pretok.read.files import InputFile, list_inputs
 from pretok.read.partition import Partition, plan, shard_bytes
 from pretok.read.partition_runs import expect, run_partitions
@@ -212,6 +211,8 @@ def _finished(folder: Path, config: Config) -> Counts | None:
 def _refuse_others(folder: Path, old: Config, new: Config) -> None:
     """MismatchError when counts made from `old` are not those of `new`."""
     before, now = old.added, new.added
+    if isinstance(old, SumConfig) and isinstance(new, CountConfig):
+        refuse("the counts", folder, ["they are a sum of other counts"])
     if sorted(before.values()) == sorted(now.values()):
         same = CountSettings(*new.settings()) if now else new  # the same counts, perhaps under other paths
         refuse_changes("the counts", folder, to_json(old), to_json(same))

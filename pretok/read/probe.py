@@ -126,7 +126,7 @@ def _first_records(file: InputFile) -> Iterator[Any]:
             continue
 
 
-def _texts(record: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _texts(record: dict[str, object], prefix: str) -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of everything in a record that is no record itself."""
     for key, value in record.items():
         if isinstance(value, dict):

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine
-from pretok.base.failures import TaskError, raise_failures
+from pretok.base.failures import Failure, TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.storage import remove_leftovers
@@ -55,7 +55,7 @@ class TokenizeSummary:
     peak: int
 
 
-def shared_config(recipe: Recipe, vocab: Vocabulary) -> dict[str, Any]:
+def shared_config(recipe: Recipe, vocab: Vocabulary) -> dict[str, object]:
     """What every source of an output has in common; a change needs another output folder."""
     return {
         "tokenizer": vocab.fingerprint,
@@ -123,9 +123,9 @@ def _tokenize(
     if tasks or not has_manifest(shards):
         crashed = [_failure(partition, error.message) for partition, error in run.failures]
         failed = seal(shards, state, [p for p in plans if (state / p.name).exists()], config, vocab, crashed)
-        failed = [failure for failure in failed if failure not in crashed]
+        failed = tuple(failure for failure in failed if failure not in crashed)
     else:
-        failed = load_manifest(shards).data["failed"]
+        failed = load_manifest(shards).contents.failed
     if run.failures and failed:
         tell.notice(_describe_failures(failed, shards))
     raise_failures([(partition.name, error) for partition, error in run.failures], tell)
@@ -183,13 +183,13 @@ class _Run:
         return TokenizeSummary(len(self._tasks), dict(sorted(self._nodes.items())), idle, self._peak)
 
 
-def _failure(partition: Partition, message: str) -> dict[str, Any]:
+def _failure(partition: Partition, message: str) -> Failure:
     files = ", ".join(sorted({piece.file.path for piece in partition.pieces}))
-    return {"partition": partition.name, "file": files, "error": message}
+    return Failure(partition.name, files, message)
 
 
-def _describe_failures(failed: list[dict[str, Any]], shards: Path) -> str:
-    lines = [f"  {f['partition']}: {f['file']}: {f['error']}" for f in failed[:20]]
+def _describe_failures(failed: Sequence[Failure], shards: Path) -> str:
+    lines = [f"  {f.partition}: {f.file}: {f.error}" for f in failed[:20]]
     more = (
         [f"  and {len(failed) - 20} more, under `failed` in {shards / FILE_NAME}"] if len(failed) > 20 else []
     )

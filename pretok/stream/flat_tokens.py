@@ -46,10 +46,10 @@ class FlatTokens:
         self._paths = [shard.path for shard in shards]
         self._starts: Int64s = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {key: value for key, value in self.__dict__.items() if key != "_files"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state, _files=self._own_files())
 
     def _own_files(self) -> OrderedDict[int, int]:

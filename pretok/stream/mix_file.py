@@ -21,7 +21,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import Signed, read_record, to_json
@@ -128,7 +127,7 @@ class _MixFile:
     seed: Signed
     sources: tuple[MixSource, ...]
     stages: tuple[_StageEntry, ...]
-    report: dict[str, Any] | None = None
+    report: dict[str, object] | None = None
 
 
 def _sequences(tokens: int, seq_len: int) -> int:

@@ -26,6 +26,7 @@ from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.base.tasks import run_tasks
 from pretok.base.tell import Teller, table
 from pretok.config import Recipe, Vocab
 from pretok.counts.job import Counts, count_config, run_count
@@ -157,7 +158,9 @@ def _factors(vocab: Vocab, counts: Counts) -> dict[str, int]:
     return multipliers(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
 
 
-def train_vocabularies(words: TrainingWords, vocab: Vocab, folder: Path, tell: Teller) -> dict[int, Vocabulary]:
+def train_vocabularies(
+    words: TrainingWords, vocab: Vocab, folder: Path, tell: Teller
+) -> dict[int, Vocabulary]:
     """Train once to the largest size, write the vocabulary asked for and those it is compared with.
 
     Returns size asked for -> vocabulary, the one asked for first.
@@ -201,9 +204,10 @@ def _measure(
     total = empty_measure(len(counts.sources), len(paths), main.size)
     failures = []
     engine.choose(sum(path.stat().st_size for path in counts.buckets))
-    for outcome in engine.map(measure_bucket, tasks, progress):
+    names = [task.bucket.name for task in tasks]
+    for outcome in run_tasks(measure_bucket, tasks, names, "bucket", engine, tell, progress):
         if isinstance(outcome.result, TaskError):
-            failures.append((tasks[outcome.index].bucket.name, outcome.result))
+            failures.append((names[outcome.index], outcome.result))
         else:
             total.add(outcome.result)
     raise_failures(failures, tell, "buckets")

@@ -185,9 +185,7 @@ def measure_scaling(corpus: Path, work: Path) -> dict[str, Any]:
         made = recipe(folder / "out", inputs)
         with StopFlag() as stop, Engine(2, None, stop) as engine:
             start(engine, folder)
-            counting, counts = timed(
-                lambda made=made, engine=engine: run_count(made, engine, Silent())
-            )  # type: ignore[misc]
+            counting, counts = timed(lambda made=made, engine=engine: run_count(made, engine, Silent()))  # type: ignore[misc]
         words = weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1)
         merging, _ = timed(lambda words=words: _merges(words.words))  # type: ignore[misc]
         result[f"x{copies}"] = {

@@ -24,6 +24,7 @@ from pretok.base.storage import TEMPORARY_SUFFIX, checksum
 from pretok.base.tasks import run_tasks
 from pretok.base.tell import Teller
 from pretok.shards.contents import count_source, sum_sources
+from pretok.shards.ledger import SUFFIX, ledger_path
 from pretok.shards.manifest import FILE_NAME, STATE, VERSION, Manifest, load_manifest
 from pretok.shards.plan import SourcePlan
 from pretok.shards.seal import origins_path, rejects_path
@@ -49,6 +50,11 @@ def _verify(
     if tokenizer:  # nothing can be decoded
         sample = 0
     numbers = _sample(manifest, sample)
+    ledgers = {
+        manifest.folder / file.path: file.checksum
+        for file in manifest.contents.side_files
+        if file.path.endswith(SUFFIX)
+    }
     tasks = [
         VerifyTask(
             prefix=shard.prefix,
@@ -56,14 +62,18 @@ def _verify(
             documents=shard.documents,
             checksum=shard.checksum,
             index_checksum=shard.index_checksum,
+            text_bytes=entry.text_bytes,
+            ledger_checksum=ledgers.get(ledger_path(shard.prefix)),
             tokenizer_json=manifest.folder / TOKENIZER_FILE,
             vocab_size=manifest.vocab_size,
             eod_id=manifest.eod_id,
             sample=chosen,
             documents_end=manifest.contents.materialized is None,
         )
-        for shard, chosen in zip(manifest.shards, numbers, strict=True)
+        for shard, entry, chosen in zip(manifest.shards, manifest.contents.shards, numbers, strict=True)
     ]
+    listed = {ledger_path(shard.prefix) for shard in manifest.shards}
+    problems += [f"{path} is the ledger of no shard" for path in ledgers.keys() - listed]
     tasks.sort(key=lambda task: -task.tokens)
     # By the reference engine a byte takes fifty times as long, and a token is four of them.
     engine.choose(sum(task.tokens for task in tasks) * (200 if sample is None else 1))
@@ -131,9 +141,14 @@ def _check_tokenizer(manifest: Manifest) -> list[str]:
 
 
 def _check_files(manifest: Manifest) -> list[str]:
-    """Side files that are not as sealed, and files where only ours belong that the manifest does not know."""
+    """Side files that are not as sealed, and files where only ours belong that the manifest does not know.
+
+    Ledgers are looked at with their shards, as they may be large.
+    """
     problems = []
     for file in manifest.contents.side_files:
+        if file.path.endswith(SUFFIX):
+            continue
         path = manifest.folder / file.path
         try:
             found = checksum(path)

@@ -35,13 +35,15 @@ NAMED = 10
 class Probe:
     """What is known of an input before it is read.
 
-    size: expected bytes of text; parts: the same for each row group of a Parquet file; units: rows of a dataset,
-    shards of a hub's; judged: whether its records were looked at; problem: why they give no document, "" if they do.
+    size: expected bytes of text; parts, rows: the same, and the rows, of each row group of a Parquet file; units: rows
+    of a dataset, shards of a hub's; judged: whether its records were looked at; problem: why they give no document, ""
+    if they do.
     """
 
     file: InputFile
     size: int
     parts: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
     units: int = 0
     judged: bool = False
     problem: str = ""
@@ -164,7 +166,8 @@ def _probe_parquet(file: InputFile, field: str) -> Probe:
                 problem = _problem(file.path, field, there, Counter(found))
     except (pa.ArrowException, OSError):
         return Probe(file, 0)
-    return Probe(file, sum(parts), parts, judged=True, problem=problem)
+    rows = tuple(group.num_rows for group in groups)
+    return Probe(file, sum(parts), parts, rows, judged=True, problem=problem)
 
 
 def _probe_dataset(file: InputFile, field: str) -> Probe:
@@ -190,4 +193,4 @@ def _probe_dataset(file: InputFile, field: str) -> Probe:
             if getattr((dataset.features or {}).get(name), "dtype", "") in ("string", "large_string")
         ]
         problem = _problem(file.path, field, False, Counter(dict.fromkeys(texts, 0)))
-    return Probe(file, file.size, (), units, judged=bool(names), problem=problem)
+    return Probe(file, file.size, units=units, judged=bool(names), problem=problem)

@@ -31,6 +31,7 @@ from pretok.read.changes import refuse_changes, shared_inputs
 from pretok.read.partition import Partition
 from pretok.read.partition_runs import expect, run_partitions
 from pretok.read.rejects import poor_sources
+from pretok.shards.ledger import SUFFIX
 from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
 from pretok.shards.plan import SourcePlan, is_complete, plan_source
 from pretok.shards.seal import drop_finished, seal, standing, withdraw
@@ -229,7 +230,7 @@ def _finished(task: TokenizeTask) -> bool:
     if (parts and parts[-1].last) or marker.exists():
         marker.touch()
         for part in reversed(parts):
-            for suffix in (".bin", ".idx"):
+            for suffix in (".bin", ".idx", SUFFIX):
                 (task.shards_dir / task.partition.source / f"{part.name}{suffix}").unlink(missing_ok=True)
                 (task.state_dir / f"{part.name}.val{suffix}").unlink(missing_ok=True)
             (task.state_dir / f"{part.name}.json").unlink()

@@ -223,8 +223,8 @@ def test_a_log_is_never_silent_though_nothing_is_reported(monkeypatch, capsys):
         time.sleep(0.5)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 4
-    assert all(re.fullmatch(r"\d\d:\d\d:\d\d merge [01] s", line) for line in lines[:-1])
-    assert re.fullmatch(r"merge: 0\.\d s", lines[-1])
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d merge \d s", line) for line in lines[:-1])
+    assert re.fullmatch(r"merge: \d\.\d s", lines[-1])
 
 
 def test_lines_come_soon_and_then_at_most_a_minute_apart():

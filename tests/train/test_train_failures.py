@@ -128,10 +128,10 @@ def test_step_lines_say_how_far_and_how_long(
 
 
 def test_silence_is_broken_once_a_minute(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(report, "SILENCE", 0.1)
-    with Reporter(0) as say, Reporter(1) as other:
+    with Reporter(0, tmp_path) as say, Reporter(1, tmp_path) as other:
         say.doing = lambda: "at step 3/9 (saving)"
         other("not from rank 1")
         time.sleep(0.35)

@@ -1,14 +1,21 @@
 """The lines a person reads while a run goes on: never silent for longer than a minute.
 
-Enters: texts, and what the run is doing now. Leaves: lines on standard output, from rank 0 alone.
+Enters: texts, what the run is doing now, how it ends. Leaves: lines on standard output, from rank 0 alone; in RUN/logs
+the same as lines of JSON (`pretok.base.joblog`), and why the run ended, from every rank that ended otherwise than well.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 
+from pretok.base.errors import PretokError, Stopped
+from pretok.base.joblog import LOGS, JobLog
 from pretok.base.units import duration
 
 SILENCE = 60.0
@@ -23,11 +30,16 @@ def clock() -> str:
 
 
 class Reporter:
-    """Prints lines on rank 0, and as a context one line a minute of silence that says what `doing` gives."""
+    """Prints lines on rank 0, and as a context one line a minute of silence that says what `doing` gives.
 
-    def __init__(self, rank: int) -> None:
+    out: folder of the run, whose logs/ gets the lines of rank 0, and why the run ended on any rank.
+    """
+
+    def __init__(self, rank: int, out: Path) -> None:
         self.doing: Callable[[], str] = lambda: "starting"
         self._rank = rank
+        name = f"train-rank{rank}" if rank else "train"
+        self._log = JobLog(out / LOGS, name, {"command": "train", "rank": rank}, self._complain)
         self._last = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -36,7 +48,12 @@ class Reporter:
         """One line."""
         self._last = time.monotonic()
         if self._rank == 0:
+            self._log.write("notice", {"message": text})
             print(text, flush=True)
+
+    def event(self, name: str, /, **details: object) -> None:
+        """A line of the log alone, on whatever rank."""
+        self._log.write(name, details)
 
     @property
     def silence(self) -> float:
@@ -48,10 +65,20 @@ class Reporter:
             self._thread.start()
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._ended.set()
         if self._rank == 0:
             self._thread.join()
+        if error is not None and not (self._rank and isinstance(error, Stopped)):  # all ranks stop together
+            told = str(error) or type(error).__name__
+            self.event("error", message=told, traceback="".join(traceback.format_exception(error)))
+        code = error.exit_code if isinstance(error, PretokError) else 1
+        self._log.end(0 if error is None else code)
+
+    def _complain(self, text: str) -> None:
+        print(f"train: {text}", file=sys.stderr)
 
     def _watch(self) -> None:
         began = time.monotonic()

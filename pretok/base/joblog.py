@@ -17,7 +17,7 @@ one piece, so that a job killed at any moment leaves whole lines. Every line has
     task_failed  the same with message, kind and traceback
     workers    of a step: workers, tasks done by node, idle (share of their time without a task), peak_bytes
     error      message, traceback: why the job ended
-    end        exit_code, seconds
+    end        exit_code, null where it is not known yet; seconds
 
 A log that cannot be written ends no job: that is said once, and nothing more is written.
 """
@@ -45,7 +45,7 @@ def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def stamp() -> dict[str, str]:
+def when_and_where() -> dict[str, str]:
     """When and where a line is written: time, host and, inside of a Slurm job, its id as `job`."""
     job = os.environ.get("SLURM_JOB_ID")
     return {"time": utc(time.time()), "host": os.uname().nodename} | ({"job": job} if job else {})
@@ -82,7 +82,7 @@ class JobLog:
 
     def write(self, event: str, details: Mapping[str, object]) -> None:
         """Add a line. What is no JSON value in `details` stands as its text."""
-        told = {**stamp(), **self._always, "event": event}
+        told = {**when_and_where(), **self._always, "event": event}
         line = json.dumps({**told, **details, **told}, default=str, skipkeys=True).encode() + b"\n"
         with self._lock:
             if self._broken:
@@ -99,8 +99,8 @@ class JobLog:
                     f"no log is kept in {where}: {error.strerror or error}; the job goes on without"
                 )
 
-    def end(self, code: int) -> None:
-        """The last line: how the job ended. Nothing if it has none."""
+    def end(self, code: int | None) -> None:
+        """The last line: how the job ended, None if that is not known here. Nothing where nothing was written."""
         if self._file is not None:
             self.write("end", {"exit_code": code, "seconds": round(time.monotonic() - self._began, 3)})
         self.close()

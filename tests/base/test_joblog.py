@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
-from pretok.base.joblog import JobLog, stamp
+from pretok.base.joblog import JobLog, when_and_where
 
 
 def make(folder: Path, told: list[str] | None = None, **always: object) -> JobLog:
@@ -51,7 +51,7 @@ def test_every_line_says_when_where_and_what(tmp_path, monkeypatch):
 
 def test_outside_of_slurm_no_job_is_named(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert stamp().keys() == {"time", "host"}
+    assert when_and_where().keys() == {"time", "host"}
 
 
 def test_two_jobs_of_one_second_have_two_files(tmp_path, monkeypatch):

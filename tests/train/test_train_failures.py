@@ -170,7 +170,7 @@ def test_a_run_leaves_a_log_and_says_when_and_where_in_every_line(
         loop.train(replace(config, steps=4))
     [path] = (run / "logs").iterdir()
     error, end = metrics.read_lines(path)[-2:]
-    assert (error["event"], end["exit_code"]) == ("error", 1)
+    assert (error["event"], end["event"], end["exit_code"]) == ("error", "end", None)
     assert "ZeroDivisionError" in error["traceback"]
 
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from pretok.base.errors import PretokError, Stopped
 from pretok.base.joblog import LOGS, JobLog
 from pretok.base.units import duration
+from train.run.failures import explain
 
 SILENCE = 60.0
 """Seconds after which a line says that the run lives, when nothing else was said."""
@@ -27,6 +28,14 @@ STEP_SILENCE = 50.0
 def clock() -> str:
     """The time of day."""
     return time.strftime("%H:%M:%S")
+
+
+def _exit_code(error: BaseException | None) -> int | None:
+    """What the command will end with; None where that is judged further up, as of what may be a lack of memory."""
+    if error is None:
+        return 0
+    known = error if isinstance(error, PretokError) else explain(error)
+    return known.exit_code if known else None
 
 
 class Reporter:
@@ -74,8 +83,7 @@ class Reporter:
         if error is not None and not (self._rank and isinstance(error, Stopped)):  # all ranks stop together
             told = str(error) or type(error).__name__
             self.event("error", message=told, traceback="".join(traceback.format_exception(error)))
-        code = error.exit_code if isinstance(error, PretokError) else 1
-        self._log.end(0 if error is None else code)
+        self._log.end(_exit_code(error))
 
     def _complain(self, text: str) -> None:
         print(f"train: {text}", file=sys.stderr)

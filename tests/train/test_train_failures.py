@@ -149,7 +149,13 @@ def test_a_run_leaves_a_log_and_says_when_and_where_in_every_line(
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     run = tmp_path / "run"
     config = TrainConfig(
-        shards=str(shards), model=model_file(tmp_path), seq_len=16, workers=0, global_batch=8, steps=2, out=str(run)
+        shards=str(shards),
+        model=model_file(tmp_path),
+        seq_len=16,
+        workers=0,
+        global_batch=8,
+        steps=2,
+        out=str(run),
     )
     loop.train(config)
     [path] = (run / "logs").iterdir()

@@ -299,7 +299,7 @@ def test_a_bug_is_called_one_and_its_traceback_kept(tmp_path, inputs, finished, 
     assert error.value.exit_code == 1
     assert "mend the files" not in str(error.value)
     assert len(tries) == 1
-    (failed,) = [details for name, details in told.events if name == "failed"]
+    (failed,) = [details for name, details in told.events if name == "task_failed"]
     assert failed["item"] == "it-00001"
     assert "in failing" in failed["traceback"]
     names = [shard.prefix.name for shard in load_manifest(made.shards_dir).shards]

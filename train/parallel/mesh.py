@@ -20,6 +20,10 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+# Private, but what torch itself offers: its checkpoints and `fully_shard` know this wrapper and leave its name out of
+# those of parameters, and a block wrapped by it compiles as a whole. tests/train/test_train_recompute.py tells when
+# that ends. A wrapper of our own would be written into checkpoints.
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard

@@ -12,6 +12,7 @@ import glob
 import os
 import string
 import tomllib
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -257,10 +258,15 @@ def _explain(detail: Any) -> str:
     table: type[Part] = Recipe
     for part in detail["loc"][:-1]:
         table = _TABLES.get(str(part), table)
-    known = sorted(table.model_fields)
-    near = difflib.get_close_matches(str(detail["loc"][-1]), known, 1, 0.4)
-    return f"unknown key {where}" + (
-        f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(known)})"
+    return unknown_key(where, table.model_fields)
+
+
+def unknown_key(where: str, known: Iterable[str]) -> str:
+    """A sentence for a key that is none of `known`, with the nearest of them; where: its dotted name."""
+    names = sorted(known)
+    near = difflib.get_close_matches(where.rpartition(".")[2], names, 1, 0.4)
+    return f"unknown key {where} " + (
+        f"(did you mean {near[0]}?)" if near else f"(known: {', '.join(names)})"
     )
 
 

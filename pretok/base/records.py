@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 from pretok.base.errors import IntegrityError
 
 T = TypeVar("T")
-Reader = Callable[[Any], Any]
+_Reader = Callable[[Any], Any]
 
 MAX_DEPTH = 32
 """How deep `object` may be nested: settings are tables of tables; beyond lies what ends in a RecursionError."""
@@ -81,7 +81,7 @@ def _field_names(kind: type) -> list[tuple[str, bool]]:
 
 
 @cache
-def _reader(hint: Any) -> Reader:
+def _reader(hint: Any) -> _Reader:
     """What checks a value against a type hint and returns it, in tuples and dataclasses instead of lists and dicts."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in (Any, object):
@@ -102,7 +102,7 @@ def _reader(hint: Any) -> Reader:
     return _plain_reader(hint)
 
 
-def _record_reader(kind: type) -> Reader:
+def _record_reader(kind: type) -> _Reader:
     hints = get_type_hints(kind, include_extras=True)
     fields = dataclasses.fields(kind)
     readers = {field.name: _reader(hints[field.name]) for field in fields}
@@ -121,7 +121,7 @@ def _record_reader(kind: type) -> Reader:
     return read
 
 
-def _read_items(value: dict[str, Any], readers: dict[str, Reader]) -> dict[str, Any]:
+def _read_items(value: dict[str, Any], readers: dict[str, _Reader]) -> dict[str, Any]:
     made = {}
     for key, item in value.items():
         try:
@@ -132,7 +132,7 @@ def _read_items(value: dict[str, Any], readers: dict[str, Reader]) -> dict[str, 
     return made
 
 
-def _list_reader(inner: Reader) -> Reader:
+def _list_reader(inner: _Reader) -> _Reader:
     def read(value: Any) -> Any:
         if type(value) is not list:
             raise _WrongValueError(f"expected a list, found {_shown(value)}")
@@ -148,7 +148,7 @@ def _list_reader(inner: Reader) -> Reader:
     return read
 
 
-def _dict_reader(inner: Reader) -> Reader:
+def _dict_reader(inner: _Reader) -> _Reader:
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise _WrongValueError(f"expected an object, found {_shown(value)}")
@@ -157,7 +157,7 @@ def _dict_reader(inner: Reader) -> Reader:
     return read
 
 
-def _int_reader(bounds: Range) -> Reader:
+def _int_reader(bounds: Range) -> _Reader:
     low, high = bounds.low, bounds.high
 
     def read(value: Any) -> int:
@@ -168,7 +168,7 @@ def _int_reader(bounds: Range) -> Reader:
     return read
 
 
-def _plain_reader(kind: type) -> Reader:
+def _plain_reader(kind: type) -> _Reader:
     name = {str: "a text", bool: "true or false", float: "a number"}[kind]
 
     def read(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """counts.json: what finished counts hold and what they were made from. This module alone knows the file.
 
-Enters: FOLDER/counts.json, or what `counts.job` counted. Leaves: the file, or `Counts`, of which all was checked.
+Enters: FOLDER/counts.json, or what `counts.job` counted. Leaves: the file, or `CorpusCounts`, of which all was checked.
 
     format, version
     sources  {NAME: {read, documents, bytes, heldout_documents, heldout_bytes, unsampled, rejected, errors}}
@@ -100,7 +100,7 @@ class _CountsFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class CorpusCounts:
     """Finished counts in `folder`. records: source -> what was read of it, in the order of the row groups; fingerprint:
     identifies them by all that counts.json says."""
 
@@ -142,7 +142,7 @@ def read_config(data: object, where: Path) -> Config:
     return read_record(SumConfig, data, where) if is_sum else read_record(CountConfig, data, where)
 
 
-def load_counts(folder: Path) -> Counts:
+def load_counts(folder: Path) -> CorpusCounts:
     """Read FOLDER/counts.json. Raises IntegrityError (missing, damaged) or MismatchError (other format)."""
     path = folder / FILE_NAME
     data = read_json(path)
@@ -152,15 +152,15 @@ def load_counts(folder: Path) -> Counts:
         raise MismatchError(f"{path} has version {data.get('version')!r}, this program reads {VERSION}")
     file = read_record(_CountsFile, data, path)
     config = read_config(file.config, path)
-    return Counts(folder, file.sources, file.failed, file.buckets, config, fingerprint(data))
+    return CorpusCounts(folder, file.sources, file.failed, file.buckets, config, fingerprint(data))
 
 
 def write_counts(
     folder: Path, records: dict[str, CountRecord], buckets: Sequence[BucketFile], config: Config
-) -> Counts:
+) -> CorpusCounts:
     """Write FOLDER/counts.json atomically: last of all files, for it says that the others are complete."""
     failed = tuple(error for record in records.values() for error in record.errors)
     file = _CountsFile(FORMAT, VERSION, records, failed, tuple(buckets), to_json(config))
     data = to_json(file)
     write_json(folder / FILE_NAME, data)
-    return Counts(folder, records, failed, file.buckets, config, fingerprint(data))
+    return CorpusCounts(folder, records, failed, file.buckets, config, fingerprint(data))

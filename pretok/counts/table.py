@@ -16,15 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from pretok.base.tokens import Bytes, Ints
 from pretok.counts.buckets import WordCounts
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import load64, prefetch_u64
 from pretok.kernels.hashing import P1, P2, P3, hash_bytes, rotate_left
 from pretok.kernels.pretokenize import code_of, next_word
 from pretok.kernels.unicode import class_table
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 SHORT = 15
 """Words of at most so many bytes are kept in the table itself."""

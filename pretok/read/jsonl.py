@@ -13,16 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import types
 
+from pretok.base.tokens import Bytes, Ints
 from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import first_marked, load64, newlines
 from pretok.read.json_values import MAX_DEPTH, Pointer, copy_string, skip_key, skip_space, skip_value
-
-Bytes = npt.NDArray[np.uint8]
-Offsets = npt.NDArray[np.int64]
 
 OK, BLANK, MALFORMED, NOT_AN_OBJECT, MISSING, NULL, NOT_A_STRING, SURROGATE, EMPTY, TOO_LONG, NOT_UTF8 = (
     range(11)
@@ -97,7 +94,7 @@ def _parse_object(
     at: int,
     end: int,
     field: Bytes,
-    path: Offsets,
+    path: Ints,
     longest: int,
     out: Pointer,
     size: int,
@@ -166,7 +163,7 @@ def _parse_line(
     at: int,
     end: int,
     field: Bytes,
-    path: Offsets,
+    path: Ints,
     longest: int,
     out: Pointer,
     size: int,
@@ -216,12 +213,12 @@ def _line_feeds(block: Bytes) -> int:
 def _parse_block(
     block: Bytes,
     field: Bytes,
-    path: Offsets,
+    path: Ints,
     longest: int,
     longest_line: int,
     out: Bytes,
-    offsets: Offsets,
-    starts: Offsets,
+    offsets: Ints,
+    starts: Ints,
     status: Bytes,
 ) -> tuple[int, int]:
     """Parse all lines. Fills offsets of the accepted texts, start and status of each line; (lines, texts)."""
@@ -254,7 +251,7 @@ def _parse_block(
 
 def parse_lines(
     block: Bytes, field: Bytes, longest: int = NO_LIMIT, longest_line: int = NO_LIMIT
-) -> tuple[Bytes, Offsets, Offsets, Bytes]:
+) -> tuple[Bytes, Ints, Ints, Bytes]:
     """Parse a block of whole lines (uint8; the last one may lack its line end) for the string `field`.
 
     longest, longest_line: bytes of the longest text, and of the longest line that is parsed at all.

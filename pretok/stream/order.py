@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import UsageError
+from pretok.base.tokens import Ints
 
-Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
 DIGIT = 21
@@ -49,26 +49,26 @@ class Schedule:
                 f"a stage of {self.length} sequences is too long; at most {MAX_SEQUENCES - 1} are possible: "
                 "split it into stages or take a larger sequence length"
             )
-        self.quotas: Int64s = np.array(quotas, np.int64)
+        self.quotas: Ints = np.array(quotas, np.int64)
 
-    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+    def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """positions: (n,) in 0..length-1 -> source (n,) and k (n,): the position holds the source's k-th sequence."""
         before, order, rank = self._unit_of(positions)
         rows = np.arange(len(positions))
         source = order[rows, rank]
         return source, before[rows, source]
 
-    def prefix(self, lengths: Int64s) -> Int64s:
+    def prefix(self, lengths: Ints) -> Ints:
         """lengths: (n,) in 0..length -> (n, sources): how many of the first `lengths` positions each source has."""
         if self.length == 0:
             return np.zeros((len(lengths), len(self.quotas)), np.int64)
         before, order, rank = self._unit_of(np.minimum(lengths, self.length - 1))
         ranks = np.argsort(order, axis=1)
-        counts: Int64s = before + (ranks < rank[:, None])
+        counts: Ints = before + (ranks < rank[:, None])
         counts[lengths == self.length] = self.quotas
         return counts
 
-    def _unit_of(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def _unit_of(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """The unit of time each position falls in.
 
         Returns before (n, sources), the counts where the unit starts; order (n, sources), the sources by time inside
@@ -84,7 +84,7 @@ class Schedule:
         before = counts - inside
         return before, order, positions - before.sum(axis=1)
 
-    def _end_of_unit(self, positions: Int64s) -> Int64s:
+    def _end_of_unit(self, positions: Ints) -> Ints:
         """The smallest whole time up to which more than `positions` sequences were due; (n,)."""
         sources = len(self.quotas)
         low = np.maximum(positions + 1 - (sources + 1) // 2, 1)
@@ -95,7 +95,7 @@ class Schedule:
             low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
         return low
 
-    def _due(self, time: Int64s) -> tuple[Int64s, Int64s]:
+    def _due(self, time: Ints) -> tuple[Ints, Ints]:
         """floor(q T / N + 1/2) and q T mod N, both (n, sources), by long division in two digits."""
         upper = self.quotas * (time >> DIGIT)[:, None]
         quotient = upper // self.length
@@ -112,7 +112,7 @@ def prefix_bound(quotas: Sequence[int], quota: int) -> float:
     return 0.5 + quota / sum(quotas) * sum(1 for other in quotas if other) / 2
 
 
-def _fraction(numerator: Int64s, denominator: Int64s) -> Int64s:
+def _fraction(numerator: Ints, denominator: Ints) -> Ints:
     """The first 42 binary digits of numerator / denominator < 1, as one integer.
 
     They tell apart the lateness of two sources: their due times differ by a multiple of N / (2 q1 q2), which is at
@@ -129,7 +129,7 @@ def round_keys(seed: int, source: str, epoch: int) -> UInt64s:
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
-def permute(index: Int64s, size: Int64s, keys: UInt64s) -> Int64s:
+def permute(index: Ints, size: Ints, keys: UInt64s) -> Ints:
     """Row by row the image of `index` under a keyed permutation of 0..size-1.
 
     index, size: (n,) with 0 <= index < size; keys: (n, ROUNDS). Returns (n,).
@@ -177,16 +177,16 @@ class Order:
         self, names: Sequence[str], sizes: Sequence[int], stages: Sequence[Sequence[int]], seed: int
     ) -> None:
         self.names = tuple(names)
-        self.sizes: Int64s = np.array(sizes, np.int64)
+        self.sizes: Ints = np.array(sizes, np.int64)
         self.seed = seed
         self._stages = [Schedule(quotas) for quotas in stages]
-        self._starts: Int64s = np.cumsum([0, *(stage.length for stage in self._stages)], dtype=np.int64)
+        self._starts: Ints = np.cumsum([0, *(stage.length for stage in self._stages)], dtype=np.int64)
         quotas = np.array([np.zeros(len(self.names), np.int64), *(stage.quotas for stage in self._stages)])
-        self._drawn: Int64s = np.cumsum(quotas, axis=0)  # by each source before each stage
+        self._drawn: Ints = np.cumsum(quotas, axis=0)  # by each source before each stage
         self._keys: dict[tuple[int, int], UInt64s] = {}
         self.length = int(self._starts[-1])
 
-    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """positions: (n,) in 0..length-1 -> source, epoch and sequence inside the source, each (n,)."""
         stage_of = np.searchsorted(self._starts, positions, side="right") - 1
         source = np.empty_like(positions)
@@ -199,14 +199,14 @@ class Order:
         epoch, index = np.divmod(drawn, size)
         return source, epoch, permute(index, size, self._keys_of(source, epoch))
 
-    def prefix(self, length: int) -> Int64s:
+    def prefix(self, length: int) -> Ints:
         """(sources,): how many of the first `length` positions each source has."""
         stage = min(int(np.searchsorted(self._starts, length, side="right")) - 1, len(self._stages) - 1)
         inside = np.array([length - self._starts[stage]])
-        counts: Int64s = self._drawn[stage] + self._stages[stage].prefix(inside)[0]
+        counts: Ints = self._drawn[stage] + self._stages[stage].prefix(inside)[0]
         return counts
 
-    def _keys_of(self, source: Int64s, epoch: Int64s) -> UInt64s:
+    def _keys_of(self, source: Ints, epoch: Ints) -> UInt64s:
         """(n, ROUNDS) round keys; those of an epoch are made once."""
         pairs, inverse = np.unique(epoch * len(self.names) + source, return_inverse=True)
         table = np.empty((len(pairs), ROUNDS), np.uint64)

@@ -30,7 +30,7 @@ from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.base.tasks import run_tasks
 from pretok.base.tell import Teller, table
 from pretok.config import Recipe, Vocab
-from pretok.counts.counts_file import Counts
+from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import count_config, run_count
 from pretok.counts.weigh import TrainingWords, mix_bytes_per_token, multipliers, shares, weigh
 from pretok.kernels.pretokenize import PATTERNS, code_of, word_ends
@@ -57,7 +57,11 @@ OTHER_SIZES = (32_000, 64_000)
 
 
 def run_build_vocab(
-    recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path] = (), counts: Counts | None = None
+    recipe: Recipe,
+    engine: Engine,
+    tell: Teller,
+    compare: Sequence[Path] = (),
+    counts: CorpusCounts | None = None,
 ) -> dict[str, Any]:
     """Bring VOCAB to what the recipe says, as the only job that writes there; its report, printed when made now.
 
@@ -70,7 +74,7 @@ def run_build_vocab(
 
 
 def _build_vocab(
-    recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path], counts: Counts | None
+    recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path], counts: CorpusCounts | None
 ) -> dict[str, Any]:
     check_settings(recipe.vocab)
     if recipe.vocab.superwords:
@@ -157,7 +161,7 @@ def _superword_config(vocab: Vocab) -> dict[str, Any] | None:
     }
 
 
-def _factors(vocab: Vocab, counts: Counts) -> dict[str, int]:
+def _factors(vocab: Vocab, counts: CorpusCounts) -> dict[str, int]:
     return multipliers(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
 
 
@@ -193,7 +197,7 @@ def train_vocabularies(
 
 def _measure(
     made: dict[int, Vocabulary],
-    counts: Counts,
+    counts: CorpusCounts,
     recipe: Recipe,
     engine: Engine,
     progress: Progress,
@@ -217,7 +221,7 @@ def _measure(
     return total
 
 
-def _compare(path: Path, counts: Counts, tell: Teller) -> dict[str, Any]:
+def _compare(path: Path, counts: CorpusCounts, tell: Teller) -> dict[str, Any]:
     """Tokens of the held-out texts that were kept, by any tokenizer; None where it cannot encode one of them."""
     rows = {}
     for name in counts.sources:
@@ -237,7 +241,7 @@ def _ratio(a: int, b: int | None) -> float | None:
 
 def _report(
     vocab: Vocab,
-    counts: Counts,
+    counts: CorpusCounts,
     words: TrainingWords,
     made: dict[int, Vocabulary],
     measure: Measure,
@@ -285,7 +289,7 @@ def _report(
 
 
 def _mix(
-    vocab: Vocab, counts: Counts, made: dict[int, Vocabulary], measure: Measure, others: dict[str, Any]
+    vocab: Vocab, counts: CorpusCounts, made: dict[int, Vocabulary], measure: Measure, others: dict[str, Any]
 ) -> dict[str, Any]:
     """Bytes per token of text in which the sources have their shares of the vocabulary's training text: of all text by
     size, of held-out texts by tokenizer."""

@@ -27,7 +27,7 @@ from pretok.base.progress import Progress
 from pretok.base.tasks import run_tasks
 from pretok.base.tell import SILENT, Teller, table
 from pretok.config import Recipe, Vocab
-from pretok.counts.counts_file import Counts
+from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import partitions_of
 from pretok.counts.weigh import mix_bytes_per_token, shares
 from pretok.kernels.pretokenize import PATTERNS
@@ -65,7 +65,7 @@ def check_superwords(vocab: Vocab, counted: bool) -> None:
 
 
 def add_superwords(
-    recipe: Recipe, engine: Engine, tell: Teller, plain: Vocabulary, counts: Counts, state: Path
+    recipe: Recipe, engine: Engine, tell: Teller, plain: Vocabulary, counts: CorpusCounts, state: Path
 ) -> tuple[Vocabulary, dict[str, Any]]:
     """Write VOCAB with superwords in the place of the last entries of `plain`; (the vocabulary, report section)."""
     vocab = recipe.vocab
@@ -109,7 +109,7 @@ def _first_words(plain: Vocabulary, size: int) -> list[Merge]:
 
 
 def _tasks(
-    recipe: Recipe, counts: Counts, stage: Vocabulary, state: Path
+    recipe: Recipe, counts: CorpusCounts, stage: Vocabulary, state: Path
 ) -> tuple[list[ChainTask], dict[str, int]]:
     """The tasks that take the sample, and how often each source's part is taken."""
     vocab = recipe.vocab
@@ -163,7 +163,12 @@ def _sample(
 
 
 def _measure(
-    recipe: Recipe, counts: Counts, plain: Vocabulary, stage: Vocabulary, words: list[Merge], merges: Merges
+    recipe: Recipe,
+    counts: CorpusCounts,
+    plain: Vocabulary,
+    stage: Vocabulary,
+    words: list[Merge],
+    merges: Merges,
 ) -> dict[str, Any]:
     """Tokens of the held-out texts that were kept, by `plain` and by stage 1 with more and more superwords.
 

@@ -16,10 +16,11 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
-from support import make_contents, make_shards
+from support import make_shards
 from typer.testing import CliRunner
 
 import pretok.stream
+from benchmarks.train_shards import bare_contents
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import to_json
 from pretok.base.storage import fingerprint
@@ -28,7 +29,7 @@ from pretok.cli import run_command
 from pretok.commands.export import export
 from pretok.commands.mix import mix
 from pretok.config import MixTable, make_recipe
-from pretok.shards.contents import ShardEntry, count_source
+from pretok.shards.contents import ShardEntry
 from pretok.shards.manifest import Manifest
 from pretok.stream.mix_file import MixSource, load_mix, write_mix
 from pretok.stream.mix_job import MixRequest, plan_mix, recipe_request, run_mix, what_if
@@ -53,8 +54,7 @@ def manifest_of(tokens: dict[str, int]) -> Manifest:
         ShardEntry(f"{name}/{name}-00000.bin", name, "train", n, 1, 2 * n, 0, "", "")
         for name, n in tokens.items()
     ]
-    counts = {shard.source: count_source([shard], 1, {}) for shard in shards}
-    return Manifest(Path("/x"), make_contents(50_000, shards, counts))
+    return Manifest(Path("/x"), bare_contents(50_000, shards))
 
 
 def request(*stages: str, **changes: Any) -> MixRequest:

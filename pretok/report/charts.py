@@ -17,14 +17,19 @@ TICKS = 4
 
 
 def lines(
-    series: Mapping[str, Sequence[tuple[float, float]]], x_name: str, y_name: str, label: Callable[[float], str] = short
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    x_name: str,
+    y_name: str,
+    label: Callable[[float], str] = short,
+    *,
+    zero: bool = False,
 ) -> str:
-    """Curves over one x axis; each point says its value when pointed at. "" without a point. label: of x values."""
+    """Curves over one x axis; each point says its value when pointed at. "" without a point. label: of x values; zero: the y axis begins at 0."""
     points = [point for curve in series.values() for point in curve]
     if not points:
         return ""
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    x0, x1, y0, y1 = min(xs), max(xs), min(0.0, min(ys)) if min(ys) < max(ys) / 3 else min(ys), max(ys)
+    x0, x1, y0, y1 = min(xs), max(xs), 0.0 if zero else min(ys), max(ys)
     x1, y1 = (x1 if x1 > x0 else x0 + 1), (y1 if y1 > y0 else y0 + 1)
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -36,7 +41,9 @@ def lines(
     parts = [_axes(x0, x1, y0, y1, x_name, y_name, label)]
     for number, (name, curve) in enumerate(series.items()):
         path = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in curve)
-        parts.append(f'<polyline class="line s{number % 6}" points="{path}"><title>{escape(name)}</title></polyline>')
+        parts.append(
+            f'<polyline class="line s{number % 6}" points="{path}"><title>{escape(name)}</title></polyline>'
+        )
     return _svg("".join(parts), f"{y_name} over {x_name}") + _legend(list(series))
 
 
@@ -55,7 +62,7 @@ def bars(values: Sequence[tuple[str, float]], y_name: str) -> str:
             f"<title>{escape(name)}: {value:,.0f}</title></rect>"
         )
         if number % max(1, math.ceil(len(values) / 12)) == 0:
-            parts.append(f'<text class="tick" x="{x + width / 2:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{escape(name)}</text>')
+            parts.append(_tick(x + width / 2, HEIGHT - 10, "middle", name))
     return _svg("".join(parts), y_name)
 
 
@@ -67,13 +74,21 @@ def _axes(
         y = HEIGHT - BOTTOM - tick / TICKS * (HEIGHT - BOTTOM - TOP)
         value = y0 + (y1 - y0) * tick / TICKS
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 12}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(value)}</text>')
+        parts.append(
+            f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(value)}</text>'
+        )
         if label:
             x = LEFT + tick / TICKS * (WIDTH - LEFT - 12)
             text = escape(label(x0 + (x1 - x0) * tick / TICKS))
             anchor = "start" if tick == 0 else "end" if tick == TICKS else "middle"
-            parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="{anchor}">{text}</text>')
+            parts.append(
+                f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="{anchor}">{text}</text>'
+            )
     return "".join(parts) + f"<title>{escape(y_name)}{escape(' over ' + x_name) if x_name else ''}</title>"
+
+
+def _tick(x: float, y: float, anchor: str, text: str) -> str:
+    return f'<text class="tick" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _svg(inner: str, name: str) -> str:

@@ -8,7 +8,6 @@ mix yet, shards made before there were ledgers) is None or empty, and the page s
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,9 +35,13 @@ BINS = 33
 """Powers of two: no document has 2^32 tokens."""
 
 
+Counted = dict[str, tuple[int, int]]
+"""Value -> its documents and tokens."""
+
+
 @dataclass(slots=True)
 class Rejects:
-    """Of one reason: how many, and the first few as (file, record, detail)."""
+    """Of one reason: how many, and the first few as (file, line or row from 1, detail)."""
 
     count: int
     examples: list[tuple[str, int, str]] = field(default_factory=list)
@@ -46,7 +49,8 @@ class Rejects:
 
 @dataclass(slots=True)
 class Column:
-    """A kept column: value -> [documents, tokens] of the most frequent; distinct: how many there are, None: too many."""
+    """A kept column. values: (value, documents, tokens) of those with most tokens; distinct: how many there are, None:
+    too many."""
 
     values: list[tuple[str, int, int]]
     distinct: int | None
@@ -54,8 +58,8 @@ class Column:
 
 @dataclass(slots=True)
 class SourceFacts:
-    """One source. lengths: (BINS,) documents whose tokens have so many binary digits; longest: tokens; columns: the kept
-    ones, and `domain` of `url`; ledger: whether every shard has one."""
+    """One source. lengths: (BINS,) documents whose tokens have so many binary digits; longest: tokens; columns: the
+    kept ones, `domain` in the place of `url`; ledger: whether every shard has one."""
 
     name: str
     counts: SourceCounts
@@ -120,7 +124,7 @@ def _source(manifest: Manifest, name: str) -> SourceFacts:
         longest=0,
         columns={},
     )
-    counters: dict[str, Counter[tuple[str, int]] | None] = {}
+    counters: dict[str, Counted | None] = {}
     for shard in (*manifest.of(name), *manifest.of(name, "val")):
         path = ledger_path(shard.prefix)
         if not path.exists():
@@ -141,24 +145,25 @@ def _windows(path: Path) -> Iterator[pa.RecordBatch]:
     return ledger_windows(path, ["tokens", *kept])
 
 
-def _add_columns(counters: dict[str, Any], rows: pa.RecordBatch) -> None:
+def _add_columns(counters: dict[str, Counted | None], rows: pa.RecordBatch) -> None:
     """Count documents and tokens of each value; `counters[name]` becomes None when there are too many."""
     columns = {name: rows[name] for name in rows.schema.names if name != "tokens"}
     for name in list(columns):
         if name.rpartition(".")[2] == "url" and pa.types.is_string(columns[name].type):
             columns[name.removesuffix("url") + "domain"] = _domains(columns.pop(name))
     for name, values in columns.items():
-        if counters.setdefault(name, defaultdict(lambda: [0, 0])) is None:
+        counted = counters.setdefault(name, {})
+        if counted is None:
             continue
         table = pa.table({"value": values.cast(pa.string()), "tokens": rows["tokens"]})
         grouped = table.group_by("value").aggregate([("tokens", "sum"), ("tokens", "count")])
         for value, tokens, documents in zip(
             *(grouped[column].to_pylist() for column in ("value", "tokens_sum", "tokens_count")), strict=True
         ):
-            entry = counters[name]["(none)" if value is None else value]
-            entry[0] += documents
-            entry[1] += tokens
-        if len(counters[name]) > MOST_VALUES:
+            key = "(none)" if value is None else value
+            before = counted.get(key, (0, 0))
+            counted[key] = (before[0] + documents, before[1] + tokens)
+        if len(counted) > MOST_VALUES:
             counters[name] = None
 
 
@@ -168,7 +173,7 @@ def _domains(urls: pa.Array) -> pa.Array:
     return pc.struct_field(found, "host")
 
 
-def _most(counted: dict[str, list[int]] | None) -> Column:
+def _most(counted: Counted | None) -> Column:
     if counted is None:
         return Column([], None)
     ordered = sorted(counted.items(), key=lambda item: (-item[1][1], item[0]))
@@ -189,7 +194,6 @@ def _rejects(manifest: Manifest, source: str) -> dict[str, Rejects]:
                 entry = json.loads(line)
                 reject = found[entry["reason"]]
                 if len(reject.examples) < EXAMPLES:
-                    reject.examples.append((entry["file"], entry["record"], entry.get("detail", "")))
+                    reject.examples.append((entry["file"], entry["position"], entry.get("detail", "")))
                     missing -= 1
     return found
-

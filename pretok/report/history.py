@@ -64,7 +64,7 @@ class NodeRow:
 
 @dataclass(slots=True)
 class Run:
-    """What a training run wrote. metrics, validation, segments: lines of its files; done: whether it reached its end."""
+    """What a training run wrote. metrics, validation, segments: lines of its files; done: whether it is at its end."""
 
     folder: Path
     metrics: list[dict[str, Any]]

@@ -29,8 +29,16 @@ def run_report(work: Path, out: Path, run: Path | None = None) -> None:
 
 def render(facts: Facts, jobs: list[Job], run: Run | None) -> str:
     """The page. Every text from outside is escaped by the template."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"n": "{:,}".format, "short": short, "bytes": short_bytes, "span": duration, "when": _when}
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "n": "{:,}".format,
+        "short": short,
+        "bytes": short_bytes,
+        "span": duration,
+        "when": _when,
+    }
     template = environment.from_string(files("pretok.report").joinpath("page.html").read_text("utf-8"))
     return template.render(
         facts=facts,
@@ -59,18 +67,26 @@ def _when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%d %H:%M:%S")
+
+
 def _lengths(source: SourceFacts) -> str:
     """Documents by length; the bars begin and end where there are any."""
     used = [power for power, count in enumerate(source.lengths) if count]
     if not used:
         return ""
-    labelled = [(short(2**power // 2), float(source.lengths[power])) for power in range(used[0], used[-1] + 1)]
+    labelled = [
+        (short(2**power // 2), float(source.lengths[power])) for power in range(used[0], used[-1] + 1)
+    ]
     return charts.bars(labelled, "documents by tokens, each bar from its label to twice that")
 
 
 def _workers(jobs: list[Job]) -> str:
     times, busy = workers_over_time(jobs)
-    return charts.lines({"tasks": list(zip(times, busy, strict=True))}, "time (UTC)", "tasks at work", _when)
+    return charts.lines(
+        {"tasks": list(zip(times, busy, strict=True))}, "time (UTC)", "tasks at work", _time, zero=True
+    )
 
 
 def _curves(run: Run) -> dict[str, str]:
@@ -79,19 +95,25 @@ def _curves(run: Run) -> dict[str, str]:
     losses: dict[str, list[tuple[float, float]]] = {"training": _curve(metrics, "loss")}
     for name in sorted({name for record in run.validation for name in record.get("sources", {})}):
         losses[f"validation, {name}"] = [
-            (record["step"], record["sources"][name]) for record in run.validation if name in record["sources"]
+            (record["step"], record["sources"][name])
+            for record in run.validation
+            if name in record["sources"]
         ]
     per_byte = {
-        name: [(r["step"], r["bits_per_byte"][name]) for r in run.validation if name in (r.get("bits_per_byte") or {})]
+        name: [
+            (r["step"], r["bits_per_byte"][name])
+            for r in run.validation
+            if name in (r.get("bits_per_byte") or {})
+        ]
         for name in sorted({name for r in run.validation for name in (r.get("bits_per_byte") or {})})
     }
     found = {
         "loss": charts.lines({name: curve for name, curve in losses.items() if curve}, "step", "loss"),
         "bits per byte": charts.lines(per_byte, "step", "bits per byte"),
         "tokens per second and device": charts.lines(
-            {"": _curve(metrics, "tokens_per_second_per_device")}, "step", "tokens/s/device"
+            {"": _curve(metrics, "tokens_per_second_per_device")}, "step", "tokens/s/device", zero=True
         ),
-        "model FLOP utilisation": charts.lines({"": _curve(metrics, "mfu")}, "step", "MFU"),
+        "model FLOP utilisation": charts.lines({"": _curve(metrics, "mfu")}, "step", "MFU", zero=True),
         "gradient norm": charts.lines({"": _curve(metrics, "grad_norm")}, "step", "norm"),
     }
     return {title: drawn for title, drawn in found.items() if drawn}
@@ -99,4 +121,3 @@ def _curves(run: Run) -> dict[str, str]:
 
 def _curve(records: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:
     return [(record["step"], record[key]) for record in records if record.get(key) is not None]
-

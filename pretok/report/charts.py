@@ -24,7 +24,10 @@ def lines(
     *,
     zero: bool = False,
 ) -> str:
-    """Curves over one x axis; each point says its value when pointed at. "" without a point. label: of x values; zero: the y axis begins at 0."""
+    """Curves over one x axis, named when pointed at; "" without a point.
+
+    label: of x values; zero: the y axis begins at 0.
+    """
     points = [point for curve in series.values() for point in curve]
     if not points:
         return ""

@@ -43,8 +43,10 @@ RAY_START_SECONDS = 8.0
 BYTES_PER_SECOND = 60e6
 """Text that one worker takes in, about: counting 65 MB/s, encoding 70 MB/s and more."""
 POLL_SECONDS = 1.0
+"""How often a driver that waits looks whether it was told to stop."""
 NO_INDEX = -1
 REPORT_SECONDS = 1.0
+"""How often a worker sends its increments: one actor takes those of all workers of a cluster."""
 WORKER_ENVIRONMENT = {
     # One task, one core: the libraries inside must not start a thread per core of the node.
     "OMP_NUM_THREADS": "1",

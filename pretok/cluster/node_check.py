@@ -23,6 +23,7 @@ from pretok.base.records import read_record
 from pretok.base.storage import TEMPORARY_SUFFIX
 
 WRITE_BYTES = 64 << 20
+"""Written and flushed to measure the speed: three seconds at the 20 MB/s that are asked for."""
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 SLOWEST = 0.5
 """A node whose speed is below this part of the median of all nodes is bad."""

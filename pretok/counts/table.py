@@ -27,6 +27,7 @@ from pretok.kernels.unicode import class_table
 SHORT = 15
 """Words of at most so many bytes are kept in the table itself."""
 _LONG = np.uint64(0xFF << 56)
+"""In the second integer of the key of a longer word, where a short one has its size, of at most SHORT."""
 _AHEAD = 32
 """Words scanned before the first of them is counted."""
 _HEADER = 8

@@ -25,8 +25,8 @@ COMPRESSION_RATIO = 3.0
 """Assumed bytes of text per byte of a zstd or gzip file."""
 PROBED_FILES = 32
 """How many JSON Lines files of a source are looked into, at even distances: opening a million takes minutes."""
-PROBED_RECORDS = 20
-PROBED_BYTES = 1 << 20
+PROBED_RECORDS, PROBED_BYTES = 20, 1 << 20
+"""How much of such a file is read to see whether it has the field: what comes first of the two."""
 NAMED = 10
 """Fields that a message names."""
 

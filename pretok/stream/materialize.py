@@ -38,6 +38,7 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
 SHARD_BYTES = 1 << 30
 READ_SEQUENCES = 512
+"""Sequences read and written at once: 8 MiB of int32 at 4,096 tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from pretok.read.json_values import MAX_DEPTH, Pointer, copy_string, skip_key, s
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
 
-OK, BLANK, MALFORMED, NOT_AN_OBJECT, MISSING, NULL, NOT_A_STRING, SURROGATE, EMPTY, TOO_LONG, NOT_UTF8 = (
-    range(11)
+OK, BLANK, MALFORMED, NOT_AN_OBJECT, MISSING, NULL, NOT_A_STRING, SURROGATE, EMPTY, TOO_LONG, NOT_UTF8, OTHER_TYPE = (
+    range(12)
 )
 REASONS = (
     "",
@@ -38,6 +38,7 @@ REASONS = (
     "empty_text",
     "too_long",
     "invalid_utf8",
+    "other_type",
 )
 """Reason in the rejects ledger for each status."""
 NO_LIMIT = np.iinfo(np.int64).max
@@ -47,7 +48,7 @@ _OUT = types.uint8[::1]
 
 
 @njit(types.boolean(BYTES, types.int64, types.int64, U8, types.int64, types.int64, _OUT))
-def _same_key(
+def same_key(
     block: Pointer, start: int, stop: int, field: Bytes, first: int, last: int, scratch: Bytes
 ) -> bool:
     """Whether the key between its quotes at start:stop is field[first:last], escapes resolved into `scratch`."""
@@ -75,7 +76,7 @@ def _same_key(
 
 
 @njit(types.int64(BYTES, types.int64), inline=True)
-def _key_end(block: Pointer, value: int) -> int:
+def key_end(block: Pointer, value: int) -> int:
     """Position of the closing quote of the key whose value starts at `value`: only space and a colon stand between."""
     at = value - 1
     while block[at] != 58:
@@ -119,8 +120,8 @@ def _parse_object(
             at = skip_key(block, at, end)
             if at < 0:
                 return MALFORMED, start
-            if not _same_key(
-                block, key, _key_end(block, at), field, path[level], path[level + 1] - 1, scratch
+            if not same_key(
+                block, key, key_end(block, at), field, path[level], path[level + 1] - 1, scratch
             ):
                 at = skip_value(block, at, end, closers)
             elif level + 2 < len(path):

@@ -7,7 +7,6 @@ problem but worth telling are the `notes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ import numpy as np
 from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.errors import PretokError
 from pretok.base.execute import Engine
-from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import LOCK_FILE
-from pretok.base.progress import Counts
+from pretok.base.progress import Progress
 from pretok.base.records import to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, checksum
+from pretok.base.tell import Teller
 from pretok.shards.contents import count_source, sum_sources
 from pretok.shards.ledger import SUFFIX, ledger_path
 from pretok.shards.manifest import FILE_NAME, STATE, VERSION, Manifest, load_manifest
@@ -34,10 +34,15 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 SEED = 0
 
 
-def run_verify(
-    shards: Path, sample: int | None, engine: Engine, on_report: Callable[[Counts], None]
-) -> tuple[Manifest, list[str]]:
+def run_verify(shards: Path, sample: int | None, engine: Engine, tell: Teller) -> tuple[Manifest, list[str]]:
     """Check everything; `sample` documents are decoded and encoded again (None: all). (manifest, problems)."""
+    with tell.progress("verify") as progress:
+        return _verify(shards, sample, engine, progress, tell)
+
+
+def _verify(
+    shards: Path, sample: int | None, engine: Engine, progress: Progress, tell: Teller
+) -> tuple[Manifest, list[str]]:
     manifest = load_manifest(shards)
     tokenizer = _check_tokenizer(manifest)
     problems = tokenizer + _check_files(manifest) + _check_totals(manifest) + _check_plans(manifest)
@@ -72,12 +77,12 @@ def run_verify(
     # By the reference engine a byte takes fifty times as long, and a token is four of them.
     engine.choose(sum(task.tokens for task in tasks) * (200 if sample is None else 1))
     failures = []
-    for outcome in engine.map(verify_shard, tasks, on_report):
+    for outcome in engine.map(verify_shard, tasks, progress):
         if isinstance(outcome.result, TaskError):
             failures.append((str(tasks[outcome.index].prefix), outcome.result))
         else:
             problems += outcome.result
-    raise_failures(failures, shards.parent / LOGS, "shards")
+    raise_failures(failures, tell, "shards")
     return manifest, sorted(problems)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from pretok.base.errors import UsageError
+from pretok.base.tell import SILENT, Teller
 from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_bytes
 from pretok.read.guarded import in_child
 from pretok.read.hub import open_hub
@@ -48,10 +49,8 @@ class Probe:
     problem: str = ""
 
 
-def probe_inputs(
-    inputs: Sequence[InputFile], field: str, notice: Callable[[str], None] = lambda text: None
-) -> list[Probe]:
-    """A Probe of each input. `notice` is told of files without the field; UsageError when all that were judged are."""
+def probe_inputs(inputs: Sequence[InputFile], field: str, tell: Teller = SILENT) -> list[Probe]:
+    """A Probe of each input. `tell` hears of files without the field; UsageError when all that were judged are."""
     lines = [file for file in inputs if file.format == "jsonl" and file.size]
     looked_into = set(lines[:: -(-len(lines) // PROBED_FILES) or 1])
     parquet = [file for file in inputs if file.format == "parquet"]
@@ -74,9 +73,9 @@ def probe_inputs(
         others = f" ({len(problems) - 1} more files are like it)" if len(problems) > 1 else ""
         raise UsageError(problems[0] + others)
     for problem in problems[:NAMED]:
-        notice(problem)
+        tell.notice(problem)
     if len(problems) > NAMED:
-        notice(f"{len(problems) - NAMED} more files lack the field {field!r}")
+        tell.notice(f"{len(problems) - NAMED} more files lack the field {field!r}")
     return probes
 
 

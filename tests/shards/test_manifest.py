@@ -21,6 +21,7 @@ from pretok.base.errors import IntegrityError, MismatchError, PretokError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.storage import fingerprint, write_json
+from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.shards.manifest import FILE_NAME, load_manifest
 from pretok.stream.mix_job import MixRequest, run_mix
@@ -30,7 +31,7 @@ FLIPS = 60
 
 
 def verify(shards: Path, here: Engine, sample: int | None = 0) -> list[str]:
-    return run_verify(shards, sample, here, lambda counts: None)[1]
+    return run_verify(shards, sample, here, Silent())[1]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 
 from pretok.base.records import to_json
 from pretok.base.tell import Teller, table
+from pretok.base.units import counted
 from pretok.shards.contents import SPLITS, SourceCounts
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.seal import rejects_path
@@ -43,6 +44,12 @@ def show_stats(shards: Path, tell: Teller, *, result: bool = False) -> None:
         if counts.rejected:
             reasons = ", ".join(f"{reason} {number:,}" for reason, number in counts.rejected.items())
             tell.notice(f"rejected in {name}: {reasons}; listed in {rejects_path(shards, name)}")
+    for name, found in (contents.mismatches or {}).items():
+        for m in found:
+            tell.notice(
+                f"{name}: {counted(m.count, 'value')} of {m.column} of another type, null in the ledger; the first: "
+                f"{m.file}, line or row {m.position}: {m.value}"
+            )
     for sentence in incomplete(manifest):
         tell.notice(sentence)
 

@@ -33,7 +33,9 @@ _LEAST = -(2**63 // 10)
 
 
 @njit(
-    types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, U8, I64, types.int64, types.int64, _OUT, _OUT)
+    types.UniTuple(types.int64, 2)(
+        BYTES, types.int64, types.int64, U8, I64, types.int64, types.int64, _OUT, _OUT
+    )
 )
 def _descend(
     block: Pointer,
@@ -84,7 +86,7 @@ def _find_spans(
 ) -> None:
     """Fill where the value of each column begins and ends in each of `lines`; -1 where there is none.
 
-    keys: where each key of all paths starts in `names`, in which a dot follows each; paths: the first key of each column.
+    keys: where each key of all paths starts in `names`, a dot after each; paths: the first key of each column.
     """
     source = block.ctypes
     closers = np.empty(MAX_DEPTH, np.uint8)
@@ -120,7 +122,15 @@ def _find_spans(
         for column in range(columns):
             if inner[column] >= 0:
                 begin, stop = _descend(
-                    source, inner[column], end, names, keys, paths[column] + 1, paths[column + 1], closers, scratch
+                    source,
+                    inner[column],
+                    end,
+                    names,
+                    keys,
+                    paths[column] + 1,
+                    paths[column + 1],
+                    closers,
+                    scratch,
                 )
                 if begin >= 0:
                     begins[row, column], ends[row, column] = begin, stop
@@ -178,7 +188,7 @@ def _convert(
         elif kind == _INTEGER:
             if number:
                 found[row] = _parse_integer(source, at, end, values, row)
-        elif number or first == 78:  # 78: NaN
+        elif number or first == 78 or first == 73:  # NaN, Infinity
             found[row] = _GIVEN
             for i in range(at, end):
                 out[size] = block[i]
@@ -187,9 +197,7 @@ def _convert(
     return size
 
 
-def kept_lines(
-    block: Bytes, starts: Numbers, lines: Numbers, columns: Sequence[KeptColumn]
-) -> KeptValues:
+def kept_lines(block: Bytes, starts: Numbers, lines: Numbers, columns: Sequence[KeptColumn]) -> KeptValues:
     """The columns of `lines`, which are objects without fault that start at `starts` in the block."""
     names, keys, paths, longest = _paths(columns)
     begins = np.empty((len(lines), len(columns)), np.int64)

@@ -23,9 +23,20 @@ from pretok.read.json_values import MAX_DEPTH, Pointer, copy_string, skip_key, s
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
 
-OK, BLANK, MALFORMED, NOT_AN_OBJECT, MISSING, NULL, NOT_A_STRING, SURROGATE, EMPTY, TOO_LONG, NOT_UTF8, OTHER_TYPE = (
-    range(12)
-)
+(
+    OK,
+    BLANK,
+    MALFORMED,
+    NOT_AN_OBJECT,
+    MISSING,
+    NULL,
+    NOT_A_STRING,
+    SURROGATE,
+    EMPTY,
+    TOO_LONG,
+    NOT_UTF8,
+    OTHER_TYPE,
+) = range(12)
 REASONS = (
     "",
     "blank_line",
@@ -120,9 +131,7 @@ def _parse_object(
             at = skip_key(block, at, end)
             if at < 0:
                 return MALFORMED, start
-            if not same_key(
-                block, key, key_end(block, at), field, path[level], path[level + 1] - 1, scratch
-            ):
+            if not same_key(block, key, key_end(block, at), field, path[level], path[level + 1] - 1, scratch):
                 at = skip_value(block, at, end, closers)
             elif level + 2 < len(path):
                 status, size = MISSING, start

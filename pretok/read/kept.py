@@ -1,6 +1,6 @@
 """The fields of a record that are kept beside its tokens: which, of which type, and what is of another type.
 
-Enters: names as a recipe gives them, and columns as tables have them. Leaves: KeptColumn, and Arrow columns of the types
+Enters: names as a recipe gives them, and columns as tables have them. Leaves: KeptColumn, and columns of the types
 below. A value of another type is null and told, or its document a reject, as the recipe says.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +92,9 @@ def parse_keep(text: str) -> KeptColumn:
     else:
         kind = ""
     if not name or not all(field.split(".")):
-        raise ValueError(f"keep: {text!r} is not [NAME=]FIELD[:TYPE], such as id, url=meta.url or score:float")
+        raise ValueError(
+            f"keep: {text!r} is not [NAME=]FIELD[:TYPE], such as id, url=meta.url or score:float"
+        )
     return KeptColumn(name, field, kind)
 
 
@@ -143,7 +144,7 @@ def _as_type(column: pa.Array, kind: str) -> tuple[pa.Array, npt.NDArray[np.bool
     else:
         wrong = np.zeros(len(column), np.bool_)
         if kind == "integer" and pa.types.is_uint64(column.type):
-            wrong = np.asarray(pc.fill_null(pc.greater(column, 2**63 - 1), False))
+            wrong = np.asarray(pc.fill_null(pc.greater(column, pa.scalar(2**63 - 1, pa.uint64())), False))
     if wrong.any():
         column = pc.if_else(pa.array(wrong), pa.scalar(None, column.type), column)
     return column.cast(TYPES[kind], safe=kind != "float"), wrong

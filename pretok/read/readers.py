@@ -1,8 +1,9 @@
 """A partition -> batches of documents, whatever format its inputs have.
 
-Enters: a Partition, how to find the text in a record, how it is normalized, what else is kept. Leaves: TextBatch after TextBatch of
-about BATCH_BYTES of text, in the order of the inputs. Refused records are in the batch; an input whose rest is
-unreadable raises CorruptInputError after the batch that holds its last good record. Any other exception is a bug.
+Enters: a Partition, how to find the text in a record, how it is normalized, what else is kept. Leaves: TextBatch after
+TextBatch of about BATCH_BYTES of text, in the order of the inputs. Refused records are in the batch; an input whose
+rest is unreadable raises CorruptInputError after the batch that holds its last good record. Any other exception is a
+bug.
 """
 
 from __future__ import annotations
@@ -163,9 +164,7 @@ def _batches(index: int, first: int, found: _Found, keep: Keep) -> Iterator[Text
         yield batch
 
 
-def _refused(
-    texts: pa.LargeStringArray, kept: KeptValues | None, keep: Keep
-) -> dict[int, tuple[int, str]]:
+def _refused(texts: pa.LargeStringArray, kept: KeptValues | None, keep: Keep) -> dict[int, tuple[int, str]]:
     """Status and explanation of the documents that are none after all: their kept values are of another type, where
     that matters, or they are not UTF-8."""
     refused = {}
@@ -244,8 +243,8 @@ def _keys(value: Any) -> Iterator[str]:
             yield key
 
 
-def _read_text(piece: Piece, record: RecordFormat, keep: Keep) -> Iterator[_Found]:
-    """Documents of a plain text file: the whole file, or the texts between separators.
+def _read_text(piece: Piece, record: RecordFormat, _: Keep) -> Iterator[_Found]:
+    """Documents of a plain text file: the whole file, or the texts between separators. It has nothing else to keep.
 
     As with line ends, a separator at the end of the file ends the last document and starts no other.
     """

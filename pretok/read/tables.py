@@ -2,8 +2,8 @@
 
 Enters: a piece of one of these, the name of its field and of others; `meta.text` is the column `text` in the struct
 `meta` or, where there is no such path, a column of that whole name. Only these columns are read. Leaves: large_binary
-arrays of about `batch_bytes` of text on average, in order, nulls included, their offsets checked, and the others as they
-are. A value is held whole, whatever its length, and where values differ much in length so is a batch of them.
+arrays of about `batch_bytes` of text on average, in order, nulls included, their offsets checked, and the others as
+they are. A value is held whole, whatever its length, and where values differ much in length so is a batch of them.
 
 Whatever a library raises while it reads an input is CorruptInputError: it saw bytes that it did not expect.
 """
@@ -33,11 +33,13 @@ Columns = tuple[pa.Array, list[pa.Array | None]]
 def table_columns(
     piece: Piece, field: str, others: Sequence[str], batch_bytes: int
 ) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
-    """The texts of a piece, and its columns `others`. Raises CorruptInputError after the last batch that can be read."""
+    """Texts of a piece, and its columns `others`. Raises CorruptInputError after the last batch that can be read."""
     if piece.file.format == "hub":
         columns = _hub(piece, field, others)
     else:
-        columns = (_parquet if piece.file.format == "parquet" else _dataset)(piece, field, others, batch_bytes)
+        columns = (_parquet if piece.file.format == "parquet" else _dataset)(
+            piece, field, others, batch_bytes
+        )
     for column, rest in columns:
         with _library("the text column is damaged"):
             texts = _binary(column)

@@ -72,11 +72,12 @@ def _descend(
     return at, stop
 
 
-@njit(types.void(U8, I64, I64, U8, I64, I64, types.int64, _SPANS, _SPANS))
+@njit(types.void(U8, I64, I64, _SPANS, U8, I64, I64, types.int64, _SPANS, _SPANS))
 def _find_spans(
     block: Bytes,
     starts: Numbers,
     lines: Numbers,
+    texts: Numbers,
     names: Bytes,
     keys: Numbers,
     paths: Numbers,
@@ -105,7 +106,8 @@ def _find_spans(
             if block[name] == 125:
                 break
             value = skip_key(source, name, end)
-            after = skip_value(source, value, end, closers)
+            # The text is most of a line, and where it ends is known.
+            after = texts[row, 1] if value == texts[row, 0] else skip_value(source, value, end, closers)
             stop = key_end(source, value)
             for column in range(columns):
                 first, last = paths[column], paths[column + 1]
@@ -197,12 +199,17 @@ def _convert(
     return size
 
 
-def kept_lines(block: Bytes, starts: Numbers, lines: Numbers, columns: Sequence[KeptColumn]) -> KeptValues:
-    """The columns of `lines`, which are objects without fault that start at `starts` in the block."""
+def kept_lines(
+    block: Bytes, starts: Numbers, lines: Numbers, texts: Numbers, columns: Sequence[KeptColumn]
+) -> KeptValues:
+    """The columns of `lines`, which are objects without fault that start at `starts` in the block.
+
+    texts: (lines, 2), where the string of the text of each begins and ends.
+    """
     names, keys, paths, longest = _paths(columns)
     begins = np.empty((len(lines), len(columns)), np.int64)
     ends = np.empty_like(begins)
-    _find_spans(block, starts, lines, names, keys, paths, longest, begins, ends)
+    _find_spans(block, starts, lines, texts, names, keys, paths, longest, begins, ends)
     found = np.empty((len(columns), len(lines)), np.uint8)
     arrays = [
         _column(block, begins[:, i].copy(), ends[:, i].copy(), column.type, found[i])

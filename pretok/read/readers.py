@@ -204,14 +204,16 @@ def _read_jsonl(piece: Piece, record: RecordFormat, keep: Keep) -> Iterator[_Fou
 
 def _parse(data: memoryview, record: RecordFormat, keep: Keep) -> _Found:
     lines = np.frombuffer(data, np.uint8)
-    texts, offsets, starts, status = parse_lines(
+    texts, offsets, starts, status, spans = parse_lines(
         lines, field_bytes(record.field), record.max_document, record.max_line
     )
 
     def explain(line: int) -> str:
         return _explain(data[starts[line] : starts[line + 1]], int(status[line]), record)
 
-    kept = kept_lines(lines, starts, np.flatnonzero(status == OK), keep.columns) if keep.columns else None
+    kept = None
+    if keep.columns:
+        kept = kept_lines(lines, starts, np.flatnonzero(status == OK), spans, keep.columns)
     return _Found(status, from_buffers(texts, offsets), explain, kept)
 
 

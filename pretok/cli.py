@@ -25,6 +25,7 @@ from pretok.commands.export import export
 from pretok.commands.help import CommandWithExamples, FlowGroup
 from pretok.commands.inspect import inspect
 from pretok.commands.mix import mix
+from pretok.commands.plan import plan
 from pretok.commands.preflight import preflight
 from pretok.commands.run import run
 from pretok.commands.stats import stats
@@ -62,7 +63,7 @@ app = typer.Typer(
     help="Text to token files for language models: vocabulary, shards, mix, stream.",
     epilog="`pretok COMMAND --help` shows the options of a command and an example.",
 )
-COMMANDS = (run, count, build_vocab, tokenize, verify, stats, inspect, mix, export, submit, preflight)
+COMMANDS = (run, plan, count, build_vocab, tokenize, verify, stats, inspect, mix, export, submit, preflight)
 for command in COMMANDS:
     app.command(cls=CommandWithExamples)(command)
 

@@ -29,6 +29,7 @@ SECTIONS = {
     "To look at things": {
         "stats": "exact counts of a folder of shards",
         "inspect": "one document as its tokens, and where it came from",
+        "query": "SQL over documents, shards, rejects and words",
         "preflight": "check that a node is fit for a long job",
     },
 }

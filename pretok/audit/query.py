@@ -143,7 +143,7 @@ def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
         SELECT f.source, f.split, f.shard, f.before + d.file_row_number AS doc, d.file,
             coalesce(p.before, 0) + d.record + 1 AS position, d.tokens, d.bytes, lower(hex(d.hash)) AS hash,
             d.* EXCLUDE (file, tokens, bytes, hash, filename, file_row_number)
-        FROM read_parquet({_list([Path(file["path"]) for file in files])}, union_by_name = true, filename = true,
+        FROM read_parquet({_list([Path(str(file["path"])) for file in files])}, union_by_name = true, filename = true,
             file_row_number = true) d
         JOIN ledger_files f ON f.path = d.filename
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""

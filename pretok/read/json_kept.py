@@ -144,7 +144,7 @@ def _parse_integer(block: Pointer, at: int, end: int, values: Numbers, row: int)
     negative = block[at] == 45
     value = 0
     for i in range(at + negative, end):
-        digit = np.int64(block[i]) - 48
+        digit: Any = np.int64(block[i]) - 48  # Numba's own type: a byte would wrap
         if digit < 0 or digit > 9 or value < _LEAST or (value == _LEAST and digit > 8):
             return _WRONG
         value = value * 10 - digit  # as a negative number, of which there is one more

@@ -20,7 +20,7 @@ SHOWN = 1000
 
 def _write(kind: str, names: list[str], batches: Iterator[list[tuple[Any, ...]]]) -> None:
     """Rows on standard output as they come."""
-    writer = csv.writer(sys.stdout)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
     if kind == "csv":
         writer.writerow(names)
     for batch in batches:

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
@@ -20,6 +21,7 @@ from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.cli import run_command
 from pretok.config import Recipe
+from pretok.counts.buckets import SCHEMA
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import load_manifest
 
@@ -128,6 +130,20 @@ def test_views(
     ]
     assert [int(n) for (n,) in ask(made, capsys, "select bytes from sources order by source")] == [
         contents.sources[name].bytes for name in ("en", "it")
+    ]
+
+
+def test_words_are_the_sums_of_the_counts(made: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    needs("duckdb")
+    folder = made.out / "counts"
+    folder.mkdir()
+    (folder / "counts.json").write_text("{}")
+    for name, words, counts in (("00", ["la", "è"], [3, 4]), ("01", ["la"], [5])):
+        columns = {"word": [word.encode() for word in words], "count": counts, "heldout": counts}
+        pq.write_table(pa.table(columns, schema=SCHEMA), folder / f"bucket-{name}.parquet")
+    assert ask(made, capsys, "select word, count, heldout from words order by count") == [
+        ["è", "4", "4"],
+        ["la", "8", "8"],
     ]
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import types
 
+from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.read.json_values import MAX_DEPTH, Pointer, copy_string, skip_key, skip_space, skip_value
 from pretok.read.jsonl import key_end, same_key
@@ -51,20 +52,20 @@ def _descend(
     """Where the value at the path keys[first:last] begins and ends, in the value at `at`; (-1, -1) where it is not."""
     stop = end
     for key in range(first, last):
-        if block[at] != 123:
+        if block[at] != char.OPEN_BRACE:
             return -1, -1
         inside = at + 1
         at = -1
         while True:
             name = skip_space(block, inside, end)
-            if block[name] == 125:
+            if block[name] == char.CLOSE_BRACE:
                 break
             value = skip_key(block, name, end)
             after = skip_value(block, value, end, closers)
             if same_key(block, name + 1, key_end(block, value), names, keys[key], keys[key + 1] - 1, scratch):
                 at, stop = value, after
             inside = skip_space(block, after, end)
-            if block[inside] == 125:
+            if block[inside] == char.CLOSE_BRACE:
                 break
             inside += 1
         if at < 0:
@@ -96,14 +97,14 @@ def _find_spans(
     inner = np.empty(columns, np.int64)  # the value of a path's first key
     for row in range(len(lines)):
         end = starts[lines[row] + 1]
-        if end > starts[lines[row]] and block[end - 1] == 10:
+        if end > starts[lines[row]] and block[end - 1] == char.LINE_FEED:
             end -= 1
         for column in range(columns):
             begins[row, column] = ends[row, column] = inner[column] = -1
         at = skip_space(source, starts[lines[row]], end) + 1
         while True:
             name = skip_space(source, at, end)
-            if block[name] == 125:
+            if block[name] == char.CLOSE_BRACE:
                 break
             value = skip_key(source, name, end)
             # The text is most of a line, and where it ends is known.
@@ -118,7 +119,7 @@ def _find_spans(
                 ):
                     inner[column] = value
             at = skip_space(source, after, end)
-            if block[at] == 125:
+            if block[at] == char.CLOSE_BRACE:
                 break
             at += 1
         for column in range(columns):
@@ -141,10 +142,10 @@ def _find_spans(
 @njit(types.int64(BYTES, types.int64, types.int64, _LONGS, types.int64))
 def _parse_integer(block: Pointer, at: int, end: int, values: Numbers, row: int) -> int:
     """Put the number into values[row]; whether it is a whole one of 64 bits."""
-    negative = block[at] == 45
+    negative = block[at] == char.MINUS
     value = 0
     for i in range(at + negative, end):
-        digit: Any = np.int64(block[i]) - 48  # Numba's own type: a byte would wrap
+        digit: Any = np.int64(block[i]) - char.ZERO  # Numba's own type: a byte would wrap
         if digit < 0 or digit > 9 or value < _LEAST or (value == _LEAST and digit > 8):
             return _WRONG
         value = value * 10 - digit  # as a negative number, of which there is one more
@@ -172,25 +173,25 @@ def _convert(
     offsets[0] = 0
     for row in range(len(begins)):
         at, end = begins[row], ends[row]
-        first = block[at] if at >= 0 else 110
-        number = first == 45 or 48 <= first <= 57
+        first = block[at] if at >= 0 else char.SMALL_N
+        number = first == char.MINUS or char.ZERO <= first <= char.NINE
         found[row] = _WRONG
-        if first == 110:
+        if first == char.SMALL_N:
             found[row] = _NULL
         elif kind == _TEXT:
-            if first == 34:
+            if first == char.QUOTE:
                 _, stop, lone = copy_string(source, at + 1, end, target, size)
                 if not lone and stop - size <= LONGEST_VALUE:
                     found[row] = _GIVEN
                     size = stop
         elif kind == _BOOLEAN:
-            if first == 116 or first == 102:
+            if first == char.SMALL_T or first == char.SMALL_F:
                 found[row] = _GIVEN
-                values[row] = first == 116
+                values[row] = first == char.SMALL_T
         elif kind == _INTEGER:
             if number:
                 found[row] = _parse_integer(source, at, end, values, row)
-        elif number or first == 78 or first == 73:  # NaN, Infinity
+        elif number or first == char.CAPITAL_N or first == char.CAPITAL_I:  # NaN, Infinity
             found[row] = _GIVEN
             for i in range(at, end):
                 out[size] = block[i]

@@ -24,9 +24,11 @@ from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.failures import TaskError, raise_failures
 from pretok.base.progress import Progress
+from pretok.base.tasks import run_tasks
 from pretok.base.tell import SILENT, Teller, table
 from pretok.config import Recipe, Vocab
-from pretok.counts.job import Counts, partitions_of
+from pretok.counts.counts_file import Counts
+from pretok.counts.job import partitions_of
 from pretok.counts.weigh import mix_bytes_per_token, shares
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import buffers
@@ -121,7 +123,7 @@ def _tasks(
             continue
         repeats[name] = -(-target.numerator // (target.denominator * size))
         share = target / (repeats[name] * size)
-        partitions = partitions_of(name, counts.data["config"]["inputs"][name]["files"], recipe, SILENT)
+        partitions = partitions_of(name, counts.files(name), recipe, SILENT)
         step = max(1, min(int(1 / (SAMPLED_PARTS * share)), len(partitions) // FEWEST_PARTITIONS))
         tasks += [
             ChainTask(
@@ -149,7 +151,8 @@ def _sample(
     sizes = dict.fromkeys(repeats, 0)
     failures = []
     engine.choose(sum(task.partition.estimate for task in tasks))
-    for outcome in engine.map(write_chains, ordered, progress):
+    names = [task.partition.name for task in ordered]
+    for outcome in run_tasks(write_chains, ordered, names, "partition", engine, tell, progress):
         partition = ordered[outcome.index].partition
         if isinstance(outcome.result, TaskError):
             failures.append((partition.name, outcome.result))

@@ -48,14 +48,13 @@ def run_query(work: Path, sql: str, tell: Teller) -> tuple[list[str], Iterator[l
     # Nothing is fetched from a network behind anybody's back.
     connection.execute("SET autoinstall_known_extensions = false; SET enable_progress_bar = false")
     manifest = load_manifest(shards)
-    _make_tables(connection, manifest)
-    _make_docs(connection, manifest, tell)
-    _make_rejects(connection, manifest)
-    if (work / "counts" / "counts.json").exists():
-        connection.execute(
-            "CREATE VIEW words AS SELECT decode(word) AS word, sum(count)::BIGINT AS count, sum(heldout)::BIGINT AS "
-            f"heldout FROM read_parquet({_list([work / 'counts' / 'bucket-*.parquet'], False)}) GROUP BY ALL"
-        )
+    try:
+        _make_tables(connection, manifest)
+        _make_docs(connection, manifest, tell)
+        _make_rejects(connection, manifest)
+        _make_words(connection, work / "counts")
+    except duckdb.Error as error:
+        raise IntegrityError(f"{shards}: {error}; see pretok verify") from None
     try:
         connection.execute(sql)
     except duckdb.Error as error:
@@ -161,9 +160,17 @@ def _make_rejects(connection: Any, manifest: Manifest) -> None:
     connection.execute("CREATE VIEW rejects AS " + " UNION ALL ".join([nothing, *parts]))
 
 
-def _list(paths: list[Path], literal: bool = True) -> str:
-    """Paths as DuckDB takes them; literal: where `*`, `?` and `[` mean themselves."""
-    texts = [re.sub(r"([*?\[])", r"[\1]", str(path)) if literal else str(path) for path in paths]
+def _make_words(connection: Any, counts: Path) -> None:
+    if buckets := sorted(counts.glob("bucket-*.parquet")):
+        connection.execute(
+            "CREATE VIEW words AS SELECT decode(word) AS word, sum(count)::BIGINT AS count, "
+            f"sum(heldout)::BIGINT AS heldout FROM read_parquet({_list(buckets)}) GROUP BY decode(word)"
+        )
+
+
+def _list(paths: list[Path]) -> str:
+    """Paths as DuckDB takes them, in which `*`, `?` and `[` mean themselves."""
+    texts = [re.sub(r"([*?\[])", r"[\1]", str(path)) for path in paths]
     return f"[{', '.join(map(_quoted, texts))}]"
 
 

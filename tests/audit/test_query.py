@@ -137,7 +137,6 @@ def test_words_are_the_sums_of_the_counts(made: Recipe, capsys: pytest.CaptureFi
     needs("duckdb")
     folder = made.out / "counts"
     folder.mkdir()
-    (folder / "counts.json").write_text("{}")
     for name, words, counts in (("00", ["la", "è"], [3, 4]), ("01", ["la"], [5])):
         columns = {"word": [word.encode() for word in words], "count": counts, "heldout": counts}
         pq.write_table(pa.table(columns, schema=SCHEMA), folder / f"bucket-{name}.parquet")

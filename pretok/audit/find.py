@@ -28,6 +28,8 @@ Place = tuple[str, str, int]
 def find_documents(manifest: Manifest, source: str | None, column: str, value: str, most: int) -> list[Place]:
     """The first `most` documents, of one source or of all, whose `column` of the ledger has a value; `text`: those that
     hold the value. Raises UsageError for a column that no ledger has, or a value that it cannot have."""
+    if source is not None and source not in manifest.sources:
+        raise UsageError(f"no source {source!r}; there is {', '.join(manifest.sources)}")
     shards = [
         (shard, before) for shard, before in _numbered(manifest) if source is None or shard.source == source
     ]

@@ -15,7 +15,8 @@ from pretok.shards.unfinished import incomplete, refuse_unfinished
 
 
 def stats_json(shards: Path) -> dict[str, Any]:
-    """Totals and per source: tokens, documents, bytes, rejected by reason, train and val; the tokenizer; what failed
+    """Totals and per source: tokens, documents, bytes, rejected by reason, train and val; the tokenizer; what failed;
+    kept values that had another type;
     and, as sentences under `incomplete`, all that is missing. Raises IntegrityError."""
     manifest = _load(shards)
     contents = manifest.contents
@@ -24,6 +25,7 @@ def stats_json(shards: Path) -> dict[str, Any]:
         "sources": to_json(contents.sources),
         "tokenizer": to_json(contents.tokenizer),
         "failed": to_json(contents.failed),
+        "mismatches": to_json(contents.mismatches or {}),
         "incomplete": incomplete(manifest),
         "fingerprint": manifest.fingerprint,
     }

@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,8 +65,8 @@ def query(
     if kind != "table":
         _write(kind, names, batches)
         return
-    rows = [row for batch in batches for row in batch]
+    rows = list(islice(chain.from_iterable(batches), SHOWN + 1))
     cells = [["" if value is None else str(value) for value in row] for row in rows[:SHOWN]]
     tell.show(table("", names, cells), result=True)
     if len(rows) > SHOWN:
-        tell.notice(f"{len(rows) - SHOWN:,} more rows; --format csv shows all")
+        tell.notice(f"the first {SHOWN:,} rows; --format csv shows all")

@@ -178,7 +178,7 @@ def _probe_parquet(file: InputFile, field: str) -> Probe:
                 problem = _problem(file.path, field, there, Counter(found))
     except (pa.ArrowException, OSError):
         return Probe(file, 0)
-    rows = tuple(group.num_rows for group in groups)
+    rows = tuple(max(0, group.num_rows) for group in groups)  # a damaged footer says anything
     return Probe(file, sum(parts), parts, rows, judged=True, problem=problem, fields=fields)
 
 

@@ -28,6 +28,7 @@ from pretok.commands.mix import mix
 from pretok.commands.plan import plan
 from pretok.commands.preflight import preflight
 from pretok.commands.query import query
+from pretok.commands.report import report
 from pretok.commands.run import run
 from pretok.commands.stats import stats
 from pretok.commands.submit import submit
@@ -73,7 +74,7 @@ app = typer.Typer(
     epilog="`pretok COMMAND --help` shows the options of a command and an example.",
 )
 COMMANDS = (
-    run, plan, count, build_vocab, tokenize, verify, stats, inspect, query, mix, export, submit, preflight,
+    run, plan, count, build_vocab, tokenize, verify, stats, inspect, query, report, mix, export, submit, preflight,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(cls=CommandWithExamples)(command)

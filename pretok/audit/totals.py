@@ -16,8 +16,8 @@ from pretok.shards.unfinished import incomplete, refuse_unfinished
 
 def stats_json(shards: Path) -> dict[str, Any]:
     """Totals and per source: tokens, documents, bytes, rejected by reason, train and val; the tokenizer; what failed;
-    kept values that had another type;
-    and, as sentences under `incomplete`, all that is missing. Raises IntegrityError."""
+    kept values that had another type; and, as sentences under `incomplete`, all that is missing. Raises
+    IntegrityError."""
     manifest = _load(shards)
     contents = manifest.contents
     return {

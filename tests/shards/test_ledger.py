@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 import zstandard
-from tokenizing import recipe, run
+from tokenizing import contents, recipe, run
 
 from pretok.audit.verify_job import run_verify
 from pretok.base.errors import IntegrityError, MismatchError
@@ -146,6 +146,41 @@ def test_a_value_of_another_type_is_null_and_named_or_a_reject(
     assert load_manifest(made.shards_dir).contents.mismatches is None
     with pytest.raises(MismatchError, match=r"keep was \['q'\] and is \[\]"):
         run(recipe(tmp_path / "reject", vocab_dir, sources, on_mismatch="reject"), here)
+
+
+@pytest.mark.parametrize("after", [1, 3, 6])
+def test_kept_columns_are_the_same_after_a_kill(
+    after: int, tmp_path: Path, vocab_dir: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies while the n-th ledger is sealed, also between two parts of a packed file; then it goes on."""
+    rows = records(documents(4000))
+    where = write_inputs(tmp_path, rows)
+    (tmp_path / "b.jsonl.zst").unlink()
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode() * 12
+    (tmp_path / "b.jsonl.zst").write_bytes(
+        zstandard.ZstdCompressor().compress(lines)
+    )  # several batches and parts
+    finished = recipe(tmp_path / "finished", vocab_dir, {"it": list(where)}, KEEP, size=400_000)
+    run(finished, here)
+    assert any(shard.prefix.name.endswith("-1") for shard in load_manifest(finished.shards_dir).shards)
+    real, sealed = LedgerWriter.seal, []
+
+    class Killed(KeyboardInterrupt):
+        """Passes through everything."""
+
+    def dying(self: LedgerWriter) -> Any:
+        sealed.append(1)
+        if len(sealed) == after:
+            raise Killed
+        return real(self)
+
+    made = recipe(tmp_path / "made", vocab_dir, {"it": list(where)}, KEEP, size=400_000)
+    monkeypatch.setattr(LedgerWriter, "seal", dying)
+    with pytest.raises(Killed):
+        run(made, here)
+    monkeypatch.setattr(LedgerWriter, "seal", real)
+    run(made, here)
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
 
 
 def write(prefix: Path, rows: pa.RecordBatch, step: int) -> bytes:

@@ -113,6 +113,7 @@ def _tasks(
     sizes = {name: counts.of(name).bytes for name in counts.sources}
     parts = shares(vocab.weights, sizes)
     wanted = min(vocab.superword_sample, sum(sizes.values()))
+    damage = tuple((failure["file"], failure["error"]) for failure in counts.data["failed"])
     tasks, repeats = [], {}
     for name, size in sizes.items():
         target = wanted * parts[name]
@@ -133,6 +134,7 @@ def _tasks(
                 sample=min(Fraction(1), share * step) * vocab.sample,
                 holdout=vocab.holdout,
                 seed=vocab.seed,
+                damage=damage,
             )
             for partition in partitions[vocab.seed % step :: step]
         ]

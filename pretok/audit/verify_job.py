@@ -22,7 +22,7 @@ from pretok.base.lock import LOCK_FILE
 from pretok.base.progress import Counts
 from pretok.base.records import to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, checksum
-from pretok.shards.contents import add_counts, count_source
+from pretok.shards.contents import count_source, sum_sources
 from pretok.shards.manifest import FILE_NAME, STATE, VERSION, Manifest, load_manifest
 from pretok.shards.plan import SourcePlan
 from pretok.shards.seal import origins_path, rejects_path
@@ -193,7 +193,7 @@ def _check_totals(manifest: Manifest) -> list[str]:
         rejected = sum(counts.rejected.values())
         if not read == counts.read == counts.documents + rejected:
             problems.append(f"manifest: {name} read {read}, wrote {counts.documents}, rejected {rejected}")
-    totals = to_json(add_counts(contents.sources.values()))
+    totals = to_json(sum_sources(contents.sources.values()))
     problems += [
         f"manifest: the total of {key} is {stated}, not the sum over the sources, {totals[key]}"
         for key, stated in to_json(contents.totals).items()

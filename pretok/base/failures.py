@@ -39,7 +39,7 @@ class TaskError:
     again: bool = False
 
 
-def explain(error: BaseException) -> TaskError:
+def task_error(error: BaseException) -> TaskError:
     """What an exception out of a task means."""
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, OSError) and error.errno in FULL:

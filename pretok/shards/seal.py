@@ -37,9 +37,9 @@ from pretok.shards.contents import (
     SideFile,
     SourceCounts,
     TokenizerEntry,
-    add_counts,
     count_source,
     shard_entry,
+    sum_sources,
 )
 from pretok.shards.format import SealedShard, ShardReader, ShardWriter
 from pretok.shards.manifest import FILE_NAME, Manifest, has_manifest, load_manifest, write_manifest
@@ -131,7 +131,7 @@ def seal(
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
     }
-    nothing = Contents(tokenizer, add_counts(()), {}, (), (), (), (), {}, {}, config, software)
+    nothing = Contents(tokenizer, sum_sources(()), {}, (), (), (), (), {}, {}, config, software)
     contents = _assemble(nothing, sources, side_files(shards, None, [shards / TOKENIZER_FILE]))
     write_manifest(shards, contents)
     (state / FILE_NAME).unlink(missing_ok=True)  # a withdrawn one; from here on the new one stands
@@ -160,7 +160,7 @@ def _assemble(common: Contents, sources: dict[str, _Source], side_files: Iterabl
     ordered = {name: sources[name] for name in sorted(sources)}
     return replace(
         common,
-        totals=add_counts(source.counts for source in ordered.values()),
+        totals=sum_sources(source.counts for source in ordered.values()),
         sources={name: source.counts for name, source in ordered.items()},
         failed=tuple(failure for source in ordered.values() for failure in source.failed),
         shards=tuple(shard for source in ordered.values() for shard in source.shards),

@@ -31,7 +31,7 @@ from pretok.stream.order import prefix_bound
 from pretok.stream.quota import Limit, Stage, most_that_fits, one_epoch, scaled, shares_of, stage_quotas
 
 if TYPE_CHECKING:
-    from pretok.config import Mix as RecipeMix
+    from pretok.config import MixTable
 
 MAX_EPOCHS = Fraction(4)
 """Text read up to about four times is worth nearly as much as new text: Muennighoff et al., "Scaling Data-Constrained
@@ -62,7 +62,7 @@ class WhatIf:
     problem: str | None
 
 
-def recipe_request(mix: RecipeMix) -> MixRequest:
+def recipe_request(mix: MixTable) -> MixRequest:
     """What the [mix] table of a recipe asks for."""
     stages = tuple(
         Stage(

@@ -40,9 +40,9 @@ from pretok.vocab.cost import (
     MeasureTask,
     describe_tokens,
     empty_measure,
-    load_encoder,
     measure_bucket,
     measure_texts,
+    open_tokenizer,
 )
 from pretok.vocab.superword_job import add_superwords, check_superwords, show_superwords
 
@@ -80,13 +80,13 @@ def _build_vocab(
         notice(f"the vocabulary in {folder} is there and unchanged")
         return report
     for path in compare:
-        load_encoder(path)  # what cannot encode is refused before the work, not after it
+        open_tokenizer(path)  # what cannot encode is refused before the work, not after it
     if counts is None:
         with Meter("count") as meter:
             counts = run_count(recipe, engine, meter, notice, listed)
     with Meter("merge"):
         words = weigh(counts.buckets, _factors(recipe.vocab, counts), recipe.vocab.min_count)
-        made = train(words, recipe.vocab, folder)
+        made = train_vocabularies(words, recipe.vocab, folder)
     main, superwords = made[recipe.vocab.size], None
     if recipe.vocab.superwords:
         state = folder / STATE / fingerprint(config)[:16]
@@ -157,7 +157,7 @@ def _factors(vocab: Vocab, counts: Counts) -> dict[str, int]:
     return multipliers(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
 
 
-def train(words: TrainingWords, vocab: Vocab, folder: Path) -> dict[int, Vocabulary]:
+def train_vocabularies(words: TrainingWords, vocab: Vocab, folder: Path) -> dict[int, Vocabulary]:
     """Train once to the largest size, write the vocabulary asked for and those it is compared with.
 
     Returns size asked for -> vocabulary, the one asked for first.

@@ -17,7 +17,7 @@ from pretok.base.errors import (
     PretokError,
     UsageError,
 )
-from pretok.base.failures import TaskError, explain, raise_failures
+from pretok.base.failures import TaskError, raise_failures, task_error
 from pretok.base.storage import atomic_open
 
 CASES: list[tuple[BaseException, type[PretokError], bool, str]] = [
@@ -44,7 +44,7 @@ CASES: list[tuple[BaseException, type[PretokError], bool, str]] = [
 
 @pytest.mark.parametrize(("error", "raises", "again", "message"), CASES, ids=lambda value: repr(value)[:30])
 def test_what_an_exception_means(error, raises, again, message):
-    found = explain(error)
+    found = task_error(error)
     assert (found.raises, found.again) == (raises, again)
     assert message in found.message
     assert type(error).__name__ in found.trace or again

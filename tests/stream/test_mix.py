@@ -26,8 +26,7 @@ from pretok.base.units import parse_share
 from pretok.cli import run_command
 from pretok.commands.export import export
 from pretok.commands.mix import mix
-from pretok.config import Mix as RecipeMix
-from pretok.config import make_recipe
+from pretok.config import MixTable, make_recipe
 from pretok.shards.contents import ShardEntry, count_source
 from pretok.shards.manifest import Manifest
 from pretok.stream.mix_file import MixSource, load_mix, write_mix
@@ -463,7 +462,7 @@ def test_recipes_mean_the_same(tmp_path: Path) -> None:
         ),
     ]
     for table, stages in tables:
-        assert recipe_request(RecipeMix.model_validate(table)) == request(*stages, seq_len=5)
+        assert recipe_request(MixTable.model_validate(table)) == request(*stages, seq_len=5)
 
 
 def test_a_stream_of_a_mix_reads_every_sequence_of_every_epoch_once(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from pretok.kernels.pretokenize import PATTERNS, disputed
 from pretok.read.batches import buffers
 from pretok.read.sample import sample_path
 from pretok.shards.job import run_tokenize
-from pretok.tokenizer.encoder import Encoder, Engine, SuperwordEngine, choose_engine, fast_engine
+from pretok.tokenizer.encoder import BatchEncoder, Encoder, SuperwordEngine, choose_engine, fast_engine
 from pretok.tokenizer.reference import ReferenceEngine
 from pretok.tokenizer.segments import BASE, COARSE, COMMA, SEPARATORS, SPACE
 from pretok.tokenizer.stages import Merge, drop_crossing
@@ -53,7 +53,7 @@ class Trained:
     words: list[Merge]
     superwords: Merges
     file: str
-    engine: Engine
+    engine: BatchEncoder
     reference: Tokenizer
 
 

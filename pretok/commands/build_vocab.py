@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pretok.base.errors import UsageError
 from pretok.commands.options import Address, Field, Inputs, Json, Out, Workers, read_recipe, start_engine
 
 
@@ -14,6 +15,13 @@ def build_vocab(
     inputs: Inputs,
     out: Out = None,
     vocab_size: Annotated[int | None, typer.Option(help="Entries, special tokens included.")] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="Several sizes, such as 16000,32000,50000: the largest is trained, the others are its "
+            "beginnings, under OUT/vocab/SIZE.",
+        ),
+    ] = None,
     pattern: Annotated[str | None, typer.Option(help="cl100k, gpt2, o200k or cl100k-apostrophe.")] = None,
     weights: Annotated[
         str | None,
@@ -36,6 +44,10 @@ def build_vocab(
     compare: Annotated[
         list[Path] | None, typer.Option(help="Another tokenizer.json for the report; may be repeated.")
     ] = None,
+    languages: Annotated[
+        str | None,
+        typer.Option(help="Languages, such as it,de, whose letters the report looks at one by one."),
+    ] = None,
     field: Field = None,
     workers: Workers = None,
     address: Address = None,
@@ -48,13 +60,19 @@ def build_vocab(
         pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
     """
     from pretok.base.console import print_json
+    from pretok.base.records import to_json
     from pretok.counts.job import load_counts, refuse_partial
     from pretok.stream.quota import parse_weights
     from pretok.vocab.job import run_build_vocab
 
+    wanted = _parse_sizes(sizes) if sizes else None
+    if wanted and vocab_size:
+        raise UsageError("--sizes names the largest size too; leave out --vocab-size")
     changes: dict[str, dict[str, Any]] = {
         "vocab": {
-            "size": vocab_size,
+            "size": max(wanted) if wanted else vocab_size,
+            "sizes": wanted,
+            "languages": languages.split(",") if languages else None,
             "pattern": pattern,
             "weights": parse_weights(weights) if weights else None,
             "sample": sample,
@@ -68,6 +86,13 @@ def build_vocab(
     with start_engine(workers, address) as engine:
         report = run_build_vocab(recipe, engine, compare or [], load_counts(counts) if counts else None)
     if json:
-        print_json(report)
+        print_json(to_json(report))
     stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
-    refuse_partial("the vocabulary is made", report["failed"], stale)
+    refuse_partial("the vocabulary is made", list(report.failed), stale)
+
+
+def _parse_sizes(text: str) -> list[int]:
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise UsageError(f"cannot read --sizes {text}: write numbers, as in 16000,32000,50000") from None

@@ -15,12 +15,11 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pretok.base.console import Meter, notice, show, table
+from pretok.base.console import Meter, notice
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.failures import LOGS, TaskError, raise_failures
@@ -36,6 +35,7 @@ from pretok.tokenizer.vocabulary import Vocabulary, to_bytes, tokenizer_data, wr
 from pretok.vocab.bpe import Merges
 from pretok.vocab.chain_task import ChainTask, read_chains, stage_tokens, write_chains
 from pretok.vocab.chains import train_superwords
+from pretok.vocab.records import Budget, SuperwordReport, UsedSuperword
 
 ROWS = (0, 2_500, 5_000, 10_000, 20_000)
 """Numbers of superwords that the report compares."""
@@ -63,7 +63,7 @@ def check_superwords(vocab: Vocab, counted: bool) -> None:
 
 def add_superwords(
     recipe: Recipe, engine: Engine, plain: Vocabulary, counts: Counts, state: Path
-) -> tuple[Vocabulary, dict[str, Any]]:
+) -> tuple[Vocabulary, SuperwordReport]:
     """Write VOCAB with superwords in the place of the last entries of `plain`; (the vocabulary, report section)."""
     vocab = recipe.vocab
     separators = SEPARATORS[vocab.superword_separators]
@@ -81,18 +81,14 @@ def add_superwords(
         made = write_vocab(
             recipe.vocab_dir, coarse, vocab.special_tokens, words + merges.first(stage.size + wanted)
         )
+    for size in vocab.other_sizes:
+        pairs = words + merges.first(stage.size + size - (vocab.size - vocab.superwords))
+        write_vocab(recipe.vocab_dir / str(size), coarse, vocab.special_tokens, pairs)
     if made.size < vocab.size:
         notice(
             f"the sample allows {made.size - stage.size:,} superwords, not {wanted:,}: give a larger sample"
         )
-    return made, {
-        "entries": made.size - stage.size,
-        "words": stage.size,
-        "separators": vocab.superword_separators,
-        "most_words": vocab.superword_words,
-        "sample_bytes": sizes,
-        **_measure(recipe, counts, plain, stage, words, merges),
-    }
+    return made, _report(recipe, counts, sizes, (plain, stage, made), words, merges)
 
 
 def _first_words(plain: Vocabulary, size: int) -> list[Merge]:
@@ -160,14 +156,21 @@ def _sample(
     return [task.path for task in tasks for _ in range(repeats[task.partition.source])], sizes
 
 
-def _measure(
-    recipe: Recipe, counts: Counts, plain: Vocabulary, stage: Vocabulary, words: list[Merge], merges: Merges
-) -> dict[str, Any]:
+def _report(
+    recipe: Recipe,
+    counts: Counts,
+    sample: dict[str, int],
+    vocabularies: tuple[Vocabulary, Vocabulary, Vocabulary],
+    words: list[Merge],
+    merges: Merges,
+) -> SuperwordReport:
     """Tokens of the held-out texts that were kept, by `plain` and by stage 1 with more and more superwords.
 
     Without EOD; also which superwords of the vocabulary are used most, and the share of tokens that are superwords,
-    both in text in which the sources have their shares of the vocabulary's training text.
+    both in text in which the sources have their shares of the vocabulary's training text. vocabularies: words only,
+    stage 1, the one written; sample: bytes of text sampled per source.
     """
+    plain, stage, made = vocabularies
     vocab = recipe.vocab
     files = {"plain": plain.data}
     for entries in sorted({*ROWS, vocab.size - stage.size}):
@@ -189,21 +192,26 @@ def _measure(
     sizes = {name: len(buffers(texts[name])[0]) for name in counts.sources}
     rates = _mix_rates(parts, sizes, uses)
     order = np.argsort(-rates[stage.size :], kind="stable")[:MOST_USED]
-    return {
-        "heldout_tokens": rows,
-        "mix_bytes_per_token": {row: mix_bytes_per_token(parts, sizes, rows[row]) for row in rows},
-        "share_of_tokens": round(float(rates[stage.size :].sum()), 4),
-        "most_used": [
-            {
-                "token": merges.tokens[stage.size + k].decode(errors="replace"),
-                "share": round(float(rates[stage.size + k]), 6),
-                "uses": {name: int(uses[name][stage.size + k]) for name in counts.sources},
-            }
+    return SuperwordReport(
+        entries=made.size - stage.size,
+        words=stage.size,
+        separators=vocab.superword_separators,
+        most_words=vocab.superword_words,
+        sample_bytes=sample,
+        heldout_tokens=rows,
+        mix_bytes_per_token={row: mix_bytes_per_token(parts, sizes, rows[row]) for row in rows},
+        share_of_tokens=round(float(rates[stage.size :].sum()), 4),
+        most_used=tuple(
+            UsedSuperword(
+                merges.tokens[stage.size + k].decode(errors="replace"),
+                round(float(rates[stage.size + k]), 6),
+                {name: int(uses[name][stage.size + k]) for name in counts.sources},
+            )
             for k in order.tolist()
             if rates[stage.size + k]
-        ],
-        "budget": _budget(recipe, rows, str(vocab.size - stage.size)),
-    }
+        ),
+        budget=_budget(recipe, rows, str(vocab.size - stage.size)),
+    )
 
 
 def _mix_rates(
@@ -216,7 +224,7 @@ def _mix_rates(
     return rates
 
 
-def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> dict[str, int] | None:
+def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> Budget | None:
     """What the mix's tokens are worth: the tokens `plain` would need for the same text, source by source."""
     if recipe.mix is None or recipe.mix.tokens == "all" or recipe.mix.weights == "natural":
         return None
@@ -226,33 +234,4 @@ def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> dict[s
         for name, weight in weights.items()
         if rows[row][name]
     ) / float(sum(weights.values()))
-    return {"tokens": recipe.mix.tokens, "plain_tokens": round(recipe.mix.tokens * per_token)}
-
-
-def show_superwords(section: dict[str, Any]) -> None:
-    """Print the section of the report as tables."""
-    rows = section["heldout_tokens"]
-    names, mix = list(rows["plain"]), section["mix_bytes_per_token"]
-    notice(
-        f"{section['entries']:,} superwords after {section['words']:,} other entries, {section['separators']}, "
-        f"trained on {sum(section['sample_bytes'].values()):,} bytes; {section['share_of_tokens']:.1%} of the tokens "
-        "of held-out texts, mixed by weight, are superwords"
-    )
-    body = [
-        (
-            row,
-            *(f"{tokens[name]:,} ({tokens[name] / max(1, rows['plain'][name]) - 1:+.1%})" for name in names),
-            str(mix[row] or "-"),
-        )
-        for row, tokens in rows.items()
-    ]
-    title = (
-        "tokens of held-out texts by number of superwords, beside words only, and bytes per token of the mix"
-    )
-    show(table(title, ("", *names, "mix"), body))
-    notice("most used in the mix: " + ", ".join(repr(entry["token"]) for entry in section["most_used"][:20]))
-    if budget := section["budget"]:
-        notice(
-            f"a budget of {budget['tokens']:,} tokens trains on the text of {budget['plain_tokens']:,} tokens of words "
-            "only"
-        )
+    return Budget(recipe.mix.tokens, round(recipe.mix.tokens * per_token))

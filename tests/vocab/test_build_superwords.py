@@ -79,7 +79,7 @@ def test_figures_of_the_mix_weigh_the_sources_as_training_does(
 ) -> None:
     told: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pretok.vocab.superword_job.notice", told.append)
+        patch.setattr("pretok.vocab.show.notice", told.append)
         folder = build(tmp_path, "one", here, weights=weights)
     report = json.loads((folder / "report.json").read_text())
     counts = load_counts(tmp_path / "one" / "counts")

@@ -14,6 +14,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from pretok.base.errors import MismatchError, Stopped, UsageError
 from pretok.base.execute import Engine
 from pretok.base.progress import Silent
+from pretok.base.records import to_json
+from pretok.base.storage import read_json
 from pretok.cli import run_command
 from pretok.counts.job import run_count
 from pretok.counts.weigh import weigh
@@ -25,6 +27,14 @@ from pretok.vocab.cost import measure_texts
 from pretok.vocab.job import run_build_vocab
 
 SPECIAL = ["<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62))]
+
+
+def report_of(*arguments: Any) -> dict[str, Any]:
+    """The report as it stands in the file."""
+    report = run_build_vocab(*arguments)
+    found: dict[str, Any] = read_json(arguments[0].vocab_dir / "report.json")
+    assert found == to_json(report)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -74,14 +84,14 @@ def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine)
 
 
 def test_weights_change_the_vocabulary(folder: Path, here: Engine) -> None:
-    plain = run_build_vocab(recipe(folder, size=1200), here)
-    weighted = run_build_vocab(recipe(folder, "w", size=1200, weights={"it": "0.02", "en": "0.98"}), here)
+    plain = report_of(recipe(folder, size=1200), here)
+    weighted = report_of(recipe(folder, "w", size=1200, weights={"it": "0.02", "en": "0.98"}), here)
     assert weighted["sources"]["en"]["weight"] == 0.98
     assert weighted["sources"]["en"]["training"]["tokens"] < plain["sources"]["en"]["training"]["tokens"]
 
 
 def test_the_report_agrees_with_the_texts(folder: Path, here: Engine) -> None:
-    report = run_build_vocab(recipe(folder, size=1200), here)
+    report = report_of(recipe(folder, size=1200), here)
     counts = run_count(recipe(folder, size=1200), here, Silent(), ignore)
     tokenizer = Tokenizer.from_file(str(folder / "out" / "vocab" / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
@@ -135,7 +145,7 @@ def test_fewer_merges_than_asked_for(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr("pretok.vocab.job.notice", told.append)
-    report = run_build_vocab(recipe(folder, holdout="0", size=60_000), here)
+    report = report_of(recipe(folder, holdout="0", size=60_000), here)
     size = report["vocabulary"]["size"]
     assert size < 60_000
     assert any(f"the counts allow {size:,} entries, not the 60,000 asked for" in text for text in told)
@@ -217,13 +227,13 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
     monkeypatch.setattr("pretok.vocab.job.notice", told.append)
     measure = measure_texts
 
-    def give_up(path: Path, texts: Any) -> int:
+    def give_up(path: Path, texts: Any) -> Any:
         if path == other:
             raise Unencodable([0], "too hard")
         return measure(path, texts)
 
-    monkeypatch.setattr("pretok.vocab.job.measure_texts", give_up)
-    report = run_build_vocab(recipe(folder, "b", size=1200), here, [other])
+    monkeypatch.setattr("pretok.vocab.compare.measure_texts", give_up)
+    report = report_of(recipe(folder, "b", size=1200), here, [other])
     assert report["compare"][str(other)]["it"]["tokens"] is None
     assert report["mix"]["compare"][str(other)] is None
     assert report["compare"]["this"]["it"]["tokens"] > 0

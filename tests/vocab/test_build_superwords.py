@@ -194,3 +194,11 @@ def test_damage_that_counting_has_named_stops_no_superwords(
     (failure,) = load_counts(made.counts_dir).data["failed"]
     assert failure["file"] == str(path)
     assert load_vocab(made.vocab_dir).size == 1200
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_nested_sizes_have_fewer_superwords(tmp_path: Path, here: Any) -> None:
+    whole = build(tmp_path, "whole", here, sizes=[1100])
+    alone = build(tmp_path, "alone", here, size=1100, superwords=100)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (whole / "1100" / name).read_bytes() == (alone / name).read_bytes()

@@ -23,8 +23,8 @@ import pyarrow as pa
 import zstandard
 
 from pretok.base.execute import Engine, peak_bytes
-from pretok.base.progress import Silent
 from pretok.base.stop import StopFlag
+from pretok.base.tell import Silent
 from pretok.config import DEFAULT_SPECIAL_TOKENS, make_recipe
 from pretok.counts.table import WordTable
 from pretok.kernels.hashing import hash_documents
@@ -171,7 +171,7 @@ def speed(corpus: Path, files: dict[str, str], rounds: int = 3) -> None:
                 vocab = {"path": str(Path(name) / label / "vocab")}
                 recipe = make_recipe({"out": str(out), "sources": sources, "vocab": vocab}, "benchmark")
                 start = time.process_time()
-                run_tokenize(recipe, engine, Silent(), lambda notice: None)
+                run_tokenize(recipe, engine, Silent())
                 best[label] = min(best.get(label, float("inf")), time.process_time() - start)
                 size = load_manifest(out / "shards").data["totals"]["bytes"] / 1e6
                 shutil.rmtree(out)

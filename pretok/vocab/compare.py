@@ -7,7 +7,7 @@ entries of the first one too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from pretok.base.tell import Teller
 from pretok.counts.job import Counts
 from pretok.read.batches import buffers
 from pretok.tokenizer.reference import Unencodable
@@ -47,7 +48,7 @@ Row = dict[str, TextCosts]
 """What the held-out texts of each source cost by one tokenizer."""
 
 
-def measure_tokenizer(path: Path, counts: Counts, notice: Callable[[str], None]) -> Row:
+def measure_tokenizer(path: Path, counts: Counts, tell: Teller) -> Row:
     """The held-out texts of each source by one tokenizer."""
     row = {}
     for name in counts.sources:
@@ -55,7 +56,7 @@ def measure_tokenizer(path: Path, counts: Counts, notice: Callable[[str], None])
         try:
             uses = measure_texts(path, texts)
         except Unencodable as error:
-            notice(f"{path} is not compared on {name}: {error}")
+            tell.notice(f"{path} is not compared on {name}: {error}")
         spaced = pc.sum(pc.count_substring_regex(texts, r"\S+")).as_py() or 0
         row[name] = TextCosts(uses, len(buffers(texts)[0]), spaced)
     return row

@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from pretok.base.console import Meter, notice
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
+from pretok.base.progress import Progress
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.base.tell import Teller
 from pretok.config import Recipe, Vocab
 from pretok.counts.job import Counts, count_config, run_count
 from pretok.counts.weigh import TrainingWords, weigh
@@ -51,7 +52,7 @@ OTHER_SIZES = (32_000, 64_000)
 
 
 def run_build_vocab(
-    recipe: Recipe, engine: Engine, compare: Sequence[Path] = (), counts: Counts | None = None
+    recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path] = (), counts: Counts | None = None
 ) -> VocabReport:
     """Bring VOCAB to what the recipe says, as the only job that writes there; its report, printed when made now.
 
@@ -60,44 +61,43 @@ def run_build_vocab(
     folder = recipe.vocab_dir
     finished = (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists()
     with nullcontext() if finished else hold(folder, "build-vocab"):  # what is finished is only read
-        return _build_vocab(recipe, engine, compare, counts)
+        return _build_vocab(recipe, engine, tell, compare, counts)
 
 
 def _build_vocab(
-    recipe: Recipe, engine: Engine, compare: Sequence[Path], counts: Counts | None
+    recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path], counts: Counts | None
 ) -> VocabReport:
     check_settings(recipe.vocab)
     if recipe.vocab.superwords:
         check_superwords(recipe.vocab, counted=counts is not None)
     check_mix(recipe, list(recipe.sources) if counts is None else counts.sources)
     folder = recipe.vocab_dir
-    listed = count_config(recipe, engine, notice) if counts is None else {"counts": fingerprint(counts.data)}
+    listed = count_config(recipe, engine, tell) if counts is None else {"counts": fingerprint(counts.data)}
     config = _config(recipe.vocab, compare, listed)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
         done = read_record(VocabReport, read_json(folder / REPORT_FILE), folder / REPORT_FILE)
         refuse_changes("the vocabulary and its report", folder, {"sizes": [], **done.config}, config)
-        notice(f"the vocabulary in {folder} is there and unchanged")
+        tell.notice(f"the vocabulary in {folder} is there and unchanged")
         return done
     for path in compare:
         open_tokenizer(path)  # what cannot encode is refused before the work, not after it
     if counts is None:
-        with Meter("count") as meter:
-            counts = run_count(recipe, engine, meter, notice, listed)
-    with Meter("merge"):
+        counts = run_count(recipe, engine, tell, listed)
+    with tell.progress("merge"):
         words = weigh(counts.buckets, source_factors(recipe.vocab, counts), recipe.vocab.min_count)
-        made = train_vocabularies(words, recipe.vocab, folder)
+        made = train_vocabularies(words, recipe.vocab, folder, tell)
     main, superwords = made[recipe.vocab.size], None
     if recipe.vocab.superwords:
         state = folder / STATE / fingerprint(config)[:16]
-        main, superwords = add_superwords(recipe, engine, main, counts, state)
-    with Meter("measure") as meter:
-        measure = _measure(made, counts, recipe, engine, meter)
+        main, superwords = add_superwords(recipe, engine, tell, main, counts, state)
+    with tell.progress("measure") as progress:
+        measure = _measure(made, counts, recipe, engine, progress, tell)
         paths = {THIS: folder, **{str(path): path for path in compare}}
-        rows = {name: measure_tokenizer(path, counts, notice) for name, path in paths.items()}
+        rows = {name: measure_tokenizer(path, counts, tell) for name, path in paths.items()}
     report = make_report(Made(recipe, counts, words, made, measure, main, superwords, paths, rows, config))
     write_json(folder / REPORT_FILE, to_json(report))
     shutil.rmtree(folder / STATE, ignore_errors=True)
-    show_report(report, recipe.vocab.languages)
+    show_report(report, recipe.vocab.languages, tell)
     return report
 
 
@@ -157,7 +157,9 @@ def _superword_config(vocab: Vocab) -> dict[str, Any] | None:
     }
 
 
-def train_vocabularies(words: TrainingWords, vocab: Vocab, folder: Path) -> dict[int, Vocabulary]:
+def train_vocabularies(
+    words: TrainingWords, vocab: Vocab, folder: Path, tell: Teller
+) -> dict[int, Vocabulary]:
     """Train once to the largest size, write the vocabularies asked for and those they are compared with.
 
     Returns size asked for -> vocabulary, the main one first. With superwords, these are not the ones to be kept.
@@ -180,7 +182,7 @@ def train_vocabularies(words: TrainingWords, vocab: Vocab, folder: Path) -> dict
         target = folder if kept and size == vocab.size else place / str(size)
         made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, merges.first(size))
     if made[vocab.size].size < vocab.size:
-        notice(
+        tell.notice(
             f"the counts allow {made[vocab.size].size:,} entries, not the {vocab.size:,} asked for: no two tokens are "
             "left to merge inside any word; give more text, a smaller --vocab-size or a smaller --min-count"
         )
@@ -188,7 +190,12 @@ def train_vocabularies(words: TrainingWords, vocab: Vocab, folder: Path) -> dict
 
 
 def _measure(
-    made: dict[int, Vocabulary], counts: Counts, recipe: Recipe, engine: Engine, meter: Meter
+    made: dict[int, Vocabulary],
+    counts: Counts,
+    recipe: Recipe,
+    engine: Engine,
+    progress: Progress,
+    tell: Teller,
 ) -> Measure:
     """Encode the words of all buckets by all vocabularies made."""
     paths = tuple(vocab.path.absolute() for vocab in made.values())
@@ -197,10 +204,10 @@ def _measure(
     total = empty_measure(len(counts.sources), [vocab.size for vocab in made.values()])
     failures = []
     engine.choose(sum(path.stat().st_size for path in counts.buckets))
-    for outcome in engine.map(measure_bucket, tasks, meter):
+    for outcome in engine.map(measure_bucket, tasks, progress):
         if isinstance(outcome.result, TaskError):
             failures.append((tasks[outcome.index].bucket.name, outcome.result))
         else:
             total.add(outcome.result)
-    raise_failures(failures, recipe.out / LOGS, "buckets")
+    raise_failures(failures, tell, "buckets")
     return total

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pretok.base.console import notice, show, table
+from pretok.base.tell import Teller, table
 from pretok.vocab.compare import THIS
 from pretok.vocab.entries import LISTED
 from pretok.vocab.records import Decision, SourceFigures, SuperwordReport, VocabReport
@@ -24,32 +24,32 @@ BASIS = {
 }
 
 
-def show_report(report: VocabReport, languages: Sequence[str]) -> None:
+def show_report(report: VocabReport, languages: Sequence[str], tell: Teller) -> None:
     """Print the report. languages: those whose every letter is to be an entry."""
     words = report.words
-    notice(
+    tell.notice(
         f"{words.distinct:,} distinct words, {words.occurrences:,} occurrences; {words.dropped:,} too rare, "
         f"{words.dropped_share_of_text or 0:.2%} of the text"
     )
-    _show_sources(report)
-    _show_sizes(report)
+    _show_sources(report, tell)
+    _show_sizes(report, tell)
     if report.decision:
-        _show_planned(report.decision, bool(report.superwords))
-    _show_tokenizers(report)
+        _show_planned(report.decision, bool(report.superwords), tell)
+    _show_tokenizers(report, tell)
     if report.superwords:
-        show_superwords(report.superwords)
+        show_superwords(report.superwords, tell)
     tokens = report.tokens
     readable = [entry.token for entry in tokens.longest if len(set(entry.token)) > READABLE]
     longest = ", ".join(map(repr, readable[:5]))
-    notice(
+    tell.notice(
         f"{tokens.shared:,} tokens are shared by the sources, {tokens.unused:,} unused; "
         f"{len(tokens.unused_bytes)} bytes never occur; longest words: {longest or '-'}"
     )
     if report.decision:
-        _show_faults(report.decision, languages)
+        _show_faults(report.decision, languages, tell)
 
 
-def _show_sources(report: VocabReport) -> None:
+def _show_sources(report: VocabReport, tell: Teller) -> None:
     rows = [
         (
             name,
@@ -73,20 +73,20 @@ def _show_sources(report: VocabReport) -> None:
         "tokens/word",
         "own tokens",
     )
-    show(table(f"vocabulary of {report.vocabulary.size:,} entries", columns, rows))
+    tell.show(table(f"vocabulary of {report.vocabulary.size:,} entries", columns, rows))
 
 
-def _show_sizes(report: VocabReport) -> None:
+def _show_sizes(report: VocabReport, tell: Teller) -> None:
     names = list(report.sources)
     rows = [
         (f"{int(size):,}", *(f"{row[name]:,}" for name in names), _number(report.mix.sizes[size]))
         for size, row in report.sizes.items()
     ]
     title = "tokens of all text by size of the vocabulary, and bytes per token of the mix"
-    show(table(title, ("size", *names, "mix"), rows))
+    tell.show(table(title, ("size", *names, "mix"), rows))
 
 
-def _show_planned(decision: Decision, superwords: bool) -> None:
+def _show_planned(decision: Decision, superwords: bool, tell: Teller) -> None:
     """Tables of sources and of sizes in the planned mix."""
     what = f"in the planned mix ({BASIS[decision.basis]})" + ("; words only" if superwords else "")
     sources = (
@@ -102,7 +102,9 @@ def _show_planned(decision: Decision, superwords: bool) -> None:
         "only steps",
     )
     every = {**decision.sources, "mix": decision.mix}
-    show(table(f"this vocabulary {what}", sources, [_planned_row(name, row) for name, row in every.items()]))
+    tell.show(
+        table(f"this vocabulary {what}", sources, [_planned_row(name, row) for name, row in every.items()])
+    )
     limits = list(next(iter(decision.sizes.values())).rare)
     rows = [
         (
@@ -119,7 +121,7 @@ def _show_planned(decision: Decision, superwords: bool) -> None:
     ]
     rare = (f"< {int(limit):,} uses" for limit in limits)
     columns = ("size", "bytes/token", "tokens/word", "Renyi", "steps", "left over", "unused", *rare)
-    show(table(f"sizes {what}", columns, rows))
+    tell.show(table(f"sizes {what}", columns, rows))
 
 
 def _planned_row(name: str, row: SourceFigures) -> tuple[str, ...]:
@@ -137,14 +139,16 @@ def _planned_row(name: str, row: SourceFigures) -> tuple[str, ...]:
     )
 
 
-def _show_tokenizers(report: VocabReport) -> None:
+def _show_tokenizers(report: VocabReport, tell: Teller) -> None:
     names = list(report.sources)
     columns = ("tokenizer", *names, "mix")
     rows = [
         [path, *(_number(row[name].bytes_per_token) for name in names), _number(report.mix.compare[path])]
         for path, row in report.compare.items()
     ]
-    show(table("bytes per token of held-out texts, and of the mix of the sources by weight", columns, rows))
+    tell.show(
+        table("bytes per token of held-out texts, and of the mix of the sources by weight", columns, rows)
+    )
     if report.decision is None:
         return
     rows = [
@@ -160,35 +164,35 @@ def _show_tokenizers(report: VocabReport) -> None:
         for path, row in report.decision.tokenizers.items()
     ]
     title = "tokens per word between spaces, of held-out texts and of the planned mix"
-    show(table(title, (*columns, "Renyi", "entries", f"as in {THIS}", f"of {THIS}'s tokens"), rows))
+    tell.show(table(title, (*columns, "Renyi", "entries", f"as in {THIS}", f"of {THIS}'s tokens"), rows))
 
 
-def _show_faults(decision: Decision, languages: Sequence[str]) -> None:
+def _show_faults(decision: Decision, languages: Sequence[str], tell: Teller) -> None:
     """What a person should look at before deciding."""
     if decision.rare:
         named = ", ".join(repr(entry.token) for entry in decision.rare[:NAMED])
-        notice(f"of fewer than {LISTED:,} uses in the planned mix, the rarest first: {named}")
+        tell.notice(f"of fewer than {LISTED:,} uses in the planned mix, the rarest first: {named}")
     bad = {name: row.more for name, row in decision.alphabets.items() if row.more}
     two = sum(not row.two and not row.more for row in decision.alphabets.values())
-    notice(
+    tell.notice(
         f"of {len(decision.alphabets)} alphabets of Europe {two} have a token for every letter; with letters of more "
         f"than two tokens: {', '.join(bad) or 'none'}"
     )
     for name in languages:
         row = decision.alphabets[name]
         if row.more:
-            notice(
+            tell.notice(
                 f"{name} has letters of more than two tokens: {' '.join(row.more)}; train on text that has them"
             )
         if row.two:
-            notice(f"{name} has letters of two tokens: {' '.join(row.two)}")
+            tell.notice(f"{name} has letters of two tokens: {' '.join(row.two)}")
 
 
-def show_superwords(section: SuperwordReport) -> None:
+def show_superwords(section: SuperwordReport, tell: Teller) -> None:
     """Print the section on superwords."""
     rows = section.heldout_tokens
     names, mix = list(rows["plain"]), section.mix_bytes_per_token
-    notice(
+    tell.notice(
         f"{section.entries:,} superwords after {section.words:,} other entries, {section.separators}, "
         f"trained on {sum(section.sample_bytes.values()):,} bytes; {section.share_of_tokens:.1%} of the tokens "
         "of held-out texts, mixed by weight, are superwords"
@@ -204,10 +208,12 @@ def show_superwords(section: SuperwordReport) -> None:
     title = (
         "tokens of held-out texts by number of superwords, beside words only, and bytes per token of the mix"
     )
-    show(table(title, ("", *names, "mix"), body))
-    notice("most used in the mix: " + ", ".join(repr(entry.token) for entry in section.most_used[:NAMED]))
+    tell.show(table(title, ("", *names, "mix"), body))
+    tell.notice(
+        "most used in the mix: " + ", ".join(repr(entry.token) for entry in section.most_used[:NAMED])
+    )
     if budget := section.budget:
-        notice(
+        tell.notice(
             f"a budget of {budget.tokens:,} tokens trains on the text of {budget.plain_tokens:,} tokens of words only"
         )
 

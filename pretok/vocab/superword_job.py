@@ -19,10 +19,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pretok.base.console import Meter, notice
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.base.failures import TaskError, raise_failures
+from pretok.base.progress import Progress
+from pretok.base.tell import SILENT, Teller
 from pretok.config import Recipe, Vocab
 from pretok.counts.job import Counts, partitions_of
 from pretok.counts.weigh import mix_bytes_per_token, shares
@@ -62,7 +63,7 @@ def check_superwords(vocab: Vocab, counted: bool) -> None:
 
 
 def add_superwords(
-    recipe: Recipe, engine: Engine, plain: Vocabulary, counts: Counts, state: Path
+    recipe: Recipe, engine: Engine, tell: Teller, plain: Vocabulary, counts: Counts, state: Path
 ) -> tuple[Vocabulary, SuperwordReport]:
     """Write VOCAB with superwords in the place of the last entries of `plain`; (the vocabulary, report section)."""
     vocab = recipe.vocab
@@ -70,10 +71,10 @@ def add_superwords(
     words = drop_crossing(_first_words(plain, vocab.size - vocab.superwords), separators)
     stage = write_vocab(state / "words", PATTERNS[BASE], vocab.special_tokens, words)
     wanted = vocab.size - stage.size
-    with Meter("sample") as meter:
+    with tell.progress("sample") as progress:
         tasks, repeats = _tasks(recipe, counts, stage, state)
-        paths, sizes = _sample(tasks, repeats, engine, meter, recipe.out / LOGS)
-    with Meter("superwords"):
+        paths, sizes = _sample(tasks, repeats, engine, progress, tell)
+    with tell.progress("superwords"):
         merges = train_superwords(
             lambda: read_chains(paths), stage_tokens(stage), max(wanted, *ROWS), vocab.superword_words
         )
@@ -85,7 +86,7 @@ def add_superwords(
         pairs = words + merges.first(stage.size + size - (vocab.size - vocab.superwords))
         write_vocab(recipe.vocab_dir / str(size), coarse, vocab.special_tokens, pairs)
     if made.size < vocab.size:
-        notice(
+        tell.notice(
             f"the sample allows {made.size - stage.size:,} superwords, not {wanted:,}: give a larger sample"
         )
     return made, _report(recipe, counts, sizes, (plain, stage, made), words, merges)
@@ -117,7 +118,7 @@ def _tasks(
             continue
         repeats[name] = -(-target.numerator // (target.denominator * size))
         share = target / (repeats[name] * size)
-        partitions = partitions_of(name, counts.data["config"]["inputs"][name]["files"], recipe)
+        partitions = partitions_of(name, counts.data["config"]["inputs"][name]["files"], recipe, SILENT)
         step = max(1, min(int(1 / (SAMPLED_PARTS * share)), len(partitions) // FEWEST_PARTITIONS))
         tasks += [
             ChainTask(
@@ -138,7 +139,7 @@ def _tasks(
 
 
 def _sample(
-    tasks: list[ChainTask], repeats: dict[str, int], engine: Engine, meter: Meter, logs: Path
+    tasks: list[ChainTask], repeats: dict[str, int], engine: Engine, progress: Progress, tell: Teller
 ) -> tuple[list[Path], dict[str, int]]:
     """Run the tasks. (files in an order that does not depend on the run, each as often as its source is taken; bytes
     of text sampled per source, each document counted once)"""
@@ -146,13 +147,13 @@ def _sample(
     sizes = dict.fromkeys(repeats, 0)
     failures = []
     engine.choose(sum(task.partition.estimate for task in tasks))
-    for outcome in engine.map(write_chains, ordered, meter):
+    for outcome in engine.map(write_chains, ordered, progress):
         partition = ordered[outcome.index].partition
         if isinstance(outcome.result, TaskError):
             failures.append((partition.name, outcome.result))
         else:
             sizes[partition.source] += outcome.result
-    raise_failures(failures, logs)
+    raise_failures(failures, tell)
     return [task.path for task in tasks for _ in range(repeats[task.partition.source])], sizes
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from counting import Killer, contents, documents, ignore, recipe
+from counting import Killer, contents, documents, recipe
 from support import needs
+from telling import Told
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from pretok.base.errors import MismatchError, Stopped, UsageError
 from pretok.base.execute import Engine
-from pretok.base.progress import Silent
 from pretok.base.records import to_json
 from pretok.base.storage import read_json
+from pretok.base.tell import SILENT, Silent, Teller
 from pretok.cli import run_command
+from pretok.config import Recipe
 from pretok.counts.job import run_count
 from pretok.counts.weigh import weigh
 from pretok.kernels.pretokenize import PATTERNS
@@ -29,10 +32,12 @@ from pretok.vocab.job import run_build_vocab
 SPECIAL = ["<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62))]
 
 
-def report_of(*arguments: Any) -> dict[str, Any]:
+def report_of(
+    made: Recipe, engine: Engine, tell: Teller = SILENT, compare: Sequence[Path] = ()
+) -> dict[str, Any]:
     """The report as it stands in the file."""
-    report = run_build_vocab(*arguments)
-    found: dict[str, Any] = read_json(arguments[0].vocab_dir / "report.json")
+    report = run_build_vocab(made, engine, tell, compare)
+    found: dict[str, Any] = read_json(made.vocab_dir / "report.json")
     assert found == to_json(report)
     return found
 
@@ -63,7 +68,7 @@ def reference(texts: list[str], pattern: str, size: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_vocabulary_is_that_of_the_reference(folder: Path, here: Engine, pattern: str) -> None:
-    run_build_vocab(recipe(folder, holdout="0", pattern=pattern, size=3000), here)
+    run_build_vocab(recipe(folder, holdout="0", pattern=pattern, size=3000), here, Silent())
     model = json.loads((folder / "out" / "vocab" / "tokenizer.json").read_text())["model"]
     expected = reference(documents(folder, "it") + documents(folder, "en"), pattern, 3000)
     assert model["merges"] == expected["merges"]
@@ -72,7 +77,7 @@ def test_the_vocabulary_is_that_of_the_reference(folder: Path, here: Engine, pat
 
 
 def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder, holdout="0"), here, Silent(), ignore)
+    counts = run_count(recipe(folder, holdout="0"), here, Silent())
     words = weigh(counts.buckets, {"it": 3, "en": 1}, 1).words
     merges = train_merges(
         words.data, words.offsets, words.counts, vocab_size=2000, special_tokens=len(SPECIAL)
@@ -92,7 +97,7 @@ def test_weights_change_the_vocabulary(folder: Path, here: Engine) -> None:
 
 def test_the_report_agrees_with_the_texts(folder: Path, here: Engine) -> None:
     report = report_of(recipe(folder, size=1200), here)
-    counts = run_count(recipe(folder, size=1200), here, Silent(), ignore)
+    counts = run_count(recipe(folder, size=1200), here, Silent())
     tokenizer = Tokenizer.from_file(str(folder / "out" / "vocab" / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     for source in ("it", "en"):
@@ -113,27 +118,27 @@ def test_the_report_agrees_with_the_texts(folder: Path, here: Engine) -> None:
 
 @pytest.mark.parametrize("steps", [2, 60, 90, 130])
 def test_a_stopped_job_continues_to_the_same_bytes(folder: Path, here: Engine, steps: int) -> None:
-    run_build_vocab(recipe(folder, size=1200), here)
+    run_build_vocab(recipe(folder, size=1200), here, Silent())
     with pytest.raises(Stopped):
-        run_build_vocab(recipe(folder, "killed", size=1200), Killer(steps))
-    run_build_vocab(recipe(folder, "killed", size=1200), here)
+        run_build_vocab(recipe(folder, "killed", size=1200), Killer(steps), Silent())
+    run_build_vocab(recipe(folder, "killed", size=1200), here, Silent())
     for part in ("vocab", "counts"):
         assert contents(folder / "killed" / part) == contents(folder / "out" / part)
 
 
 def test_what_is_made_is_kept_and_other_settings_are_refused(folder: Path, here: Engine) -> None:
-    first = run_build_vocab(recipe(folder, size=1200), here)
-    assert run_build_vocab(recipe(folder, size=1200), Killer(0)) == first
+    first = run_build_vocab(recipe(folder, size=1200), here, Silent())
+    assert run_build_vocab(recipe(folder, size=1200), Killer(0), Silent()) == first
     with pytest.raises(MismatchError, match=r"size was 1200 and is 1300"):
-        run_build_vocab(recipe(folder, size=1300), here)
+        run_build_vocab(recipe(folder, size=1300), here, Silent())
 
 
 def test_counts_alone_are_enough(folder: Path, here: Engine) -> None:
-    run_build_vocab(recipe(folder, size=1200), here)
-    counts = run_count(recipe(folder, size=1200), here, Silent(), ignore)
+    run_build_vocab(recipe(folder, size=1200), here, Silent())
+    counts = run_count(recipe(folder, size=1200), here, Silent())
     for path in (folder / "in").iterdir():
         path.unlink()
-    run_build_vocab(recipe(folder, "again", size=1200), here, counts=counts)
+    run_build_vocab(recipe(folder, "again", size=1200), here, Silent(), counts=counts)
     name = "tokenizer.json"
     assert (folder / "again" / "vocab" / name).read_bytes() == (folder / "out" / "vocab" / name).read_bytes()
 
@@ -141,14 +146,14 @@ def test_counts_alone_are_enough(folder: Path, here: Engine) -> None:
 def test_fewer_merges_than_asked_for(
     folder: Path,
     here: Engine,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("pretok.vocab.job.notice", told.append)
-    report = report_of(recipe(folder, holdout="0", size=60_000), here)
+    told = Told()
+    report = report_of(recipe(folder, holdout="0", size=60_000), here, told)
     size = report["vocabulary"]["size"]
     assert size < 60_000
-    assert any(f"the counts allow {size:,} entries, not the 60,000 asked for" in text for text in told)
+    assert any(
+        f"the counts allow {size:,} entries, not the 60,000 asked for" in text for text in told.notices
+    )
     expected = reference(documents(folder, "it") + documents(folder, "en"), "cl100k", 60_000)
     model = json.loads((folder / "out" / "vocab" / "tokenizer.json").read_text())["model"]
     assert model["merges"] == expected["merges"]
@@ -156,7 +161,7 @@ def test_fewer_merges_than_asked_for(
 
 def test_both_libraries_open_the_folder(folder: Path, here: Engine) -> None:
     transformers = needs("transformers")
-    run_build_vocab(recipe(folder, size=1200), here)
+    run_build_vocab(recipe(folder, size=1200), here, Silent())
     path = str(folder / "out" / "vocab")
     fast = transformers.AutoTokenizer.from_pretrained(path)
     plain = Tokenizer.from_file(path + "/tokenizer.json")
@@ -185,7 +190,7 @@ def test_impossible_settings_are_refused(
     message: str,
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        run_build_vocab(recipe(folder, **settings), here)
+        run_build_vocab(recipe(folder, **settings), here, Silent())
 
 
 def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +220,7 @@ def test_what_cannot_be_compared_is_refused_before_the_work(folder: Path, here: 
     other = folder / "tokenizer.json"
     other.write_text('{"model": {"type": "WordPiece"}}')
     with pytest.raises(UsageError, match=r"tokenizer\.json is not a BPE tokenizer"):
-        run_build_vocab(recipe(folder, size=1200), here, [other])
+        run_build_vocab(recipe(folder, size=1200), here, Silent(), [other])
     assert not (folder / "out" / "counts").exists()
 
 
@@ -224,9 +229,11 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
     here: Engine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    other = run_build_vocab(recipe(folder, size=1200), here) and folder / "out" / "vocab" / "tokenizer.json"
-    told: list[str] = []
-    monkeypatch.setattr("pretok.vocab.job.notice", told.append)
+    other = (
+        run_build_vocab(recipe(folder, size=1200), here, Silent())
+        and folder / "out" / "vocab" / "tokenizer.json"
+    )
+    told = Told()
     measure = measure_texts
 
     def give_up(path: Path, texts: Any) -> Any:
@@ -235,11 +242,11 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
         return measure(path, texts)
 
     monkeypatch.setattr("pretok.vocab.compare.measure_texts", give_up)
-    report = report_of(recipe(folder, "b", size=1200), here, [other])
+    report = report_of(recipe(folder, "b", size=1200), here, told, [other])
     assert report["compare"][str(other)]["it"]["tokens"] is None
     assert report["mix"]["compare"][str(other)] is None
     assert report["compare"]["this"]["it"]["tokens"] > 0
-    assert f"{other} is not compared on it: 1 documents cannot be encoded: too hard" in told
+    assert f"{other} is not compared on it: 1 documents cannot be encoded: too hard" in told.notices
 
 
 def test_nested_sizes_are_those_trained_alone(folder: Path, here: Engine) -> None:
@@ -249,7 +256,7 @@ def test_nested_sizes_are_those_trained_alone(folder: Path, here: Engine) -> Non
     assert list(report["sizes"]) == list(report["decision"]["sizes"]) == ["1200", "950", "700"]
     merges = {}
     for size, place in ((700, vocab / "700"), (950, vocab / "950"), (1200, vocab)):
-        run_build_vocab(recipe(folder, f"alone-{size}", size=size), here)
+        run_build_vocab(recipe(folder, f"alone-{size}", size=size), here, Silent())
         assert contents(place).keys() >= {
             "tokenizer.json",
             "tokenizer_config.json",
@@ -264,7 +271,7 @@ def test_nested_sizes_are_those_trained_alone(folder: Path, here: Engine) -> Non
     assert merges[1200][: len(merges[950])] == merges[950]
     assert report_of(recipe(folder, size=1200, sizes=(950, 700)), here) == report
     with pytest.raises(MismatchError, match=r"sizes was \[950, 700\] and is \[\]"):
-        run_build_vocab(recipe(folder, size=1200), here)
+        run_build_vocab(recipe(folder, size=1200), here, Silent())
 
 
 def test_the_option_for_several_sizes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

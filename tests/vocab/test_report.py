@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from counting import documents, recipe, write_lines
+from telling import Told
 from tokenizers import Tokenizer
 
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import read_json, write_json
+from pretok.base.tell import SILENT
 from pretok.config import Recipe, make_recipe
 from pretok.counts.job import load_counts
 from pretok.tokenizer.vocabulary import load_vocab
@@ -57,7 +59,7 @@ def is_cut_before(word: str) -> bool:
 
 def test_the_planned_mix_weighs_every_figure(folder: Path, here: Engine) -> None:
     made = planned_recipe(folder, {"tokens": "1M", "weights": MIX}, holdout="0")
-    decision = to_json(run_build_vocab(made, here))["decision"]
+    decision = to_json(run_build_vocab(made, here, SILENT))["decision"]
     tokenizer = Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     names = names_of(tokenizer, made.vocab_dir)
@@ -102,7 +104,7 @@ def test_other_proportions_than_those_on_disk_change_the_figures(folder: Path, h
     for name, mix in {"it": {"it": 1.0, "en": 0.0}, "en": {"it": 0.0, "en": 1.0}}.items():
         made = planned_recipe(folder, {"tokens": "1M", "weights": mix})
         made = made.model_copy(update={"out": folder / name})
-        decision = run_build_vocab(made, here).decision
+        decision = run_build_vocab(made, here, SILENT).decision
         assert decision is not None
         assert decision.basis == "mix"
         assert decision.mix.text == decision.sources[name].text
@@ -118,7 +120,7 @@ def test_left_over_entries_are_steps_that_are_used_less_than_the_last_entry(
     folder: Path, here: Engine
 ) -> None:
     made = planned_recipe(folder, None, holdout="0", weights={"it": "0.5", "en": "0.5"})
-    report = run_build_vocab(made, here)
+    report = run_build_vocab(made, here, SILENT)
     assert report.decision is not None
     tokenizer = Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
@@ -142,7 +144,7 @@ def test_left_over_entries_are_steps_that_are_used_less_than_the_last_entry(
 
 def test_entries_inside_of_longer_ones_alone(folder: Path, here: Engine) -> None:
     made = planned_recipe(folder, None, holdout="0")
-    run_build_vocab(made, here)
+    run_build_vocab(made, here, SILENT)
     vocab = load_vocab(made.vocab_dir)
     entries = read_entries(vocab)
     uses = np.zeros(vocab.size)
@@ -163,10 +165,11 @@ def test_renyi_efficiency_of_what_is_known(uses: list[float], expected: float | 
     assert renyi_efficiency(np.array(uses)) == expected
 
 
-def test_letters_of_europe(folder: Path, here: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_letters_of_europe(folder: Path, here: Engine) -> None:
     write_lines(folder / "in" / "it-2.jsonl", ["ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ"] * 30)
+    told = Told()
     made = planned_recipe(folder, None, languages=("it", "cy", "ka"))
-    decision = run_build_vocab(made, here).decision
+    decision = run_build_vocab(made, here, told).decision
     assert decision is not None
     tokenizer = Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json"))
     assert set(decision.alphabets) == set(ALPHABETS)
@@ -176,7 +179,7 @@ def test_letters_of_europe(folder: Path, here: Engine, capsys: pytest.CaptureFix
         assert set(row.two) == {letter for letter, count in tokens.items() if count == 2}
         assert set(row.more) == {letter for letter, count in tokens.items() if count > 2}
     assert "ლ" not in decision.alphabets["ka"].more
-    shown = " ".join(capsys.readouterr().err.split())
+    shown = " ".join(told.notices)
     assert f"cy has letters of more than two tokens: {' '.join(decision.alphabets['cy'].more)};" in shown
     assert "it has letters of more than two tokens" not in shown
 
@@ -191,10 +194,10 @@ def test_letters_have_the_case_they_are_written_in() -> None:
 
 def test_other_tokenizers_on_the_planned_mix(folder: Path, here: Engine) -> None:
     small = recipe(folder, "small", size=700)
-    run_build_vocab(small, here)
+    run_build_vocab(small, here, SILENT)
     other = small.vocab_dir / "tokenizer.json"
     made = planned_recipe(folder, {"tokens": "1M", "weights": MIX})
-    report = run_build_vocab(made, here, [other])
+    report = run_build_vocab(made, here, SILENT, [other])
     assert report.decision is not None
     counts = load_counts(made.counts_dir)
     planned = {
@@ -262,7 +265,7 @@ def test_a_mix_of_unknown_sources_is_refused_before_the_work(folder: Path, here:
 
 def test_reports_of_older_versions_are_read(folder: Path, here: Engine) -> None:
     made = planned_recipe(folder, None)
-    run_build_vocab(made, here)
+    run_build_vocab(made, here, SILENT)
     path = made.vocab_dir / "report.json"
     old = read_json(path)
     del old["decision"], old["config"]["sizes"]
@@ -270,7 +273,7 @@ def test_reports_of_older_versions_are_read(folder: Path, here: Engine) -> None:
         for figures in row.values():
             figures.pop("fertility")
     write_json(path, old)
-    assert run_build_vocab(made, here).decision is None
+    assert run_build_vocab(made, here, SILENT).decision is None
     del old["words"]["distinct"]
     with pytest.raises(IntegrityError, match=r"words: lacks the key 'distinct'"):
         read_record(VocabReport, old, path)

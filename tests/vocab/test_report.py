@@ -20,7 +20,7 @@ from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import read_json, write_json
-from pretok.base.tell import SILENT
+from pretok.base.tell import SILENT, Table
 from pretok.config import Recipe, make_recipe
 from pretok.counts.job import load_counts
 from pretok.tokenizer.vocabulary import load_vocab
@@ -182,6 +182,10 @@ def test_letters_of_europe(folder: Path, here: Engine) -> None:
     shown = " ".join(told.notices)
     assert f"cy has letters of more than two tokens: {' '.join(decision.alphabets['cy'].more)};" in shown
     assert "it has letters of more than two tokens" not in shown
+    tables = {table.title.split(" (")[0]: table for table in told.shown if isinstance(table, Table)}
+    assert {"this vocabulary in the planned mix", "sizes in the planned mix"} < tables.keys()
+    row = tables["this vocabulary in the planned mix"].rows[-1]
+    assert row[:3] == ("mix", f"{decision.mix.tokens:,}", str(decision.mix.text.bytes_per_token))
 
 
 def test_letters_have_the_case_they_are_written_in() -> None:
@@ -193,7 +197,7 @@ def test_letters_have_the_case_they_are_written_in() -> None:
 
 
 def test_other_tokenizers_on_the_planned_mix(folder: Path, here: Engine) -> None:
-    small = recipe(folder, "small", size=700)
+    small = recipe(folder, "small", size=700, weights={"it": "0.02", "en": "0.98"})
     run_build_vocab(small, here, SILENT)
     other = small.vocab_dir / "tokenizer.json"
     made = planned_recipe(folder, {"tokens": "1M", "weights": MIX})
@@ -232,6 +236,7 @@ def test_other_tokenizers_on_the_planned_mix(folder: Path, here: Engine) -> None
     assert report.decision.tokenizers["this"].share_of_tokens == 1
     row = report.decision.tokenizers[str(other)]
     assert (row.size, row.shared_entries) == (700 - 64, len(shared))
+    assert len(shared) < row.size
     assert row.share_of_tokens == pytest.approx(both, abs=1e-4)
 
 

@@ -72,7 +72,7 @@ class Measure:
         return [self.tokens, self.words, self.bytes, self.distinct, self.kinds, *self.uses]
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)  # all of a report's: each bucket asks for every one
 def open_tokenizer(path: Path, eod: str | int = 0) -> tuple[Encoder, Vocabulary]:
     """A tokenizer to measure; UsageError for one that cannot encode. Without EOD in what counts, any id will do."""
     vocab = load_vocab(path, eod)

@@ -23,9 +23,8 @@ from tokenizers import Tokenizer
 
 from pretok.base.storage import write_json
 from pretok.config import DEFAULT_SPECIAL_TOKENS
-from pretok.counts.buckets import WordCounts
-from pretok.counts.job import load_counts
-from pretok.counts.weigh import multipliers, weigh
+from pretok.counts.counts_file import load_counts
+from pretok.counts.weigh import WeightedWords, multipliers, weigh
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import from_buffers
 from pretok.stream.quota import parse_weights
@@ -44,7 +43,7 @@ COMPARED = 100
 class Trained:
     """Words with weighted counts, and merges trained on them, enough for the largest size and its refill."""
 
-    words: WordCounts
+    words: WeightedWords
     merges: Merges
     texts: list[str]
     folder: Path

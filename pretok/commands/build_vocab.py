@@ -75,7 +75,8 @@ def build_vocab(
     """
     from pretok.base.console import print_json
     from pretok.base.records import to_json
-    from pretok.counts.job import load_counts, refuse_partial
+    from pretok.counts.counts_file import load_counts
+    from pretok.counts.job import refuse_partial
     from pretok.stream.quota import parse_weights
     from pretok.vocab.job import run_build_vocab
 
@@ -101,7 +102,7 @@ def build_vocab(
     if json:
         print_json(to_json(report))
     stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
-    refuse_partial("the vocabulary is made", list(report.failed), stale)
+    refuse_partial("the vocabulary is made", report.failed, stale)
 
 
 def _parse_sizes(text: str, vocab_size: int | None) -> list[int]:

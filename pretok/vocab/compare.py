@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from pretok.base.tell import Teller
-from pretok.counts.job import Counts
+from pretok.counts.counts_file import Counts
 from pretok.read.batches import buffers
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab

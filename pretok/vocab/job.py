@@ -31,7 +31,8 @@ from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.base.tasks import run_tasks
 from pretok.base.tell import Teller
 from pretok.config import Recipe, Vocab
-from pretok.counts.job import Counts, count_config, run_count
+from pretok.counts.counts_file import Counts
+from pretok.counts.job import count_config, run_count
 from pretok.counts.weigh import TrainingWords, weigh
 from pretok.kernels.pretokenize import PATTERNS, code_of, word_ends
 from pretok.read.changes import refuse_changes
@@ -73,8 +74,9 @@ def _build_vocab(
         check_superwords(recipe.vocab, counted=counts is not None)
     check_mix(recipe, list(recipe.sources) if counts is None else counts.sources)
     folder = recipe.vocab_dir
-    listed = count_config(recipe, engine, tell) if counts is None else {"counts": fingerprint(counts.data)}
-    config = _config(recipe.vocab, compare, listed)
+    listed = count_config(recipe, engine, tell) if counts is None else None
+    source = {"counts": counts.fingerprint} if counts else to_json(listed)
+    config = _config(recipe.vocab, compare, source)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
         done = read_record(VocabReport, read_json(folder / REPORT_FILE), folder / REPORT_FILE)
         refuse_changes("the vocabulary and its report", folder, {"sizes": [], **done.config}, config)

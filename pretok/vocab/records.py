@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pretok.base.failures import Failure
+
 
 @dataclass(frozen=True, slots=True)
 class MadeVocabulary:
@@ -243,7 +245,7 @@ class VocabReport:
     tokens: TokenOwners
     compare: dict[str, dict[str, Compared]]
     mix: MixReport
-    failed: tuple[dict[str, str], ...]
+    failed: tuple[Failure, ...]
     superwords: SuperwordReport | None
     config: dict[str, Any]
     decision: Decision | None = None

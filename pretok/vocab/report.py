@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.config import Recipe, Vocab
-from pretok.counts.job import Counts
+from pretok.counts.counts_file import Counts
 from pretok.counts.weigh import TrainingWords, mix_bytes_per_token, multipliers, shares
 from pretok.tokenizer.vocabulary import Vocabulary
 from pretok.vocab.alphabets import measure_alphabets
@@ -102,7 +102,7 @@ def make_report(made: Made) -> VocabReport:
         tokens=_token_owners(plain, measure.uses[0], sources),
         compare={path: compared(row) for path, row in made.rows.items()},
         mix=_mix(made),
-        failed=tuple(counts.data["failed"]),
+        failed=counts.failed,
         superwords=made.superwords,
         config=made.config,
         decision=_decision(made),
@@ -194,7 +194,7 @@ def _token_owners(vocab: Vocabulary, uses: npt.NDArray[np.int64], sources: Seque
 def _decision(made: Made) -> Decision:
     measure, sources = made.measure, made.counts.sources
     counted = dict(zip(sources, measure.tokens[:, 0, 0].tolist(), strict=True))
-    sample = Fraction(made.counts.data["config"]["sample"])
+    sample = Fraction(made.counts.config.sample)
     planned = plan_text(made.recipe, sample, made.sizes, counted)
     plain = made.vocabularies[made.recipe.vocab.size]
     entries = [read_entries(vocab) for vocab in made.vocabularies.values()]

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from pretok.base.errors import MismatchError, Stopped, UsageError
 from pretok.base.tell import SILENT, Teller
 from pretok.config import make_recipe
-from pretok.counts.job import Counts, load_counts, run_count
+from pretok.counts.counts_file import Counts, load_counts
+from pretok.counts.job import run_count
 from pretok.read.sample import sample_path
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.bpe import Merges
@@ -190,8 +191,8 @@ def test_damage_that_counting_has_named_stops_no_superwords(
     vocab = {"size": 1200, "superwords": 200}
     made = make_recipe({"out": tmp_path / "out", "sources": inputs, "vocab": vocab}, "test")
     run_build_vocab(made, here, SILENT)
-    (failure,) = load_counts(made.counts_dir).data["failed"]
-    assert failure["file"] == str(path)
+    (failure,) = load_counts(made.counts_dir).failed
+    assert failure.file == str(path)
     assert load_vocab(made.vocab_dir).size == 1200
 
 

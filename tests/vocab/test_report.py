@@ -22,7 +22,7 @@ from pretok.base.records import read_record, to_json
 from pretok.base.storage import read_json, write_json
 from pretok.base.tell import SILENT, Table
 from pretok.config import Recipe, make_recipe
-from pretok.counts.job import load_counts
+from pretok.counts.counts_file import load_counts
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.alphabets import ALPHABETS, check_languages, letters_of
 from pretok.vocab.entries import occurring_only_inside, read_entries, renyi_efficiency

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "shards": ("base", "kernels", "read", "config", "tokenizer"),
     "stream": ("base", "config", "tokenizer", "shards"),
     "forecast": ("base", "kernels", "read", "config", "counts", "tokenizer", "vocab", "stream"),
+    "report": ("base", "shards", "stream"),
     "audit": ("base", "tokenizer", "shards", "stream"),
     "cluster": ("base", "config"),
     "commands": (
@@ -36,6 +37,7 @@ MAY_IMPORT = {
         "audit",
         "cluster",
         "forecast",
+        "report",
         "train",
     ),
     "cli": ("base", "commands"),

@@ -85,7 +85,7 @@ def weigh_tokenizers(
     made = {}
     for name, costs in mixed.items():
         shared = names[THIS].keys() & names[name].keys()
-        ids = [names[THIS][token] for token in shared]
+        ids = sorted(names[THIS][token] for token in shared)  # sets have another order in each process
         made[name] = OtherTokenizer(
             len(names[name]),
             len(shared),

@@ -140,7 +140,8 @@ class Vocab(Part):
     size counts special tokens; sample: share of documents counted; holdout: share kept out of training for the report;
     min_count: words rarer than this are dropped at the end; weights: share of each source in the counts (empty: as on
     disk); superwords: how many of the entries are sequences of words, of at most superword_words words joined by
-    superword_separators, trained on superword_sample bytes of text.
+    superword_separators, trained on superword_sample bytes of text; sizes: smaller vocabularies to be written beside,
+    whose merges are the first ones of the largest; languages: those whose letters the report looks at one by one.
     """
 
     path: ExpandedPath | None = None
@@ -159,6 +160,13 @@ class Vocab(Part):
     )
     superword_words: Annotated[int, Field(ge=2)] = 4
     superword_sample: Annotated[Count, Field(gt=0)] = 2_000_000_000
+    sizes: tuple[int, ...] = ()
+    languages: tuple[str, ...] = ()
+
+    @property
+    def other_sizes(self) -> list[int]:
+        """Sizes to be written beside the largest, largest first."""
+        return sorted(set(self.sizes) - {self.size}, reverse=True)
 
 
 class Shards(Part):

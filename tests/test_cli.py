@@ -20,7 +20,7 @@ COMMANDS = sorted(command.callback.__name__.replace("_", "-") for command in app
 
 def test_commands_are_those_we_decided_on():
     assert COMMANDS == [
-        "build-vocab", "count", "export", "inspect", "mix", "plan", "preflight", "report", "run",
+        "build-vocab", "count", "export", "inspect", "mix", "plan", "preflight", "query", "report", "run",
         "stats", "submit", "tokenize", "verify",
     ]  # fmt: skip
 
@@ -286,7 +286,16 @@ def test_the_shards_of_a_vocabulary_go_beside_it(tmp_path, capsys):
 
 def test_a_manifest_of_another_program_is_none_of_ours(tmp_path, vocab_dir):
     (tmp_path / "manifest.json").write_text('{"name": "app"}')
-    command = ["tokenize", "it=sample:it", "--vocab", str(vocab_dir), "--workers", "0", "--out", str(tmp_path)]
+    command = [
+        "tokenize",
+        "it=sample:it",
+        "--vocab",
+        str(vocab_dir),
+        "--workers",
+        "0",
+        "--out",
+        str(tmp_path),
+    ]
     assert run_command(command) == 0
 
 
@@ -297,7 +306,16 @@ def test_shards_by_another_name_are_recognized(tmp_path, capsys):
 
 
 def test_a_rerun_with_nothing_to_do_says_so_in_one_line(tmp_path, vocab_dir, capsys):
-    command = ["tokenize", "it=sample:it", "--vocab", str(vocab_dir), "--workers", "0", "--out", str(tmp_path)]
+    command = [
+        "tokenize",
+        "it=sample:it",
+        "--vocab",
+        str(vocab_dir),
+        "--workers",
+        "0",
+        "--out",
+        str(tmp_path),
+    ]
     assert run_command(command) == 0
     first = capsys.readouterr().err
     assert "bytes/token" in first

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pretok.base.failures import Failure
 from pretok.base.tell import Teller, table
-from pretok.shards.contents import SPLITS, SourceCounts, TokenizerEntry
+from pretok.base.units import counted
+from pretok.shards.contents import SPLITS, MismatchEntry, SourceCounts, TokenizerEntry
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.seal import rejects_path
 from pretok.shards.unfinished import incomplete, refuse_unfinished
@@ -15,12 +16,14 @@ from pretok.shards.unfinished import incomplete, refuse_unfinished
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What `pretok stats --json` prints. incomplete: all that is missing, as sentences."""
+    """What `pretok stats --json` prints. mismatches: kept values that had another type, by source; incomplete: all that
+    is missing, as sentences."""
 
     totals: SourceCounts
     sources: dict[str, SourceCounts]
     tokenizer: TokenizerEntry
     failed: tuple[Failure, ...]
+    mismatches: dict[str, tuple[MismatchEntry, ...]]
     incomplete: tuple[str, ...]
     fingerprint: str
 
@@ -29,8 +32,15 @@ def stats_of(shards: Path) -> Stats:
     """The counts of a folder of shards. Raises IntegrityError."""
     manifest = _load(shards)
     held = manifest.contents
-    missing = tuple(incomplete(manifest))
-    return Stats(held.totals, held.sources, held.tokenizer, held.failed, missing, manifest.fingerprint)
+    return Stats(
+        totals=held.totals,
+        sources=held.sources,
+        tokenizer=held.tokenizer,
+        failed=held.failed,
+        mismatches=held.mismatches or {},
+        incomplete=tuple(incomplete(manifest)),
+        fingerprint=manifest.fingerprint,
+    )
 
 
 def show_stats(shards: Path, tell: Teller, *, result: bool = False) -> None:
@@ -48,6 +58,12 @@ def show_stats(shards: Path, tell: Teller, *, result: bool = False) -> None:
         if counts.rejected:
             reasons = ", ".join(f"{reason} {number:,}" for reason, number in counts.rejected.items())
             tell.notice(f"rejected in {name}: {reasons}; listed in {rejects_path(shards, name)}")
+    for name, found in (contents.mismatches or {}).items():
+        for m in found:
+            tell.notice(
+                f"{name}: {counted(m.count, 'value')} of {m.column} of another type, null in the ledger; the first: "
+                f"{m.file}, line or row {m.position}: {m.value}"
+            )
     for sentence in incomplete(manifest):
         tell.notice(sentence)
 

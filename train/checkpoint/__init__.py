@@ -1,8 +1,8 @@
 """A training state -> a folder that is complete or invisible, and back.
 
-- saved: a checkpoint's files, their sizes and checksums
-- restore: a checkpoint's tensors; nothing in it is run
-- save: writes in the background, keeps the newest
-- tokenizer: the shards' own tokenizer for an export
-- export: to transformers and back
+- saved.py: a checkpoint's files, their sizes and checksums
+- restore.py: a checkpoint's tensors; nothing in it is run
+- save.py: writes in the background, keeps the newest
+- tokenizer.py: the shards' own tokenizer for an export
+- export.py: to transformers and back
 """

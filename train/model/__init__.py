@@ -1,6 +1,6 @@
 """The decoder: a batch of tokens -> logits -> loss; it knows nothing of parallelism, checkpoints or settings.
 
-- sizes: presets and TOML -> a model's sizes
-- transformer: the decoder
-- loss: next-token loss without the whole matrix of logits
+- sizes.py: presets and TOML -> a model's sizes
+- transformer.py: the decoder
+- loss.py: next-token loss without the whole matrix of logits
 """

@@ -1,5 +1,5 @@
 """Where the ranks are and what each of them holds.
 
-- devices: accelerators, their backends and peaks
-- mesh: ranks, meshes, sharding, checkpointing of activations
+- devices.py: accelerators, their backends and peaks
+- mesh.py: ranks, meshes, sharding, checkpointing of activations
 """

@@ -1,8 +1,8 @@
 """Settings -> a run, through any number of interruptions, and what it says of itself.
 
-- report: lines for a person, never a minute of silence
-- failures: no memory, space or package -> one line
-- metrics: a line a step, MFU, goodput
-- setup: settings -> something that can be trained
-- loop: the run
+- report.py: lines for a person, never a minute of silence
+- failures.py: no memory, space or package -> one line
+- metrics.py: a line a step, MFU, goodput
+- setup.py: settings -> something that can be trained
+- loop.py: the run
 """

@@ -1,5 +1,5 @@
 """What is asked before a run.
 
-- plan: memory, time, energy
-- tune: short trials -> the fastest settings
+- plan.py: memory, time, energy
+- tune.py: short trials -> the fastest settings
 """

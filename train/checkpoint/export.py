@@ -20,8 +20,9 @@ from torch import Tensor
 
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.storage import TEMPORARY_SUFFIX, write_json
+from train.checkpoint.meta import read_meta
 from train.checkpoint.restore import Reader, restore
-from train.checkpoint.saved import check_files, read_meta
+from train.checkpoint.saved import check_files
 from train.checkpoint.tokenizer import tokenizer_files
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
@@ -72,7 +73,7 @@ def export(
     meta = read_meta(checkpoint)
     files = tokenizer_files(meta, tokenizer)
     check_files(checkpoint, meta, report)
-    config = ModelConfig(**meta["identity"]["model"])
+    config = meta.identity.model
     with torch.device("meta"):
         names = {name: value.shape for name, value in Decoder(config).state_dict().items()}
     state = {"model": {name: torch.empty(shape) for name, shape in names.items()}}
@@ -87,7 +88,7 @@ def export(
     _write_tensors(temporary, tensors)
     write_json(
         temporary / "config.json",
-        llama_config(config, meta["eod_id"]) | {"torch_dtype": str(dtype).removeprefix("torch.")},
+        llama_config(config, meta.eod_id) | {"torch_dtype": str(dtype).removeprefix("torch.")},
     )
     for name, content in files.items():
         (temporary / name).write_bytes(content)

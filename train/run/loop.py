@@ -8,31 +8,41 @@ for it.
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from pretok.base.errors import MismatchError, PretokError, Stopped
+from pretok.base.records import to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from pretok.stream import View
 from train import STARTED
+from train.checkpoint.meta import Meta, Progress
 from train.checkpoint.save import Checkpoints
 from train.config import TrainConfig, parse_save_every
 from train.parallel.devices import Device, find_device
 from train.parallel.mesh import data_rank, process_group, run_folder
 from train.run.metrics import Goodput, MetricsLog, append_line, provenance, summarize_goodput
 from train.run.report import Reporter
-from train.run.setup import OPTIMIZER_BYTES, Plan, build_trainee, check_identity, describe, make_plan
+from train.run.setup import (
+    OPTIMIZER_BYTES,
+    Plan,
+    build_trainee,
+    check_identity,
+    describe,
+    differences,
+    make_plan,
+)
 from train.steps.data import Feed
 from train.steps.evaluate import evaluate, validation_views
 from train.steps.optim import global_norm, learning_rate
@@ -44,19 +54,6 @@ AUTO_BOUNDS = (60.0, 7200.0)
 
 FIRST_MARGIN = 30.0
 """Seconds before the job's end at which to stop, until steps and saves have been timed; see `_record`."""
-
-
-@dataclass
-class Progress:
-    """Where the run is: all that a checkpoint holds besides tensors.
-
-    `step` steps are done, `position` sequences read.
-    """
-
-    step: int = 0
-    position: int = 0
-    data_hash: str = ""
-    best: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -103,6 +100,10 @@ def train(config: TrainConfig) -> None:
         run = _start(plan, device, stop, out, report, lost)
         try:
             _loop(run)
+        except Exception:
+            if not lost.is_set():
+                run.checkpoints.settle()
+            raise
         finally:
             gc.enable()
             gc.unfreeze()
@@ -126,13 +127,12 @@ def _start(
     if config.save_every != "never":
         checkpoints.check_space(OPTIMIZER_BYTES * plan.model.parameters)
     progress = Progress()
-    meta = _resume(trainee, checkpoints, plan)
+    meta = checkpoints.load_newest(trainee.state(), lambda found: check_identity(plan, found))
     if meta is not None:
-        progress = Progress(**meta["progress"])
+        progress = meta.progress
         report(f"resumed from step {progress.step}")
-        for name, value in config.as_dict().items():
-            if meta["config"].get(name) != value:
-                report(f"setting {name} was {meta['config'].get(name)}, is {value}")
+        for line in differences(TrainConfig().as_dict() | meta.config, config.as_dict()):
+            report(f"setting {line}")
     kind, amount = parse_save_every(config.save_every)
     run = Run(
         plan=plan,
@@ -159,41 +159,19 @@ def _start(
         last_end=Mark(device.device),
         saved_step=progress.step if meta is not None else -1,
     )
-    report.doing = lambda: f"at step {progress.step}/{plan.steps} ({run.goodput.kind})"
+    report.doing = lambda: f"at step {run.progress.step}/{plan.steps} ({run.goodput.kind})"
     if rank == 0:
         write_json(
-            out / "config.json", config.as_dict() | {"resolved": plan.identity() | {"steps": plan.steps}}
+            out / "config.json",
+            config.as_dict() | {"resolved": to_json(plan.identity()) | {"steps": plan.steps}},
         )
         (out / "done.json").unlink(missing_ok=True)  # a finished run that is extended is not done
     return run
 
 
-def _state(trainee: Trainee) -> dict[str, Any]:
-    """All tensors of a checkpoint. The generator is kept although nothing draws from it after the start."""
-    model, optimizer = get_state_dict(trainee.model, trainee.optimizer)
-    random = {"cpu": torch.get_rng_state()}
-    if trainee.device.type == "cuda":
-        random["device"] = torch.cuda.get_rng_state()
-    return {"model": model, "optimizer": optimizer, "guard": trainee.guard.state(), "random": random}
-
-
-def _resume(trainee: Trainee, checkpoints: Checkpoints, plan: Plan) -> dict[str, Any] | None:
-    state = _state(trainee)
-    meta = checkpoints.load_newest(state, lambda found: check_identity(plan, found))
-    if meta is not None:
-        set_state_dict(
-            trainee.model,
-            trainee.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
-        torch.set_rng_state(state["random"]["cpu"])
-    return meta
-
-
 def _loop(run: Run) -> None:
-    plan, progress, config = run.plan, run.progress, run.plan.config
-    first = progress.step
+    plan, config = run.plan, run.plan.config
+    first = run.progress.step
     gc.collect()
     gc.freeze()
     gc.disable()  # collected below at the same steps on all ranks: one rank's pause is every rank's pause
@@ -201,20 +179,20 @@ def _loop(run: Run) -> None:
     run.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
     profiler = _profiler(Path(config.out), config.profile)
     with closing(iter(run.feed)) as batches:  # its processes end with it, whatever ends the loop
-        while progress.step < plan.steps and not run.stop_agreed:
+        while run.progress.step < plan.steps and not run.stop_agreed:
             _one_step(run, batches)
             if profiler is not None:
                 profiler.step()
-            if progress.step == first + 1:
+            if run.progress.step == first + 1:
                 _after_first_step(run)
-            if progress.step % config.gc_every == 0:
+            if run.progress.step % config.gc_every == 0:
                 gc.collect(1)
             run.checkpoints.poll()
-            last = progress.step == plan.steps
-            if config.val_every and (progress.step % config.val_every == 0 or last):
+            last = run.progress.step == plan.steps
+            if config.val_every and (run.progress.step % config.val_every == 0 or last):
                 _validate(run)
             kind, amount = run.save_every
-            if run.save_agreed or (kind == "steps" and progress.step % amount == 0):
+            if run.save_agreed or (kind == "steps" and run.progress.step % amount == 0):
                 _save(run)
     if profiler is not None:
         profiler.stop()
@@ -257,8 +235,8 @@ def _one_step(run: Run, batches: Iterator[tuple[Tensor, int]]) -> None:
     )
     previous, run.pending = run.pending, queued
     wait, run.pending_wait = run.pending_wait, run.feed.waited - waited
-    progress.step += 1
-    progress.position += run.plan.batch.global_batch
+    position = progress.position + run.plan.batch.global_batch
+    run.progress = replace(progress, step=progress.step + 1, position=position)
     run.val_loss = None
     if previous is not None:
         _record(run, previous, wait)
@@ -286,7 +264,8 @@ def _record(run: Run, done: Readback, waited: float) -> None:
     numbers = done.read()
     _check_folder(run)
     seconds, run.last_end = done.end.seconds_since(run.last_end), done.end
-    run.progress.data_hash = chain_hash(run.progress.data_hash, numbers.checksum)
+    data_hash = chain_hash(run.progress.data_hash, numbers.checksum)
+    run.progress = replace(run.progress, data_hash=data_hash)
     run.stop_agreed |= numbers.stop
     run.save_agreed |= numbers.save
     tokens = plan.batch.global_batch * plan.view.seq_len
@@ -307,7 +286,7 @@ def _record(run: Run, done: Readback, waited: float) -> None:
             "data_wait": waited,
             "memory_peak": torch.cuda.max_memory_allocated() if run.device.is_gpu else None,
             "utilisation": run.log.utilisation() if numbers.step % config.log_every == 0 else None,
-            "data_hash": run.progress.data_hash,
+            "data_hash": data_hash,
         }
     )
     # The signal must leave time for a save, for the step in work and for the one queued after it.
@@ -343,8 +322,9 @@ def _validate(run: Run) -> None:
     progress, keep = run.progress, run.plan.config.keep_best
     run.val_loss = result.loss
     run.log.validation({"step": progress.step, "val_loss": result.loss, "sources": result.sources})
-    if keep and (len(progress.best) < keep or result.loss < progress.best[-1]):
-        progress.best = sorted([*progress.best, result.loss])[:keep]
+    better = len(progress.best) < keep or result.loss < progress.best[-1]
+    if keep and better and math.isfinite(result.loss):
+        run.progress = replace(progress, best=tuple(sorted([*progress.best, result.loss])[:keep]))
         run.save_agreed = True
 
 
@@ -353,8 +333,8 @@ def _save(run: Run) -> None:
 
     A state that is not finite is refused.
     """
-    progress = run.progress
     _flush(run)
+    progress = run.progress
     run.save_agreed = False
     if run.saved_step == progress.step or run.save_every[0] == "never":
         return
@@ -363,16 +343,17 @@ def _save(run: Run) -> None:
         size = global_norm(run.trainee.parameters, run.trainee.groups).item()
         if not torch.isfinite(torch.tensor(size)):
             raise PretokError(f"parameters are not finite after step {progress.step}; nothing was saved")
-        meta = {
-            "progress": dict(vars(progress)),
-            "val_loss": run.val_loss,
-            "identity": run.plan.identity(),
-            "config": run.plan.config.as_dict(),
-            "eod_id": run.plan.view.eod_id,
-            "tokenizer": run.plan.tokenizer(),
-            "provenance": provenance(),
-        }
-        run.checkpoints.save(progress.step, _state(run.trainee), meta)
+        meta = Meta(
+            step=progress.step,
+            progress=progress,
+            val_loss=run.val_loss,
+            identity=run.plan.identity(),
+            config=run.plan.config.as_dict(),
+            eod_id=run.plan.view.eod_id,
+            tokenizer=run.plan.tokenizer(),
+            provenance=provenance(),
+        )
+        run.checkpoints.save(run.trainee.state(), meta)
     run.saved_step, run.saved_at = progress.step, time.monotonic()
     run.last_end = Mark(run.device.device)
 

@@ -20,10 +20,12 @@ from torch import nn
 
 import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
+from pretok.base.records import to_json
 from pretok.stream import View
 from train.checkpoint.export import exported_tensors
-from train.checkpoint.save import load_weights
+from train.checkpoint.meta import Identity, Meta, TokenizerOrigin
 from train.checkpoint.saved import complete_checkpoints
+from train.checkpoint.state import load_weights
 from train.config import Batch, TrainConfig, solve_batch
 from train.model.sizes import ModelConfig, model_config
 from train.model.transformer import Decoder, initial_tensor
@@ -47,23 +49,16 @@ class Plan:
     batch: Batch
     steps: int
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """What a checkpoint and a run that resumes it must have in common."""
-        sizes = {name: getattr(self.model, name) for name in self.model.__slots__}
-        return {
-            "model": sizes,
-            "global_batch": self.batch.global_batch,
-            "seed": self.config.seed,
-            "stream": self.view.fingerprint,
-            "manifest": self.view.manifest_fingerprint,
-        }
+        view = self.view
+        return Identity(
+            self.model, self.batch.global_batch, self.config.seed, view.fingerprint, view.manifest_fingerprint
+        )
 
-    def tokenizer(self) -> dict[str, str]:
+    def tokenizer(self) -> TokenizerOrigin:
         """Which tokenizer the ids are of, and where a copy of it lies."""
-        return {
-            "fingerprint": self.view.tokenizer["fingerprint"],
-            "shards": str(Path(self.config.shards).absolute()),
-        }
+        return TokenizerOrigin(self.view.tokenizer["fingerprint"], str(Path(self.config.shards).absolute()))
 
 
 def make_plan(config: TrainConfig, world: int) -> Plan:
@@ -104,10 +99,9 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> l
     return found
 
 
-def check_identity(plan: Plan, meta: dict[str, Any]) -> None:
+def check_identity(plan: Plan, meta: Meta) -> None:
     """MismatchError when the checkpoint belongs to another model, batch, seed or data."""
-    ours = plan.identity()
-    if different := differences(meta["identity"], ours):
+    if different := differences(to_json(meta.identity), to_json(plan.identity())):
         raise MismatchError(
             f"{plan.config.out} holds a run that cannot be continued with these settings: "
             f"{'; '.join(different)}. "

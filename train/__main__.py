@@ -8,13 +8,15 @@ so chains of jobs look at RUN/done.json.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pretok.base.errors import PretokError, Stopped
+from train.checkpoint import HungSave
 from train.config import add_flags, parse
-from train.run.failures import explain, out_of_memory
+from train.run.failures import explain
 
 EXAMPLE = """examples:
   train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
@@ -36,12 +38,7 @@ def _train(arguments: Sequence[str]) -> None:
     config, _ = parse(parser, arguments)
     from train.run.loop import train
 
-    try:
-        train(config)
-    except (MemoryError, RuntimeError) as error:
-        if (known := out_of_memory(error, config)) is None:
-            raise
-        raise known from None
+    train(config)
 
 
 def _export(arguments: Sequence[str]) -> None:
@@ -127,6 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _notice(f"train: {known}")
         code = known.exit_code
+        if isinstance(known, HungSave):
+            sys.stdout.flush()
+            os._exit(code)  # the thread that hangs would be waited for
     if code:  # out here the exception is gone, and with it what it held: loader processes, which end now
         sys.exit(code)
 

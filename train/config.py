@@ -27,7 +27,19 @@ def _option(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
 
 _LEAST = {
     0: (
-        *("lr", "min_lr", "warmup", "decay", "beta1", "beta2", "eps", "weight_decay", "z_loss", "skip_sigma"),
+        *(
+            "lr",
+            "min_lr",
+            "warmup",
+            "decay",
+            "clip",
+            "beta1",
+            "beta2",
+            "eps",
+            "weight_decay",
+            "z_loss",
+            "skip_sigma",
+        ),
         *("max_skips", "workers", "val_every", "keep_best", "milestone", "profile"),
     ),
     1: (
@@ -71,9 +83,11 @@ class TrainConfig:
     eps: float = _option(1e-8, "AdamW")
     weight_decay: float = _option(0.1, "AdamW; never on norms")
     decay_embeddings: bool = _option(False, "weight decay on embeddings too")
-    clip: float = _option(1.0, "largest gradient norm")
+    clip: float = _option(1.0, "largest gradient norm; 0: gradients are not clipped")
     z_loss: float = _option(0.0, "weight of the squared log-partition")
-    skip_sigma: float = _option(6.0, "skip a step whose gradient norm lies so many deviations up; 0: never")
+    skip_sigma: float = _option(
+        6.0, "skip a step whose gradient norm or loss lies so many deviations up; 0: never"
+    )
     max_skips: int = _option(10, "stop after so many skipped steps in a row")
 
     shard: int | None = _option(None, "ranks that share one copy of the parameters (default: a node's)")
@@ -89,7 +103,7 @@ class TrainConfig:
     checkpointing: str = _option("none", "recompute activations: none, full, ops, or every-N blocks")
     compile: bool = _option(False, "torch.compile of each block")
     loss_chunk: int = _option(4096, "tokens whose logits are in memory at a time")
-    timeout: int = _option(900, "seconds after which a hung collective ends the job")
+    timeout: int = _option(900, "seconds after which a hung collective or save ends the job")
 
     workers: int = _option(2, "loader processes of a rank")
     prefetch: int = _option(4, "batches each loader process holds ready")

@@ -22,7 +22,20 @@ from train.run import loop
 from train.run.metrics import read_lines
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FLAGS = "--global-batch 8 --steps 6 --warmup 2 --lr 0.01 --workers 0 --save-every 99".split()
+FLAGS = [
+    "--global-batch",
+    "8",
+    "--steps",
+    "6",
+    "--warmup",
+    "2",
+    "--lr",
+    "0.01",
+    "--workers",
+    "0",
+    "--save-every",
+    "99",
+]
 
 
 @pytest.fixture

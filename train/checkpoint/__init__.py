@@ -8,3 +8,11 @@
 - tokenizer.py: the shards' own tokenizer for an export
 - export.py: to transformers and back
 """
+
+from __future__ import annotations
+
+from pretok.base.errors import PretokError
+
+
+class HungSave(PretokError):
+    """A save was given up; its thread may never end, so the process must be ended without waiting for it."""

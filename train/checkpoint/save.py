@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from pretok.base.errors import IntegrityError, PretokError, UsageError
 from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open
+from train.checkpoint import HungSave
 from train.checkpoint.meta import Meta, read_meta, write_meta
 from train.checkpoint.restore import Reader, first_failure, restore
 from train.checkpoint.saved import SummedWriter, check_files, complete_checkpoints
@@ -120,8 +121,8 @@ class Checkpoints:
         self._pending = _Pending(future, writer, meta, started)
 
     def poll(self) -> None:
-        """Finish a save whose data is on disk; returns at once otherwise."""
-        if self._pending is not None and self._pending.future.done():
+        """Finish a save whose data is on disk, or give up one that hangs; returns at once otherwise."""
+        if self._pending is not None and (self._pending.future.done() or self._left(self._pending) < 0):
             self._finish(self._pending)
 
     def wait(self) -> None:
@@ -147,15 +148,18 @@ class Checkpoints:
     def _temporary(self, step: int) -> Path:
         return self.folder / f".step-{step:08d}{TEMPORARY_SUFFIX}"
 
+    def _left(self, pending: _Pending) -> float:
+        """Seconds it still has."""
+        return pending.started + self._config.timeout - time.monotonic()
+
     def _finish(self, pending: _Pending) -> None:
         self._pending = None
         step = pending.meta.step
         temporary = self._temporary(step)
         final = self.folder / f"step-{step:08d}"
-        left = pending.started + self._config.timeout - time.monotonic()
         try:
             # Done on every rank once it is done on one: its last act is collective.
-            pending.future.result(max(0.0, left))
+            pending.future.result(max(0.0, self._left(pending)))
             self.save_seconds = time.monotonic() - pending.started
             if self._rank:
                 return
@@ -170,7 +174,7 @@ class Checkpoints:
             if not self._rank and not slow:  # on a full disk it takes the space that is needed to go on
                 shutil.rmtree(temporary, ignore_errors=True)
             told = f"not done after --timeout {self._config.timeout} s" if slow else first_failure(error)
-            raise PretokError(
+            raise (HungSave if slow else PretokError)(
                 f"the checkpoint of step {step} could not be written: {told}; the one "
                 "before is untouched. Mend the cause (space, rights) and run the same command to go on from there"
             ) from error

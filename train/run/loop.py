@@ -32,6 +32,7 @@ from train.checkpoint.save import Checkpoints
 from train.config import TrainConfig, parse_save_every
 from train.parallel.devices import Device, find_device
 from train.parallel.mesh import data_rank, process_group, run_folder
+from train.run.failures import explain, out_of_memory
 from train.run.metrics import Goodput, MetricsLog, append_line, provenance, summarize_goodput
 from train.run.report import Reporter
 from train.run.setup import (
@@ -90,12 +91,16 @@ def train(config: TrainConfig) -> None:
     """Train to the end. Raises Stopped when asked to stop early, PretokError for what a user can mend."""
     out = Path(config.out)
     device = find_device()
-    with (
-        StopFlag(FIRST_MARGIN) as stop,
-        process_group(device, config.timeout, out),
-        Reporter(dist.get_rank()) as report,
-        run_folder(out) as lost,
-    ):
+
+    def words(error: Exception) -> PretokError | None:
+        return explain(error) or out_of_memory(error, config)
+
+    with StopFlag(FIRST_MARGIN) as stop, process_group(device, config.timeout, out, words):
+        _train(config, device, stop, out)
+
+
+def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> None:
+    with Reporter(dist.get_rank()) as report, run_folder(out) as lost:
         plan = make_plan(config, dist.get_world_size())
         run = _start(plan, device, stop, out, report, lost)
         try:

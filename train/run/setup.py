@@ -112,7 +112,7 @@ def check_identity(plan: Plan, meta: Meta) -> None:
 def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> Trainee:
     """The model on its mesh with initial weights (random, or those of --init-from), and its optimizer."""
     config = plan.config
-    mesh = build_mesh(device, plan.layout)
+    mesh = build_mesh(device, plan.layout, config.timeout)
     with torch.device("meta"):
         model = Decoder(plan.model, loss_chunk=config.loss_chunk, z_loss=config.z_loss)
     parallelize(model, mesh, config, device)

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 TIMEOUT = timedelta(seconds=120)
+GPU_NUMBERS, CPU_NUMBERS = 1 << 24, 1 << 18  # summed up: 64 MiB and 1 MiB of float32
 SHARED = "all-reduce"  # the name by which `pretok.cluster.node_check` knows the check that may fail by any node's fault
 
 
@@ -52,7 +53,7 @@ def matrix_product(device: torch.device) -> float:
 
 def all_reduce(device: torch.device, group: dist.ProcessGroup | None) -> float:
     """Bytes a second of a sum over all ranks. ArithmeticError when the sum is wrong."""
-    numbers = (64 << 20) // 4 if device.type == "cuda" else (1 << 20) // 4
+    numbers = GPU_NUMBERS if device.type == "cuda" else CPU_NUMBERS
     tensor = torch.empty(numbers, device=device)
     wait = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     # Filled anew each time: sums of sums soon leave what float32 holds exactly.

@@ -142,7 +142,9 @@ def process_group(
         if told is error:
             raise
         raise told from error
-    dist.destroy_process_group()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _find_store(limit: timedelta) -> tuple[Store, int, int]:

@@ -2,7 +2,8 @@
 
 - report.py: lines for a person, never a minute of silence
 - failures.py: no memory, space or package -> one line
-- metrics.py: a line a step, MFU, goodput
+- goodput.py: what the time was spent on
+- metrics.py: a line a step, MFU
 - setup.py: settings -> something that can be trained
 - loop.py: the run
 """

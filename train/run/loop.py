@@ -33,7 +33,8 @@ from train.config import TrainConfig, parse_save_every
 from train.parallel.devices import Device, find_device
 from train.parallel.mesh import data_rank, process_group, run_folder
 from train.run.failures import explain, out_of_memory
-from train.run.metrics import Goodput, MetricsLog, append_line, provenance, summarize_goodput
+from train.run.goodput import Goodput, GoodputFile
+from train.run.metrics import MetricsLog, provenance
 from train.run.report import Reporter
 from train.run.setup import (
     OPTIMIZER_BYTES,
@@ -61,7 +62,8 @@ FIRST_MARGIN = 30.0
 class Run:
     """Everything the loop works on.
 
-    `pending` is the step whose numbers the host has not read, and its data wait.
+    spent: on rank 0; first: steps done before this start; pending: the step whose numbers the host has not read, and
+    pending_wait its data wait.
     """
 
     plan: Plan
@@ -73,6 +75,8 @@ class Run:
     lost: threading.Event
     stop: StopFlag
     goodput: Goodput
+    spent: GoodputFile | None
+    first: int
     progress: Progress
     views: dict[str, View]
     save_every: tuple[str, float]
@@ -149,6 +153,8 @@ def _start(
         lost=lost,
         stop=stop,
         goodput=Goodput(STARTED),
+        spent=None if rank else GoodputFile(out / "goodput.jsonl"),
+        first=progress.step,
         progress=progress,
         views=validation_views(config, plan.view.seq_len) if config.val_every else {},
         save_every=(kind, amount),
@@ -176,7 +182,6 @@ def _start(
 
 def _loop(run: Run) -> None:
     plan, config = run.plan, run.plan.config
-    first = run.progress.step
     gc.collect()
     gc.freeze()
     gc.disable()  # collected below at the same steps on all ranks: one rank's pause is every rank's pause
@@ -188,7 +193,7 @@ def _loop(run: Run) -> None:
             _one_step(run, batches)
             if profiler is not None:
                 profiler.step()
-            if run.progress.step == first + 1:
+            if run.progress.step == run.first + 1:
                 _after_first_step(run)
             if run.progress.step % config.gc_every == 0:
                 gc.collect(1)
@@ -205,9 +210,7 @@ def _loop(run: Run) -> None:
     _save(run)
     with run.goodput.spent("saving"):
         run.checkpoints.close()
-    run.goodput.take_from_training(run.feed.waited)
-    if dist.get_rank() == 0:
-        _finish_files(run, first)
+    _finish_files(run)
 
 
 def _profiler(out: Path, steps: int) -> Any:
@@ -294,6 +297,8 @@ def _record(run: Run, done: Readback, waited: float) -> None:
             "data_hash": data_hash,
         }
     )
+    if numbers.step % config.log_every == 0:
+        _tally(run)
     # The signal must leave time for a save, for the step in work and for the one queued after it.
     run.stop.margin = FIRST_MARGIN + 2 * run.checkpoints.save_seconds + 3 * seconds
     if numbers.skipped_in_a_row > config.max_skips:
@@ -327,9 +332,9 @@ def _validate(run: Run) -> None:
     progress, keep = run.progress, run.plan.config.keep_best
     run.val_loss = result.loss
     run.log.validation({"step": progress.step, "val_loss": result.loss, "sources": result.sources})
-    better = len(progress.best) < keep or result.loss < progress.best[-1]
-    if keep and better and math.isfinite(result.loss):
-        run.progress = replace(progress, best=tuple(sorted([*progress.best, result.loss])[:keep]))
+    best = tuple(sorted([*progress.best, result.loss])[:keep])
+    if result.loss in best and math.isfinite(result.loss):
+        run.progress = replace(progress, best=best)
         run.save_agreed = True
 
 
@@ -363,11 +368,19 @@ def _save(run: Run) -> None:
     run.last_end = Mark(run.device.device)
 
 
-def _finish_files(run: Run, first: int) -> None:
-    """On rank 0: the goodput line of this segment, and the done marker after the last step."""
-    out = Path(run.plan.config.out)
-    record = run.goodput.record(run.log.lost_steps, run.progress.step - first)
-    append_line(out / "goodput.jsonl", record)
-    run.report(summarize_goodput(out / "goodput.jsonl"))
+def _tally(run: Run) -> str:
+    """Bring RUN/goodput.jsonl up to date; returns the sum over all segments in words. Rank 0 alone."""
+    log, steps = run.log, run.progress.step - run.first
+    segment = run.goodput.segment(run.feed.waited, steps, log.lost_steps, log.lost_seconds)
+    return run.spent.write(segment) if run.spent is not None else ""
+
+
+def _finish_files(run: Run) -> None:
+    """The last goodput line of this segment, and the done marker after the last step."""
+    done = _tally(run)
+    if dist.get_rank():
+        return
+    run.report(done)
     if run.progress.step == run.plan.steps:
-        write_json(out / "done.json", {"step": run.progress.step, "data_hash": run.progress.data_hash})
+        record = {"step": run.progress.step, "data_hash": run.progress.data_hash}
+        write_json(Path(run.plan.config.out) / "done.json", record)

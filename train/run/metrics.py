@@ -1,7 +1,7 @@
-"""What a run tells about itself: a line a step, the time it spent on what, and what software it was.
+"""What a run tells about itself: a line a step, and what software it was.
 
-Enters: numbers of finished steps. Leaves: RUN/metrics.jsonl (always), RUN/validation.jsonl,
-RUN/goodput.jsonl, and the same numbers in Weights & Biases or TensorBoard when asked. Only rank 0 writes.
+Enters: numbers of finished steps. Leaves: RUN/metrics.jsonl (always), RUN/validation.jsonl, and the same numbers in
+Weights & Biases or TensorBoard when asked. Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,14 +43,14 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def cut_after(path: Path, step: int) -> int:
-    """Drop records after `step` (they were not saved and will be done again); returns how many."""
+def cut_after(path: Path, step: int) -> list[dict[str, Any]]:
+    """Drop records after `step` (they were not saved and will be done again) and return them."""
     records = read_lines(path)
     kept = [record for record in records if record["step"] <= step]
     if path.exists():
         with atomic_open(path, "w") as file:
             file.writelines(json.dumps(record) + "\n" for record in kept)
-    return len(records) - len(kept)
+    return [record for record in records if record["step"] > step]
 
 
 def provenance() -> dict[str, Any]:
@@ -76,61 +74,6 @@ def provenance() -> dict[str, Any]:
     }
 
 
-class Goodput:
-    """Seconds by kind, without overlap; `data` is what training waited for data."""
-
-    KINDS = ("initialisation", "training", "validation", "saving", "data")
-
-    def __init__(self, started: float) -> None:
-        self.seconds = dict.fromkeys(self.KINDS, 0.0)
-        self._since = started
-        self.kind = "initialisation"
-
-    def enter(self, kind: str) -> None:
-        """From now on time counts as `kind`."""
-        now = time.monotonic()
-        self.seconds[self.kind] += now - self._since
-        self._since, self.kind = now, kind
-
-    @contextmanager
-    def spent(self, kind: str) -> Iterator[None]:
-        """Count the body as `kind`, then return to what was before."""
-        before = self.kind
-        self.enter(kind)
-        try:
-            yield
-        finally:
-            self.enter(before)
-
-    def take_from_training(self, data: float) -> None:
-        """Of the training time, `data` seconds were spent waiting for data."""
-        self.seconds["training"] -= data
-        self.seconds["data"] += data
-
-    def record(self, lost_steps: int, steps: int) -> dict[str, Any]:
-        """One segment's line: seconds by kind, steps done, steps of earlier segments done again."""
-        self.enter(self.kind)
-        return {kind: round(value, 3) for kind, value in self.seconds.items()} | {
-            "steps": steps,
-            "lost_steps": lost_steps,
-        }
-
-
-def summarize_goodput(path: Path) -> str:
-    """All segments of a run in one line: hours and the part of them spent on steps that counted."""
-    records = read_lines(path)
-    total = {kind: sum(record[kind] for record in records) for kind in Goodput.KINDS}
-    hours = sum(total.values())
-    steps = sum(record["steps"] for record in records)
-    lost = sum(record["lost_steps"] for record in records)
-    useful = total["training"] * (1 - lost / steps) if steps else 0.0
-    parts = ", ".join(f"{kind} {value / hours:.1%}" for kind, value in total.items()) if hours else ""
-    return (
-        f"goodput: {useful / hours if hours else 0:.1%} of {hours / 3600:.2f} h in {len(records)} segments; "
-        f"{parts}; {lost} steps done twice"
-    )
-
-
 class MetricsLog:
     """Writes step records everywhere they go. On ranks other than 0 every method does nothing."""
 
@@ -144,7 +87,7 @@ class MetricsLog:
         step: int,
         steps: int,
     ) -> None:
-        self.lost_steps = 0
+        self.lost_steps, self.lost_seconds = 0, 0.0  # of the segment before, done again
         self._rank = rank
         self._config = config
         self._device = device
@@ -163,7 +106,8 @@ class MetricsLog:
             self._tensorboard = _open_tensorboard(out / "tensorboard", step)
         for name in ("metrics", "validation"):
             lost = cut_after(out / f"{name}.jsonl", step)
-            self.lost_steps = lost if name == "metrics" else self.lost_steps
+            if name == "metrics":
+                self.lost_steps, self.lost_seconds = len(lost), sum((record["seconds"] for record in lost), 0.0)
             self._files[name] = (out / f"{name}.jsonl").open("a", buffering=1, encoding="utf-8")
 
     def step(self, record: dict[str, Any]) -> None:

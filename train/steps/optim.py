@@ -127,8 +127,8 @@ class Guard:
 
     A step is bad when its norm or its loss is not finite, or lies `sigma` standard deviations above the mean of the
     window. What is finite enters the window, bad or not: k equal outliers among n values lie sqrt((n - k) / k)
-    deviations above their mean, so a lasting rise of any size is skipped at most ceil(n / (sigma^2 + 1)) times, four
-    for 6 sigma, before it is what is usual. OLMo-core's SkipStepOptimizer looks back in the same way.
+    deviations above their mean, so a lasting rise of any size is skipped about n / (sigma^2 + 1) times, four for 6
+    sigma, before it is what is usual. OLMo-core's SkipStepOptimizer looks back in the same way.
     """
 
     norms: Tensor

@@ -22,7 +22,7 @@ from pretok.base.errors import UsageError
 from tests.support import make_shards
 from tests.train_support import column, model_file, random_shards, run_ranks
 from train.__main__ import main
-from train.checkpoint.meta import Identity, Meta, Progress
+from train.checkpoint.meta import Identity, Meta, RunState
 from train.checkpoint.save import to_keep
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
@@ -51,7 +51,7 @@ losses = st.none() | st.floats(0, 10)
 
 def meta_of(step: int, val_loss: float | None) -> Meta:
     identity = Identity(PRESETS["debug"], 8, 0, "", "")
-    return Meta(step, Progress(step=step), val_loss, identity, {}, 0)
+    return Meta(step, RunState(step=step), val_loss, identity, {}, 0)
 
 
 @given(
@@ -151,7 +151,8 @@ def test_goodput_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     path = tmp_path / "goodput.jsonl"
     said = GoodputFile(path).write(goodput.segment(8.0, 10, 2, 14.4))
     spent = {"initialisation": 10.0, "training": 72.0, "validation": 0.0, "saving": 5.0, "data": 8.0}
-    assert read_lines(path) == [spent | {"steps": 10, "lost_steps": 2, "lost_seconds": 14.4}]
+    [line] = read_lines(path)
+    assert line == line | spent | {"steps": 10, "lost_steps": 2, "lost_seconds": 14.4}
     # 72 s of training less 14.4 s done twice, of 95 s.
     assert said.startswith("goodput: 60.6% of 0.03 h in 1 segments")
 

@@ -30,7 +30,7 @@ class FileRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunState:
     """Where a run is: `step` steps are done, `position` sequences of the stream read.
 
     data_hash: of all sequences read; best: the lowest validation losses.
@@ -69,7 +69,7 @@ class Meta:
     """
 
     step: int
-    progress: Progress
+    progress: RunState
     val_loss: float | None
     identity: Identity
     config: dict[str, Any]

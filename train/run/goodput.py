@@ -10,10 +10,11 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from pretok.base.records import read_record, to_json
+from pretok.base.joblog import when_and_where
+from pretok.base.records import read_record
 from train.run.metrics import read_lines
 
 
@@ -75,17 +76,21 @@ class GoodputFile:
     """RUN/goodput.jsonl: the lines of earlier segments, and that of this one, written again and again in its place."""
 
     def __init__(self, path: Path) -> None:
+        names = {item.name for item in fields(Segment)}  # and when and where the line was written
         self._path = path
-        self._earlier = [read_record(Segment, record, path) for record in read_lines(path)]
+        lines = read_lines(path)
+        self._earlier = [
+            read_record(Segment, {name: line[name] for name in names & line.keys()}, path) for line in lines
+        ]
         with path.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(to_json(segment)) + "\n" for segment in self._earlier)
+            file.writelines(json.dumps(line) + "\n" for line in lines)
             self._place = file.tell()
 
     def write(self, segment: Segment) -> str:
         """Put this segment's line in its place; returns the sum over all segments in words."""
         with self._path.open("r+", encoding="utf-8") as file:
             file.seek(self._place)
-            file.write(json.dumps(to_json(segment)) + "\n")
+            file.write(json.dumps(asdict(segment) | when_and_where()) + "\n")
             file.truncate()
         return summarize([*self._earlier, segment])
 

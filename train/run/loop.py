@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from pretok.stream import View
 from train import STARTED
-from train.checkpoint.meta import Meta, Progress
+from train.checkpoint.meta import Meta, RunState
 from train.checkpoint.save import Checkpoints
 from train.config import TrainConfig, parse_save_every
 from train.parallel.devices import Device, find_device
@@ -77,7 +78,7 @@ class Run:
     goodput: Goodput
     spent: GoodputFile | None
     first: int
-    progress: Progress
+    progress: RunState
     views: dict[str, View]
     save_every: tuple[str, float]
     feed: Feed
@@ -104,7 +105,9 @@ def train(config: TrainConfig) -> None:
 
 
 def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> None:
-    with Reporter(dist.get_rank()) as report, run_folder(out) as lost:
+    with Reporter(dist.get_rank(), out) as report, run_folder(out) as lost:
+        if dist.get_rank() == 0:
+            report.event("start", argv=sys.argv, settings=config.as_dict(), **provenance())
         plan = make_plan(config, dist.get_world_size())
         run = _start(plan, device, stop, out, report, lost)
         try:
@@ -135,7 +138,7 @@ def _start(
     checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
     if config.save_every != "never":
         checkpoints.check_space(OPTIMIZER_BYTES * plan.model.parameters)
-    progress = Progress()
+    progress = RunState()
     meta = checkpoints.load_newest(trainee.state(), lambda found: check_identity(plan, found))
     if meta is not None:
         progress = meta.progress

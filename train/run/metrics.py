@@ -20,10 +20,12 @@ from typing import IO, Any
 import torch
 
 from pretok.base.errors import UsageError
+from pretok.base.joblog import when_and_where
 from pretok.base.storage import atomic_open
+from pretok.base.units import duration
 from train.config import TrainConfig
 from train.parallel.devices import Device
-from train.run.report import STEP_SILENCE, Reporter, clock, duration
+from train.run.report import STEP_SILENCE, Reporter, clock
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -38,9 +40,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Add one record to a JSON Lines file."""
+    """Add one record to a JSON Lines file, with the time, the host and the Slurm job."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write(json.dumps(record | when_and_where()) + "\n")
 
 
 def cut_after(path: Path, step: int) -> list[dict[str, Any]]:
@@ -107,7 +109,10 @@ class MetricsLog:
         for name in ("metrics", "validation"):
             lost = cut_after(out / f"{name}.jsonl", step)
             if name == "metrics":
-                self.lost_steps, self.lost_seconds = len(lost), sum((record["seconds"] for record in lost), 0.0)
+                self.lost_steps, self.lost_seconds = (
+                    len(lost),
+                    sum((record["seconds"] for record in lost), 0.0),
+                )
             self._files[name] = (out / f"{name}.jsonl").open("a", buffering=1, encoding="utf-8")
 
     def step(self, record: dict[str, Any]) -> None:
@@ -163,7 +168,7 @@ class MetricsLog:
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in record.items()
         }
-        self._files[name].write(json.dumps(clean) + "\n")
+        self._files[name].write(json.dumps(clean | when_and_where()) + "\n")
         flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
         numbers = {key: value for key, value in flat.items() if isinstance(value, int | float)}
         step = numbers.pop("step")

@@ -12,7 +12,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -21,8 +21,8 @@ from pretok.base.errors import UsageError
 from train.model.sizes import model_config
 
 
-def _option(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices})
+def _option(default: Any, help: str, *, choices: tuple[str, ...] = (), flag: bool = True) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices, "flag": flag})
 
 
 _LEAST = {
@@ -44,10 +44,37 @@ _LEAST = {
     ),
     1: (
         *("seq_len", "global_batch", "micro_batch", "accumulation", "steps", "tokens", "shard", "tensor"),
-        *("loss_chunk", "timeout", "prefetch", "val_sequences", "keep_last", "log_every", "gc_every"),
+        *(
+            "rope_theta",
+            "decay_tokens",
+            "loss_chunk",
+            "timeout",
+            "prefetch",
+            "val_sequences",
+            "keep_last",
+            "log_every",
+            "gc_every",
+        ),
     ),
 }
 """The least value of settings that have one."""
+
+
+SCHEDULE = ("lr", "min_lr", "warmup", "schedule", "decay", "decay_tokens")
+"""Settings of the learning rate: a phase that names one of them begins a schedule of its own."""
+IN_PHASES = (
+    *("shards", "mix", "seq_len", "rope_theta", "global_batch", "micro_batch", "accumulation", *SCHEDULE),
+    *("beta1", "beta2", "eps", "weight_decay", "clip", "z_loss", "skip_sigma", "max_skips"),
+)
+"""What a phase may set. Parameters and moments go on as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSettings:
+    """What changes when `at` tokens are done, rounded up to a whole step; settings: names in IN_PHASES -> values."""
+
+    at: int
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +86,8 @@ class TrainConfig:
     out: str = _option("run", "folder of the run; one that holds checkpoints is resumed")
     model: str = _option("debug", "debug, 160m, 1b, 3b, italia-9b or a TOML file of sizes")
     init_from: str | None = _option(None, "start from the weights of an exported folder or a checkpoint")
+    init_moments: bool = _option(False, "--init-from a checkpoint: take its optimizer's moments too")
+    rope_theta: float | None = _option(None, "base of the rotary positions (default: the model's)")
     seq_len: int | None = _option(None, "tokens in a sequence (default: the mix's, else the model's)")
     seed: int = _option(0, "seed of the initialisation, and of the order when there is no mix")
     attention: str = _option(
@@ -78,6 +107,9 @@ class TrainConfig:
     warmup: int = _option(100, "steps of linear warm-up")
     schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
     decay: float = _option(0.2, "wsd: part of the run that decays at its end; 0 keeps it extendable")
+    decay_tokens: int | None = _option(
+        None, "wsd: tokens of the decay at the end, instead of a part of the run"
+    )
     beta1: float = _option(0.9, "AdamW")
     beta2: float = _option(0.95, "AdamW")
     eps: float = _option(1e-8, "AdamW")
@@ -121,6 +153,10 @@ class TrainConfig:
     tensorboard: bool = _option(False, "write TensorBoard events to RUN/tensorboard")
     profile: int = _option(0, "write a profile of so many steps to RUN/profile.json")
 
+    phases: tuple[PhaseSettings, ...] = _option(
+        (), "what changes at which token: tables [[phases]] of a file", flag=False
+    )
+
     def __post_init__(self) -> None:
         for item in fields(self):
             choices = item.metadata["choices"]
@@ -134,9 +170,31 @@ class TrainConfig:
                 if value is not None and not least <= value < math.inf:  # NaN compares with nothing
                     raise UsageError(f"{name} is {value}; it must be at least {least}")
 
+        if self.phases:
+            self.in_phases()
+
     def as_dict(self) -> dict[str, Any]:
-        """The settings as JSON values."""
-        return asdict(self)
+        """The settings as JSON values, as a TOML file has them."""
+        phases = [{"at": phase.at, **phase.settings} for phase in self.phases]
+        return asdict(self) | {"phases": phases}
+
+    def in_phases(self) -> list[tuple[int, TrainConfig]]:
+        """(tokens at which it begins, settings in force) of every phase, the first at 0; each changes the one before.
+
+        Raises UsageError where that gives settings that cannot be, or phases do not follow each other.
+        """
+        found = [(0, replace(self, phases=()))]
+        for phase in self.phases:
+            last, settings = found[-1]
+            if phase.at <= last:
+                raise UsageError(f"phases: one at {phase.at} tokens comes after one at {last}")
+            changes = dict(phase.settings)
+            if "mix" in changes:
+                changes.setdefault("seq_len", None)  # the mix has its own
+            if "global_batch" in changes and settings.micro_batch:
+                changes.setdefault("accumulation", None)  # what is left to solve
+            found.append((phase.at, replace(settings, **changes)))
+        return found
 
 
 def whole_number(text: str) -> int:
@@ -258,6 +316,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="TOML file of these settings, with _ for -; flags win over it")
     hints = get_type_hints(TrainConfig)
     for item in fields(TrainConfig):
+        if not item.metadata["flag"]:
+            continue
         flag = "--" + item.name.replace("_", "-")
         text = item.metadata["help"].replace("%", "%%")
         if item.default not in (None, ""):
@@ -273,14 +333,34 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def from_mapping(values: dict[str, Any], where: str) -> TrainConfig:
     """A TrainConfig of TOML values or flag texts. UsageError names an unknown key and the nearest known."""
+    rest = {name: value for name, value in values.items() if name != "phases"}
+    known = [item.name for item in fields(TrainConfig) if item.metadata["flag"]]
+    return TrainConfig(**_settings(rest, known, where), phases=_phases(values.get("phases", []), where))
+
+
+def _settings(values: dict[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:
     hints = get_type_hints(TrainConfig)
-    known = {item.name: item.metadata["help"] for item in fields(TrainConfig)}
+    helps = {item.name: item.metadata["help"] for item in fields(TrainConfig) if item.name in known}
     for name in values:
         if name not in known:
             raise UsageError(
-                f"{where}: unknown setting {name!r}; the nearest known is {_nearest(name, known)!r}"
+                f"{where}: unknown setting {name!r}; the nearest known is {_nearest(name, helps)!r}"
             )
-    return TrainConfig(**{name: _convert(name, value, hints[name]) for name, value in values.items()})
+    return {name: _convert(name, value, hints[name]) for name, value in values.items()}
+
+
+def _phases(tables: Any, where: str) -> tuple[PhaseSettings, ...]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise UsageError(f"{where}: phases is no list of tables; write each as [[phases]]")
+    found = []
+    for number, table in enumerate(tables, 1):
+        place = f"{where}: phase {number}"
+        values = {name.replace("-", "_"): value for name, value in table.items()}
+        if "at" not in values:
+            raise UsageError(f'{place} does not say at how many tokens it begins: at = "1T"')
+        at = _convert("at", values.pop("at"), int)
+        found.append(PhaseSettings(at, _settings(values, IN_PHASES, place)))
+    return tuple(found)
 
 
 def check_table(table: dict[str, Any]) -> None:

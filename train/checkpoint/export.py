@@ -119,10 +119,12 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     )
 
 
-def exported_tensors(folder: Path, config: ModelConfig) -> Callable[[str, torch.Size, torch.device], Tensor]:
+def exported_tensors(
+    folder: Path, config: ModelConfig, report: Callable[[str], None]
+) -> Callable[[str, torch.Size, torch.device], Tensor]:
     """Values of parameters by name from a Hugging Face Llama folder; rows of padding are zero.
 
-    Raises MismatchError when its sizes are not those of `config`.
+    Another rope_theta is told. Raises MismatchError when its sizes are not those of `config`.
     """
     theirs = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     wanted = llama_config(config, 0)
@@ -134,7 +136,7 @@ def exported_tensors(folder: Path, config: ModelConfig) -> Callable[[str, torch.
         raise MismatchError(f"{folder} holds another model: {'; '.join(different)}")
     theta = theirs.get("rope_theta") or (theirs.get("rope_parameters") or {}).get("rope_theta")
     if theta != config.rope_theta:
-        raise MismatchError(f"{folder} has rope_theta {theta}, the model here {config.rope_theta}")
+        report(f"rope_theta was {theta} in {folder}, is {config.rope_theta}")
     index = folder / "model.safetensors.index.json"
     places = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.exists() else {}
 

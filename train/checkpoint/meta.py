@@ -33,24 +33,36 @@ class FileRecord:
 class RunState:
     """Where a run is: `step` steps are done, `position` sequences of the stream read.
 
-    data_hash: of all sequences read; best: the lowest validation losses.
+    data_hash: of all sequences read; best: the lowest validation losses; tokens: done, None in a checkpoint older than
+    phases; phase: tokens at which the settings say that the phase begins; schedule: tokens that were done when that of
+    the learning rate began.
     """
 
     step: int = 0
     position: int = 0
     data_hash: str = ""
     best: tuple[float, ...] = ()
+    tokens: int | None = None
+    phase: int = 0
+    schedule: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a run is. stream: fingerprint of the mix; manifest: that of the shards."""
+    """What a run is. stream: fingerprint of the mix; manifest: that of the shards; mix: the mix itself, as its file has
+    it, None in a checkpoint older than phases."""
 
     model: ModelConfig
     global_batch: int
     seed: Signed
     stream: str
     manifest: str
+    mix: dict[str, Any] | None = None
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step."""
+        return self.global_batch * self.model.seq_len
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,15 @@ def named_state(
 
 
 def load_weights(
-    model: nn.Module, checkpoint: Path, config: ModelConfig, report: Callable[[str], None]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    checkpoint: Path,
+    config: ModelConfig,
+    report: Callable[[str], None],
 ) -> None:
-    """Load the model alone from a checkpoint folder, of any mesh.
+    """Load the model from a checkpoint folder of any mesh, and the moments where an optimizer is given.
 
-    Raises IntegrityError for a damaged one, MismatchError for one of other sizes.
+    Another rope_theta is told. Raises IntegrityError for a damaged checkpoint, MismatchError for one of other sizes.
     """
     opened = open_checkpoint(checkpoint, report, None)
     if isinstance(opened, str):
@@ -52,8 +56,10 @@ def load_weights(
     different = [
         f"{name} {saved[name]} (here {value})"
         for name, value in asdict(config).items()
-        if name != "seq_len" and saved[name] != value
+        if name not in ("seq_len", "rope_theta") and saved[name] != value
     ]
     if different:
         raise MismatchError(f"{checkpoint} holds a model of other sizes: {', '.join(different)}")
-    restore(named_state(model), reader)
+    if saved["rope_theta"] != config.rope_theta:
+        report(f"rope_theta was {saved['rope_theta']} in {checkpoint}, is {config.rope_theta}")
+    restore(named_state(model, optimizer), reader)

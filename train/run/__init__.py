@@ -4,6 +4,9 @@
 - failures.py: no memory, space or package -> one line
 - goodput.py: what the time was spent on
 - metrics.py: a line a step, MFU
+- phases.py: what is in force at which step, and what may go on with it
+- changes.py: what was changed in mid-run
 - setup.py: settings -> something that can be trained
+- start.py: what the loop works on
 - loop.py: the run
 """

@@ -10,11 +10,10 @@ from __future__ import annotations
 import gc
 import math
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +22,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pretok.base.errors import MismatchError, PretokError, Stopped
-from pretok.base.records import to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
-from pretok.stream import View
 from train import STARTED
-from train.checkpoint.meta import Meta, RunState
-from train.checkpoint.save import Checkpoints
-from train.config import TrainConfig, parse_save_every
+from train.checkpoint.meta import Meta
+from train.config import TrainConfig
 from train.parallel.devices import Device, find_device
-from train.parallel.mesh import data_rank, process_group, run_folder
+from train.parallel.mesh import process_group, run_folder
 from train.run.failures import explain, out_of_memory
-from train.run.goodput import Goodput, GoodputFile
-from train.run.metrics import MetricsLog, provenance
+from train.run.metrics import provenance
 from train.run.report import Reporter
-from train.run.setup import (
-    OPTIMIZER_BYTES,
-    Plan,
-    build_trainee,
-    check_identity,
-    describe,
-    differences,
-    make_plan,
-)
-from train.steps.data import Feed
-from train.steps.evaluate import evaluate, validation_views
-from train.steps.optim import global_norm, learning_rate
-from train.steps.step import Mark, Readback, Trainee, chain_hash, train_step
+from train.run.setup import make_plan
+from train.run.start import Run, enter_leg, start_run
+from train.steps.evaluate import evaluate
+from train.steps.optim import global_norm
+from train.steps.step import Mark, Readback, chain_hash, train_step
 
 AUTO_FACTOR = 4
 AUTO_BOUNDS = (60.0, 7200.0)
@@ -57,39 +44,6 @@ AUTO_BOUNDS = (60.0, 7200.0)
 
 FIRST_MARGIN = 30.0
 """Seconds before the job's end at which to stop, until steps and saves have been timed; see `_record`."""
-
-
-@dataclass
-class Run:
-    """Everything the loop works on.
-
-    spent: on rank 0; first: steps done before this start; pending: the step whose numbers the host has not read, and
-    pending_wait its data wait.
-    """
-
-    plan: Plan
-    device: Device
-    trainee: Trainee
-    checkpoints: Checkpoints
-    log: MetricsLog
-    report: Reporter
-    lost: threading.Event
-    stop: StopFlag
-    goodput: Goodput
-    spent: GoodputFile | None
-    first: int
-    progress: RunState
-    views: dict[str, View]
-    save_every: tuple[str, float]
-    feed: Feed
-    last_end: Mark
-    pending: Readback | None = None
-    stop_agreed: bool = False
-    save_agreed: bool = False
-    saved_step: int = -1
-    saved_at: float = 0.0
-    pending_wait: float = 0.0
-    val_loss: float | None = None
 
 
 def train(config: TrainConfig) -> None:
@@ -109,7 +63,7 @@ def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> No
         if dist.get_rank() == 0:
             report.event("start", argv=sys.argv, settings=config.as_dict(), **provenance())
         plan = make_plan(config, dist.get_world_size())
-        run = _start(plan, device, stop, out, report, lost)
+        run = start_run(plan, device, stop, out, report, lost)
         try:
             _loop(run)
         except Exception:
@@ -120,79 +74,44 @@ def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> No
             gc.enable()
             gc.unfreeze()
             run.log.close()
-        if run.progress.step < plan.steps:
+        if run.progress.step < run.steps:
             reason = stop.reason or "another rank was asked to"
             kept = "nothing saved (--save-every never)" if run.save_every[0] == "never" else "saved"
             raise Stopped(
-                f"stopped after step {run.progress.step} of {plan.steps} ({reason}); "
+                f"stopped after step {run.progress.step} of {run.steps} ({reason}); "
                 f"{kept}; run the same command to continue"
             )
 
 
-def _start(
-    plan: Plan, device: Device, stop: StopFlag, out: Path, report: Reporter, lost: threading.Event
-) -> Run:
-    config, rank = plan.config, dist.get_rank()
-    trainee = build_trainee(plan, device, report)
-    report(describe(plan, device))
-    checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
-    if config.save_every != "never":
-        checkpoints.check_space(OPTIMIZER_BYTES * plan.model.parameters)
-    progress = RunState()
-    meta = checkpoints.load_newest(trainee.state(), lambda found: check_identity(plan, found))
-    if meta is not None:
-        progress = meta.progress
-        report(f"resumed from step {progress.step}")
-        for line in differences(TrainConfig().as_dict() | meta.config, config.as_dict()):
-            report(f"setting {line}")
-    kind, amount = parse_save_every(config.save_every)
-    run = Run(
-        plan=plan,
-        device=device,
-        trainee=trainee,
-        checkpoints=checkpoints,
-        log=MetricsLog(out, config, device, report, rank, progress.step, plan.steps),
-        report=report,
-        lost=lost,
-        stop=stop,
-        goodput=Goodput(STARTED),
-        spent=None if rank else GoodputFile(out / "goodput.jsonl"),
-        first=progress.step,
-        progress=progress,
-        views=validation_views(config, plan.view.seq_len) if config.val_every else {},
-        save_every=(kind, amount),
-        feed=Feed(
-            plan.view,
-            plan.batch,
-            data_rank(trainee.mesh),
-            progress.position,
-            plan.steps * plan.batch.global_batch,
-            config,
-            device.device,
-        ),
-        last_end=Mark(device.device),
-        saved_step=progress.step if meta is not None else -1,
-    )
-    report.doing = lambda: f"at step {run.progress.step}/{plan.steps} ({run.goodput.kind})"
-    if rank == 0:
-        write_json(
-            out / "config.json",
-            config.as_dict() | {"resolved": to_json(plan.identity()) | {"steps": plan.steps}},
-        )
-        (out / "done.json").unlink(missing_ok=True)  # a finished run that is extended is not done
-    return run
-
-
 def _loop(run: Run) -> None:
-    plan, config = run.plan, run.plan.config
+    config = run.plan.config
     gc.collect()
     gc.freeze()
     gc.disable()  # collected below at the same steps on all ranks: one rank's pause is every rank's pause
     run.goodput.enter("training")
     run.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
     profiler = _profiler(Path(config.out), config.profile)
+    _steps(run, profiler)
+    for leg in run.legs[1:]:
+        if not run.stop_agreed:
+            _flush(run)
+            enter_leg(run, leg, run.leg.phase)
+            run.last_end = Mark(run.device.device)
+            _steps(run, profiler)
+    if profiler is not None:
+        profiler.stop()
+    _flush(run)
+    _save(run)
+    with run.goodput.spent("saving"):
+        run.checkpoints.close()
+    _finish_files(run)
+
+
+def _steps(run: Run, profiler: Any) -> None:
+    """All steps of a leg, with what comes between them, or those until a stop."""
+    config = run.plan.config
     with closing(iter(run.feed)) as batches:  # its processes end with it, whatever ends the loop
-        while run.progress.step < plan.steps and not run.stop_agreed:
+        while run.progress.step < run.leg.last_step and not run.stop_agreed:
             _one_step(run, batches)
             if profiler is not None:
                 profiler.step()
@@ -201,19 +120,12 @@ def _loop(run: Run) -> None:
             if run.progress.step % config.gc_every == 0:
                 gc.collect(1)
             run.checkpoints.poll()
-            last = run.progress.step == plan.steps
+            last = run.progress.step == run.steps
             if config.val_every and (run.progress.step % config.val_every == 0 or last):
                 _validate(run)
             kind, amount = run.save_every
             if run.save_agreed or (kind == "steps" and run.progress.step % amount == 0):
                 _save(run)
-    if profiler is not None:
-        profiler.stop()
-    _flush(run)
-    _save(run)
-    with run.goodput.spent("saving"):
-        run.checkpoints.close()
-    _finish_files(run)
 
 
 def _profiler(out: Path, steps: int) -> Any:
@@ -232,7 +144,7 @@ def _profiler(out: Path, steps: int) -> Any:
 
 def _one_step(run: Run, batches: Iterator[tuple[Tensor, int]]) -> None:
     """Queue one step, then read the numbers of the one before, which is done by then."""
-    progress, config = run.progress, run.plan.config
+    progress, leg = run.progress, run.leg
     kind, amount = run.save_every
     due = dist.get_rank() == 0 and kind == "seconds" and time.monotonic() - run.saved_at > amount
     waited = run.feed.waited
@@ -240,14 +152,16 @@ def _one_step(run: Run, batches: Iterator[tuple[Tensor, int]]) -> None:
         run.trainee,
         batches,
         progress.step + 1,
-        learning_rate(config, progress.step, run.plan.steps),
+        leg.rate(progress.step),
         stop=run.stop.reason is not None,
         save=due,
     )
     previous, run.pending = run.pending, queued
     wait, run.pending_wait = run.pending_wait, run.feed.waited - waited
-    position = progress.position + run.plan.batch.global_batch
-    run.progress = replace(progress, step=progress.step + 1, position=position)
+    step = progress.step + 1
+    run.progress = replace(
+        progress, step=step, position=leg.position_after(step), tokens=leg.tokens_after(step)
+    )
     run.val_loss = None
     if previous is not None:
         _record(run, previous, wait)
@@ -271,7 +185,7 @@ def _check_folder(run: Run) -> None:
 
 def _record(run: Run, done: Readback, waited: float) -> None:
     """Log one step, take its decisions, and stop a run that skips step after step."""
-    config, plan = run.plan.config, run.plan
+    phase, config = run.leg.phase, run.leg.phase.config
     numbers = done.read()
     _check_folder(run)
     seconds, run.last_end = done.end.seconds_since(run.last_end), done.end
@@ -279,21 +193,21 @@ def _record(run: Run, done: Readback, waited: float) -> None:
     run.progress = replace(run.progress, data_hash=data_hash)
     run.stop_agreed |= numbers.stop
     run.save_agreed |= numbers.save
-    tokens = plan.batch.global_batch * plan.view.seq_len
+    tokens = phase.step_tokens
     speed = tokens / seconds / dist.get_world_size()
     peak = run.device.peak
     run.log.step(
         {
             "step": numbers.step,
             "loss": numbers.loss,
-            "tokens": numbers.step * tokens,
+            "tokens": run.leg.tokens_after(numbers.step),
             "grad_norm": numbers.grad_norm,
-            "lr": learning_rate(config, numbers.step - 1, plan.steps),
+            "lr": run.leg.rate(numbers.step - 1),
             "skipped": numbers.skipped,
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
             "tokens_per_second_per_device": speed,
-            "mfu": speed * plan.model.flops_per_token(plan.view.seq_len) / peak if peak else None,
+            "mfu": speed * phase.model.flops_per_token(phase.view.seq_len) / peak if peak else None,
             "data_wait": waited,
             "memory_peak": torch.cuda.max_memory_allocated() if run.device.is_gpu else None,
             "utilisation": run.log.utilisation() if numbers.step % config.log_every == 0 else None,
@@ -360,10 +274,10 @@ def _save(run: Run) -> None:
             step=progress.step,
             progress=progress,
             val_loss=run.val_loss,
-            identity=run.plan.identity(),
+            identity=run.leg.phase.identity(),
             config=run.plan.config.as_dict(),
-            eod_id=run.plan.view.eod_id,
-            tokenizer=run.plan.tokenizer(),
+            eod_id=run.leg.phase.view.eod_id,
+            tokenizer=run.leg.phase.tokenizer(),
             provenance=provenance(),
         )
         run.checkpoints.save(run.trainee.state(), meta)
@@ -384,6 +298,6 @@ def _finish_files(run: Run) -> None:
     if dist.get_rank():
         return
     run.report(done)
-    if run.progress.step == run.plan.steps:
+    if run.progress.step == run.steps:
         record = {"step": run.progress.step, "data_hash": run.progress.data_hash}
         write_json(Path(run.plan.config.out) / "done.json", record)

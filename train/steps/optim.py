@@ -58,11 +58,11 @@ def set_hyper_parameters(optimizer: torch.optim.AdamW, config: TrainConfig) -> N
         group["weight_decay"] = config.weight_decay if group["decays"] else 0.0
 
 
-def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """Rate of step `step` (from 0) of a run of `steps`.
+def learning_rate(config: TrainConfig, step: float, steps: float, step_tokens: float = 1) -> float:
+    """Rate of step `step` (from 0) of a schedule of `steps`, both in steps of `step_tokens` tokens.
 
     Linear warm-up; then cosine to min_lr x lr, or constant, or constant with a linear decay over the last
-    `decay` part (warm-up, stable, decay; Hu et al. 2024, MiniCPM).
+    `decay` part or `decay_tokens` (warm-up, stable, decay; Hu et al. 2024, MiniCPM).
     """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
@@ -70,8 +70,10 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
         done = (step - config.warmup) / max(1, steps - config.warmup)
         left = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
     else:
-        length = round(config.decay * steps) if config.schedule == "wsd" else 0
-        left = min(1.0, (steps - step) / length) if length else 1.0
+        length = float(round(config.decay * steps))
+        if config.decay_tokens is not None:
+            length = config.decay_tokens / step_tokens
+        left = min(1.0, (steps - step) / length) if config.schedule == "wsd" and length else 1.0
     return config.lr * (config.min_lr + (1 - config.min_lr) * left)
 
 

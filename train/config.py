@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import math
 import re
 import tomllib
@@ -21,8 +22,8 @@ from pretok.base.errors import UsageError
 from train.model.sizes import model_config
 
 
-def _option(default: Any, help: str, *, choices: tuple[str, ...] = (), flag: bool = True) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices, "flag": flag})
+def _option(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices})
 
 
 _LEAST = {
@@ -154,7 +155,7 @@ class TrainConfig:
     profile: int = _option(0, "write a profile of so many steps to RUN/profile.json")
 
     phases: tuple[PhaseSettings, ...] = _option(
-        (), "what changes at which token: tables [[phases]] of a file", flag=False
+        (), "what changes at how many tokens: tables [[phases]] of a file, or their JSON"
     )
 
     def __post_init__(self) -> None:
@@ -316,11 +317,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="TOML file of these settings, with _ for -; flags win over it")
     hints = get_type_hints(TrainConfig)
     for item in fields(TrainConfig):
-        if not item.metadata["flag"]:
-            continue
         flag = "--" + item.name.replace("_", "-")
         text = item.metadata["help"].replace("%", "%%")
-        if item.default not in (None, ""):
+        if item.default not in (None, "", ()):
             text += f" (default: {item.default})"
         if hints[item.name] is bool:
             parser.add_argument(
@@ -334,7 +333,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def from_mapping(values: dict[str, Any], where: str) -> TrainConfig:
     """A TrainConfig of TOML values or flag texts. UsageError names an unknown key and the nearest known."""
     rest = {name: value for name, value in values.items() if name != "phases"}
-    known = [item.name for item in fields(TrainConfig) if item.metadata["flag"]]
+    known = [item.name for item in fields(TrainConfig)]
     return TrainConfig(**_settings(rest, known, where), phases=_phases(values.get("phases", []), where))
 
 
@@ -350,6 +349,11 @@ def _settings(values: dict[str, Any], known: Sequence[str], where: str) -> dict[
 
 
 def _phases(tables: Any, where: str) -> tuple[PhaseSettings, ...]:
+    if isinstance(tables, str):
+        try:
+            tables = json.loads(tables)
+        except ValueError as error:
+            raise UsageError(f"{where}: phases is not JSON: {error}") from None
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise UsageError(f"{where}: phases is no list of tables; write each as [[phases]]")
     found = []

@@ -13,6 +13,8 @@ torch = needs("torch")
 import pretok.stream
 from pretok.base.errors import MismatchError, PretokError, UsageError
 from pretok.base.storage import read_json
+from pretok.cluster.chain import _train_arguments as train_arguments
+from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import Mix, mix_sources, write_mix
 from tests.train_support import column, model_file, random_shards, run_ranks
@@ -80,6 +82,18 @@ def test_phases_of_a_file_are_read_and_what_is_wrong_is_named(tmp_path: Path) ->
     ]  # fmt: skip
     written = {name: value for name, value in config.as_dict().items() if value is not None}
     assert from_mapping(written, "again") == config
+    recipe = make_recipe(
+        {
+            "out": tmp_path,
+            "sources": {"it": {"inputs": ["sample:it"]}},
+            "train": {"phases": config.as_dict()["phases"]},
+        },
+        "",
+    )
+    flags = train_arguments(recipe)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    assert parse(parser, flags)[0].phases == config.phases
     for text, message in (
         ("[[phases]]\nlr = 1", "phase 1 does not say at how many tokens it begins"),
         (
@@ -90,6 +104,7 @@ def test_phases_of_a_file_are_read_and_what_is_wrong_is_named(tmp_path: Path) ->
         ("[[phases]]\nat = 5\n[[phases]]\nat = 5", "one at 5 tokens comes after one at 5"),
         ("[[phases]]\nat = 5\nlr = -1", "lr is -1.0; it must be at least 0"),
         ("phases = 3", "phases is no list of tables"),
+        ("phases = '{'", "phases is not JSON"),
     ):
         with pytest.raises(UsageError, match=message):
             parsed(text)

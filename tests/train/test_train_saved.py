@@ -102,7 +102,7 @@ def _export(checkpoint: Path, folder: Path, out: Path) -> None:
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
         patch.setattr("train.checkpoint.export.tokenizer_files", lambda *_: {})
-        export(checkpoint, None, out, torch.float32, print)
+        export([checkpoint], None, out, torch.float32, print)
 
 
 @pytest.mark.parametrize("load", [_resume, _init_from, _export])

@@ -1,6 +1,6 @@
 """To a `transformers` Llama checkpoint, and back in.
 
-Enters: a checkpoint folder. Leaves: config.json, model.safetensors (the padding of the
+Enters: a checkpoint folder, or several to be averaged. Leaves: config.json, model.safetensors (the padding of the
 vocabulary cut off) and the files of the shards' tokenizer; no process group, no GPU. `exported_tensors` reads such a
 folder for --init-from.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,28 +62,29 @@ def llama_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
 
 
 def export(
-    checkpoint: Path, tokenizer: Path | None, out: Path, dtype: torch.dtype, report: Callable[[str], None]
+    checkpoints: Sequence[Path],
+    tokenizer: Path | None,
+    out: Path,
+    dtype: torch.dtype,
+    report: Callable[[str], None],
 ) -> None:
-    """Write the Hugging Face folder `out`; tokenizer None: the copy in the shards.
+    """Write the Hugging Face folder `out` of one checkpoint, or of the mean of several (the last says all but the
+    weights); tokenizer None: the copy in the shards.
 
-    Raises UsageError when it exists or there is no tokenizer, MismatchError for another tokenizer, IntegrityError for
-    a damaged checkpoint.
+    Raises UsageError when it exists or there is no tokenizer, MismatchError for another tokenizer or checkpoints of
+    other sizes, IntegrityError for a damaged one.
     """
     if out.exists():
         raise UsageError(f"{out} exists already; name a new folder")
-    meta = read_meta(checkpoint)
+    meta = read_meta(checkpoints[-1])
     files = tokenizer_files(meta, tokenizer)
-    check_files(checkpoint, meta, report)
     config = meta.identity.model
-    with torch.device("meta"):
-        names = {name: value.shape for name, value in Decoder(config).state_dict().items()}
-    state = {"model": {name: torch.empty(shape) for name, shape in names.items()}}
-    restore(state, Reader(checkpoint))
+    weights = _mean_weights(checkpoints, config, report)
     temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     tensors = {}
-    for name, value in state["model"].items():
+    for name, value in weights.items():
         rows = config.vocab_size if name in ("embed_tokens.weight", "lm_head.weight") else len(value)
         tensors[_outside_name(name)] = value[:rows].to(dtype).contiguous()
     _write_tensors(temporary, tensors)
@@ -93,6 +95,25 @@ def export(
     for name, content in files.items():
         (temporary / name).write_bytes(content)
     temporary.rename(out)
+
+
+def _mean_weights(
+    checkpoints: Sequence[Path], config: ModelConfig, report: Callable[[str], None]
+) -> dict[str, Tensor]:
+    """The mean of each parameter, float32; two copies of the model are in memory at a time."""
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in Decoder(config).state_dict().items()}
+    total: dict[str, Tensor] = {}
+    for checkpoint in checkpoints:
+        meta = read_meta(checkpoint)
+        if replace(meta.identity.model, seq_len=config.seq_len) != config:
+            raise MismatchError(f"{checkpoint} holds a model of other sizes than {checkpoints[-1]}")
+        check_files(checkpoint, meta, report)
+        state = {"model": {name: torch.empty(shape) for name, shape in shapes.items()}}
+        restore(state, Reader(checkpoint))
+        for name, value in state["model"].items():
+            total[name] = total[name].add_(value) if name in total else value
+    return {name: value.div_(len(checkpoints)) for name, value in total.items()}
 
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:

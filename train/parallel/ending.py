@@ -15,7 +15,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from pretok.base.errors import PretokError
 
-GRACE = 5.0
+GRACE = 30.0
 """Seconds for which the rank that failed stays, so that others can ask why: it may be the one who keeps the store."""
 _WHY, _ENDED = "train/why", "train/ended"
 

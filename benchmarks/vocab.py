@@ -236,12 +236,10 @@ def measure_economy(corpus: Path, work: Path) -> dict[str, Any]:
         factors = multipliers(WEIGHTS, {name: int(w.counts @ w.lengths) for name, w in words.items()})
         table = WordTable()
         for name, part in words.items():
-            table.add_words(WordCounts(part.data, part.offsets, part.counts * factors[name], part.counts))
-        merged = table.words()
+            table.add_numbers(part.data, part.offsets, part.counts * factors[name], part.counts)
+        merged = table.sums()[:3]
         for size in (32_000, SIZE, 64_000):
-            made = train_merges(
-                merged.data, merged.offsets, merged.counts, vocab_size=size, special_tokens=SPECIAL
-            )
+            made = train_merges(*merged, vocab_size=size, special_tokens=SPECIAL)
             pairs = [(made.tokens[left], made.tokens[right]) for left, right in made.pairs.tolist()]
             vocab = write_vocab(work / "economy", PATTERNS[pattern], DEFAULT_SPECIAL_TOKENS, pairs)
             encoder = Encoder(vocab.path.read_text(encoding="utf-8"), 0, vocab.size)

@@ -25,6 +25,20 @@ SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """An input whose rest could not be read, or a partition that could not be done; `file` names its inputs."""
+
+    partition: str
+    file: str
+    error: str
+
+    @property
+    def source(self) -> str:
+        """The source the partition belongs to."""
+        return self.partition.rsplit("-", 1)[0]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskError:
     """Why an item failed. message: one line, or the whole text of a PretokError; raises: what a job that cannot go on
     without the item raises; again: whether another try may succeed."""

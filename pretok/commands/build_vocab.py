@@ -59,7 +59,10 @@ def build_vocab(
         pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
     """
     from pretok.base.console import print_json
-    from pretok.counts.job import load_counts, refuse_partial
+    from pretok.base.failures import Failure
+    from pretok.base.records import read_record
+    from pretok.counts.counts_file import load_counts
+    from pretok.counts.job import refuse_partial
     from pretok.stream.quota import parse_weights
     from pretok.vocab.job import run_build_vocab
 
@@ -82,4 +85,5 @@ def build_vocab(
     if json:
         print_json(report)
     stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
-    refuse_partial("the vocabulary is made", report["failed"], stale)
+    failed = [read_record(Failure, failure, "report.json") for failure in report["failed"]]
+    refuse_partial("the vocabulary is made", failed, stale)

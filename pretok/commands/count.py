@@ -44,8 +44,10 @@ def count(
     """
     from pretok.base.console import print_json
     from pretok.base.errors import UsageError
+    from pretok.base.records import to_json
     from pretok.base.units import counted
-    from pretok.counts.job import FILE_NAME, add_counts, load_counts, refuse_partial, run_count
+    from pretok.counts.counts_file import FILE_NAME, load_counts
+    from pretok.counts.job import add_counts, refuse_partial, run_count
 
     folders = [Path(value) for value in inputs if (Path(value) / FILE_NAME).exists()]
     changes = {
@@ -67,10 +69,9 @@ def count(
             counts = add_counts(
                 [load_counts(folder) for folder in folders], Path(out or "") / "counts", engine, tell
             )
-    for name in counts.sources:
-        record = counts.of(name)
+    for name, record in counts.records.items():
         counted_text = f"{counted(record.documents, 'document')}, {counted(record.bytes, 'byte')} of text"
         tell.notice(f"{name}: {counted_text} counted")
     if json:
-        print_json({key: counts.data[key] for key in ("sources", "failed")})
-    refuse_partial("the counts are made", counts.data["failed"], str(counts.folder))
+        print_json({"sources": to_json(counts.records), "failed": to_json(counts.failed)})
+    refuse_partial("the counts are made", counts.failed, str(counts.folder))

@@ -27,6 +27,7 @@ SECTIONS = {
         "export": "write what another trainer needs",
     },
     "To look at things": {
+        "report": "one page on what the shards hold and what happened",
         "stats": "exact counts of a folder of shards",
         "inspect": "one document as its tokens, and where it came from",
         "preflight": "check that a node is fit for a long job",

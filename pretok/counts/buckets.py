@@ -1,17 +1,18 @@
 """Counted words: in memory as arrays, on disk as Parquet with one row group per bucket or per source.
 
-Enters and leaves: `WordCounts`. A bucket is a range of the words' hashes, so what belongs together in the counts of
-two partitions or two corpora is in row groups of the same bucket, and no step needs all words at once.
+Enters and leaves: `WordCounts`, which are `Words` with two columns. A bucket is a range of the words' hashes, so what
+belongs together in the counts of two partitions or two corpora is in row groups of the same bucket, and no step needs
+all words at once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,27 +34,35 @@ BUCKETS = 1 << BUCKET_BITS
 SCHEMA = pa.schema([("word", pa.large_binary()), ("count", pa.int64()), ("heldout", pa.int64())])
 _METADATA = "pretok"
 
+W = TypeVar("W", bound="Words")
+
 
 @dataclass(frozen=True, slots=True)
-class WordCounts:
-    """Distinct words with counts: word w is data[offsets[w]:offsets[w + 1]].
+class Words:
+    """Distinct words: word w is data[offsets[w]:offsets[w + 1]]. Subclasses add columns, one int64 for each word.
 
-    data: uint8; offsets: (words + 1,) int64 from 0; counts: (words,) int64, occurrences in training documents;
-    heldout: (words,) int64, occurrences in documents held out.
+    data: uint8; offsets: (words + 1,) int64 from 0.
     """
 
     data: Bytes
     offsets: Ints
-    counts: Ints
-    heldout: Ints
 
     def __len__(self) -> int:
-        return len(self.counts)
+        return len(self.offsets) - 1
 
     @property
     def lengths(self) -> Ints:
         """Bytes of each word, (words,) int64."""
         return np.diff(self.offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the words themselves."""
+        return len(self.data)
+
+    def columns(self) -> list[Ints]:
+        """What a subclass adds, in the order of its fields."""
+        return [getattr(self, column.name) for column in fields(self)[len(fields(Words)) :]]
 
     def words(self) -> pa.LargeBinaryArray:
         """The words as an Arrow array, without a copy."""
@@ -62,42 +71,43 @@ class WordCounts:
         )
         return array
 
-    def take(self, order: Ints) -> WordCounts:
+    def take(self, order: Ints) -> Self:
         """The words at `order`, in that order."""
-        words = self.words().take(pa.array(order))
-        return from_arrow(words, self.counts[order], self.heldout[order])
+        taken = buffers(self.words().take(pa.array(order)))
+        return type(self)(*taken, *(column[order] for column in self.columns()))
 
-    def part(self, start: int, stop: int) -> WordCounts:
+    def part(self, start: int, stop: int) -> Self:
         """The words from `start` to `stop`, without a copy of them."""
         begin, end = self.offsets[start], self.offsets[stop]
         offsets = self.offsets[start : stop + 1] - begin
-        return WordCounts(self.data[begin:end], offsets, self.counts[start:stop], self.heldout[start:stop])
+        return type(self)(self.data[begin:end], offsets, *(column[start:stop] for column in self.columns()))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the words themselves."""
-        return len(self.data)
-
-    def sorted(self) -> WordCounts:
+    def sorted(self) -> Self:
         """The same, ordered by the bytes of the words."""
         return self.take(pc.array_sort_indices(self.words()).to_numpy().astype(np.int64))
 
 
+@dataclass(frozen=True, slots=True)
+class WordCounts(Words):
+    """Words and how often they occur: `counts` in training documents, `heldout` in documents held out."""
+
+    counts: Ints
+    heldout: Ints
+
+
 def from_arrow(words: pa.LargeBinaryArray, counts: Ints, heldout: Ints) -> WordCounts:
     """WordCounts of an Arrow array of words and their counts."""
-    data, offsets = buffers(words)
-    return WordCounts(data, offsets, counts, heldout)
+    return WordCounts(*buffers(words), counts, heldout)
 
 
-def concatenate(parts: list[WordCounts]) -> WordCounts:
-    """All words of the parts, which must have none in common."""
+def concatenate(parts: Sequence[W]) -> W:
+    """All words of the parts, of which there is at least one and which must have no word in common."""
     shifts = np.cumsum([0, *(part.nbytes for part in parts)])
     offsets = [part.offsets[:-1] + shift for part, shift in zip(parts, shifts[:-1], strict=True)]
-    return WordCounts(
-        np.concatenate([np.empty(0, np.uint8), *(part.data for part in parts)]),
+    return type(parts[0])(
+        np.concatenate([part.data for part in parts]),
         np.concatenate([*offsets, shifts[-1:]]).astype(np.int64),
-        np.concatenate([np.empty(0, np.int64), *(part.counts for part in parts)]),
-        np.concatenate([np.empty(0, np.int64), *(part.heldout for part in parts)]),
+        *(np.concatenate(columns) for columns in zip(*(part.columns() for part in parts), strict=True)),
     )
 
 
@@ -111,10 +121,11 @@ def split_buckets(words: WordCounts) -> Iterator[WordCounts]:
         yield ordered.part(start, stop)
 
 
-def write_groups(file: Any, groups: Iterable[WordCounts], metadata: dict[str, Any]) -> None:
+def write_groups(file: Any, groups: Iterable[WordCounts], metadata: object) -> None:
     """Write row groups in order to an open binary file, empty ones too; `metadata` is any JSON."""
-    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
-    with pq.ParquetWriter(file, SCHEMA, **options) as writer:
+    with pq.ParquetWriter(
+        file, SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
+    ) as writer:
         for group in groups:
             columns = [group.words(), pa.array(group.counts), pa.array(group.heldout)]
             writer.write_table(pa.table(columns, schema=SCHEMA), row_group_size=max(1, len(group)))
@@ -133,11 +144,10 @@ def read_group(path: Path, group: int) -> WordCounts:
     return from_arrow(words, table.column("count").to_numpy(), table.column("heldout").to_numpy())
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path) -> Any:
     """What `write_groups` was given beside the words. Raises IntegrityError when the file is damaged."""
     try:
         with pq.ParquetFile(path) as file:
-            metadata: dict[str, Any] = json.loads(file.metadata.metadata[_METADATA.encode()])
-            return metadata
+            return json.loads(file.metadata.metadata[_METADATA.encode()])
     except (pa.ArrowException, OSError, KeyError, TypeError) as error:
         raise IntegrityError(f"{path} is no file of counts: {error}") from None

@@ -13,104 +13,70 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pretok.base.errors import IntegrityError, MismatchError, PartitionsFailed, UsageError
+from pretok.base.errors import MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import TaskError, raise_failures
+from pretok.base.failures import Failure, TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
-from pretok.base.storage import atomic_open, checksum, fingerprint, read_json, remove_leftovers, write_json
+from pretok.base.records import to_json
+from pretok.base.storage import atomic_open, checksum, read_json, remove_leftovers, write_json
 from pretok.base.tasks import run_tasks
 from pretok.base.tell import Teller
 from pretok.base.units import counted
 from pretok.config import Recipe
-from pretok.counts.buckets import BUCKETS, read_metadata
+from pretok.counts.buckets import BUCKETS
+from pretok.counts.counts_file import (
+    FILE_NAME,
+    HELDOUT_FILE,
+    Addends,
+    BucketFile,
+    Config,
+    CountConfig,
+    Counts,
+    CountSettings,
+    SourceInputs,
+    SumConfig,
+    load_counts,
+    read_config,
+    write_counts,
+)
 from pretok.counts.task import (
     TEXT_SCHEMA,
     CountRecord,
     CountTask,
     ReduceTask,
     count_partition,
+    load_record,
     reduce_buckets,
 )
 from pretok.kernels.unicode import FILE as UNICODE_FILE
-from pretok.read.changes import INPUTS, refuse, refuse_changes, shared_inputs
+from pretok.read.changes import refuse, refuse_changes, shared_inputs
 from pretok.read.files import InputFile, list_inputs
 from pretok.read.partition import Partition, plan, shard_bytes
 from pretok.read.partition_runs import expect, run_partitions
 from pretok.read.probe import probe_inputs
 from pretok.read.rejects import poor_sources
 
-FORMAT = "pretok-counts"
-VERSION = 1
-FILE_NAME = "counts.json"
-HELDOUT_FILE = "heldout.parquet"
 STATE = ".state"
-ADDED = "added"
-"""Key of the settings of a sum: folder of the counts that were added -> their fingerprint."""
 TOKEN_BYTES = 2
 """Width assumed when text is cut into partitions, which then are those of tokenization."""
 HELDOUT_TEXT = 4 << 20
 """Bytes of held-out text kept of each source."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Finished counts in `folder`; `data` is counts.json."""
-
-    folder: Path
-    data: dict[str, Any]
-
-    @property
-    def sources(self) -> list[str]:
-        """Names of the sources, in the order of the row groups."""
-        return list(self.data["sources"])
-
-    @property
-    def pattern(self) -> str:
-        """Name of the pattern the words were cut by."""
-        return str(self.data["config"]["pattern"])
-
-    @property
-    def buckets(self) -> list[Path]:
-        """The files of words."""
-        return [self.folder / entry["path"] for entry in self.data["buckets"]]
-
-    def of(self, source: str) -> CountRecord:
-        """What was read of a source."""
-        return CountRecord.from_json(self.data["sources"][source])
-
-    def heldout_texts(self, source: str) -> pa.LargeStringArray:
-        """The held-out texts kept of a source."""
-        with pq.ParquetFile(self.folder / HELDOUT_FILE) as file:
-            return file.read_row_group(self.sources.index(source)).column("text").combine_chunks()
-
-
-def load_counts(folder: Path) -> Counts:
-    """Read FOLDER/counts.json. Raises IntegrityError (missing, damaged) or MismatchError (other format)."""
-    data = read_json(folder / FILE_NAME)
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise IntegrityError(f"{folder / FILE_NAME} does not describe counts of words")
-    if data["version"] != VERSION:
-        raise MismatchError(
-            f"{folder / FILE_NAME} has version {data['version']}, this program reads {VERSION}"
-        )
-    return Counts(folder, data)
-
-
-def refuse_partial(what: str, failed: list[dict[str, Any]], stale: str) -> None:
+def refuse_partial(what: str, failed: Sequence[Failure], stale: str) -> None:
     """PartitionsFailed where inputs were read only in part: names them, and the folders that mending makes stale."""
     if failed:
-        names = "\n  ".join(f"{failure['file']}: {failure['error']}" for failure in failed)
+        names = "\n  ".join(f"{failure.file}: {failure.error}" for failure in failed)
         raise PartitionsFailed(
             f"{what}, but these inputs were read only in part:\n  {names}\n"
             f"mend the files, delete {stale} and run the same command again to count all of them"
@@ -121,7 +87,7 @@ def run_count(
     recipe: Recipe,
     engine: Engine,
     tell: Teller,
-    config: dict[str, Any] | None = None,
+    config: CountConfig | None = None,
 ) -> Counts:
     """Count what the recipe names, or return the counts that are there. MismatchError when those are of other input.
 
@@ -138,8 +104,7 @@ def run_count(
         state = folder / STATE
         with engine.stop.raising():
             tasks = {
-                name: _tasks(name, config["inputs"][name]["files"], recipe, state, tell)
-                for name in recipe.sources
+                name: _tasks(name, config.inputs[name].files, recipe, state, tell) for name in recipe.sources
             }
         records = _count(tasks, engine, progress, tell)
         reductions = [
@@ -155,12 +120,11 @@ def run_count(
 
 def _enough(counts: Counts, recipe: Recipe) -> Counts:
     """The counts, or PartitionsFailed when a source gave too little."""
-    records = {name: counts.of(name) for name in counts.sources}
-    sources = {name: (record.read, record.rejected) for name, record in records.items()}
+    sources = {name: (record.read, record.rejected) for name, record in counts.records.items()}
     if complaints := poor_sources(
         recipe.shards.max_reject_share, sources, f"the counts are in {counts.folder}; delete it to count anew"
     ):
-        failed = (f"{failure['file']}: {failure['error']}" for failure in counts.data["failed"])
+        failed = (f"{failure.file}: {failure.error}" for failure in counts.failed)
         raise PartitionsFailed("\n  ".join([*complaints, *failed]))
     return counts
 
@@ -171,22 +135,19 @@ def add_counts(parts: list[Counts], folder: Path, engine: Engine, tell: Teller) 
     UsageError when the same counts are named twice; MismatchError when settings differ, or when `folder` holds another
     sum or counts, finished or not.
     """
-    configs = [
-        {key: value for key, value in part.data["config"].items() if key not in (INPUTS, ADDED)}
-        for part in parts
-    ]
-    for part, config in zip(parts[1:], configs[1:], strict=True):
-        refuse_changes("the counts", part.folder, config, configs[0])
+    settings = [CountSettings(*part.config.settings()) for part in parts]
+    for part, other in zip(parts[1:], settings[1:], strict=True):
+        refuse_changes("the counts", part.folder, to_json(other), to_json(settings[0]))
     names = sorted({name for part in parts for name in part.sources})
     records = {name: CountRecord() for name in names}
     for part in parts:
-        for name in part.sources:
-            records[name].add(part.of(name))
-    if len({fingerprint(part.data) for part in parts}) < len(parts):
+        for name, record in part.records.items():
+            records[name].add(record)
+    added = {str(part.folder): part.fingerprint for part in parts}
+    if len(set(added.values())) < len(parts):
         raise UsageError("two of these folders hold the same counts, which would be added twice")
-    inputs = {"added": [part.data["config"] for part in parts]}
-    added = {str(part.folder): fingerprint(part.data) for part in parts}
-    config = {**configs[0], INPUTS: inputs, ADDED: added}
+    addends = Addends(tuple(to_json(part.config) for part in parts))
+    config = SumConfig(*settings[0].settings(), addends, added)
     with tell.progress("count"), _claim(folder, config) as done:
         if done:
             return done
@@ -207,7 +168,7 @@ def add_counts(parts: list[Counts], folder: Path, engine: Engine, tell: Teller) 
 
 
 @contextmanager
-def _claim(folder: Path, config: dict[str, Any]) -> Iterator[Counts | None]:
+def _claim(folder: Path, config: Config) -> Iterator[Counts | None]:
     """Have `folder` for the counts that `config` describes; those that are there, or None if they are to be made.
 
     Raises MismatchError that names the differences when it holds others, finished or begun.
@@ -223,41 +184,38 @@ def _claim(folder: Path, config: dict[str, Any]) -> Iterator[Counts | None]:
         state = folder / STATE
         begun = state / FILE_NAME
         buckets = list(folder.glob("bucket-*.parquet"))
-        old = read_json(begun) if begun.exists() else None
-        if old and (
-            ADDED in old or buckets or any(state.glob("*.parquet"))
-        ):  # what counted nothing binds nothing
+        old = read_config(read_json(begun), begun) if begun.exists() else None
+        # What counted nothing binds nothing.
+        if old and (isinstance(old, SumConfig) or buckets or any(state.glob("*.parquet"))):
             _refuse_others(folder, old, config)
         else:
             for path in buckets:  # of counts whose state someone has deleted
                 path.unlink()
-            write_json(begun, config)
+            write_json(begun, to_json(config))
         remove_leftovers(folder)
         yield None
 
 
-def _finished(folder: Path, config: dict[str, Any]) -> Counts | None:
+def _finished(folder: Path, config: Config) -> Counts | None:
     """The finished counts in `folder`; None if there are none or if they hold no document and are of something else."""
     if not (folder / FILE_NAME).exists():
         return None
     done = load_counts(folder)
     try:
-        _refuse_others(folder, done.data["config"], config)
+        _refuse_others(folder, done.config, config)
     except MismatchError:
-        if any(done.of(name).read > done.of(name).rejected.total() for name in done.sources):
+        if any(record.read > sum(record.rejected.values()) for record in done.records.values()):
             raise
         return None
     return done
 
 
-def _refuse_others(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def _refuse_others(folder: Path, old: Config, new: Config) -> None:
     """MismatchError when counts made from `old` are not those of `new`."""
-    before, now = old.get(ADDED, {}), new.get(ADDED, {})
+    before, now = old.added, new.added
     if sorted(before.values()) == sorted(now.values()):
-        same = {INPUTS, ADDED} if now else {ADDED}  # the same counts, perhaps under other paths
-        refuse_changes(
-            "the counts", folder, old, {key: value for key, value in new.items() if key not in same}
-        )
+        same = CountSettings(*new.settings()) if now else new  # the same counts, perhaps under other paths
+        refuse_changes("the counts", folder, to_json(old), to_json(same))
         return
     refuse(
         "the counts",
@@ -274,36 +232,38 @@ def _refuse_others(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> No
     )
 
 
-def count_config(recipe: Recipe, engine: Engine, tell: Teller) -> dict[str, Any]:
+def count_config(recipe: Recipe, engine: Engine, tell: Teller) -> CountConfig:
     """All that decides the counts: settings, and every input with its size and identity."""
-    inputs, listed = {}, {}
+    listed = {}
     with engine.stop.raising():
         for name, source in recipe.sources.items():
             listed[name], notices = list_inputs(source.inputs, source.format)
-            inputs[name] = {**asdict(source.record), "files": [asdict(file) for file in listed[name]]}
             for text in notices:
                 tell.notice(text)
     for text in shared_inputs(listed):
         tell.notice(text)
-    return {
-        "pattern": recipe.vocab.pattern,
-        "unicode": UNICODE_FILE.read_text(encoding="ascii").splitlines()[0],
-        "normalize": recipe.normalize.model_dump(),
-        "sample": str(recipe.vocab.sample),
-        "holdout": str(recipe.vocab.holdout),
-        "seed": recipe.vocab.seed,
-        "inputs": inputs,
-    }
+    return CountConfig(
+        pattern=recipe.vocab.pattern,
+        unicode=UNICODE_FILE.read_text(encoding="ascii").splitlines()[0],
+        normalize=recipe.normalize.function,
+        sample=str(recipe.vocab.sample),
+        holdout=str(recipe.vocab.holdout),
+        seed=recipe.vocab.seed,
+        inputs={
+            name: SourceInputs(**asdict(recipe.sources[name].record), files=tuple(files))
+            for name, files in listed.items()
+        },
+    )
 
 
-def partitions_of(name: str, inputs: list[dict[str, Any]], recipe: Recipe, tell: Teller) -> list[Partition]:
+def partitions_of(name: str, inputs: Sequence[InputFile], recipe: Recipe, tell: Teller) -> list[Partition]:
     """How the text of a source is cut into tasks."""
-    probes = probe_inputs([InputFile(**file) for file in inputs], recipe.sources[name].field, tell)
+    probes = probe_inputs(inputs, recipe.sources[name].field, tell)
     return plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES)
 
 
 def _tasks(
-    name: str, inputs: list[dict[str, Any]], recipe: Recipe, state: Path, tell: Teller
+    name: str, inputs: Sequence[InputFile], recipe: Recipe, state: Path, tell: Teller
 ) -> list[CountTask]:
     source = recipe.sources[name]
     partitions = partitions_of(name, inputs, recipe, tell)
@@ -363,16 +323,16 @@ def _count(
 def _counted_before(tasks: list[CountTask]) -> dict[str, CountRecord]:
     """What an earlier run counted, by partition; read in threads, as a file of a slow file system takes 10 ms."""
     with ThreadPoolExecutor(16) as pool:
-        found = pool.map(lambda task: CountRecord.from_json(read_metadata(task.path)), tasks)
+        found = pool.map(lambda task: load_record(task.path), tasks)
         return {task.partition.name: record for task, record in zip(tasks, found, strict=True)}
 
 
 def _finish(
     folder: Path,
-    config: dict[str, Any],
+    config: Config,
     records: dict[str, CountRecord],
     reductions: list[ReduceTask],
-    texts: dict[str, list[Any]],
+    texts: Mapping[str, Sequence[Path | pa.LargeStringArray]],
     engine: Engine,
     tell: Teller,
 ) -> Counts:
@@ -395,17 +355,12 @@ def _finish(
             tables = [_texts_in(p) if isinstance(p, Path) else pa.table([p], TEXT_SCHEMA) for p in parts]
             table = pa.concat_tables(tables) if tables else TEXT_SCHEMA.empty_table()
             writer.write_table(table, row_group_size=max(1, len(table)))
-    data = {
-        "format": FORMAT,
-        "version": VERSION,
-        "sources": {name: record.to_json() for name, record in records.items()},
-        "failed": [error for record in records.values() for error in record.errors],
-        "buckets": [{"path": task.path.name, "checksum": checksum(task.path)} for task in reductions],
-        "config": config,
-    }
-    write_json(folder / FILE_NAME, data)
-    shutil.rmtree(folder / STATE, ignore_errors=True)
-    return Counts(folder, data)
+    buckets = [BucketFile(task.path.name, checksum(task.path)) for task in reductions]
+    counts = write_counts(folder, records, buckets, config)
+    shutil.rmtree(
+        folder / STATE, ignore_errors=True
+    )  # last: until counts.json stands, it is all that is done
+    return counts
 
 
 def _texts_in(path: Path) -> pa.Table:

@@ -1,10 +1,11 @@
-"""Hash table of words in memory: documents or counted words -> distinct words with two counts each.
+"""Hash table of words in memory: documents or counted words -> distinct words with two sums each.
 
-Enters: UTF-8 documents, some of them held out of training; or words with counts. Leaves: `WordCounts`.
+Enters: UTF-8 documents, some of them held out of training; or words with two numbers each. Leaves: `WordCounts`, or the
+words with the sums of whatever was added.
 
-A slot is 32 bytes: two integers of key, the training count, the held-out count. Words of up to 15 bytes are the key
-themselves, so a look-up touches one cache line; longer words have their XXH64 and their place in a pool of bytes as
-key and are compared byte by byte. Either way only equal bytes are equal words.
+A slot is 32 bytes: two integers of key and the two sums, of documents the training and the held-out count. Words of up
+to 15 bytes are the key themselves, so a look-up touches one cache line; longer words have their XXH64 and their place
+in a pool of bytes as key and are compared byte by byte. Either way only equal bytes are equal words.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def _add_documents(
 
 
 @njit(types.boolean(U8, I64, I64, I64, _SLOTS, _POOL, _STATE))
-def _add_words(data: Any, offsets: Any, counts: Any, heldout: Any, slots: Any, pool: Any, state: Any) -> Any:
+def _add_words(data: Any, offsets: Any, first: Any, second: Any, slots: Any, pool: Any, state: Any) -> Any:
     """Add counted words from where `state` stands; False when the table must grow first."""
     text, words, kept, places = data.ctypes, slots.ctypes, pool.ctypes, state.ctypes
     for w in range(state[_DOCUMENT], len(offsets) - 1):
@@ -187,8 +188,8 @@ def _add_words(data: Any, offsets: Any, counts: Any, heldout: Any, slots: Any, p
         if slot < 0:
             state[_DOCUMENT] = w
             return False
-        slots[slot + 2] += np.uint64(counts[w])
-        slots[slot + 3] += np.uint64(heldout[w])
+        slots[slot + 2] += np.uint64(first[w])
+        slots[slot + 3] += np.uint64(second[w])
     return True
 
 
@@ -205,7 +206,7 @@ def _rehash(old: Any, new: Any) -> Any:
 
 
 @njit(types.int64(_SLOTS, _POOL, _POOL, _STATE, _STATE, _STATE))
-def _extract(slots: Any, pool: Any, data: Any, offsets: Any, counts: Any, heldout: Any) -> Any:
+def _extract(slots: Any, pool: Any, data: Any, offsets: Any, first: Any, second: Any) -> Any:
     """Write all words out in the order of the slots; the number of their bytes. With no room in `data`, only that."""
     w, size = 0, 0
     for k in range(0, len(slots), 4):
@@ -222,8 +223,8 @@ def _extract(slots: Any, pool: Any, data: Any, offsets: Any, counts: Any, heldou
                 for b in range(length):
                     data[size + b] = slots[k + (b >> 3)] >> np.uint64(8 * (b & 7)) & np.uint64(0xFF)
             offsets[w + 1] = size + length
-            counts[w] = slots[k + 2]
-            heldout[w] = slots[k + 3]
+            first[w] = slots[k + 2]
+            second[w] = slots[k + 3]
             w += 1
         size += length
     return size
@@ -268,10 +269,12 @@ class WordTable:
 
     def add_words(self, words: WordCounts) -> None:
         """Add counted words."""
+        self.add_numbers(words.data, words.offsets, words.counts, words.heldout)
+
+    def add_numbers(self, data: Bytes, offsets: Ints, first: Ints, second: Ints) -> None:
+        """Add two numbers, (words,) int64 each, to the sums of the words data[offsets[w]:offsets[w + 1]]."""
         self._state[_DOCUMENT] = 0
-        while not _add_words(
-            words.data, words.offsets, words.counts, words.heldout, self._slots, self._pool, self._state
-        ):
+        while not _add_words(data, offsets, first, second, self._slots, self._pool, self._state):
             self._grow()
 
     def _grow(self) -> None:
@@ -288,11 +291,15 @@ class WordTable:
         self._resized()
 
     def words(self) -> WordCounts:
-        """All words, in an order that follows from what was added."""
+        """All words of a table of documents and counted words."""
+        return WordCounts(*self.sums())
+
+    def sums(self) -> tuple[Bytes, Ints, Ints, Ints]:
+        """All words, in an order that follows from what was added: data, offsets, first sums, second sums."""
         nothing = np.empty(0, np.int64)
         size = _extract(self._slots, self._pool, np.empty(0, np.uint8), nothing, nothing, nothing)
         data = np.empty(size, np.uint8)
         offsets = np.zeros(len(self) + 1, np.int64)
-        counts, heldout = np.empty(len(self), np.int64), np.empty(len(self), np.int64)
-        _extract(self._slots, self._pool, data, offsets, counts, heldout)
-        return WordCounts(data, offsets, counts, heldout)
+        first, second = np.empty(len(self), np.int64), np.empty(len(self), np.int64)
+        _extract(self._slots, self._pool, data, offsets, first, second)
+        return data, offsets, first, second

@@ -11,19 +11,20 @@ into the hold-out. Memory: one table of TABLE_BYTES; what is beyond it is spille
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pretok.base.failures import Failure
 from pretok.base.progress import Counts
+from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, temporary_of, writing
 from pretok.counts.buckets import BUCKETS, WordCounts, read_group, read_metadata, split_buckets, write_groups
 from pretok.counts.table import WordTable
@@ -88,17 +89,8 @@ class CountRecord:
     heldout_documents: int = 0
     heldout_bytes: int = 0
     unsampled: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    errors: list[dict[str, str]] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """For the metadata of the file of counts."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> CountRecord:
-        """Inverse of `to_json`."""
-        return cls(**{**data, "rejected": Counter(data["rejected"])})
+    rejected: dict[str, int] = field(default_factory=dict)
+    errors: tuple[Failure, ...] = ()
 
     def counts(self, source: str) -> Counts:
         """What was reported of this partition, which is of `source`, when it was counted."""
@@ -107,21 +99,31 @@ class CountRecord:
             "documents": self.documents + self.heldout_documents,
             "bytes": size,
             f"bytes:{source}": size,
-            "rejected": self.rejected.total(),
+            "rejected": sum(self.rejected.values()),
         }
 
     def add(self, other: CountRecord) -> None:
         """Add what another partition held."""
         for name in ("read", "documents", "bytes", "heldout_documents", "heldout_bytes", "unsampled"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.rejected += other.rejected
+        self.note_rejects(other.rejected)
         self.errors += other.errors
+
+    def note_rejects(self, reasons: Mapping[str, int]) -> None:
+        """Add rejects by reason."""
+        for reason, number in reasons.items():
+            self.rejected[reason] = self.rejected.get(reason, 0) + number
+
+
+def load_record(path: Path) -> CountRecord:
+    """What the file of a counted partition says of it. Raises IntegrityError."""
+    return read_record(CountRecord, read_metadata(path), path)
 
 
 def count_partition(task: CountTask, report: Callable[[Counts], None]) -> CountRecord:
     """Count a partition unless it is counted; `report` is told increments of documents and bytes."""
     if task.path.exists():
-        return CountRecord.from_json(read_metadata(task.path))
+        return load_record(task.path)
     counter = _Counter(task)
     try:
         for batch in read_partition(task.partition, task.record, task.normalization):
@@ -154,10 +156,10 @@ class _Counter:
         record = self._record
         if isinstance(batch, Damage):
             file = self._task.partition.pieces[batch.piece].file.path
-            record.errors.append({"partition": self._task.partition.name, "file": file, "error": batch.error})
+            record.errors += (Failure(self._task.partition.name, file, batch.error),)
             return {}
         record.read += batch.records
-        record.rejected.update(reject.reason for reject in batch.rejects)
+        record.note_rejects(Counter(reject.reason for reject in batch.rejects))
         if len(batch.texts) == 0:
             return {"rejected": len(batch.rejects)}
         texts = self._sample(batch.texts)
@@ -220,7 +222,7 @@ class _Counter:
             texts = pa.chunked_array(self._texts, pa.large_string())
             pq.write_table(pa.table([texts], schema=TEXT_SCHEMA), file, compression="zstd")
         with atomic_open(self._task.path) as file:
-            write_groups(file, groups, self._record.to_json())
+            write_groups(file, groups, to_json(self._record))
         return self._record
 
     def remove_spills(self) -> None:

@@ -1,8 +1,8 @@
 """Counts of several sources -> the words a vocabulary is trained from, each with one weighted count.
 
-Enters: counted words bucket by bucket, a row group per source, and the share each source shall have. Leaves: words
-with `counts`, the weighted occurrences, and `heldout`, here the plain ones. Weights are exact fractions until they
-become one integer per source; all else is integer arithmetic, so the result depends on nothing but the counts.
+Enters: counted words bucket by bucket, a row group per source, and the share each source shall have. Leaves:
+`WeightedWords`. Weights are exact fractions until they become one integer per source; all else is integer arithmetic,
+so the result depends on nothing but the counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from pretok.base.errors import UsageError
-from pretok.counts.buckets import WordCounts, concatenate, read_group
+from pretok.counts.buckets import Ints, Words, concatenate, read_group
 from pretok.counts.table import WordTable
 
 THREADS = 4
@@ -27,11 +27,18 @@ LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingWords:
-    """words: weighted counts and, as `heldout`, plain counts; dropped_words, dropped_bytes: left out as too rare,
-    the bytes being those of all their occurrences."""
+class WeightedWords(Words):
+    """Words of training documents. counts: occurrences, each times the factor of its source; occurrences: plain."""
 
-    words: WordCounts
+    counts: Ints
+    occurrences: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingWords:
+    """dropped_words, dropped_bytes: left out as too rare, the bytes being those of all their occurrences."""
+
+    words: WeightedWords
     distinct: int
     dropped_words: int
     dropped_bytes: int
@@ -108,13 +115,15 @@ def _weigh_bucket(path: Path, factors: dict[str, int], min_count: int) -> Traini
     table = WordTable()
     for group, factor in enumerate(factors.values()):
         words = read_group(path, group)
-        table.add_words(WordCounts(words.data, words.offsets, words.counts * factor, words.counts))
-    words = table.words().sorted()  # words that begin alike lie together: merging takes a sixth less time
-    seen = words.heldout > 0
-    rare = seen & (words.heldout < min_count)
+        table.add_numbers(words.data, words.offsets, words.counts * factor, words.counts)
+    total = WeightedWords(
+        *table.sums()
+    ).sorted()  # words that begin alike lie together: merging takes a sixth less time
+    seen = total.occurrences > 0
+    rare = seen & (total.occurrences < min_count)
     return TrainingWords(
-        words.take(np.flatnonzero((words.counts > 0) & ~rare)),
+        total.take(np.flatnonzero((total.counts > 0) & ~rare)),
         int(seen.sum()),
         int(rare.sum()),
-        int((words.lengths * words.heldout)[rare].sum()),
+        int((total.lengths * total.occurrences)[rare].sum()),
     )

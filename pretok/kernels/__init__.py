@@ -1,6 +1,7 @@
 """Compiled loops over the bytes of text: words, hashes, classes of code points. Everything here is exact and stateless.
 
 compile.py      compilation and its cache
+characters.py   names of the bytes that loops look for
 eight_bytes.py  eight bytes at a time, for compiled loops over text
 hashing.py      documents -> 64-bit hashes, seeded selections
 unicode.py      classes of code points

@@ -3,6 +3,10 @@
 Enters: a pointer to bytes and a position. Leaves: unaligned little-endian words, and masks of the bytes in a word that
 a scanner must look at. The byte tests are the arithmetic ones of "Bit Twiddling Hacks" (Sean Eron Anderson, Stanford):
 borrows run upwards only, so the lowest bit set is right and higher ones may not be. Also: loads ahead of their use.
+
+Numba has no unaligned load, no prefetch and no count of trailing zeros, so these four are written in LLVM's own terms
+by llvmlite, the layer below Numba. No other module imports it; `tests/kernels/test_eight_bytes.py` holds each against
+plain Python, for the day when Numba or llvmlite change what they promise.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.cpython.unsafe.numbers import trailing_zeros
 from numba.extending import intrinsic
 
 from pretok.kernels.compile import BYTES, njit
@@ -62,6 +65,18 @@ def _store64(_context: Any, _data: Any, _position: Any, _word: Any) -> Any:
 
 
 store64: Any = intrinsic(_store64)
+
+
+def _trailing_zeros(_context: Any, _word: Any) -> Any:
+    """A compiled function (uint64) -> number of zero bits below the lowest one that is set; 64 for 0."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.IntType(1)(0))
+
+    return _U64(_U64), generate
+
+
+trailing_zeros: Any = intrinsic(_trailing_zeros)
 
 
 def _prefetcher(kind: Any) -> Any:

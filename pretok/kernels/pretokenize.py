@@ -18,6 +18,7 @@ import numpy.typing as npt
 from numba import types
 
 from pretok.base.errors import UsageError
+from pretok.kernels import characters as char
 from pretok.kernels import unicode as u
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import first_marked, from_0xcc, load64
@@ -102,17 +103,19 @@ def skip_not(data: Any, i: Any, end: Any, table: Any, flags: Any) -> Any:
 @njit(types.int64(BYTES, types.int64, types.int64, types.boolean), inline=True)
 def contraction(data: Any, i: Any, end: Any, fold: Any) -> Any:
     """Position after 's 't 're 've 'm 'll 'd at i, or i; `fold` ignores case, and then U+017F (ſ) is an s."""
-    if i + 1 >= end or data[i] != 39:
+    if i + 1 >= end or data[i] != char.APOSTROPHE:
         return i
-    case = 0x20 if fold else 0
+    case = 0x20 if fold else 0  # the bit that tells small letters from capitals
     a = data[i + 1] | case
-    if a == 115 or a == 116 or a == 109 or a == 100:
+    if a == char.SMALL_S or a == char.SMALL_T or a == char.SMALL_M or a == char.SMALL_D:
         return i + 2
     if i + 2 < end:
         b = data[i + 2] | case
-        if (a == 108 and b == 108) or ((a == 114 or a == 118) and b == 101):
+        if (a == char.SMALL_L and b == char.SMALL_L) or (
+            (a == char.SMALL_R or a == char.SMALL_V) and b == char.SMALL_E
+        ):
             return i + 3
-        if fold and data[i + 1] == 0xC5 and data[i + 2] == 0xBF:
+        if fold and data[i + 1] == 0xC5 and data[i + 2] == 0xBF:  # U+017F in UTF-8
             return i + 3
     return i
 
@@ -152,10 +155,13 @@ def _no_letters(data: Any, i: Any, end: Any, table: Any, flag: Any, after: Any, 
                     break
                 after = beyond
         return after
-    symbols = i + 1 if data[i] == 32 else i
+    symbols = i + 1 if data[i] == char.SPACE else i
     after = skip_not(data, symbols, end, table, KNOWN)
     if after > symbols:
-        while after < end and (data[after] == 10 or data[after] == 13 or (slash and data[after] == 47)):
+        while after < end:
+            byte = data[after]
+            if byte != char.LINE_FEED and byte != char.RETURN and not (slash and byte == char.SLASH):
+                break
             after += 1
         return after
     return skip_blanks(data, i, end, table, True)
@@ -194,10 +200,10 @@ def word_apostrophe(data: Any, i: Any, end: Any, table: Any) -> Any:
     if word == i:
         return _no_letters(data, i, end, table, flag, after, False)
     while word < end:
-        if data[word] == 39:
+        if data[word] == char.APOSTROPHE:
             beyond = word + 1
         elif word + 3 <= end and data[word] == 0xE2 and data[word + 1] == 0x80 and data[word + 2] == 0x99:
-            beyond = word + 3
+            beyond = word + 3  # U+2019 in UTF-8
         else:
             break
         letters = skip(data, beyond, end, table, LETTER)
@@ -213,7 +219,7 @@ def word_gpt2(data: Any, i: Any, end: Any, table: Any) -> Any:
     after = contraction(data, i, end, False)
     if after > i:
         return after
-    start = i + 1 if data[i] == 32 and i + 1 < end else i
+    start = i + 1 if data[i] == char.SPACE and i + 1 < end else i
     flag, after = read_class(data, start, end, table)
     if flag & LETTER:
         return skip(data, after, end, table, LETTER)

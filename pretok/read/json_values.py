@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, U8, njit
 from pretok.kernels.eight_bytes import ends_plain_text, first_marked, load64, store64
 
@@ -51,7 +52,7 @@ _TRUE, _FALSE, _NULL, _NAN, _INFINITY = (
 
 @njit(_SKIP)
 def skip_space(block: Pointer, at: int, end: int) -> int:
-    while at < end and (block[at] == 32 or block[at] == 9 or block[at] == 13):
+    while at < end and (block[at] == char.SPACE or block[at] == char.TAB or block[at] == char.RETURN):
         at += 1
     return at
 
@@ -87,7 +88,7 @@ def _skip_string(block: Pointer, at: int, end: int) -> int:
             return at + 1
         elif kind == _CONTROL or at + 1 >= end:
             return -1
-        elif block[at + 1] == 117:  # \u
+        elif block[at + 1] == char.SMALL_U:
             if _code_unit(block, at + 2, end) < 0:
                 return -1
             at += 6
@@ -150,14 +151,19 @@ def copy_string(block: Pointer, at: int, end: int, out: Pointer, size: int) -> t
             return at + 1, size, lone
         elif kind == _CONTROL or at + 1 >= end:
             return -1, size, lone
-        elif block[at + 1] == 117:  # \u
+        elif block[at + 1] == char.SMALL_U:
             point = _code_unit(block, at + 2, end)
             at += 6
             if point < 0:
                 return -1, size, lone
-            if 0xD800 <= point < 0xE000:
+            if 0xD800 <= point < 0xE000:  # half of a pair of UTF-16, the first below 0xDC00
                 low = -1
-                if point < 0xDC00 and at + 1 < end and block[at] == 92 and block[at + 1] == 117:
+                if (
+                    point < 0xDC00
+                    and at + 1 < end
+                    and block[at] == char.BACKSLASH
+                    and block[at + 1] == char.SMALL_U
+                ):
                     low = _code_unit(block, at + 2, end)
                 if 0xDC00 <= low < 0xE000:
                     point = 0x10000 + ((point - 0xD800) << 10) + (low - 0xDC00)
@@ -189,7 +195,7 @@ def _skip_word(block: Pointer, at: int, end: int, word: Bytes) -> int:
 
 @njit(_SKIP)
 def _skip_digits(block: Pointer, at: int, end: int) -> int:
-    while at < end and 48 <= block[at] <= 57:
+    while at < end and char.ZERO <= block[at] <= char.NINE:
         at += 1
     return at
 
@@ -197,22 +203,22 @@ def _skip_digits(block: Pointer, at: int, end: int) -> int:
 @njit(_SKIP)
 def _skip_number(block: Pointer, at: int, end: int) -> int:
     """Position after the number at `at`, or -1: -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?"""
-    if at < end and block[at] == 45:
+    if at < end and block[at] == char.MINUS:
         at += 1
-    if at < end and block[at] == 73:
+    if at < end and block[at] == char.CAPITAL_I:
         return _skip_word(block, at, end, _INFINITY)
     start = at
     at = _skip_digits(block, at, end)
-    if at == start or (block[start] == 48 and at > start + 1):
+    if at == start or (block[start] == char.ZERO and at > start + 1):
         return -1
-    if at < end and block[at] == 46:
+    if at < end and block[at] == char.DOT:
         start = at + 1
         at = _skip_digits(block, start, end)
         if at == start:
             return -1
-    if at < end and (block[at] == 101 or block[at] == 69):
+    if at < end and (block[at] == char.SMALL_E or block[at] == char.CAPITAL_E):
         at += 1
-        if at < end and (block[at] == 43 or block[at] == 45):
+        if at < end and (block[at] == char.PLUS or block[at] == char.MINUS):
             at += 1
         start = at
         at = _skip_digits(block, start, end)
@@ -227,15 +233,15 @@ def _skip_scalar(block: Pointer, at: int, end: int) -> int:
     if at >= end:
         return -1
     first = block[at]
-    if first == 34:
+    if first == char.QUOTE:
         return _skip_string(block, at + 1, end)
-    if first == 116:
+    if first == char.SMALL_T:
         return _skip_word(block, at, end, _TRUE)
-    if first == 102:
+    if first == char.SMALL_F:
         return _skip_word(block, at, end, _FALSE)
-    if first == 110:
+    if first == char.SMALL_N:
         return _skip_word(block, at, end, _NULL)
-    if first == 78:
+    if first == char.CAPITAL_N:
         return _skip_word(block, at, end, _NAN)
     return _skip_number(block, at, end)
 
@@ -243,13 +249,13 @@ def _skip_scalar(block: Pointer, at: int, end: int) -> int:
 @njit(_SKIP)
 def skip_key(block: Pointer, at: int, end: int) -> int:
     """Position of the value after the key, colon and space at `at`, or -1."""
-    if at >= end or block[at] != 34:
+    if at >= end or block[at] != char.QUOTE:
         return -1
     at = _skip_string(block, at + 1, end)
     if at < 0:
         return -1
     at = skip_space(block, at, end)
-    if at >= end or block[at] != 58:
+    if at >= end or block[at] != char.COLON:
         return -1
     return skip_space(block, at + 1, end)
 
@@ -259,7 +265,7 @@ def skip_value(block: Pointer, at: int, end: int, closers: Bytes) -> int:
     """Position after any JSON value at `at`, or -1. `closers` is scratch: the bracket each open container awaits."""
     depth = 0
     while True:
-        if at < end and (block[at] == 123 or block[at] == 91):
+        if at < end and (block[at] == char.OPEN_BRACE or block[at] == char.OPEN_BRACKET):
             if depth == len(closers):
                 return -1
             closers[depth] = block[at] + 2  # '{' + 2 = '}', '[' + 2 = ']'
@@ -269,7 +275,7 @@ def skip_value(block: Pointer, at: int, end: int, closers: Bytes) -> int:
                 depth -= 1
                 at += 1
             else:
-                if closers[depth - 1] == 125:
+                if closers[depth - 1] == char.CLOSE_BRACE:
                     at = skip_key(block, at, end)
                     if at < 0:
                         return -1
@@ -286,10 +292,10 @@ def skip_value(block: Pointer, at: int, end: int, closers: Bytes) -> int:
                 depth -= 1
                 at += 1
                 continue
-            if block[at] != 44:
+            if block[at] != char.COMMA:
                 return -1
             at = skip_space(block, at + 1, end)
-            if closers[depth - 1] == 125:
+            if closers[depth - 1] == char.CLOSE_BRACE:
                 at = skip_key(block, at, end)
                 if at < 0:
                     return -1

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import first_marked, load64, newlines
 from pretok.read.json_values import MAX_DEPTH, Pointer, copy_string, skip_key, skip_space, skip_value
@@ -53,7 +54,7 @@ def _same_key(
     """Whether the key between its quotes at start:stop is field[first:last], escapes resolved into `scratch`."""
     escaped = False
     for i in range(start, stop):
-        if block[i] == 92:
+        if block[i] == char.BACKSLASH:
             escaped = True
             break
     if escaped:
@@ -78,9 +79,9 @@ def _same_key(
 def _key_end(block: Pointer, value: int) -> int:
     """Position of the closing quote of the key whose value starts at `value`: only space and a colon stand between."""
     at = value - 1
-    while block[at] != 58:
+    while block[at] != char.COLON:
         at -= 1
-    while block[at] != 34:
+    while block[at] != char.QUOTE:
         at -= 1
     return at
 
@@ -114,7 +115,7 @@ def _parse_object(
     opened = True
     while True:
         at = skip_space(block, at, end)
-        if not (opened and at < end and block[at] == 125):
+        if not (opened and at < end and block[at] == char.CLOSE_BRACE):
             key = at + 1
             at = skip_key(block, at, end)
             if at < 0:
@@ -125,24 +126,24 @@ def _parse_object(
                 at = skip_value(block, at, end, closers)
             elif level + 2 < len(path):
                 status, size = MISSING, start
-                if at < end and block[at] == 123:
+                if at < end and block[at] == char.OPEN_BRACE:
                     level += 1
                     at += 1
                     opened = True
                     continue
                 at = skip_value(block, at, end, closers)
-            elif at < end and block[at] == 34:
+            elif at < end and block[at] == char.QUOTE:
                 at, size, lone = copy_string(block, at + 1, end, out, start)
                 status = SURROGATE if lone else EMPTY if size == start else OK
                 if size - start > longest:
                     status = TOO_LONG
             else:
-                status = NULL if at < end and block[at] == 110 else NOT_A_STRING
+                status = NULL if at < end and block[at] == char.SMALL_N else NOT_A_STRING
                 at = skip_value(block, at, end, closers)
             if at < 0:
                 return MALFORMED, start
             at = skip_space(block, at, end)
-        while at < end and block[at] == 125:
+        while at < end and block[at] == char.CLOSE_BRACE:
             at += 1
             level -= 1
             if level < 0:
@@ -150,7 +151,7 @@ def _parse_object(
             at = skip_space(block, at, end)
         if level < 0:
             break
-        if at >= end or block[at] != 44:
+        if at >= end or block[at] != char.COMMA:
             return MALFORMED, start
         at += 1
         opened = False
@@ -176,7 +177,7 @@ def _parse_line(
     at = skip_space(block, at, end)
     if at == end:
         return BLANK, size
-    if block[at] == 123:
+    if block[at] == char.OPEN_BRACE:
         return _parse_object(block, at, end, field, path, longest, out, size, closers, scratch)
     at = skip_value(block, at, end, closers)
     if at >= 0 and skip_space(block, at, end) == end:
@@ -193,7 +194,7 @@ def _line_end(block: Pointer, at: int, end: int) -> int:
             at += first_marked(mask)
             return at
         at += 8
-    while at < end and block[at] != 10:
+    while at < end and block[at] != char.LINE_FEED:
         at += 1
     return at
 
@@ -203,7 +204,7 @@ def _line_feeds(block: Bytes) -> int:
     """How many line feeds the block has."""
     count = 0
     for i in range(len(block)):
-        count += block[i] == 10
+        count += block[i] == char.LINE_FEED
     return count
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
+from pretok.base.failures import Failure
 from pretok.base.records import to_json
 from pretok.base.storage import fingerprint
 from pretok.base.tokens import token_dtype
@@ -95,20 +96,6 @@ class FileEntry:
     read: int
     written: int
     rejected: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An input whose rest could not be read, or a partition that could not be done; `file` names its inputs."""
-
-    partition: str
-    file: str
-    error: str
-
-    @property
-    def source(self) -> str:
-        """The source the partition belongs to."""
-        return self.partition.rsplit("-", 1)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,12 @@ import numpy as np
 
 from pretok import __version__
 from pretok.base.errors import MismatchError
+from pretok.base.failures import Failure
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, checksum
 from pretok.base.tokens import token_dtype
 from pretok.shards.contents import (
     Contents,
-    Failure,
     FileEntry,
     PartEntry,
     ShardEntry,

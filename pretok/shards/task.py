@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.errors import MismatchError
+from pretok.base.failures import Failure
 from pretok.base.progress import Counts
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, read_json, write_json
@@ -33,7 +34,6 @@ from pretok.read.batches import Reject, TextBatch, buffers
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat, read_partition
-from pretok.shards.contents import Failure
 from pretok.shards.format import SealedShard, ShardWriter
 from pretok.shards.ledger import Hashes, LedgerWriter, SealedLedger, hash_texts, ledger_rows
 from pretok.tokenizer.encoder import Encoder

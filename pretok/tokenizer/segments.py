@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.pretokenize import LETTER, PATTERNS, read_class, word_ends
 from pretok.kernels.unicode import class_table
@@ -84,21 +85,21 @@ def joined(data: Any, start: Any, at: Any, end: Any, table: Any, separators: Any
     if at <= start or at >= end:
         return False
     mark = data[at]
-    if mark == 32:
+    if mark == char.SPACE:
         if not _letter_at(data, at + 1, end, table):
             return False
-        if separators & COMMA and data[at - 1] == 44:
+        if separators & COMMA and data[at - 1] == char.COMMA:
             return _letter_before(data, start, at - 1, table)
         return _letter_before(data, start, at, table)
-    if mark == 44 and separators & COMMA:
-        if at + 2 >= end or data[at + 1] != 32:
+    if mark == char.COMMA and separators & COMMA:
+        if at + 2 >= end or data[at + 1] != char.SPACE:
             return False
         return _letter_at(data, at + 2, end, table) and _letter_before(data, start, at, table)
     if separators & APOSTROPHE:
         after = at + 1
         if mark == 0xE2 and at + 3 < end and data[at + 1] == 0x80 and data[at + 2] == 0x99:
-            after = at + 3
-        elif mark != 39:
+            after = at + 3  # U+2019 in UTF-8
+        elif mark != char.APOSTROPHE:
             return False
         return _letter_at(data, after, end, table) and _letter_before(data, start, at, table)
     return False

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from pretok.counts.buckets import WordCounts
 from pretok.counts.table import WordTable
 from pretok.kernels.compile import I64, U8, njit
 from pretok.kernels.hashing import P1
@@ -144,9 +143,9 @@ def _frequent_chains(chains: Chains, sums: Ints, bound: int) -> tuple[npt.NDArra
         offsets = np.zeros(len(piece) // 2 + 2, np.int64)
         found = _cut(piece, sums, bound, symbols, offsets)
         ones, zeros = np.ones(found, np.int64), np.zeros(found, np.int64)
-        table.add_words(WordCounts(symbols.view(np.uint8), 4 * offsets[: found + 1], ones, zeros))
-    words = table.words()
-    return words.data.view(np.uint32).astype(np.int32), words.offsets // 4, words.counts
+        table.add_numbers(symbols.view(np.uint8), 4 * offsets[: found + 1], ones, zeros)
+    data, offsets, counts, _ = table.sums()
+    return data.view(np.uint32).astype(np.int32), offsets // 4, counts
 
 
 def train_superwords(chains: Chains, tokens: Sequence[bytes], wanted: int, max_words: int) -> Merges:

@@ -25,11 +25,13 @@ from pretok.base.execute import Engine
 from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
+from pretok.base.records import to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.base.tasks import run_tasks
 from pretok.base.tell import Teller, table
 from pretok.config import Recipe, Vocab
-from pretok.counts.job import Counts, count_config, run_count
+from pretok.counts.counts_file import Counts
+from pretok.counts.job import count_config, run_count
 from pretok.counts.weigh import TrainingWords, mix_bytes_per_token, multipliers, shares, weigh
 from pretok.kernels.pretokenize import PATTERNS, code_of, word_ends
 from pretok.read.batches import buffers
@@ -74,8 +76,9 @@ def _build_vocab(
     if recipe.vocab.superwords:
         check_superwords(recipe.vocab, counted=counts is not None)
     folder = recipe.vocab_dir
-    listed = count_config(recipe, engine, tell) if counts is None else {"counts": fingerprint(counts.data)}
-    config = _config(recipe.vocab, compare, listed)
+    listed = count_config(recipe, engine, tell) if counts is None else None
+    source = {"counts": counts.fingerprint} if counts else to_json(listed)
+    config = _config(recipe.vocab, compare, source)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
         report: dict[str, Any] = read_json(folder / REPORT_FILE)
         refuse_changes("the vocabulary and its report", folder, report["config"], config)
@@ -277,7 +280,7 @@ def _report(
         "tokens": describe_tokens(main, measure.uses, counts.sources),
         "compare": others,
         "mix": _mix(vocab, counts, made, measure, others),
-        "failed": counts.data["failed"],
+        "failed": to_json(counts.failed),
     }
 
 

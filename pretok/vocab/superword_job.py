@@ -27,7 +27,8 @@ from pretok.base.progress import Progress
 from pretok.base.tasks import run_tasks
 from pretok.base.tell import SILENT, Teller, table
 from pretok.config import Recipe, Vocab
-from pretok.counts.job import Counts, partitions_of
+from pretok.counts.counts_file import Counts
+from pretok.counts.job import partitions_of
 from pretok.counts.weigh import mix_bytes_per_token, shares
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import buffers
@@ -122,7 +123,7 @@ def _tasks(
             continue
         repeats[name] = -(-target.numerator // (target.denominator * size))
         share = target / (repeats[name] * size)
-        partitions = partitions_of(name, counts.data["config"]["inputs"][name]["files"], recipe, SILENT)
+        partitions = partitions_of(name, counts.files(name), recipe, SILENT)
         step = max(1, min(int(1 / (SAMPLED_PARTS * share)), len(partitions) // FEWEST_PARTITIONS))
         tasks += [
             ChainTask(

@@ -24,7 +24,8 @@ from pretok.base.stop import StopFlag
 from pretok.base.tell import Silent
 from pretok.config import make_recipe
 from pretok.counts.buckets import read_group
-from pretok.counts.job import Counts, _tasks, add_counts, count_config, load_counts, run_count
+from pretok.counts.counts_file import FILE_NAME, Counts, load_counts
+from pretok.counts.job import _tasks, add_counts, count_config, run_count
 from pretok.counts.task import SAMPLE_SEED_STEP, CountTask, _Counter, count_partition
 from pretok.kernels.hashing import hash_documents, select
 from pretok.kernels.pretokenize import PATTERNS
@@ -64,8 +65,8 @@ def test_counts_are_those_of_the_regular_expression(folder: Path, here: Engine, 
         record = counts.of(source)
         assert record.documents + record.heldout_documents == len(texts)
         assert record.bytes + record.heldout_bytes == sum(len(text.encode()) for text in texts)
-        assert record.read == len(texts) + record.rejected.total()
-    assert counts.of("en").rejected.total() == 1
+        assert record.read == len(texts) + sum(record.rejected.values())
+    assert sum(counts.of("en").rejected.values()) == 1
     assert counts.of("it").heldout_documents > 5
 
 
@@ -109,7 +110,7 @@ def test_a_stopped_count_continues_to_the_same_bytes(folder: Path, here: Engine,
 def test_what_is_counted_is_not_counted_again(folder: Path, here: Engine) -> None:
     first = run_count(recipe(folder), here, Silent())
     again = run_count(recipe(folder), Killer(0), Silent())
-    assert again.data == first.data == load_counts(first.folder).data
+    assert again == first == load_counts(first.folder)
 
 
 def test_workers_of_ray_give_the_same_bytes(folder: Path, here: Engine, ray_address: str) -> None:
@@ -202,7 +203,7 @@ def test_two_attempts_at_one_partition_do_not_share_a_file(
     """Both spill: each under its own name, so that neither adds up the other's words."""
     made = recipe(folder)
     config = count_config(made, here, Silent())
-    [task] = _tasks("en", config["inputs"]["en"]["files"], made, folder / "state", Silent())
+    [task] = _tasks("en", config.inputs["en"].files, made, folder / "state", Silent())
     task = replace(task, table_bytes=1)
     task.folder.mkdir()
     spills = []
@@ -228,7 +229,7 @@ def test_a_resumed_count_tells_what_is_there(folder: Path, here: Engine) -> None
     for key, found in (
         ("documents", sum(r.documents + r.heldout_documents for r in records)),
         ("bytes", sum(r.bytes + r.heldout_bytes for r in records)),
-        ("rejected", sum(r.rejected.total() for r in records)),
+        ("rejected", sum(sum(r.rejected.values()) for r in records)),
     ):
         assert told.before[key] + told.counts[key] == found
 
@@ -259,8 +260,8 @@ def test_a_damaged_input_is_counted_up_to_the_damage(folder: Path, here: Engine)
         "en": {"inputs": [str(folder / "in" / "en*")]},
     }
     counts = run_count(make_recipe({"out": folder / "x", "sources": sources}, "test"), here, Silent())
-    [failure] = counts.data["failed"]
-    assert failure["file"].endswith("it-9.jsonl.zst")
+    [failure] = counts.failed
+    assert failure.file.endswith("it-9.jsonl.zst")
     assert counts.of("en").documents + counts.of("en").heldout_documents == len(documents(folder, "en"))
 
 
@@ -277,3 +278,30 @@ def test_a_damaged_file_of_counts_is_named(folder: Path, here: Engine) -> None:
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(IntegrityError, match=r"bucket-05\.parquet"):
         read_group(path, 0)
+
+
+def test_what_is_wrong_in_counts_json_is_named(folder: Path, here: Engine) -> None:
+    counts = run_count(recipe(folder), here, Silent())
+    path = counts.folder / FILE_NAME
+    data = json.loads(path.read_text())
+    data["config"]["inputs"]["it"]["files"][0]["size"] = -1
+    path.write_text(json.dumps(data))
+    with pytest.raises(
+        IntegrityError, match=r"counts\.json: inputs\.it\.files\[0\]\.size: expected a whole number"
+    ):
+        load_counts(counts.folder)
+
+
+def test_the_first_sums_still_open(folder: Path, here: Engine) -> None:
+    """They did not say under `added` what they are of."""
+    a, b, _ = three_counts(folder, here)
+    total = add_counts([a, b], folder / "sum", here, Silent())
+    path = total.folder / FILE_NAME
+    data = json.loads(path.read_text())
+    del data["config"]["added"]
+    path.write_text(json.dumps(data))
+    old = load_counts(total.folder)
+    assert old.records == total.records
+    assert old.config.added == {}
+    with pytest.raises(MismatchError, match="is new"):
+        add_counts([a, b], folder / "sum", here, Silent())

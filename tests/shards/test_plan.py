@@ -18,7 +18,8 @@ from telling import Told
 from pretok.base.errors import MismatchError, PartitionsFailed, Stopped, UsageError
 from pretok.base.tell import Silent
 from pretok.config import Recipe, make_recipe
-from pretok.counts.job import load_counts, run_count
+from pretok.counts.counts_file import load_counts
+from pretok.counts.job import run_count
 from pretok.read import readers
 from pretok.read.rejects import poor_sources
 from pretok.shards import task
@@ -147,12 +148,9 @@ def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_di
         changed.clear()
         with contextlib.suppress(PartitionsFailed):  # counting leaves that to its command
             work(made, here)
-    for failed in (
-        load_manifest(made.shards_dir).data["failed"],
-        load_counts(made.counts_dir).data["failed"],
-    ):
-        assert [failure["file"] for failure in failed] == [str(path)]
-        assert failed[0]["error"].startswith("changed ")
+    for failed in (load_manifest(made.shards_dir).contents.failed, load_counts(made.counts_dir).failed):
+        assert [failure.file for failure in failed] == [str(path)]
+        assert failed[0].error.startswith("changed ")
     tokenize(made, here)  # again, from the file as it is now
     manifest = load_manifest(made.shards_dir)
     assert manifest.data["failed"] == []

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from pretok.base.errors import Stopped, UsageError
 from pretok.base.tell import SILENT, Teller
 from pretok.config import make_recipe
-from pretok.counts.job import load_counts
+from pretok.counts.counts_file import load_counts
 from pretok.read.sample import sample_path
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.bpe import Merges

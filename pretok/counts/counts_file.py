@@ -1,0 +1,174 @@
+"""counts.json: what finished counts hold and what they were made from. This module alone knows the file.
+
+Enters: FOLDER/counts.json, or what `counts.job` counted. Leaves: the file, or `Counts`, of which all was checked.
+
+    format, version
+    sources  {NAME: {read, documents, bytes, heldout_documents, heldout_bytes, unsampled, rejected, errors}}
+    failed   [{partition, file, error}]   inputs whose rest could not be read
+    buckets  [{path, checksum}]           the files of words
+    config   {pattern, unicode, normalize, sample, holdout, seed, inputs}   what decided them; of a sum also `added`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.failures import Failure
+from pretok.base.records import Signed, read_record, to_json
+from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.counts.task import CountRecord
+from pretok.read.files import InputFile
+from pretok.read.normalize import Normalization
+from pretok.read.readers import RecordFormat
+
+FORMAT = "pretok-counts"
+VERSION = 1
+FILE_NAME = "counts.json"
+HELDOUT_FILE = "heldout.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInputs(RecordFormat):
+    """How the records of a source are found, and the files they are in."""
+
+    files: tuple[InputFile, ...] = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CountSettings:
+    """What decides the words of a text. unicode: the first line of the table of classes; sample, holdout: fractions."""
+
+    pattern: str
+    unicode: str
+    normalize: Normalization
+    sample: str
+    holdout: str
+    seed: Signed
+
+    def settings(self) -> tuple[str, str, Normalization, str, str, int]:
+        """These alone, without what they were applied to."""
+        return self.pattern, self.unicode, self.normalize, self.sample, self.holdout, self.seed
+
+
+@dataclass(frozen=True, slots=True)
+class CountConfig(CountSettings):
+    """All that decides the counts of some text."""
+
+    inputs: dict[str, SourceInputs]
+
+    @property
+    def added(self) -> dict[str, str]:
+        """Nothing: it is no sum."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Addends:
+    """The settings of each of the counts that were added, as they stood there."""
+
+    added: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SumConfig(CountSettings):
+    """All that decides a sum of counts. added: folder -> fingerprint; the first sums did not say."""
+
+    inputs: Addends
+    added: dict[str, str] = field(default_factory=dict)
+
+
+Config = CountConfig | SumConfig
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFile:
+    """The words of one bucket."""
+
+    path: str
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class _CountsFile:
+    """The whole file; see the module."""
+
+    format: str
+    version: int
+    sources: dict[str, CountRecord]
+    failed: tuple[Failure, ...]
+    buckets: tuple[BucketFile, ...]
+    config: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Finished counts in `folder`. records: source -> what was read of it, in the order of the row groups; fingerprint:
+    identifies them by all that counts.json says."""
+
+    folder: Path
+    records: dict[str, CountRecord]
+    failed: tuple[Failure, ...]
+    bucket_files: tuple[BucketFile, ...]
+    config: Config
+    fingerprint: str
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the sources, in the order of the row groups."""
+        return list(self.records)
+
+    @property
+    def buckets(self) -> list[Path]:
+        """The files of words."""
+        return [self.folder / bucket.path for bucket in self.bucket_files]
+
+    def of(self, source: str) -> CountRecord:
+        """What was read of a source."""
+        return self.records[source]
+
+    def files(self, source: str) -> tuple[InputFile, ...]:
+        """The inputs of a source; none for a sum, which was made from counts."""
+        return self.config.inputs[source].files if isinstance(self.config, CountConfig) else ()
+
+    def heldout_texts(self, source: str) -> pa.LargeStringArray:
+        """The held-out texts kept of a source."""
+        with pq.ParquetFile(self.folder / HELDOUT_FILE) as file:
+            return file.read_row_group(self.sources.index(source)).column("text").combine_chunks()
+
+
+def read_config(data: Any, where: Path) -> Config:
+    """What decides counts, from its JSON. Raises IntegrityError."""
+    inputs = data.get("inputs") if isinstance(data, dict) else None
+    is_sum = isinstance(inputs, dict) and isinstance(inputs.get("added"), list)
+    return read_record(SumConfig, data, where) if is_sum else read_record(CountConfig, data, where)
+
+
+def load_counts(folder: Path) -> Counts:
+    """Read FOLDER/counts.json. Raises IntegrityError (missing, damaged) or MismatchError (other format)."""
+    path = folder / FILE_NAME
+    data = read_json(path)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise IntegrityError(f"{path} does not describe counts of words")
+    if data.get("version") != VERSION:
+        raise MismatchError(f"{path} has version {data.get('version')!r}, this program reads {VERSION}")
+    file = read_record(_CountsFile, data, path)
+    config = read_config(file.config, path)
+    return Counts(folder, file.sources, file.failed, file.buckets, config, fingerprint(data))
+
+
+def write_counts(
+    folder: Path, records: dict[str, CountRecord], buckets: Sequence[BucketFile], config: Config
+) -> Counts:
+    """Write FOLDER/counts.json atomically: last of all files, for it says that the others are complete."""
+    failed = tuple(error for record in records.values() for error in record.errors)
+    file = _CountsFile(FORMAT, VERSION, records, failed, tuple(buckets), to_json(config))
+    data = to_json(file)
+    write_json(folder / FILE_NAME, data)
+    return Counts(folder, records, failed, file.buckets, config, fingerprint(data))

@@ -1,0 +1,8 @@
+"""WORK, and a run if there is one -> one page that opens from disk without a network.
+
+gather.py    what jobs left on disk -> typed facts
+history.py   logs of jobs, and what a run wrote -> what happened when
+charts.py    numbers -> inline SVG
+page.py      facts -> HTML
+page.html    its template
+"""

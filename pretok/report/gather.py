@@ -1,0 +1,199 @@
+"""What tokenize, build-vocab and mix left on disk -> typed facts, nothing of which is estimated.
+
+Enters: a WORK folder. Leaves: `Facts`: of every source its counts, the lengths of its documents, its rejects with
+examples and what its kept columns hold most; the input files; the vocabulary's report; the mix. What is not there (no
+mix yet, shards made before there were ledgers) is None or empty, and the page says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pretok.base.storage import read_json
+from pretok.shards.contents import Contents, SourceCounts
+from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
+from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.seal import rejects_path
+from pretok.stream.mix_file import Mix, load_mix
+
+EXAMPLES = 3
+"""Rejects shown of each reason."""
+VALUES = 15
+"""Values shown of a kept column."""
+MOST_VALUES = 100_000
+"""Different values of a kept column that are counted; one with more names documents, it does not sort them."""
+BINS = 33
+"""Powers of two: no document has 2^32 tokens."""
+
+
+Counted = dict[str, tuple[int, int]]
+"""Value -> its documents and tokens."""
+
+
+@dataclass(slots=True)
+class Rejects:
+    """Of one reason: how many, and the first few as (file, line or row from 1, detail)."""
+
+    count: int
+    examples: list[tuple[str, int, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Column:
+    """A kept column. values: (value, documents, tokens) of those with most tokens; distinct: how many there are, None:
+    too many."""
+
+    values: list[tuple[str, int, int]]
+    distinct: int | None
+
+
+@dataclass(slots=True)
+class SourceFacts:
+    """One source. lengths: (BINS,) documents whose tokens have so many binary digits; longest: tokens; columns: the
+    kept ones, `domain` in the place of `url`; ledger: whether every shard has one."""
+
+    name: str
+    counts: SourceCounts
+    files: int
+    rejects: dict[str, Rejects]
+    ledger: bool
+    lengths: npt.NDArray[np.int64]
+    longest: int
+    columns: dict[str, Column]
+
+    @property
+    def share_rejected(self) -> float:
+        """Of the records read."""
+        return sum(self.counts.rejected.values()) / max(1, self.counts.read)
+
+    def quantile(self, share: float) -> int:
+        """A length that at least `share` of the documents do not exceed: a power of two less one."""
+        total = np.cumsum(self.lengths)
+        return int(2 ** int(np.searchsorted(total, share * total[-1])) - 1) if total[-1] else 0
+
+
+@dataclass(slots=True)
+class Facts:
+    """All of WORK. vocabulary: the report of build-vocab; mix_report: that of the mix."""
+
+    work: Path
+    manifest: Manifest
+    sources: list[SourceFacts]
+    vocabulary: dict[str, Any] | None
+    mix: Mix | None
+    mix_report: dict[str, Any] | None
+
+    @property
+    def contents(self) -> Contents:
+        """What the manifest says."""
+        return self.manifest.contents
+
+
+def gather(work: Path) -> Facts:
+    """Read everything once. Raises IntegrityError for what is there and broken."""
+    manifest = load_manifest(work / "shards")
+    report, mix = work / "vocab" / "report.json", work / "mix.json"
+    return Facts(
+        work=work,
+        manifest=manifest,
+        sources=[_source(manifest, name) for name in manifest.sources],
+        vocabulary=read_json(report) if report.exists() else None,
+        mix=load_mix(mix) if mix.exists() else None,
+        mix_report=read_json(mix)["report"] if mix.exists() else None,
+    )
+
+
+def _source(manifest: Manifest, name: str) -> SourceFacts:
+    contents = manifest.contents
+    facts = SourceFacts(
+        name=name,
+        counts=contents.sources[name],
+        files=sum(file.source == name for file in contents.files),
+        rejects=_rejects(manifest, name),
+        ledger=True,
+        lengths=np.zeros(BINS, np.int64),
+        longest=0,
+        columns={},
+    )
+    counters: dict[str, Counted | None] = {}
+    for shard in (*manifest.of(name), *manifest.of(name, "val")):
+        path = ledger_path(shard.prefix)
+        if not path.exists():
+            facts.ledger = False
+            continue
+        for rows in _windows(path):
+            tokens = np.asarray(rows["tokens"])
+            digits = np.frexp(tokens.astype(np.float64))[1]
+            facts.lengths += np.bincount(digits, minlength=BINS)
+            facts.longest = max(facts.longest, int(tokens.max(initial=0)))
+            _add_columns(counters, rows)
+    facts.columns = {column: _most(counted) for column, counted in counters.items()}
+    return facts
+
+
+def _windows(path: Path) -> Iterator[pa.RecordBatch]:
+    kept = [column for column in ledger_schema(path).names if column not in SCHEMA.names]
+    return ledger_windows(path, ["tokens", *kept])
+
+
+def _add_columns(counters: dict[str, Counted | None], rows: pa.RecordBatch) -> None:
+    """Count documents and tokens of each value; `counters[name]` becomes None when there are too many."""
+    columns = {name: rows[name] for name in rows.schema.names if name != "tokens"}
+    for name in list(columns):
+        if name.rpartition(".")[2] == "url" and pa.types.is_string(columns[name].type):
+            columns[name.removesuffix("url") + "domain"] = _domains(columns.pop(name))
+    for name, values in columns.items():
+        counted = counters.setdefault(name, {})
+        if counted is None:
+            continue
+        table = pa.table({"value": values.cast(pa.string()), "tokens": rows["tokens"]})
+        grouped = table.group_by("value").aggregate([("tokens", "sum"), ("tokens", "count")])
+        for value, tokens, documents in zip(
+            *(grouped[column].to_pylist() for column in ("value", "tokens_sum", "tokens_count")), strict=True
+        ):
+            key = "(none)" if value is None else value
+            before = counted.get(key, (0, 0))
+            counted[key] = (before[0] + documents, before[1] + tokens)
+        if len(counted) > MOST_VALUES:
+            counters[name] = None
+
+
+def _domains(urls: pa.Array) -> pa.Array:
+    """The hosts of addresses, `www.` left off."""
+    found = pc.extract_regex(urls, r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/@]*@)?(?:www\.)?(?P<host>[^/:?#]+)")
+    return pc.struct_field(found, "host")
+
+
+def _most(counted: Counted | None) -> Column:
+    if counted is None:
+        return Column([], None)
+    ordered = sorted(counted.items(), key=lambda item: (-item[1][1], item[0]))
+    return Column([(value, *numbers) for value, numbers in ordered[:VALUES]], len(counted))
+
+
+def _rejects(manifest: Manifest, source: str) -> dict[str, Rejects]:
+    """Counts are the manifest's; examples come from the ledger of rejects."""
+    counts = manifest.contents.sources[source].rejected
+    found = {reason: Rejects(count) for reason, count in counts.items()}
+    path = rejects_path(manifest.folder, source)
+    if found and path.exists():
+        with path.open(encoding="utf-8") as lines:
+            missing = sum(min(EXAMPLES, reject.count) for reject in found.values())
+            for line in lines:
+                if not missing:
+                    break
+                entry = json.loads(line)
+                reject = found[entry["reason"]]
+                if len(reject.examples) < EXAMPLES:
+                    reject.examples.append((entry["file"], entry["position"], entry.get("detail", "")))
+                    missing -= 1
+    return found

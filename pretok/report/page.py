@@ -1,0 +1,123 @@
+"""Facts and history -> one HTML file: styles, script and pictures inside, no address outside of it.
+
+Enters: `Facts`, jobs, and a run or None. Leaves: the text of the page, from the template beside this module.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from pretok.base.storage import atomic_open
+from pretok.base.units import duration, short, short_bytes
+from pretok.report import charts
+from pretok.report.gather import Facts, SourceFacts, gather
+from pretok.report.history import Job, Run, nodes, read_jobs, read_run, thinned, workers_over_time
+
+
+def run_report(work: Path, out: Path, run: Path | None = None) -> None:
+    """Write the page of a WORK folder, and of a run. Raises IntegrityError, UsageError, OutputError."""
+    page = render(gather(work), read_jobs(work), read_run(run) if run else None)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_open(out, "w") as file:
+        file.write(page)
+
+
+def render(facts: Facts, jobs: list[Job], run: Run | None) -> str:
+    """The page. Every text from outside is escaped by the template."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "n": "{:,}".format,
+        "short": short,
+        "bytes": short_bytes,
+        "span": duration,
+        "when": _when,
+    }
+    template = environment.from_string(files("pretok.report").joinpath("page.html").read_text("utf-8"))
+    return template.render(
+        facts=facts,
+        contents=facts.contents,
+        lengths={source.name: _lengths(source) for source in facts.sources},
+        jobs=jobs,
+        nodes=nodes(jobs),
+        workers=_workers(jobs),
+        run=run,
+        curves=_curves(run) if run else {},
+        markup=_Markup,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+class _Markup(str):
+    """SVG of our own, which the template shows as it is."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        return self
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%d %H:%M:%S")
+
+
+def _lengths(source: SourceFacts) -> str:
+    """Documents by length; the bars begin and end where there are any."""
+    used = [power for power, count in enumerate(source.lengths) if count]
+    if not used:
+        return ""
+    labelled = [
+        (short(2**power // 2), float(source.lengths[power])) for power in range(used[0], used[-1] + 1)
+    ]
+    return charts.bars(labelled, "documents by tokens, each bar from its label to twice that")
+
+
+def _workers(jobs: list[Job]) -> str:
+    times, busy = workers_over_time(jobs)
+    return charts.lines(
+        {"tasks": list(zip(times, busy, strict=True))}, "time (UTC)", "tasks at work", _time, zero=True
+    )
+
+
+def _curves(run: Run) -> dict[str, str]:
+    """Title -> SVG, of what the run wrote."""
+    metrics = thinned(run.metrics)
+    losses: dict[str, list[tuple[float, float]]] = {"training": _curve(metrics, "loss")}
+    for name in sorted({name for record in run.validation for name in record.get("sources", {})}):
+        losses[f"validation, {name}"] = [
+            (record["step"], record["sources"][name])
+            for record in run.validation
+            if name in record["sources"]
+        ]
+    per_byte = {
+        name: [
+            (r["step"], r["bits_per_byte"][name])
+            for r in run.validation
+            if name in (r.get("bits_per_byte") or {})
+        ]
+        for name in sorted({name for r in run.validation for name in (r.get("bits_per_byte") or {})})
+    }
+    found = {
+        "loss": charts.lines({name: curve for name, curve in losses.items() if curve}, "step", "loss"),
+        "bits per byte": charts.lines(per_byte, "step", "bits per byte"),
+        "tokens per second and device": charts.lines(
+            {"": _curve(metrics, "tokens_per_second_per_device")}, "step", "tokens/s/device", zero=True
+        ),
+        "model FLOP utilisation": charts.lines({"": _curve(metrics, "mfu")}, "step", "MFU", zero=True),
+        "gradient norm": charts.lines({"": _curve(metrics, "grad_norm")}, "step", "norm"),
+    }
+    return {title: drawn for title, drawn in found.items() if drawn}
+
+
+def _curve(records: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:
+    return [(record["step"], record[key]) for record in records if record.get(key) is not None]

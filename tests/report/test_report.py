@@ -1,0 +1,173 @@
+"""The page says what the files say: every number is compared with manifest, ledgers, logs and the records of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+
+import pytest
+from support import make_shards
+
+from pretok.base.errors import IntegrityError
+from pretok.base.storage import read_json
+from pretok.cli import run_command
+from pretok.report.gather import gather
+from pretok.report.history import nodes, read_jobs, workers_over_time
+from pretok.shards.manifest import load_manifest
+
+WORDS = "il mare è salato e la luna sorge".split()  # noqa: SIM905
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory, vocab_dir) -> Path:
+    """Shards of two sources with rejects, a mix, and the logs of the commands that made them."""
+    folder = tmp_path_factory.mktemp("report")
+    for name, count in (("it", 40), ("en", 9)):
+        lines = [json.dumps({"text": " ".join(WORDS * (1 + number))}) for number in range(count)]
+        lines += ["{broken <b>", json.dumps({"text": ""})] * 4
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    out = folder / "work"
+    inputs = [f"{name}={folder}/{name}.jsonl" for name in ("it", "en")]
+    options = ["--out", str(out), "--vocab", str(vocab_dir), "--workers", "0", "--val-fraction", "0.1"]
+    assert run_command(["tokenize", *inputs, *options]) == 0
+    mix = ["--out", str(out / "mix.json"), "--weights", "it=0.5,en=0.5", "--tokens", "512", "--seq-len", "16"]
+    assert run_command(["mix", str(out / "shards"), *mix]) == 0
+    return out
+
+
+def page(work: Path, *options: str) -> str:
+    assert run_command(["report", str(work), *options]) == 0
+    return (work / "report.html").read_text(encoding="utf-8")
+
+
+def values(row: str) -> list[float]:
+    return [float(value) for value in re.findall(r'data-value="([^"]*)"', row)]
+
+
+def test_the_numbers_are_those_of_the_manifest(work):
+    text, contents = page(work), load_manifest(work / "shards").contents
+    assert f'id="tokens" data-value="{contents.totals.tokens}"' in text
+    assert f'id="documents-total" data-value="{contents.totals.documents}"' in text
+    for name, counts in contents.sources.items():
+        (row,) = re.findall(rf'<tr id="source-{name}">.*?</tr>', text)
+        tokens, share, val, documents, size, per_token, *_ = values(row)
+        assert (tokens, val, documents, size) == (
+            counts.tokens,
+            counts.val.tokens,
+            counts.documents,
+            counts.bytes,
+        )
+        assert share == counts.tokens / contents.totals.tokens
+        assert per_token == counts.bytes / counts.tokens
+
+
+def test_rejects_stand_there_with_their_reasons_and_examples_escaped(work):
+    text = page(work)
+    assert text.count("malformed_json") == 2
+    found = gather(work).sources[1].rejects
+    assert {reason: reject.count for reason, reject in found.items()} == {
+        "empty_text": 4,
+        "malformed_json": 4,
+    }
+    assert len(found["malformed_json"].examples) == 3
+    assert found["malformed_json"].examples[0][1] == 41
+    assert "<b>" not in text.split("<body>")[1].replace("<b id", "").replace("<b data", "").replace(
+        "<b>", "", 2
+    )
+
+
+def test_lengths_and_kept_columns_are_those_of_the_documents(work):
+    facts = gather(work)
+    assert [source.name for source in facts.sources] == ["en", "it"]
+    for source in facts.sources:
+        assert source.lengths.sum() == source.counts.documents
+        assert 2 ** (source.lengths.nonzero()[0][-1] - 1) <= source.longest
+        assert source.quantile(1.0) >= source.longest
+
+
+def test_the_mix_is_the_mix(work):
+    text, report = page(work), read_json(work / "mix.json")["report"]
+    assert f"{report['tokens']:,} tokens in {report['sequences']:,} sequences of 16" in text
+    part = text[text.index('id="mix"') :]
+    for name, source in report["sources"].items():
+        (row,) = re.findall(rf"<tr><td>{name}</td>.*?</tr>", part[: part.index("</table>")])
+        assert values(row)[:2] == [source["sequences"], source["tokens"]]
+
+
+def test_the_jobs_are_those_of_the_logs(work):
+    jobs = read_jobs(work)
+    assert jobs[0].command == "tokenize"
+    assert jobs[0].exit_code == 0
+    assert sum(row.tasks for row in nodes(jobs)) == sum(len(job.tasks) for job in jobs) == 2
+    times, busy = workers_over_time(jobs, bins=10)
+    spent = sum(task.ended - task.began for job in jobs for task in job.tasks)
+    assert sum(busy) * (times[1] - times[0]) == pytest.approx(spent, rel=0.01, abs=1e-3)
+    assert "pretok tokenize" in unescape(page(work)) or "tokenize" in page(work)
+
+
+def test_a_log_that_a_kill_cut_short_is_read_to_its_last_whole_line(work, tmp_path):
+    shutil.copytree(work, tmp_path / "work")
+    (log,) = (tmp_path / "work" / "logs").glob("tokenize-*.jsonl")
+    whole = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(whole[:-2]) + whole[-2][:20])
+    (job,) = [job for job in read_jobs(tmp_path / "work") if job.command == "tokenize"]
+    assert job.exit_code is None
+    assert "killed" in page(tmp_path / "work")
+
+
+def test_a_run_is_shown_with_its_curves(work, tmp_path):
+    def write(name: str, records: list[dict[str, object]]) -> None:
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps(r) + "\n" for r in records), encoding="utf-8"
+        )
+
+    metrics = [
+        {"step": s, "loss": 9 - s / 10, "grad_norm": 1.0, "tokens_per_second_per_device": 100.0, "mfu": None}
+        for s in range(1, 51)
+    ]
+    write("metrics", metrics)
+    write("validation", [{"step": 50, "val_loss": 4.0, "sources": {"it": 3.5, "en": 4.5}}])
+    kinds = dict.fromkeys(("initialisation", "training", "validation", "saving", "data"), 1.0)
+    write("goodput", [kinds | {"steps": 50, "lost_steps": 3}])
+    text = page(work, "--run", str(tmp_path))
+    assert "Step 50, not finished; loss 4.0000; 1 start on record." in text
+    assert "validation, it" in text
+    assert "model FLOP utilisation" not in text
+
+
+def test_shards_without_a_mix_a_vocabulary_report_or_ledgers_have_a_page(tmp_path):
+    make_shards(tmp_path / "shards", {"it": [[5, 6, 7]]})
+    text = page(tmp_path)
+    assert "None yet" in text
+    assert "there is no ledger of documents" in text
+
+
+def test_the_page_asks_for_nothing_from_outside(work):
+    text = page(work)
+    assert not re.findall(r'(?:src|href)="(?!#)[^"]*"', text)
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_no_shards_is_an_error_that_says_so(tmp_path):
+    assert run_command(["report", str(tmp_path)]) == 2
+    with pytest.raises(IntegrityError, match="manifest"):
+        gather(tmp_path)
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_browser_shows_it_without_complaint(work, tmp_path, width):
+    page(work)
+    shot = tmp_path / "page.png"
+    done = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--hide-scrollbars",
+         f"--window-size={width},2400", f"--user-data-dir={tmp_path}", f"--screenshot={shot}", f"file://{work}/report.html"],
+        capture_output=True, text=True, timeout=240, check=True,
+    )  # fmt: skip
+    assert shot.stat().st_size > 10_000
+    assert "CONSOLE" not in done.stderr

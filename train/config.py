@@ -28,34 +28,13 @@ def _option(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
 
 _LEAST = {
     0: (
-        *(
-            "lr",
-            "min_lr",
-            "warmup",
-            "decay",
-            "clip",
-            "beta1",
-            "beta2",
-            "eps",
-            "weight_decay",
-            "z_loss",
-            "skip_sigma",
-        ),
-        *("max_skips", "workers", "val_every", "keep_best", "milestone", "profile"),
+        *("lr", "min_lr", "warmup", "decay", "beta1", "beta2", "eps", "weight_decay", "clip", "z_loss"),
+        *("skip_sigma", "max_skips", "workers", "val_every", "keep_best", "milestone", "profile"),
     ),
     1: (
-        *("seq_len", "global_batch", "micro_batch", "accumulation", "steps", "tokens", "shard", "tensor"),
-        *(
-            "rope_theta",
-            "decay_tokens",
-            "loss_chunk",
-            "timeout",
-            "prefetch",
-            "val_sequences",
-            "keep_last",
-            "log_every",
-            "gc_every",
-        ),
+        *("seq_len", "rope_theta", "global_batch", "micro_batch", "accumulation", "steps", "tokens", "shard"),
+        *("tensor", "decay_tokens", "loss_chunk", "timeout", "prefetch", "val_sequences", "keep_last"),
+        *("log_every", "gc_every"),
     ),
 }
 """The least value of settings that have one."""

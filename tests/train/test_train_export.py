@@ -151,7 +151,11 @@ def test_moments_come_along_where_asked(
     assert steps["optimizer"]["state"]["norm.weight"]["step"] == 6
     model = exported(runs, True, tmp_path / "model")
     command[command.index("--out") + 1] = tmp_path / "none"
-    for where, message in ((model, "is an exported model and has none"), (None, "needs --init-from")):
+    for where, message in (
+        (model, "is an exported model and has none"),
+        (None, "needs --init-from"),
+        ("PUT/THE/FIRST/MODEL/HERE", "--init-from: PUT/THE/FIRST/MODEL/HERE is no folder"),
+    ):
         named = [] if where is None else ["--init-from", str(where)]
         with pytest.raises(SystemExit, match="2"):
             main([str(part) for part in command] + ["--init-moments", *named])
@@ -255,10 +259,9 @@ def test_what_does_not_fit_is_refused(
     runs: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = exported(runs, True, tmp_path / "model")
+    other = ModelConfig(vocab_size=60, dim=32, layers=3, heads=4, kv_heads=2, hidden=64)
     with pytest.raises(MismatchError, match=r"num_hidden_layers 2 \(here 3\)"):
-        export.exported_tensors(
-            out, ModelConfig(vocab_size=60, dim=32, layers=3, heads=4, kv_heads=2, hidden=64)
-        )
+        export.exported_tensors(out, other, print)
     checkpoint = runs[True] / "checkpoints/step-00000006"
     with pytest.raises(UsageError, match="exists already"):
         export.export([checkpoint], None, out, torch.float32, print)

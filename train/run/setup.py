@@ -68,6 +68,8 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     # A run that is resumed has its own weights; the folder it began from may be gone.
     resumed = complete_checkpoints(Path(config.out) / "checkpoints")
     source = Path(config.init_from) if config.init_from and not resumed else None
+    if source is not None and not source.is_dir():
+        raise UsageError(f"--init-from: {source} is no folder; name one of train export, or a checkpoint's")
     exported = source is not None and (source / "config.json").exists()
     if source is not None and exported:
         if config.init_moments:
@@ -116,21 +118,18 @@ def describe(plan: Plan, legs: Sequence[Leg], device: Device) -> str:
         f"{first.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
         f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
         f"{layout.tensor} tensor parallel on {device.name}, peak {peak} ({device.peak_source})",
-        f"global batch {in_words(first.batch)}",
+        f"global batch {_in_words(first.batch)}",
         f"{legs[-1].last_step} steps, {legs[-1].tokens_after(legs[-1].last_step):,} tokens"
         + (f" of {len(first.view) * first.view.seq_len:,}" if len(plan.phases) == 1 else ""),
     ]
-    reached = {leg.phase.at for leg in legs}
+    begins = {leg.phase.at: f"step {leg.step}" for leg in legs[1:]}
     for phase, settings in zip(plan.phases[1:], plan.config.phases, strict=True):
-        step = next(
-            (f"step {leg.step}" for leg in legs if leg.phase is phase and leg is not legs[0]), "begun"
-        )
-        when = step if phase.at in reached else ("past" if phase.at < first.at else "not reached")
+        when = begins.get(phase.at, "begun" if phase.at <= first.at else "not reached")
         lines.append(f"phase at {phase.at:,} tokens ({when}): {_changes(settings) or 'nothing changes'}")
     return "\n".join([*lines, *_warnings(legs)])
 
 
-def in_words(batch: Batch) -> str:
+def _in_words(batch: Batch) -> str:
     """512 = micro-batch 4 x accumulation 2 x 64 data-parallel ranks."""
     return (
         f"{batch.global_batch} = micro-batch {batch.micro_batch} x accumulation {batch.accumulation} x "

@@ -27,6 +27,7 @@ from pretok.commands.inspect import inspect
 from pretok.commands.mix import mix
 from pretok.commands.plan import plan
 from pretok.commands.preflight import preflight
+from pretok.commands.query import query
 from pretok.commands.report import report
 from pretok.commands.run import run
 from pretok.commands.stats import stats
@@ -72,7 +73,9 @@ app = typer.Typer(
     help="Text to token files for language models: vocabulary, shards, mix, stream.",
     epilog="`pretok COMMAND --help` shows the options of a command and an example.",
 )
-COMMANDS = (run, plan, count, build_vocab, tokenize, verify, stats, inspect, report, mix, export, submit, preflight)
+COMMANDS = (
+    run, plan, count, build_vocab, tokenize, verify, stats, inspect, query, report, mix, export, submit, preflight,
+)  # fmt: skip
 for command in COMMANDS:
     app.command(cls=CommandWithExamples)(command)
 

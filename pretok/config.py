@@ -12,6 +12,7 @@ import glob
 import os
 import string
 import tomllib
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pretok.base.errors import UsageError
 from pretok.base.units import parse_count, parse_share
+from pretok.read.kept import KeptColumn, parse_keep
 from pretok.read.normalize import Normalization
 from pretok.read.paths import HUB, SAMPLE, is_remote
 from pretok.read.readers import RecordFormat
@@ -30,6 +32,10 @@ DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for 
 Count = Annotated[int, BeforeValidator(parse_count)]
 """A whole number, or a string such as "1.2T", "300B", "64MiB"."""
 
+LEDGER_NAMES = frozenset(
+    ("file", "start", "record", "tokens", "bytes", "hash", "source", "split", "shard", "doc", "position")
+)
+"""Columns that a row of a ledger has anyway, there or in the view of `pretok query`."""
 LONGEST_NAME = 100
 """Bytes of a source's name: with what is added, the name of a temporary file too stays below the usual 255."""
 
@@ -61,6 +67,18 @@ def _expand(value: Any) -> Any:
     return path
 
 
+def _check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
+    names = [parse_keep(text).name.lower() for text in keep]  # SQL does not tell upper from lower case
+    for name in names:
+        if name in LEDGER_NAMES:
+            raise ValueError(
+                f"the ledger itself has a column {name!r}; name the kept one otherwise: my_{name}={name}"
+            )
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is kept twice")
+    return keep
+
+
 SourceName = Annotated[str, AfterValidator(_safe_name)]
 ExpandedPath = Annotated[Path, BeforeValidator(_expand)]
 Input = Annotated[str, BeforeValidator(_expand)]
@@ -78,7 +96,9 @@ class Source(Part):
 
     inputs: paths, globs, URLs, `hub:ID[:CONFIG[:SPLIT]]` or `sample:it`; field: the text field or column, `data.text`
     where it is inside of another; separator: ends a document in plain text files ("" = one document a file);
-    max_document: bytes of a record above which it is rejected.
+    max_document: bytes of a record above which it is rejected; keep: fields that go into the ledger, each
+    [NAME=]FIELD[:TYPE] with the type text, integer, float or boolean; on_mismatch: whether a value of another type is
+    null there, or rejects its document.
     """
 
     inputs: tuple[Input, ...] = Field(min_length=1)
@@ -86,11 +106,18 @@ class Source(Part):
     field: str = "text"
     separator: str = ""
     max_document: Annotated[Count, Field(gt=0)] = RecordFormat().max_document
+    keep: Annotated[tuple[str, ...], AfterValidator(_check_keep)] = ()
+    on_mismatch: Literal["null", "reject"] = "null"
 
     @property
     def record(self) -> RecordFormat:
         """How documents are found in this source."""
         return RecordFormat(self.field, self.separator, self.max_document)
+
+    @property
+    def kept(self) -> tuple[KeptColumn, ...]:
+        """What is kept of each document."""
+        return tuple(parse_keep(text) for text in self.keep)
 
 
 class Normalize(Part):
@@ -113,7 +140,8 @@ class Vocab(Part):
     size counts special tokens; sample: share of documents counted; holdout: share kept out of training for the report;
     min_count: words rarer than this are dropped at the end; weights: share of each source in the counts (empty: as on
     disk); superwords: how many of the entries are sequences of words, of at most superword_words words joined by
-    superword_separators, trained on superword_sample bytes of text.
+    superword_separators, trained on superword_sample bytes of text; sizes: smaller vocabularies to be written beside,
+    whose merges are the first ones of the largest; languages: those whose letters the report looks at one by one.
     """
 
     path: ExpandedPath | None = None
@@ -132,6 +160,13 @@ class Vocab(Part):
     )
     superword_words: Annotated[int, Field(ge=2)] = 4
     superword_sample: Annotated[Count, Field(gt=0)] = 2_000_000_000
+    sizes: tuple[int, ...] = ()
+    languages: tuple[str, ...] = ()
+
+    @property
+    def other_sizes(self) -> list[int]:
+        """Sizes to be written beside the largest, largest first."""
+        return sorted(set(self.sizes) - {self.size}, reverse=True)
 
 
 class Shards(Part):
@@ -235,17 +270,25 @@ def load_recipe(path: Path) -> Recipe:
     return make_recipe(load_toml(path), str(path))
 
 
-def make_recipe(data: dict[str, Any], origin: str, field: str | None = None) -> Recipe:
-    """Validate a recipe given as a mapping; `origin` is named in errors; `field`: that of every source instead of its
-    own."""
+def make_recipe(
+    data: dict[str, Any], origin: str, field: str | None = None, keep: Sequence[str] = ()
+) -> Recipe:
+    """Validate a recipe given as a mapping; `origin` is named in errors; `field`, `keep`: those of every source instead
+    of its own."""
     try:
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
         lines = [_explain(detail) for detail in error.errors()]
         raise UsageError(f"{origin}: " + "; ".join(lines)) from None
-    if field is None:
-        return recipe
-    sources = {name: source.model_copy(update={"field": field}) for name, source in recipe.sources.items()}
+    changes: dict[str, Any] = {}
+    if field is not None:
+        changes["field"] = field
+    if keep:
+        try:
+            changes["keep"] = _check_keep(tuple(keep))
+        except ValueError as error:
+            raise UsageError(f"--keep: {error}") from None
+    sources = {name: source.model_copy(update=changes) for name, source in recipe.sources.items()}
     return recipe.model_copy(update={"sources": sources})
 
 

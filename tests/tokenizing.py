@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from telling import Told
@@ -11,11 +12,19 @@ from pretok.config import Recipe, make_recipe
 from pretok.shards.job import TokenizeSummary, run_tokenize
 
 
-def recipe(out: Path, vocab: Path, sources: dict[str, list[Path | str]], **shards: object) -> Recipe:
+def recipe(
+    out: Path,
+    vocab: Path,
+    sources: dict[str, list[Path | str]],
+    keep: Sequence[str] = (),
+    on_mismatch: str = "null",
+    **shards: object,
+) -> Recipe:
     """A recipe over the given inputs; small shards, so that every way of cutting happens."""
+    reading = {"keep": list(keep), "on_mismatch": on_mismatch}
     data = {
         "out": out,
-        "sources": {name: {"inputs": [str(p) for p in paths]} for name, paths in sources.items()},
+        "sources": {name: {"inputs": [str(p) for p in paths], **reading} for name, paths in sources.items()},
         "vocab": {"path": vocab},
         "shards": {"size": 16_000, "val_fraction": "0.1", **shards},
     }

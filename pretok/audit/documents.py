@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from pretok.audit.counted_origins import as_sealed, counted_origin
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.shards.contents import SPLITS
 from pretok.shards.format import ShardReader
-from pretok.shards.ledger import ledger_path, ledger_row
+from pretok.shards.ledger import SCHEMA, ledger_path, ledger_row
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.plan import SourcePlan
 from pretok.shards.seal import lines_before
@@ -25,7 +26,8 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A document: where its tokens are, where its text came from (file and line or row, from 1), what it holds."""
+    """A document: where its tokens are, where its text came from (file and line or row, from 1), what it holds; kept:
+    what the recipe keeps of it."""
 
     shard: str
     document: int
@@ -33,6 +35,7 @@ class Inspection:
     position: int
     ids: list[int]
     tokens: list[str]
+    kept: dict[str, Any]
 
 
 def run_inspect(shards: Path, source: str, document: int, split: str = "train") -> Inspection:
@@ -53,8 +56,8 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     if ids and not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
         raise IntegrityError(f"{shard.path}: document {number} has ids of no token; see pretok verify")
     vocab = load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id)
-    file, position = origin(manifest, shard, number)
-    return Inspection(str(shard.path), number, file, position, ids, _show(vocab, ids))
+    file, position, kept = origin(manifest, shard, number)
+    return Inspection(str(shard.path), number, file, position, ids, _show(vocab, ids), kept)
 
 
 def _find(manifest: Manifest, source: str, split: str, document: int) -> tuple[Shard, int]:
@@ -77,17 +80,18 @@ def _show(vocab: Vocabulary, ids: list[int]) -> list[str]:
     return [vocab.token_bytes(i).decode("utf-8", "backslashreplace") for i in ids]
 
 
-def origin(manifest: Manifest, shard: Shard, number: int) -> tuple[str, int]:
-    """(input file, line or row from 1) of document `number` of a shard."""
+def origin(manifest: Manifest, shard: Shard, number: int) -> tuple[str, int, dict[str, Any]]:
+    """(input file, line or row from 1, what is kept) of document `number` of a shard."""
     path = ledger_path(shard.prefix)
     if not as_sealed(manifest, path):
-        return counted_origin(manifest, shard, number)
+        return *counted_origin(manifest, shard, number), {}
     plan = SourcePlan.from_json(shard.source, manifest.contents.plans[shard.source])
     before = lines_before(plan, manifest.contents.parts[shard.source])
     row = ledger_row(path, number)
     try:
-        return row["file"], before[row["file"], row["start"]] + row["record"] + 1
+        position = before[row["file"], row["start"]] + row["record"] + 1
     except KeyError:
         raise IntegrityError(
             f"{path}: row {number} names no input of {shard.source}; see pretok verify"
         ) from None
+    return row["file"], position, {name: value for name, value in row.items() if name not in SCHEMA.names}

@@ -7,6 +7,7 @@ from typing import Any
 
 from pretok.base.records import to_json
 from pretok.base.tell import Teller, table
+from pretok.base.units import counted
 from pretok.shards.contents import SPLITS, SourceCounts
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.seal import rejects_path
@@ -14,8 +15,9 @@ from pretok.shards.unfinished import incomplete, refuse_unfinished
 
 
 def stats_json(shards: Path) -> dict[str, Any]:
-    """Totals and per source: tokens, documents, bytes, rejected by reason, train and val; the tokenizer; what failed
-    and, as sentences under `incomplete`, all that is missing. Raises IntegrityError."""
+    """Totals and per source: tokens, documents, bytes, rejected by reason, train and val; the tokenizer; what failed;
+    kept values that had another type; and, as sentences under `incomplete`, all that is missing. Raises
+    IntegrityError."""
     manifest = _load(shards)
     contents = manifest.contents
     return {
@@ -23,6 +25,7 @@ def stats_json(shards: Path) -> dict[str, Any]:
         "sources": to_json(contents.sources),
         "tokenizer": to_json(contents.tokenizer),
         "failed": to_json(contents.failed),
+        "mismatches": to_json(contents.mismatches or {}),
         "incomplete": incomplete(manifest),
         "fingerprint": manifest.fingerprint,
     }
@@ -43,6 +46,12 @@ def show_stats(shards: Path, tell: Teller, *, result: bool = False) -> None:
         if counts.rejected:
             reasons = ", ".join(f"{reason} {number:,}" for reason, number in counts.rejected.items())
             tell.notice(f"rejected in {name}: {reasons}; listed in {rejects_path(shards, name)}")
+    for name, found in (contents.mismatches or {}).items():
+        for m in found:
+            tell.notice(
+                f"{name}: {counted(m.count, 'value')} of {m.column} of another type, null in the ledger; the first: "
+                f"{m.file}, line or row {m.position}: {m.value}"
+            )
     for sentence in incomplete(manifest):
         tell.notice(sentence)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pretok.base.errors import UsageError
 from pretok.commands.options import (
     Address,
     Field,
@@ -19,17 +20,30 @@ from pretok.commands.options import (
     terminal,
 )
 
+Sizes = Annotated[
+    str | None,
+    typer.Option(
+        help="Several sizes, such as 16000,32000,50000: the largest is trained, the others are its beginnings, under "
+        "OUT/vocab/SIZE."
+    ),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="Share of each source, such as it=0.9,en=0.1. Default: as on disk.", metavar="W"),
+]
+Languages = Annotated[
+    str | None, typer.Option(help="Languages, such as it,de, whose letters the report looks at one by one.")
+]
+
 
 def build_vocab(
     context: typer.Context,
     inputs: Inputs,
     out: Out = None,
     vocab_size: Annotated[int | None, typer.Option(help="Entries, special tokens included.")] = None,
+    sizes: Sizes = None,
     pattern: Annotated[str | None, typer.Option(help="cl100k, gpt2, o200k or cl100k-apostrophe.")] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(help="Share of each source, such as it=0.9,en=0.1. Default: as on disk.", metavar="W"),
-    ] = None,
+    weights: Weights = None,
     sample: Annotated[str | None, typer.Option(help="Share of documents counted, such as 0.1.")] = None,
     min_count: Annotated[int | None, typer.Option(help="Drop words that occur less often.")] = None,
     superwords: Annotated[
@@ -47,6 +61,7 @@ def build_vocab(
     compare: Annotated[
         list[Path] | None, typer.Option(help="Another tokenizer.json for the report; may be repeated.")
     ] = None,
+    languages: Languages = None,
     field: Field = None,
     workers: Workers = None,
     address: Address = None,
@@ -59,16 +74,18 @@ def build_vocab(
         pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
     """
     from pretok.base.console import print_json
-    from pretok.base.failures import Failure
-    from pretok.base.records import read_record
+    from pretok.base.records import to_json
     from pretok.counts.counts_file import load_counts
     from pretok.counts.job import refuse_partial
     from pretok.stream.quota import parse_weights
     from pretok.vocab.job import run_build_vocab
 
+    wanted = _parse_sizes(sizes, vocab_size) if sizes else None
     changes: dict[str, dict[str, Any]] = {
         "vocab": {
-            "size": vocab_size,
+            "size": max(wanted) if wanted else vocab_size,
+            "sizes": wanted,
+            "languages": languages.split(",") if languages else None,
             "pattern": pattern,
             "weights": parse_weights(weights) if weights else None,
             "sample": sample,
@@ -83,7 +100,15 @@ def build_vocab(
     with start_engine(workers, address) as engine:
         report = run_build_vocab(recipe, engine, tell, compare or [], load_counts(counts) if counts else None)
     if json:
-        print_json(report)
+        print_json(to_json(report))
     stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
-    failed = [read_record(Failure, failure, "report.json") for failure in report["failed"]]
-    refuse_partial("the vocabulary is made", failed, stale)
+    refuse_partial("the vocabulary is made", report.failed, stale)
+
+
+def _parse_sizes(text: str, vocab_size: int | None) -> list[int]:
+    if vocab_size:
+        raise UsageError("--sizes names the largest size too; leave out --vocab-size")
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise UsageError(f"cannot read --sizes {text}: write numbers, as in 16000,32000,50000") from None

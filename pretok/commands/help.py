@@ -30,6 +30,7 @@ SECTIONS = {
         "report": "one page on what the shards hold and what happened",
         "stats": "exact counts of a folder of shards",
         "inspect": "one document as its tokens, and where it came from",
+        "query": "SQL over documents, shards, rejects and words",
         "preflight": "check that a node is fit for a long job",
     },
 }

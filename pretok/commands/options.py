@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,11 +41,15 @@ Shards = Annotated[
 
 
 def read_recipe(
-    inputs: list[str], out: Path | None, changes: dict[str, dict[str, Any]], field: str | None = None
+    inputs: list[str],
+    out: Path | None,
+    changes: dict[str, dict[str, Any]],
+    field: str | None = None,
+    keep: Sequence[str] = (),
 ) -> Recipe:
     """The recipe a command line means, with all its tables checked.
 
-    changes: table -> key -> value; None leaves the recipe's value. field: that of every source.
+    changes: table -> key -> value; None leaves the recipe's value. field, keep: those of every source.
     """
     from pretok.config import load_toml, make_recipe, parse_inputs
 
@@ -61,7 +65,7 @@ def read_recipe(
         given = {key: value for key, value in values.items() if value is not None}
         if given:
             data[name] = _with(data.get(name, {}), given)
-    recipe = make_recipe(data, recipes[0] if recipes else "command line", field)
+    recipe = make_recipe(data, recipes[0] if recipes else "command line", field, keep)
     _check_out(recipe.out)
     _check_other_tables(recipe)
     return recipe

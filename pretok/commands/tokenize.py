@@ -33,6 +33,13 @@ def tokenize(
     ] = None,
     shard_size: Annotated[str | None, typer.Option(help="Bytes of tokens per shard, such as 512MiB.")] = None,
     field: Field = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FIELD[:TYPE]",
+            help="A field to keep beside the tokens of each document, in all sources; repeat it for more.",
+        ),
+    ] = None,
     max_reject_share: MaxRejectShare = None,
     workers: Workers = None,
     address: Address = None,
@@ -54,7 +61,7 @@ def tokenize(
         "vocab": {"path": vocab},
         "shards": {"val_fraction": val_fraction, "size": shard_size, "max_reject_share": max_reject_share},
     }
-    recipe = read_recipe(inputs, out, changes, field)
+    recipe = read_recipe(inputs, out, changes, field, keep or ())
     shards = recipe.shards_dir
     before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
     tell = terminal(context, recipe.out, recipe)

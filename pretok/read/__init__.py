@@ -12,6 +12,9 @@ changes.py          what changed since a result was made, by name
 spans.py            blocks of bytes -> spans of whole records, none too long
 json_values.py      JSON values in Numba: skip one, unescape a string
 jsonl.py            JSON Lines -> texts, in Numba
+json_kept.py        JSON Lines -> what is kept beside the text, in Numba
+kept.py             what is kept of a record beside its text, by type
+kept_types.py       what is to be kept -> the type of each column
 tables.py           Parquet, saved and hub datasets -> columns of text
 batches.py          batches of documents as Arrow arrays
 normalize.py        text -> normalized text

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pretok.read.kept import Mismatch
+
 
 @dataclass(frozen=True, slots=True)
 class Reject:
@@ -29,7 +31,8 @@ class TextBatch:
 
     piece: its index in the partition; first: number of the batch's first record, from 0 within the piece; records: how
     many it covers, refused ones included; numbers: (documents,) int64, the record each document was, from 0 within the
-    piece; texts: (documents,) large_string.
+    piece; texts: (documents,) large_string; kept: a (documents,) array for each column that is kept; mismatches: what
+    of these is null because it was of another type.
     """
 
     piece: int
@@ -38,6 +41,8 @@ class TextBatch:
     texts: pa.LargeStringArray
     numbers: npt.NDArray[np.int64]
     rejects: list[Reject] = field(default_factory=list)
+    kept: tuple[pa.Array, ...] = ()
+    mismatches: tuple[Mismatch, ...] = ()
 
 
 def buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -24,9 +24,20 @@ from pretok.read.json_values import MAX_DEPTH, Pointer, copy_string, skip_key, s
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
 
-OK, BLANK, MALFORMED, NOT_AN_OBJECT, MISSING, NULL, NOT_A_STRING, SURROGATE, EMPTY, TOO_LONG, NOT_UTF8 = (
-    range(11)
-)
+(
+    OK,
+    BLANK,
+    MALFORMED,
+    NOT_AN_OBJECT,
+    MISSING,
+    NULL,
+    NOT_A_STRING,
+    SURROGATE,
+    EMPTY,
+    TOO_LONG,
+    NOT_UTF8,
+    OTHER_TYPE,
+) = range(12)
 REASONS = (
     "",
     "blank_line",
@@ -39,6 +50,7 @@ REASONS = (
     "empty_text",
     "too_long",
     "invalid_utf8",
+    "other_type",
 )
 """Reason in the rejects ledger for each status."""
 NO_LIMIT = np.iinfo(np.int64).max
@@ -48,7 +60,7 @@ _OUT = types.uint8[::1]
 
 
 @njit(types.boolean(BYTES, types.int64, types.int64, U8, types.int64, types.int64, _OUT))
-def _same_key(
+def same_key(
     block: Pointer, start: int, stop: int, field: Bytes, first: int, last: int, scratch: Bytes
 ) -> bool:
     """Whether the key between its quotes at start:stop is field[first:last], escapes resolved into `scratch`."""
@@ -76,7 +88,7 @@ def _same_key(
 
 
 @njit(types.int64(BYTES, types.int64), inline=True)
-def _key_end(block: Pointer, value: int) -> int:
+def key_end(block: Pointer, value: int) -> int:
     """Position of the closing quote of the key whose value starts at `value`: only space and a colon stand between."""
     at = value - 1
     while block[at] != char.COLON:
@@ -86,7 +98,7 @@ def _key_end(block: Pointer, value: int) -> int:
     return at
 
 
-_PARSE = types.UniTuple(types.int64, 2)(
+_PARSE = types.UniTuple(types.int64, 4)(
     BYTES, types.int64, types.int64, U8, I64, types.int64, BYTES, types.int64, _OUT, _OUT
 )
 
@@ -103,13 +115,16 @@ def _parse_object(
     size: int,
     closers: Bytes,
     scratch: Bytes,
-) -> tuple[int, int]:
-    """Copy the text at `path` in the object whose brace is at `at` to out[size:]. (status, new size).
+) -> tuple[int, int, int, int]:
+    """Copy the text at `path` in the object whose brace is at `at` to out[size:].
+
+    Returns (status, new size, where the value that was copied begins, and ends).
 
     path: where each key of it starts in `field`, and where one more would; a dot stands between two.
     """
     start = size
     status = MISSING
+    begin = stop = -1
     level = 0  # how many keys of the path were entered: of all objects, only those on the path are open here
     at += 1
     opened = True
@@ -119,10 +134,8 @@ def _parse_object(
             key = at + 1
             at = skip_key(block, at, end)
             if at < 0:
-                return MALFORMED, start
-            if not _same_key(
-                block, key, _key_end(block, at), field, path[level], path[level + 1] - 1, scratch
-            ):
+                return MALFORMED, start, -1, -1
+            if not same_key(block, key, key_end(block, at), field, path[level], path[level + 1] - 1, scratch):
                 at = skip_value(block, at, end, closers)
             elif level + 2 < len(path):
                 status, size = MISSING, start
@@ -133,7 +146,9 @@ def _parse_object(
                     continue
                 at = skip_value(block, at, end, closers)
             elif at < end and block[at] == char.QUOTE:
+                begin = at
                 at, size, lone = copy_string(block, at + 1, end, out, start)
+                stop = at
                 status = SURROGATE if lone else EMPTY if size == start else OK
                 if size - start > longest:
                     status = TOO_LONG
@@ -141,7 +156,7 @@ def _parse_object(
                 status = NULL if at < end and block[at] == char.SMALL_N else NOT_A_STRING
                 at = skip_value(block, at, end, closers)
             if at < 0:
-                return MALFORMED, start
+                return MALFORMED, start, -1, -1
             at = skip_space(block, at, end)
         while at < end and block[at] == char.CLOSE_BRACE:
             at += 1
@@ -152,12 +167,12 @@ def _parse_object(
         if level < 0:
             break
         if at >= end or block[at] != char.COMMA:
-            return MALFORMED, start
+            return MALFORMED, start, -1, -1
         at += 1
         opened = False
     if skip_space(block, at, end) != end:
-        return MALFORMED, start
-    return status, size if status == OK else start
+        return MALFORMED, start, -1, -1
+    return status, size if status == OK else start, begin, stop
 
 
 @njit(_PARSE)
@@ -172,17 +187,17 @@ def _parse_line(
     size: int,
     closers: Bytes,
     scratch: Bytes,
-) -> tuple[int, int]:
+) -> tuple[int, int, int, int]:
     """`_parse_object` for the object that should be all of block[at:end]."""
     at = skip_space(block, at, end)
     if at == end:
-        return BLANK, size
+        return BLANK, size, -1, -1
     if block[at] == char.OPEN_BRACE:
         return _parse_object(block, at, end, field, path, longest, out, size, closers, scratch)
     at = skip_value(block, at, end, closers)
     if at >= 0 and skip_space(block, at, end) == end:
-        return NOT_AN_OBJECT, size
-    return MALFORMED, size
+        return NOT_AN_OBJECT, size, -1, -1
+    return MALFORMED, size, -1, -1
 
 
 @njit(types.int64(BYTES, types.int64, types.int64))
@@ -210,7 +225,16 @@ def _line_feeds(block: Bytes) -> int:
 
 @njit(
     types.UniTuple(types.int64, 2)(
-        U8, U8, I64, types.int64, types.int64, _OUT, types.int64[::1], types.int64[::1], _OUT
+        U8,
+        U8,
+        I64,
+        types.int64,
+        types.int64,
+        _OUT,
+        types.int64[::1],
+        types.int64[::1],
+        _OUT,
+        types.int64[:, ::1],
     )
 )
 def _parse_block(
@@ -223,8 +247,9 @@ def _parse_block(
     offsets: Offsets,
     starts: Offsets,
     status: Bytes,
+    spans: Offsets,
 ) -> tuple[int, int]:
-    """Parse all lines. Fills offsets of the accepted texts, start and status of each line; (lines, texts)."""
+    """Parse all lines. Fills offsets and spans of the accepted texts, start and status of each line; (lines, texts)."""
     closers = np.empty(MAX_DEPTH, np.uint8)
     scratch = np.empty(6 * len(field) + 1, np.uint8)  # the longest escaped key and its quote
     whole = np.array([0, len(field) + 1])
@@ -235,15 +260,18 @@ def _parse_block(
         end = _line_end(source, at, len(block))
         starts[lines] = at
         if end - at > longest_line:
-            found = TOO_LONG
+            found, begin, stop = TOO_LONG, -1, -1
         else:
-            found, size = _parse_line(source, at, end, field, path, longest, target, size, closers, scratch)
+            found, size, begin, stop = _parse_line(
+                source, at, end, field, path, longest, target, size, closers, scratch
+            )
             if found == MISSING and len(path) > 2:
-                found, size = _parse_line(
+                found, size, begin, stop = _parse_line(
                     source, at, end, field, whole, longest, target, size, closers, scratch
                 )
         status[lines] = found
         if found == OK:
+            spans[texts, 0], spans[texts, 1] = begin, stop
             texts += 1
             offsets[texts] = size
         lines += 1
@@ -254,23 +282,32 @@ def _parse_block(
 
 def parse_lines(
     block: Bytes, field: Bytes, longest: int = NO_LIMIT, longest_line: int = NO_LIMIT
-) -> tuple[Bytes, Offsets, Offsets, Bytes]:
+) -> tuple[Bytes, Offsets, Offsets, Bytes, Offsets]:
     """Parse a block of whole lines (uint8; the last one may lack its line end) for the string `field`.
 
     longest, longest_line: bytes of the longest text, and of the longest line that is parsed at all.
 
-    Returns (texts, offsets, starts, status): texts uint8, the accepted texts in a row; offsets (accepted + 1,)
+    Returns (texts, offsets, starts, status, spans): texts uint8, the accepted texts in a row; offsets (accepted + 1,)
     int64 into it; starts (lines + 1,) int64, where each line begins in `block`; status (lines,) uint8, an index
-    of REASONS.
+    of REASONS; spans (accepted, 2) int64, where the string of each text begins and ends in `block`, quotes included.
     """
     limit = _line_feeds(block) + 1  # without numpy's array of as many bytes
     out = np.empty(len(block), np.uint8)
     offsets = np.empty(limit + 1, np.int64)
     starts = np.empty(limit + 1, np.int64)
     status = np.empty(limit, np.uint8)
+    spans = np.empty((limit, 2), np.int64)
     path = np.concatenate([[0], np.flatnonzero(field == _DOT) + 1, [len(field) + 1]])
-    lines, texts = _parse_block(block, field, path, longest, longest_line, out, offsets, starts, status)
-    return out[: int(offsets[texts])], offsets[: texts + 1], starts[: lines + 1], status[:lines]
+    lines, texts = _parse_block(
+        block, field, path, longest, longest_line, out, offsets, starts, status, spans
+    )
+    return (
+        out[: int(offsets[texts])],
+        offsets[: texts + 1],
+        starts[: lines + 1],
+        status[:lines],
+        spans[:texts],
+    )
 
 
 def field_bytes(name: str) -> Bytes:

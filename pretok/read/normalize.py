@@ -52,6 +52,11 @@ def normalize_batch(batch: TextBatch, normalization: Normalization) -> TextBatch
         return replace(batch, texts=texts)
     emptied = [Reject(int(number), "empty_text", "empty once normalized") for number in batch.numbers[empty]]
     rejects = sorted([*batch.rejects, *emptied], key=lambda reject: reject.record)
+    left = pa.array(~empty)
     return replace(
-        batch, texts=texts.filter(pa.array(~empty)), numbers=batch.numbers[~empty], rejects=rejects
+        batch,
+        texts=texts.filter(left),
+        numbers=batch.numbers[~empty],
+        rejects=rejects,
+        kept=tuple(column.filter(left) for column in batch.kept),
     )

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -20,6 +20,7 @@ from pretok.base.tell import SILENT, Teller
 from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_bytes
 from pretok.read.guarded import in_child
 from pretok.read.hub import open_hub
+from pretok.read.kept import type_of
 
 COMPRESSION_RATIO = 3.0
 """Assumed bytes of text per byte of a zstd or gzip file."""
@@ -27,6 +28,8 @@ PROBED_FILES = 32
 """How many JSON Lines files of a source are looked into, at even distances: opening a million takes minutes."""
 PROBED_RECORDS = 20
 PROBED_BYTES = 1 << 20
+NULL = "null"
+"""Type of a field that has no value."""
 NAMED = 10
 """Fields that a message names."""
 
@@ -37,7 +40,7 @@ class Probe:
 
     size: expected bytes of text; parts, rows: the same, and the rows, of each row group of a Parquet file; units: rows
     of a dataset, shards of a hub's; judged: whether its records were looked at; problem: why they give no document, ""
-    if they do.
+    if they do; fields: by their dotted names the types that were seen (of `kept.TYPES`, NULL, or "" for any other).
     """
 
     file: InputFile
@@ -47,6 +50,7 @@ class Probe:
     units: int = 0
     judged: bool = False
     problem: str = ""
+    fields: dict[str, set[str]] = field(default_factory=dict)
 
 
 def probe_inputs(inputs: Sequence[InputFile], field: str, tell: Teller = SILENT) -> list[Probe]:
@@ -93,7 +97,14 @@ def _probe(file: InputFile, field: str, look_into: bool) -> Probe:
     good = any(value is None or isinstance(value, str) for value in values)
     there = bool(values) or any(name.startswith(f"{field}.") for name in found)
     problem = _problem(file.path, field, there, found) if records and not good else ""
-    return Probe(file, size, judged=bool(records), problem=problem)
+    fields: dict[str, set[str]] = {}
+    for record in records:
+        for name, value in _texts(record, ""):
+            fields.setdefault(name, set()).add(_JSON_TYPES.get(type(value), ""))
+    return Probe(file, size, judged=bool(records), problem=problem, fields=fields)
+
+
+_JSON_TYPES = {str: "text", int: "integer", float: "float", bool: "boolean", type(None): NULL}
 
 
 def _problem(path: str, field: str, there: bool, found: Counter[str]) -> str:
@@ -155,6 +166,7 @@ def _probe_parquet(file: InputFile, field: str) -> Probe:
                 group.total_byte_size if wanted is None else group.column(wanted).total_uncompressed_size
                 for group in groups
             )
+            fields = _schema_fields(opened.schema_arrow)
             problem = ""
             if wanted is None:
                 there = any(f"{column.path}.".startswith(f"{field}.") for column in columns)
@@ -166,8 +178,18 @@ def _probe_parquet(file: InputFile, field: str) -> Probe:
                 problem = _problem(file.path, field, there, Counter(found))
     except (pa.ArrowException, OSError):
         return Probe(file, 0)
-    rows = tuple(group.num_rows for group in groups)
-    return Probe(file, sum(parts), parts, rows, judged=True, problem=problem)
+    rows = tuple(max(0, group.num_rows) for group in groups)  # a damaged footer says anything
+    return Probe(file, sum(parts), parts, rows, judged=True, problem=problem, fields=fields)
+
+
+def _schema_fields(fields: Any, prefix: str = "") -> dict[str, set[str]]:
+    """Dotted names and types of the columns of an Arrow schema, or of the fields of a struct."""
+    found: dict[str, set[str]] = {}
+    for column in fields:
+        name = f"{prefix}{column.name}"
+        inner = _schema_fields(column.type, f"{name}.") if str(column.type).startswith("struct<") else {}
+        found |= inner or {name: {type_of(column.type)}}
+    return found
 
 
 def _probe_dataset(file: InputFile, field: str) -> Probe:
@@ -193,4 +215,5 @@ def _probe_dataset(file: InputFile, field: str) -> Probe:
             if getattr((dataset.features or {}).get(name), "dtype", "") in ("string", "large_string")
         ]
         problem = _problem(file.path, field, False, Counter(dict.fromkeys(texts, 0)))
-    return Probe(file, file.size, units=units, judged=bool(names), problem=problem)
+    fields = _schema_fields(dataset.features.arrow_schema) if dataset.features else {}
+    return Probe(file, file.size, units=units, judged=bool(names), problem=problem, fields=fields)

@@ -1,15 +1,16 @@
 """A partition -> batches of documents, whatever format its inputs have.
 
-Enters: a Partition, how to find the text in a record, and how it is normalized. Leaves: TextBatch after TextBatch of
-about BATCH_BYTES of text, in the order of the inputs. Refused records are in the batch; an input whose rest is
-unreadable raises CorruptInputError after the batch that holds its last good record. Any other exception is a bug.
+Enters: a Partition, how to find the text in a record, how it is normalized, what else is kept. Leaves: TextBatch after
+TextBatch of about BATCH_BYTES of text, in the order of the inputs. Refused records are in the batch; an input whose
+rest is unreadable raises CorruptInputError after the batch that holds its last good record. Any other exception is a
+bug.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 from pretok.read.ahead import ahead
 from pretok.read.batches import Reject, TextBatch, from_buffers
 from pretok.read.files import CorruptInputError, read_bytes, stamp, what_changed
+from pretok.read.json_kept import kept_lines
 from pretok.read.jsonl import (
     EMPTY,
     MALFORMED,
@@ -28,15 +30,17 @@ from pretok.read.jsonl import (
     NOT_UTF8,
     NULL,
     OK,
+    OTHER_TYPE,
     REASONS,
     TOO_LONG,
     field_bytes,
     parse_lines,
 )
+from pretok.read.kept import Keep, KeptValues, describe_mismatch, kept_tables, mismatches
 from pretok.read.normalize import Normalization, normalize_batch
 from pretok.read.partition import Partition, Piece
 from pretok.read.spans import whole_file, whole_records
-from pretok.read.tables import text_columns
+from pretok.read.tables import table_columns
 
 BATCH_BYTES = 4 << 20
 """Text per batch: large enough to hide the cost of a call, small enough for many workers on a node."""
@@ -71,8 +75,11 @@ class Damage:
     error: str
 
 
+NOTHING = Keep()
+
+
 def read_partition(
-    partition: Partition, record: RecordFormat, normalization: Normalization
+    partition: Partition, record: RecordFormat, normalization: Normalization, keep: Keep = NOTHING
 ) -> Iterator[TextBatch | Damage]:
     """All batches of a partition, normalized, read ahead in a thread; a damaged piece does not end the others.
 
@@ -83,7 +90,7 @@ def read_partition(
         for index, piece in enumerate(partition.pieces):
             before, error = stamp(piece.file), ""
             try:
-                yield from read_piece(piece, index, record)
+                yield from read_piece(piece, index, record, keep)
             except CorruptInputError as damage:
                 error = str(damage)
             if error := what_changed(piece.file, before) or error:
@@ -100,14 +107,14 @@ def _held_bytes(batch: TextBatch | Damage) -> int:
     return batch.texts.nbytes if isinstance(batch, TextBatch) else 0
 
 
-def read_piece(piece: Piece, index: int, record: RecordFormat) -> Iterator[TextBatch]:
+def read_piece(piece: Piece, index: int, record: RecordFormat, keep: Keep = NOTHING) -> Iterator[TextBatch]:
     """Batches of one piece, which stands at `index` in its partition. Raises CorruptInputError."""
     readers = {"jsonl": _read_jsonl, "text": _read_text}
     if piece.file.format == "unreadable":
         raise CorruptInputError(f"cannot be opened: {piece.file.identity}")
     first = 0
-    for found in readers.get(piece.file.format, _read_table)(piece, record):
-        yield from _batches(index, first, found)
+    for found in readers.get(piece.file.format, _read_table)(piece, record, keep):
+        yield from _batches(index, first, found, keep)
         first += len(found.status)
         del found  # with the bytes it was found in: the next may be as large
 
@@ -115,53 +122,65 @@ def read_piece(piece: Piece, index: int, record: RecordFormat) -> Iterator[TextB
 @dataclass(frozen=True, slots=True)
 class _Found:
     """Records in a row. status: (records,) uint8, an index of REASONS; texts: those of the OK ones, UTF-8 not checked;
-    explain: what to tell of a refused record, by its number from 0 here."""
+    explain: what to tell of a refused record, by its number from 0 here; kept: of the OK ones, where anything is."""
 
     status: npt.NDArray[np.uint8]
     texts: pa.LargeStringArray
     explain: Callable[[int], str]
+    kept: KeptValues | None = None
 
 
-def _batches(index: int, first: int, found: _Found) -> Iterator[TextBatch]:
+def _batches(index: int, first: int, found: _Found, keep: Keep) -> Iterator[TextBatch]:
     at = 0
     for start in range(0, len(found.status), BATCH_RECORDS):
         status = found.status[start : start + BATCH_RECORDS]
         good = np.flatnonzero(status == OK)
-        texts, errors = _valid(found.texts.slice(at, len(good)))
+        texts = found.texts.slice(at, len(good))
+        kept = found.kept.slice(at, len(good)) if found.kept else None
         at += len(good)
-        if errors:
+        refused = _refused(texts, kept if keep.reject else None, keep)
+        if refused:
             status = status.copy()
-            status[good[list(errors)]] = NOT_UTF8
+            left = np.ones(len(good), np.bool_)
+            for document, (reason, _) in refused.items():
+                status[good[document]], left[document] = reason, False
+            texts = texts.cast(pa.large_binary()).filter(pa.array(left)).cast(pa.large_string())
+            kept = kept.filter(left) if kept else None
         rejects = [
             Reject(
                 first + start + int(record),
                 REASONS[status[record]],
-                errors[int(np.searchsorted(good, record))]
-                if status[record] == NOT_UTF8
+                refused[int(np.searchsorted(good, record))][1]
+                if status[record] in (NOT_UTF8, OTHER_TYPE)
                 else found.explain(start + int(record)),
             )
             for record in np.flatnonzero(status != OK)
         ]
         numbers = first + start + np.flatnonzero(status == OK)
-        yield TextBatch(index, first + start, len(status), texts, numbers, rejects)
+        batch = TextBatch(index, first + start, len(status), texts, numbers, rejects)
+        if kept:
+            columns, wrong = tuple(kept.columns), tuple(mismatches(kept, keep, numbers))
+            batch = replace(batch, kept=columns, mismatches=wrong)
+        yield batch
 
 
-def _valid(texts: pa.LargeStringArray) -> tuple[pa.LargeStringArray, dict[int, str]]:
-    """The texts that are UTF-8; what is wrong with each of the others, by its place in `texts`."""
+def _refused(texts: pa.LargeStringArray, kept: KeptValues | None, keep: Keep) -> dict[int, tuple[int, str]]:
+    """Status and explanation of the documents that are none after all: their kept values are of another type, where
+    that matters, or they are not UTF-8."""
+    refused = {}
+    if kept:
+        for document in np.flatnonzero(kept.wrong.any(axis=0)).tolist():
+            at = int(np.argmax(kept.wrong[:, document]))
+            refused[document] = (OTHER_TYPE, describe_mismatch(keep.columns[at], kept.show(document, at)))
     try:
         texts.validate(full=True)
-        return texts, {}
     except pa.ArrowInvalid:
-        errors = {}
-        binary = texts.cast(pa.large_binary())
-        for i, value in enumerate(binary):
+        for document, value in enumerate(texts.cast(pa.large_binary())):
             try:
                 value.as_py().decode()
             except UnicodeDecodeError as error:
-                errors[i] = str(error)[:200]
-        valid = np.ones(len(texts), np.bool_)
-        valid[list(errors)] = False
-        return binary.filter(pa.array(valid)).cast(pa.large_string()), errors
+                refused[document] = (NOT_UTF8, str(error)[:200])
+    return refused
 
 
 def _too_long(limit: int) -> _Found:
@@ -170,7 +189,7 @@ def _too_long(limit: int) -> _Found:
     return _Found(np.array([TOO_LONG], np.uint8), nothing, lambda _: f"more than {limit} bytes")
 
 
-def _read_jsonl(piece: Piece, record: RecordFormat) -> Iterator[_Found]:
+def _read_jsonl(piece: Piece, record: RecordFormat, keep: Keep) -> Iterator[_Found]:
     stream = read_bytes(piece.file.path, piece.file.compression, piece.start or 0, piece.stop)
     at_start = not piece.start
     for span in whole_records(stream, b"\n", record.max_line, BATCH_BYTES):
@@ -178,21 +197,24 @@ def _read_jsonl(piece: Piece, record: RecordFormat) -> Iterator[_Found]:
             yield _too_long(record.max_line)
         else:
             # A BOM is no part of the JSON text (RFC 8259, 8.1).
-            yield _parse(span[3:] if at_start and bytes(span[:3]) == b"\xef\xbb\xbf" else span, record)
+            yield _parse(span[3:] if at_start and bytes(span[:3]) == b"\xef\xbb\xbf" else span, record, keep)
         at_start = False
         del span
 
 
-def _parse(data: memoryview, record: RecordFormat) -> _Found:
+def _parse(data: memoryview, record: RecordFormat, keep: Keep) -> _Found:
     lines = np.frombuffer(data, np.uint8)
-    texts, offsets, starts, status = parse_lines(
+    texts, offsets, starts, status, spans = parse_lines(
         lines, field_bytes(record.field), record.max_document, record.max_line
     )
 
     def explain(line: int) -> str:
         return _explain(data[starts[line] : starts[line + 1]], int(status[line]), record)
 
-    return _Found(status, from_buffers(texts, offsets), explain)
+    kept = None
+    if keep.columns:
+        kept = kept_lines(lines, starts, np.flatnonzero(status == OK), spans, keep.columns)
+    return _Found(status, from_buffers(texts, offsets), explain, kept)
 
 
 def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
@@ -223,8 +245,8 @@ def _keys(value: Any) -> Iterator[str]:
             yield key
 
 
-def _read_text(piece: Piece, record: RecordFormat) -> Iterator[_Found]:
-    """Documents of a plain text file: the whole file, or the texts between separators.
+def _read_text(piece: Piece, record: RecordFormat, _: Keep) -> Iterator[_Found]:
+    """Documents of a plain text file: the whole file, or the texts between separators. It has nothing else to keep.
 
     As with line ends, a separator at the end of the file ends the last document and starts no other.
     """
@@ -258,13 +280,17 @@ def _explain_length(status: npt.NDArray[np.uint8], limit: int) -> Callable[[int]
     return lambda record: f"more than {limit} bytes" if status[record] == TOO_LONG else ""
 
 
-def _read_table(piece: Piece, record: RecordFormat) -> Iterator[_Found]:
-    """Texts of a column of strings or bytes; nulls are rejects."""
-    for column in text_columns(piece, record.field, BATCH_BYTES):
+def _read_table(piece: Piece, record: RecordFormat, keep: Keep) -> Iterator[_Found]:
+    """Texts of a column of strings or bytes, and what is kept beside them; nulls are rejects."""
+    fields = [column.field for column in keep.columns]
+    for column, others in table_columns(piece, record.field, fields, BATCH_BYTES):
         status = _status(np.asarray(pc.binary_length(column).fill_null(0)), record.max_document)
         status[np.asarray(column.is_null())] = NULL
         if status.any():  # a filter copies the text
-            column = column.filter(pa.array(status == OK))
+            good = pa.array(status == OK)
+            column = column.filter(good)
+            others = [None if other is None else other.filter(good) for other in others]
         _, offsets, data = column.buffers()
         texts = pa.LargeStringArray.from_buffers(len(column), offsets, data, offset=column.offset)
-        yield _Found(status, texts, _explain_length(status, record.max_document))
+        kept = kept_tables(others, keep.columns, len(column)) if fields else None
+        yield _Found(status, texts, _explain_length(status, record.max_document), kept)

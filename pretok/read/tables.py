@@ -1,9 +1,9 @@
 """Parquet files, saved datasets and hub datasets -> columns of text.
 
-Enters: a piece of one of these and the name of its field; `meta.text` is the column `text` in the struct `meta` or,
-where there is no such path, a column of that whole name. Only that column is read. Leaves: large_binary arrays of about
-`batch_bytes` of text on average, in order, nulls included, their offsets checked. A value is held whole, whatever its
-length, and where values differ much in length so is a batch of them.
+Enters: a piece of one of these, the name of its field and of others; `meta.text` is the column `text` in the struct
+`meta` or, where there is no such path, a column of that whole name. Only these columns are read. Leaves: large_binary
+arrays of about `batch_bytes` of text on average, in order, nulls included, their offsets checked, and the others as
+they are. A value is held whole, whatever its length, and where values differ much in length so is a batch of them.
 
 Whatever a library raises while it reads an input is CorruptInputError: it saw bytes that it did not expect.
 """
@@ -26,16 +26,28 @@ NAMES_SHOWN = 50
 """Columns that a message lists at most."""
 
 
-def text_columns(piece: Piece, field: str, batch_bytes: int) -> Iterator[pa.LargeBinaryArray]:
-    """The texts of a piece. Raises CorruptInputError after the last batch that can be read."""
+Columns = tuple[pa.Array, list[pa.Array | None]]
+"""The text and the other columns of some rows, None for a column that is not there."""
+
+
+def table_columns(
+    piece: Piece, field: str, others: Sequence[str], batch_bytes: int
+) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
+    """Texts of a piece, and its columns `others`. Raises CorruptInputError after the last batch that can be read."""
     if piece.file.format == "hub":
-        columns = _hub(piece, field)
+        columns = _hub(piece, field, others)
     else:
-        columns = (_parquet if piece.file.format == "parquet" else _dataset)(piece, field, batch_bytes)
-    for column in columns:
+        columns = (_parquet if piece.file.format == "parquet" else _dataset)(
+            piece, field, others, batch_bytes
+        )
+    for column, rest in columns:
         with _library("the text column is damaged"):
             texts = _binary(column)
-        yield texts
+        with _library("a column is damaged"):
+            for other in rest:
+                if other is not None:
+                    other.validate(full=True)
+        yield texts, rest
 
 
 @contextmanager
@@ -67,6 +79,13 @@ def _binary(column: pa.Array) -> pa.LargeBinaryArray:
 
 def find_column(schema: pa.Schema, field: str) -> list[str]:
     """The names that lead to a field: a path into structs, or a column of the whole name. Raises CorruptInputError."""
+    if names := column_path(schema, field):
+        return names
+    raise missing(field, column_names(schema))
+
+
+def column_path(schema: pa.Schema, field: str) -> list[str] | None:
+    """The same, None where there is no such column."""
     path = field.split(".")
     for names in (path, [field]):
         fields: Any = schema
@@ -76,7 +95,7 @@ def find_column(schema: pa.Schema, field: str) -> list[str]:
             fields = _Struct(fields.field(name).type)
         else:
             return names
-    raise missing(field, _leaves(schema))
+    return None
 
 
 class _Struct:
@@ -91,11 +110,11 @@ class _Struct:
         return self._kind.field(name)
 
 
-def _leaves(fields: Any) -> list[str]:
+def column_names(fields: Any) -> list[str]:
     """Dotted names of the columns of a schema, or of the fields of a struct."""
     leaves = []
     for field in fields:
-        inner = _leaves(field.type) if pa.types.is_struct(field.type) else []
+        inner = column_names(field.type) if pa.types.is_struct(field.type) else []
         leaves += [f"{field.name}.{name}" for name in inner] or [field.name]
     return leaves
 
@@ -106,12 +125,28 @@ def missing(field: str, names: Sequence[str]) -> CorruptInputError:
     return CorruptInputError(f"no column {field!r}; the columns are {', '.join(names[:NAMES_SHOWN])}{more}")
 
 
-def _pick(column: pa.Array, path: list[str]) -> pa.Array:
-    """What a path of names leads to in a column; null where a struct on the way is."""
-    return pc.struct_field(column, path) if path else column
+class _Chosen:
+    """Where the text and the other columns are in a schema."""
+
+    def __init__(self, schema: pa.Schema, field: str, others: Sequence[str]) -> None:
+        self.text = find_column(schema, field)
+        self._others = [column_path(schema, other) for other in others]
+        paths = [self.text, *(path for path in self._others if path)]
+        self.tops = list(dict.fromkeys(path[0] for path in paths))
+        self.leaves = list(dict.fromkeys(".".join(path) for path in paths))
+
+    def pick(self, rows: pa.RecordBatch) -> Columns:
+        """The columns of some rows."""
+        return _pick(rows, self.text), [path and _pick(rows, path) for path in self._others]
 
 
-def _parquet(piece: Piece, field: str, batch_bytes: int) -> Iterator[pa.Array]:
+def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
+    """What a path of names leads to; null where a struct on the way is."""
+    column = rows.column(path[0])
+    return pc.struct_field(column, path[1:]) if path[1:] else column
+
+
+def _parquet(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) -> Iterator[Columns]:
     """Rows per batch follow the bytes of the row groups before, of the first one its bytes in all columns: a column's
     size stands in metadata that pyarrow aborts the process on, where they are damaged."""
     with _library("damaged Parquet"):
@@ -120,7 +155,7 @@ def _parquet(piece: Piece, field: str, batch_bytes: int) -> Iterator[pa.Array]:
         with _library("damaged Parquet"):
             # Without a buffer Arrow reads all of a row group before its first row: 400 MB of one of 850 MB of text.
             file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=READ_SIZE)
-            path = find_column(file.schema_arrow, field)
+            chosen = _Chosen(file.schema_arrow, field, others)
             groups = range(piece.start or 0, file.num_row_groups if piece.stop is None else piece.stop)
         seen = size = 0
         for group in groups:
@@ -129,36 +164,41 @@ def _parquet(piece: Piece, field: str, batch_bytes: int) -> Iterator[pa.Array]:
                 of_rows, of_bytes = (seen, size) if size else (meta.num_rows, meta.total_byte_size)
                 rows = max(1, of_rows * batch_bytes // max(1, of_bytes))
                 batches = file.iter_batches(
-                    batch_size=rows, row_groups=[group], columns=[field], use_threads=False
+                    batch_size=rows, row_groups=[group], columns=chosen.leaves, use_threads=False
                 )
             while True:
                 with _library("damaged Parquet"):
                     batch = next(batches, None)
                     if batch is None:
                         break
-                    column = _pick(batch.column(path[0]), path[1:])
+                    column, rest = chosen.pick(batch)
                     seen, size = seen + len(column), size + column.nbytes
-                yield column
+                yield column, rest
 
 
-def _dataset(piece: Piece, field: str, batch_bytes: int) -> Iterator[pa.Array]:
+def _dataset(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) -> Iterator[Columns]:
     from datasets import load_from_disk
 
     with _library("damaged dataset"):
         dataset = load_from_disk(piece.file.path)
-        path = find_column(dataset.features.arrow_schema, field)
-        dataset = dataset.select_columns([path[0]]).with_format("arrow")
+        chosen = _Chosen(dataset.features.arrow_schema, field, others)
+        dataset = dataset.select_columns(chosen.tops).with_format("arrow")
         start, stop = piece.start or 0, len(dataset) if piece.stop is None else piece.stop
         rows = max(1, int(batch_bytes * len(dataset) / max(1, piece.file.size)))
     for at in range(start, stop, rows):
         with _library("damaged dataset"):
-            chunks = dataset[at : min(stop, at + rows)].column(path[0]).chunks
-            texts = pa.chunked_array([_binary(_pick(chunk, path[1:])) for chunk in chunks], pa.large_binary())
+            table = dataset[at : min(stop, at + rows)]
+            parts = [chosen.pick(part) for part in table.to_batches()]
+            texts = pa.chunked_array([_binary(column) for column, _ in parts], pa.large_binary())
+            rest = [
+                None if found[0] is None else pa.chunked_array(found).combine_chunks()
+                for found in zip(*(columns for _, columns in parts), strict=True)
+            ]
             column = texts.combine_chunks()
-        yield column
+        yield column, rest
 
 
-def _hub(piece: Piece, field: str) -> Iterator[pa.Array]:
+def _hub(piece: Piece, field: str, others: Sequence[str]) -> Iterator[Columns]:
     """Rows of one shard of a hub dataset; how long they are is not known before."""
     dataset = open_hub(piece.file.path)
     if piece.start is not None:
@@ -170,7 +210,16 @@ def _hub(piece: Piece, field: str) -> Iterator[pa.Array]:
             if batch is None:
                 return
             column = pa.array(_pick_values(batch, field))
-        yield column
+            rest = [_array_or_none(batch, other) for other in others]
+        yield column, rest
+
+
+def _array_or_none(batch: dict[str, list[Any]], field: str) -> pa.Array | None:
+    """The values of a field, None where there is none."""
+    try:
+        return pa.array(_pick_values(batch, field))
+    except CorruptInputError:
+        return None
 
 
 def _pick_values(batch: dict[str, list[Any]], field: str) -> list[Any]:

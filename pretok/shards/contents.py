@@ -107,6 +107,18 @@ class PartEntry:
     records: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class MismatchEntry:
+    """Values of a kept column that are null in the ledgers because they were of another type: how many, and of the
+    first the file, its line or row from 1, and what stands there."""
+
+    column: str
+    count: int
+    file: str
+    position: int
+    value: str
+
+
 @dataclass(frozen=True)
 class Contents:
     """All that manifest.json says, see `shards.manifest`; what follows from it (version, fingerprint, seal) is no
@@ -124,6 +136,7 @@ class Contents:
     config: dict[str, Any]
     software: dict[str, str]
     materialized: dict[str, Any] | None = None
+    mismatches: dict[str, tuple[MismatchEntry, ...]] | None = None
 
     @cached_property
     def fingerprint(self) -> str:

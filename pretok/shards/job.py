@@ -28,6 +28,7 @@ from pretok.base.tokens import token_dtype
 from pretok.base.units import counted
 from pretok.config import Recipe
 from pretok.read.changes import refuse_changes, shared_inputs
+from pretok.read.kept import Keep
 from pretok.read.partition import Partition
 from pretok.read.partition_runs import expect, run_partitions
 from pretok.read.rejects import poor_sources
@@ -201,12 +202,13 @@ def _poor_sources(shards: Path, recipe: Recipe) -> list[str]:
 
 
 def _task(partition: Partition, source: SourcePlan, recipe: Recipe, vocab: Vocabulary) -> TokenizeTask:
-    record = recipe.sources[source.name].record
+    asked = recipe.sources[source.name]
     return TokenizeTask(
         partition=partition,
         shards_dir=recipe.shards_dir.absolute(),
         state_dir=(recipe.shards_dir / STATE / source.name).absolute(),
-        record=record,
+        record=asked.record,
+        keep=Keep(source.kept, asked.on_mismatch == "reject"),
         normalization=recipe.normalize.function,
         tokenizer_json=(recipe.shards_dir / TOKENIZER_FILE).absolute(),
         tokenizer=vocab.fingerprint,

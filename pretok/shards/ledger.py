@@ -33,6 +33,7 @@ from pretok.base.errors import IntegrityError
 from pretok.base.storage import temporary_of, writing
 from pretok.kernels.hashing import hash_documents
 from pretok.read.batches import buffers
+from pretok.read.kept import TYPES, KeptColumn
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -63,6 +64,11 @@ class SealedLedger:
     checksum: str
 
 
+def schema_with(kept: Sequence[KeptColumn]) -> pa.Schema:
+    """The columns of a ledger that keeps these."""
+    return pa.schema([*SCHEMA, *(pa.field(column.name, TYPES[column.type]) for column in kept)])
+
+
 def ledger_path(prefix: Path) -> Path:
     """Where the ledger of the shard `prefix` (path without suffix) is."""
     return prefix.with_name(prefix.name + SUFFIX)
@@ -88,8 +94,10 @@ def ledger_rows(
     tokens: npt.NDArray[np.int32],
     sizes: npt.NDArray[np.int64],
     hashes: Hashes,
+    kept: Sequence[pa.Array] = (),
+    schema: pa.Schema = SCHEMA,
 ) -> pa.RecordBatch:
-    """Rows of documents of one place, which is (file, start). sizes: bytes of their texts."""
+    """Rows of documents of one place, which is (file, start). sizes: bytes of their texts; kept: their kept columns."""
     file, start = place
     columns = [
         pa.repeat(pa.scalar(file), len(records)),
@@ -98,8 +106,9 @@ def ledger_rows(
         pa.array(tokens, pa.int32()),
         pa.array(sizes, pa.int64()),
         hash_column(hashes),
+        *kept,
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class LedgerWriter:

@@ -15,6 +15,7 @@ whose every value was checked, read by verify, stats, mix, stream and train. `pr
     files        [{path, format, compression, size, identity, source, read, written, rejected}]    the inputs
     plans        {NAME: plan}    how each source was cut, as `pretok.shards.plan` reads it
     parts        {NAME: [{name, partition, records: {piece: n}}]}    what each shard was made of
+    mismatches   {NAME: [{column, count, file, position, value}]}    values of kept columns that had another type
     config, software, and materialized (the mix) where the shards hold a mix in its order
 
 `bytes` are of text in UTF-8, `file_bytes` of a file. `tokens`, `documents` and `bytes` of a source count both splits.

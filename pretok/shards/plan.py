@@ -13,26 +13,33 @@ from pathlib import Path
 from typing import Any
 
 from pretok.base.errors import MismatchError
-from pretok.base.records import read_record
+from pretok.base.records import read_record, to_json
 from pretok.base.storage import read_json, write_json
 from pretok.base.tell import Teller
 from pretok.config import Source
 from pretok.read.changes import input_changes, refuse, refuse_changes
 from pretok.read.files import InputFile, list_inputs
+from pretok.read.kept import KeptColumn
+from pretok.read.kept_types import decide_types
 from pretok.read.partition import Partition, plan, shard_bytes
 from pretok.read.probe import probe_inputs
 from pretok.shards.task import PartRecord, load_parts
 
+NOTHING_KEPT = {"keep": [], "on_mismatch": "null"}
+"""Settings of plans made before there were ledgers."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """The work on one source. settings: what, besides the inputs, decides its shards: how records are read, and
-    `target`, the bytes of a shard."""
+    """The work on one source. settings: what, besides the inputs, decides its shards: how records are read, what is
+    kept of them, and `target`, the bytes of a shard. kept: the columns of its ledgers, with the types they were found
+    to have."""
 
     name: str
     settings: dict[str, Any]
     inputs: list[InputFile]
     partitions: list[Partition]
+    kept: tuple[KeptColumn, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For `plan.json` and the manifest."""
@@ -40,6 +47,7 @@ class SourcePlan:
             "settings": self.settings,
             "inputs": [asdict(file) for file in self.inputs],
             "partitions": [partition.to_json() for partition in self.partitions],
+            "kept": to_json(self.kept),
         }
 
     @classmethod
@@ -47,7 +55,7 @@ class SourcePlan:
         """Inverse of `to_json`. Raises IntegrityError."""
         plan = read_record(_PlanEntry, data, f"the plan of source {name}")
         partitions = [Partition.from_json(name, partition) for partition in plan.partitions]
-        return cls(name, plan.settings, list(plan.inputs), partitions)
+        return cls(name, plan.settings, list(plan.inputs), partitions, plan.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,7 @@ class _PlanEntry:
     settings: dict[str, Any]
     inputs: tuple[InputFile, ...]
     partitions: tuple[dict[str, Any], ...]
+    kept: tuple[KeptColumn, ...] = ()
 
 
 def plan_source(
@@ -79,7 +88,7 @@ def plan_source(
         tell.notice(text)
     path = state / name / "plan.json"
     stored = read_json(path)["plan"] if path.exists() else sealed
-    settings = asdict(source.record)
+    settings = asdict(source.record) | {"keep": list(source.keep), "on_mismatch": source.on_mismatch}
     if stored is not None:
         old = SourcePlan.from_json(name, stored)
         try:
@@ -93,7 +102,9 @@ def plan_source(
             shutil.rmtree(state / name, ignore_errors=True)
     probes = probe_inputs(inputs, source.field, tell)
     target = size or shard_bytes(probes, itemsize)
-    new = SourcePlan(name, settings | {"target": target}, inputs, plan(name, probes, target, itemsize))
+    kept = decide_types(name, source.kept, probes, tell)
+    partitions = plan(name, probes, target, itemsize)
+    new = SourcePlan(name, settings | {"target": target}, inputs, partitions, kept)
     write_json(path, {"config": config, "plan": new.to_json()})
     return new
 
@@ -109,7 +120,7 @@ def _continue(
     what, shards = f"the shards of {old.name}", state.parent
     if path.exists():
         refuse_changes(f"the unfinished shards of {old.name}", shards, read_json(path)["config"], config)
-    refuse_changes(what, shards, old.settings, settings)
+    refuse_changes(what, shards, NOTHING_KEPT | old.settings, settings)
     mended = _mended(old, inputs, state / old.name)
     planned = {file.path: file for file in old.inputs}
     accepted = [planned[file.path] if file.path in mended else file for file in inputs]

@@ -32,6 +32,7 @@ from pretok.base.tokens import token_dtype
 from pretok.shards.contents import (
     Contents,
     FileEntry,
+    MismatchEntry,
     PartEntry,
     ShardEntry,
     SideFile,
@@ -66,6 +67,7 @@ class _Source:
     files: tuple[FileEntry, ...]
     plan: dict[str, Any]
     parts: tuple[PartEntry, ...]
+    mismatches: tuple[MismatchEntry, ...]
 
 
 def standing(shards: Path, state: Path) -> Contents | None:
@@ -158,6 +160,7 @@ def _of_source(contents: Contents, name: str) -> _Source:
         files=tuple(file for file in contents.files if file.source == name),
         plan=contents.plans[name],
         parts=contents.parts[name],
+        mismatches=(contents.mismatches or {}).get(name, ()),
     )
 
 
@@ -174,6 +177,7 @@ def _assemble(common: Contents, sources: dict[str, _Source], side_files: Iterabl
         files=tuple(file for source in ordered.values() for file in source.files),
         plans={name: source.plan for name, source in ordered.items()},
         parts={name: source.parts for name, source in ordered.items()},
+        mismatches={name: source.mismatches for name, source in ordered.items() if source.mismatches} or None,
     )
 
 
@@ -213,7 +217,23 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         files=files,
         plan=plan.to_json(),
         parts=tuple(numbered),
+        mismatches=_sum_mismatches(parts, piece_starts(plan, numbered)),
     )
+
+
+def _sum_mismatches(
+    parts: Sequence[tuple[int, PartRecord]], starts: dict[tuple[int, int], tuple[str, int]]
+) -> tuple[MismatchEntry, ...]:
+    """One entry a column, of all parts, with the first of the source."""
+    entries: dict[str, MismatchEntry] = {}
+    for number, part in parts:
+        for found in part.mismatches:
+            file, start = starts[number, found.piece]
+            first = found.first
+            entry = MismatchEntry(first.column, 0, file, start + first.record + 1, first.value)
+            entry = entries.get(first.column, entry)
+            entries[first.column] = replace(entry, count=entry.count + found.count)
+    return tuple(entries[name] for name in sorted(entries))
 
 
 def _entry(source: str, name: str, split: str, sealed: SealedSplit) -> ShardEntry:

@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
@@ -31,11 +31,12 @@ from pretok.base.storage import atomic_open, read_json, write_json
 from pretok.base.tokens import Tokens
 from pretok.kernels.hashing import hash_documents, select
 from pretok.read.batches import Reject, TextBatch, buffers
+from pretok.read.kept import Keep, Mismatch
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat, read_partition
 from pretok.shards.format import SealedShard, ShardWriter
-from pretok.shards.ledger import Hashes, LedgerWriter, SealedLedger, hash_texts, ledger_rows
+from pretok.shards.ledger import Hashes, LedgerWriter, SealedLedger, hash_texts, ledger_rows, schema_with
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
@@ -58,6 +59,7 @@ class TokenizeTask:
     shards_dir: Path
     state_dir: Path
     record: RecordFormat
+    keep: Keep
     normalization: Normalization
     tokenizer_json: Path
     tokenizer: str
@@ -77,11 +79,21 @@ class SealedSplit:
 
 
 @dataclass(frozen=True, slots=True)
+class PartMismatch:
+    """What `kept.Mismatch` says, of a whole part; piece: that of the first."""
+
+    piece: int
+    first: Mismatch
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartRecord:
     """What a sealed part holds; JSON in the state folder.
 
     name: of its train shard; records: how many were read for it, per piece of the partition; rejected: by reason;
-    errors: inputs whose rest could not be read; last: whether the partition ends here; train, val: None where empty.
+    errors: inputs whose rest could not be read; mismatches: values of kept columns that are null because of another
+    type; last: whether the partition ends here; train, val: None where empty.
     """
 
     name: str
@@ -89,6 +101,7 @@ class PartRecord:
     records: dict[str, int]
     rejected: dict[str, int]
     errors: tuple[Failure, ...]
+    mismatches: tuple[PartMismatch, ...]
     last: bool
     train: SealedSplit | None = None
     val: SealedSplit | None = None
@@ -160,7 +173,7 @@ def tokenize_partition(task: TokenizeTask, report: Callable[[Counts], None]) -> 
     done = load_parts(task.state_dir, task.partition.name)
     if done and done[-1].last:
         return done
-    batches = read_partition(task.partition, task.record, task.normalization)
+    batches = read_partition(task.partition, task.record, task.normalization, task.keep)
     batches = _skip(batches, sum(part.read for part in done), task)
     finished = False
     while not finished:
@@ -196,9 +209,9 @@ def _skip(
 class _SplitWriter:
     """Writes the documents of one split: shard and ledger."""
 
-    def __init__(self, prefix: Path, dtype: np.dtype[Any], stack: ExitStack) -> None:
+    def __init__(self, prefix: Path, dtype: np.dtype[Any], schema: pa.Schema, stack: ExitStack) -> None:
         self.shard = stack.enter_context(ShardWriter(prefix, dtype))
-        self.ledger = stack.enter_context(LedgerWriter(prefix))
+        self.ledger = stack.enter_context(LedgerWriter(prefix, schema))
         self._text_bytes = 0
 
     def append(self, tokens: Tokens, rows: pa.RecordBatch) -> None:
@@ -224,6 +237,8 @@ class _PartWriter:
         self._records: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
         self._errors: list[Failure] = []
+        self._mismatches: dict[str, PartMismatch] = {}
+        self._schema = schema_with(task.keep.columns)
         self._stack = ExitStack()
         self._writers: dict[str, _SplitWriter] = {}
         self._rejects: IO[str] | None = None
@@ -249,7 +264,7 @@ class _PartWriter:
                 task.state_dir / f"{self._name}.val",
             )
             prefix = train if split == "train" else val
-            self._writers[split] = _SplitWriter(prefix, self._encoder.dtype, self._stack)
+            self._writers[split] = _SplitWriter(prefix, self._encoder.dtype, self._schema, self._stack)
         return self._writers[split]
 
     def _reject(self, piece: int, reject: Reject) -> None:
@@ -268,6 +283,9 @@ class _PartWriter:
         self._records[str(batch.piece)] += batch.records
         for reject in batch.rejects:
             self._reject(batch.piece, reject)
+        for found in batch.mismatches:
+            before = self._mismatches.get(found.column, PartMismatch(batch.piece, found, 0))
+            self._mismatches[found.column] = replace(before, count=before.count + found.count)
         documents = tokens = size = 0
         if len(batch.texts):
             size = len(buffers(batch.texts)[0])
@@ -295,7 +313,11 @@ class _PartWriter:
             if len(part) == 0:  # none can be encoded
                 continue
             place, sizes = (piece.file.path, start), np.diff(buffers(part)[1])
-            described = ledger_rows(place, first + batch.numbers[rows], lengths, sizes, hashes[rows])
+            records, kept = (
+                first + batch.numbers[rows],
+                [column.take(pa.array(rows)) for column in batch.kept],
+            )
+            described = ledger_rows(place, records, lengths, sizes, hashes[rows], kept, self._schema)
             self._writer(split).append(tokens, described)
             documents, total = documents + len(part), total + len(tokens)
         return documents, total
@@ -340,6 +362,7 @@ class _PartWriter:
             dict(self._records),
             dict(sorted(self._reasons.items())),
             tuple(self._errors),
+            tuple(self._mismatches[name] for name in sorted(self._mismatches)),
             last,
             **sealed,
         )

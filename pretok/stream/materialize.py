@@ -3,7 +3,8 @@
 Enters: a shards folder and its mix.json. Leaves: another shards folder with one source, `mix`, whose documents are the
 sequences of the mix, seq_len + 1 tokens each (the last one is the next sequence's first only by chance, so it is
 stored), and a manifest that carries the mix under `materialized`. `pretok.stream.open` on it gives the same view as on
-the plan, position by position, without a permutation. Text bytes are not known here and stand as 0.
+the plan, position by position, without a permutation. Text bytes are not known here and stand as 0; there are
+no ledgers, as the sequences are no documents.
 
 Each shard is one task and is the same whoever writes it; OUT/.state holds the records of finished ones until the
 manifest is written, so a killed run goes on where it stopped.

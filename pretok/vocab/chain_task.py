@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pretok.base.errors import MismatchError
 from pretok.base.execute import Report
 from pretok.base.storage import atomic_open, read_json, write_json
 from pretok.counts.task import SAMPLE_SEED_STEP
@@ -36,7 +37,8 @@ from pretok.vocab.chains import BREAK, ChainFinder, Ids
 
 @dataclass(frozen=True, slots=True)
 class ChainTask:
-    """All that decides the chains of a partition. words: tokenizer of stage 1; separators: flags of SEPARATORS."""
+    """All that decides the chains of a partition. words: tokenizer of stage 1; separators: flags of SEPARATORS; damage:
+    (file, error) of the inputs that could be read only in part when their words were counted."""
 
     partition: Partition
     folder: Path
@@ -47,6 +49,7 @@ class ChainTask:
     sample: Fraction
     holdout: Fraction
     seed: int
+    damage: tuple[tuple[str, str], ...] = ()
 
     @property
     def path(self) -> Path:
@@ -75,7 +78,8 @@ def _tools(words: Path, separators: int) -> tuple[BatchEncoder, ChainFinder]:
 def write_chains(task: ChainTask, report: Report) -> int:
     """Write the chains of a partition unless they are there; the bytes of its sampled text.
 
-    A damaged input gives what can be read of it; counting the words has named it already.
+    An input that counting named as damaged gives what can be read of it. Raises MismatchError for any other damage: the
+    file is no longer the one whose words were counted.
     """
     if task.path.exists():
         return int(read_json(task.size_path))
@@ -83,7 +87,10 @@ def write_chains(task: ChainTask, report: Report) -> int:
     parts: list[npt.NDArray[Any]] = []
     total = 0
     for batch in read_partition(task.partition, task.record, task.normalization):
-        if isinstance(batch, Damage) or len(batch.texts) == 0:
+        if isinstance(batch, Damage):
+            _refuse_new(batch, task)
+            continue
+        if len(batch.texts) == 0:
             continue
         texts = batch.texts
         data, offsets = buffers(texts)
@@ -98,6 +105,16 @@ def write_chains(task: ChainTask, report: Report) -> int:
     with atomic_open(task.path) as file:
         np.save(file, np.concatenate([_narrow(np.empty(0, np.uint32), finder.size), *parts]))
     return total
+
+
+def _refuse_new(damage: Damage, task: ChainTask) -> None:
+    """MismatchError for damage that was not there when the words were counted."""
+    file = task.partition.pieces[damage.piece].file.path
+    if (file, damage.error) not in task.damage:
+        raise MismatchError(
+            f"{file}: {damage.error}; its words are counted, but its text cannot be read as it was then: restore the "
+            "file, or delete the counts to count anew"
+        )
 
 
 def _narrow(chains: Ids, size: int) -> npt.NDArray[Any]:

@@ -5,8 +5,9 @@ Enters: a Recipe. Leaves: VOCAB/tokenizer.json with its two companions and, last
     count     every word of every source (`pretok.counts.job`)
     merge     weigh the counts, train the merges, write the tokenizer
     join      train superwords in the place of the last entries, if asked for (`pretok.vocab.superword_job`)
-    measure   what it costs on each source, beside 32k and 64k entries and other tokenizers, one task a bucket
+    measure   what it costs on each source, beside other sizes and other tokenizers, one task a bucket
 
+Other sizes that are asked for are written beside it, as VOCAB/SIZE: their merges are the first ones of the largest.
 A vocabulary whose report names the same inputs and settings is left alone; another is refused.
 """
 
@@ -25,30 +26,26 @@ from pretok.base.execute import Engine
 from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
-from pretok.base.records import to_json
+from pretok.base.records import read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.base.tasks import run_tasks
-from pretok.base.tell import Teller, table
+from pretok.base.tell import Teller
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import Counts
 from pretok.counts.job import count_config, run_count
-from pretok.counts.weigh import TrainingWords, mix_bytes_per_token, multipliers, shares, weigh
+from pretok.counts.weigh import TrainingWords, weigh
 from pretok.kernels.pretokenize import PATTERNS, code_of, word_ends
-from pretok.read.batches import buffers
 from pretok.read.changes import refuse_changes
-from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
+from pretok.vocab.alphabets import check_languages
 from pretok.vocab.bpe import train_merges
-from pretok.vocab.cost import (
-    Measure,
-    MeasureTask,
-    describe_tokens,
-    empty_measure,
-    measure_bucket,
-    measure_texts,
-    open_tokenizer,
-)
-from pretok.vocab.superword_job import add_superwords, check_superwords, show_superwords
+from pretok.vocab.compare import THIS, measure_tokenizer
+from pretok.vocab.cost import Measure, MeasureTask, empty_measure, measure_bucket, open_tokenizer
+from pretok.vocab.planned import check_mix
+from pretok.vocab.records import VocabReport
+from pretok.vocab.report import Made, make_report, source_factors
+from pretok.vocab.show import show_report
+from pretok.vocab.superword_job import add_superwords, check_superwords
 
 REPORT_FILE = "report.json"
 STATE = ".state"
@@ -58,7 +55,7 @@ OTHER_SIZES = (32_000, 64_000)
 
 def run_build_vocab(
     recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path] = (), counts: Counts | None = None
-) -> dict[str, Any]:
+) -> VocabReport:
     """Bring VOCAB to what the recipe says, as the only job that writes there; its report, printed when made now.
 
     counts: train from these and read no text. Raises UsageError, MismatchError, FolderInUse, PartitionsFailed, Stopped.
@@ -71,25 +68,26 @@ def run_build_vocab(
 
 def _build_vocab(
     recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path], counts: Counts | None
-) -> dict[str, Any]:
+) -> VocabReport:
     check_settings(recipe.vocab)
     if recipe.vocab.superwords:
         check_superwords(recipe.vocab, counted=counts is not None)
+    check_mix(recipe, list(recipe.sources) if counts is None else counts.sources)
     folder = recipe.vocab_dir
     listed = count_config(recipe, engine, tell) if counts is None else None
     source = {"counts": counts.fingerprint} if counts else to_json(listed)
     config = _config(recipe.vocab, compare, source)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
-        report: dict[str, Any] = read_json(folder / REPORT_FILE)
-        refuse_changes("the vocabulary and its report", folder, report["config"], config)
+        done = read_record(VocabReport, read_json(folder / REPORT_FILE), folder / REPORT_FILE)
+        refuse_changes("the vocabulary and its report", folder, {"sizes": [], **done.config}, config)
         tell.notice(f"the vocabulary in {folder} is there and unchanged")
-        return report
+        return done
     for path in compare:
         open_tokenizer(path)  # what cannot encode is refused before the work, not after it
     if counts is None:
         counts = run_count(recipe, engine, tell, listed)
     with tell.progress("merge"):
-        words = weigh(counts.buckets, _factors(recipe.vocab, counts), recipe.vocab.min_count)
+        words = weigh(counts.buckets, source_factors(recipe.vocab, counts), recipe.vocab.min_count)
         made = train_vocabularies(words, recipe.vocab, folder, tell)
     main, superwords = made[recipe.vocab.size], None
     if recipe.vocab.superwords:
@@ -97,21 +95,19 @@ def _build_vocab(
         main, superwords = add_superwords(recipe, engine, tell, main, counts, state)
     with tell.progress("measure") as progress:
         measure = _measure(made, counts, recipe, engine, progress, tell)
-        others = {"this": _compare(folder, counts, tell)}
-        others |= {str(path): _compare(path, counts, tell) for path in compare}
-    report = _report(recipe.vocab, counts, words, made, measure, others)
-    report["vocabulary"] |= {"size": main.size, "fingerprint": main.fingerprint}
-    report["superwords"] = superwords
-    report["config"] = config
-    write_json(folder / REPORT_FILE, report)
+        paths = {THIS: folder, **{str(path): path for path in compare}}
+        rows = {name: measure_tokenizer(path, counts, tell) for name, path in paths.items()}
+    report = make_report(Made(recipe, counts, words, made, measure, main, superwords, paths, rows, config))
+    write_json(folder / REPORT_FILE, to_json(report))
     shutil.rmtree(folder / STATE, ignore_errors=True)
-    _show_report(report, tell)
+    show_report(report, recipe.vocab.languages, tell)
     return report
 
 
 def check_settings(vocab: Vocab) -> None:
     """Raises UsageError where no vocabulary of these settings can be made."""
     code_of(vocab.pattern)
+    check_languages(vocab.languages)
     special = vocab.special_tokens
     if len(set(special)) < len(special) or "" in special:
         raise UsageError("special tokens must be different from each other and not empty")
@@ -122,6 +118,12 @@ def check_settings(vocab: Vocab) -> None:
     if vocab.size < len(special) + 256:
         raise UsageError(
             f"a vocabulary of {vocab.size} entries has no room for {len(special)} special tokens and 256 bytes"
+        )
+    fewest = vocab.size - vocab.superwords if vocab.superwords else len(special) + 256
+    if wrong := [size for size in vocab.sizes if not fewest <= size <= vocab.size]:
+        raise UsageError(
+            f"sizes: {', '.join(map(str, wrong))} is not from {fewest}, the entries that are no "
+            f"{'superwords' if vocab.superwords else 'merges'}, to {vocab.size}, the largest that is trained"
         )
     for token in special:
         data = np.frombuffer(token.encode(), np.uint8)
@@ -143,6 +145,7 @@ def _config(vocab: Vocab, compare: Sequence[Path], source: dict[str, Any]) -> di
         "superwords": _superword_config(vocab),
         "weights": {name: str(weight) for name, weight in sorted(vocab.weights.items())},
         "compare": [str(path) for path in compare],
+        "sizes": vocab.other_sizes,
     }
 
 
@@ -157,19 +160,16 @@ def _superword_config(vocab: Vocab) -> dict[str, Any] | None:
     }
 
 
-def _factors(vocab: Vocab, counts: Counts) -> dict[str, int]:
-    return multipliers(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
-
-
 def train_vocabularies(
     words: TrainingWords, vocab: Vocab, folder: Path, tell: Teller
 ) -> dict[int, Vocabulary]:
-    """Train once to the largest size, write the vocabulary asked for and those it is compared with.
+    """Train once to the largest size, write the vocabularies asked for and those they are compared with.
 
-    Returns size asked for -> vocabulary, the one asked for first.
+    Returns size asked for -> vocabulary, the main one first. With superwords, these are not the ones to be kept.
     """
     special = vocab.special_tokens
-    sizes = dict.fromkeys((vocab.size, *OTHER_SIZES))
+    nested = vocab.other_sizes
+    sizes = dict.fromkeys((vocab.size, *nested, *OTHER_SIZES))
     counted = words.words
     merges = train_merges(
         counted.data,
@@ -180,8 +180,9 @@ def train_vocabularies(
     )
     made = {}
     for size in sizes:
-        final = size == vocab.size and not vocab.superwords
-        target = folder if final else folder / STATE / str(size)
+        kept = not vocab.superwords and size in (vocab.size, *nested)
+        place = folder if kept else folder / STATE
+        target = folder if kept and size == vocab.size else place / str(size)
         made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, merges.first(size))
     if made[vocab.size].size < vocab.size:
         tell.notice(
@@ -203,8 +204,7 @@ def _measure(
     paths = tuple(vocab.path.absolute() for vocab in made.values())
     eod = recipe.vocab.special_tokens[0]
     tasks = [MeasureTask(path.absolute(), len(counts.sources), paths, eod) for path in counts.buckets]
-    main = next(iter(made.values()))
-    total = empty_measure(len(counts.sources), len(paths), main.size)
+    total = empty_measure(len(counts.sources), [vocab.size for vocab in made.values()])
     failures = []
     engine.choose(sum(path.stat().st_size for path in counts.buckets))
     names = [task.bucket.name for task in tasks]
@@ -215,174 +215,3 @@ def _measure(
             total.add(outcome.result)
     raise_failures(failures, tell, "buckets")
     return total
-
-
-def _compare(path: Path, counts: Counts, tell: Teller) -> dict[str, Any]:
-    """Tokens of the held-out texts that were kept, by any tokenizer; None where it cannot encode one of them."""
-    rows = {}
-    for name in counts.sources:
-        texts = counts.heldout_texts(name)
-        tokens, size = None, len(buffers(texts)[0])
-        try:
-            tokens = measure_texts(path, texts)
-        except Unencodable as error:
-            tell.notice(f"{path} is not compared on {name}: {error}")
-        rows[name] = {"tokens": tokens, "bytes": size, "bytes_per_token": _ratio(size, tokens)}
-    return rows
-
-
-def _ratio(a: int, b: int | None) -> float | None:
-    return round(int(a) / int(b), 4) if b else None
-
-
-def _report(
-    vocab: Vocab,
-    counts: Counts,
-    words: TrainingWords,
-    made: dict[int, Vocabulary],
-    measure: Measure,
-    others: dict[str, Any],
-) -> dict[str, Any]:
-    main = made[vocab.size]
-    factors = _factors(vocab, counts)
-    weighted = {name: factor * counts.of(name).bytes for name, factor in factors.items()}
-    size = sum(counts.of(name).bytes for name in counts.sources)
-    return {
-        "vocabulary": {
-            "size": main.size,
-            "asked": vocab.size,
-            "fingerprint": main.fingerprint,
-            "eod_id": main.eod_id,
-        },
-        "words": {
-            "distinct": words.distinct,
-            "occurrences": int(measure.words[:, 0].sum()),
-            "dropped": words.dropped_words,
-            "dropped_share_of_text": _ratio(words.dropped_bytes, size),
-        },
-        "sources": {
-            name: {
-                "documents": counts.of(name).documents,
-                "weight": _ratio(weighted[name], sum(weighted.values())),
-                "multiplier": factors[name],
-                "distinct_words": int(measure.distinct[k]),
-                "training": _costs(measure, k, 0),
-                "heldout": {"documents": counts.of(name).heldout_documents, **_costs(measure, k, 1)},
-            }
-            for k, name in enumerate(counts.sources)
-        },
-        "sizes": {
-            str(made[asked].size): {
-                name: int(measure.tokens[k, v].sum()) for k, name in enumerate(counts.sources)
-            }
-            for v, asked in enumerate(made)
-        },
-        "tokens": describe_tokens(main, measure.uses, counts.sources),
-        "compare": others,
-        "mix": _mix(vocab, counts, made, measure, others),
-        "failed": to_json(counts.failed),
-    }
-
-
-def _mix(
-    vocab: Vocab, counts: Counts, made: dict[int, Vocabulary], measure: Measure, others: dict[str, Any]
-) -> dict[str, Any]:
-    """Bytes per token of text in which the sources have their shares of the vocabulary's training text: of all text by
-    size, of held-out texts by tokenizer."""
-    parts = shares(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
-    sizes = dict(zip(counts.sources, measure.bytes.sum(1).tolist(), strict=True))
-    tokens = [dict(zip(counts.sources, row, strict=True)) for row in measure.tokens.sum(2).T.tolist()]
-    return {
-        "shares": {name: round(float(part), 6) for name, part in parts.items()},
-        "sizes": {
-            str(one.size): mix_bytes_per_token(parts, sizes, tokens[v]) for v, one in enumerate(made.values())
-        },
-        "compare": {
-            path: mix_bytes_per_token(
-                parts, *({name: row[name][key] for name in row} for key in ("bytes", "tokens"))
-            )
-            for path, row in others.items()
-        },
-    }
-
-
-def _costs(measure: Measure, source: int, split: int) -> dict[str, Any]:
-    """Bytes, words and tokens of one source in training (0) or held-out (1) documents, by the main vocabulary."""
-    size, words = int(measure.bytes[source, split]), int(measure.words[source, split])
-    tokens = int(measure.tokens[source, 0, split])
-    return {
-        "bytes": size,
-        "words": words,
-        "tokens": tokens,
-        "bytes_per_token": _ratio(size, tokens),
-        "tokens_per_word": _ratio(tokens, words),
-    }
-
-
-def _show_report(report: dict[str, Any], tell: Teller) -> None:
-    """Print the report as tables."""
-    words = report["words"]
-    tell.notice(
-        f"{words['distinct']:,} distinct words, {words['occurrences']:,} occurrences; {words['dropped']:,} too rare, "
-        f"{words['dropped_share_of_text'] or 0:.2%} of the text"
-    )
-    rows = []
-    for name, source in report["sources"].items():
-        heldout = source["heldout"]
-        rows.append(
-            (
-                name,
-                f"{source['weight']:.1%}",
-                f"{source['distinct_words']:,}",
-                f"{source['training']['tokens']:,}",
-                f"{heldout['documents']:,}",
-                str(heldout["bytes_per_token"] or "-"),
-                str(heldout["tokens_per_word"] or "-"),
-                f"{report['tokens']['mostly_in'][name]:,}",
-            )
-        )
-    columns = (
-        "source",
-        "weight",
-        "distinct words",
-        "tokens",
-        "held out",
-        "bytes/token",
-        "tokens/word",
-        "own tokens",
-    )
-    tell.show(table(f"vocabulary of {report['vocabulary']['size']:,} entries", columns, rows))
-    names, mix = list(report["sources"]), report["mix"]
-    tell.show(
-        table(
-            "tokens of all text by size of the vocabulary, and bytes per token of the mix",
-            ("size", *names, "mix"),
-            [
-                (f"{int(size):,}", *(f"{row[name]:,}" for name in names), str(mix["sizes"][size] or "-"))
-                for size, row in report["sizes"].items()
-            ],
-        )
-    )
-    tell.show(
-        table(
-            "bytes per token of held-out texts, and of the mix of the sources by weight",
-            ("tokenizer", *names, "mix"),
-            [
-                (
-                    path,
-                    *(str(row[name]["bytes_per_token"] or "-") for name in names),
-                    str(mix["compare"][path] or "-"),
-                )
-                for path, row in report["compare"].items()
-            ],
-        )
-    )
-    if report["superwords"]:
-        show_superwords(report["superwords"], tell)
-    tokens = report["tokens"]
-    readable = [entry["token"] for entry in tokens["longest"] if len(set(entry["token"])) > 3]
-    longest = ", ".join(map(repr, readable[:5]))
-    tell.notice(
-        f"{tokens['shared']:,} tokens are shared by the sources, {tokens['unused']:,} unused; "
-        f"{len(tokens['unused_bytes'])} bytes never occur; longest words: {longest or '-'}"
-    )

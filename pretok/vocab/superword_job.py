@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,7 @@ from pretok.base.execute import Engine
 from pretok.base.failures import TaskError, raise_failures
 from pretok.base.progress import Progress
 from pretok.base.tasks import run_tasks
-from pretok.base.tell import SILENT, Teller, table
+from pretok.base.tell import SILENT, Teller
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import Counts
 from pretok.counts.job import partitions_of
@@ -39,6 +38,7 @@ from pretok.tokenizer.vocabulary import Vocabulary, to_bytes, tokenizer_data, wr
 from pretok.vocab.bpe import Merges
 from pretok.vocab.chain_task import ChainTask, read_chains, stage_tokens, write_chains
 from pretok.vocab.chains import train_superwords
+from pretok.vocab.records import Budget, SuperwordReport, UsedSuperword
 
 ROWS = (0, 2_500, 5_000, 10_000, 20_000)
 """Numbers of superwords that the report compares."""
@@ -66,7 +66,7 @@ def check_superwords(vocab: Vocab, counted: bool) -> None:
 
 def add_superwords(
     recipe: Recipe, engine: Engine, tell: Teller, plain: Vocabulary, counts: Counts, state: Path
-) -> tuple[Vocabulary, dict[str, Any]]:
+) -> tuple[Vocabulary, SuperwordReport]:
     """Write VOCAB with superwords in the place of the last entries of `plain`; (the vocabulary, report section)."""
     vocab = recipe.vocab
     separators = SEPARATORS[vocab.superword_separators]
@@ -84,18 +84,14 @@ def add_superwords(
         made = write_vocab(
             recipe.vocab_dir, coarse, vocab.special_tokens, words + merges.first(stage.size + wanted)
         )
+    for size in vocab.other_sizes:
+        pairs = words + merges.first(stage.size + size - (vocab.size - vocab.superwords))
+        write_vocab(recipe.vocab_dir / str(size), coarse, vocab.special_tokens, pairs)
     if made.size < vocab.size:
         tell.notice(
             f"the sample allows {made.size - stage.size:,} superwords, not {wanted:,}: give a larger sample"
         )
-    return made, {
-        "entries": made.size - stage.size,
-        "words": stage.size,
-        "separators": vocab.superword_separators,
-        "most_words": vocab.superword_words,
-        "sample_bytes": sizes,
-        **_measure(recipe, counts, plain, stage, words, merges),
-    }
+    return made, _report(recipe, counts, sizes, (plain, stage, made), words, merges)
 
 
 def _first_words(plain: Vocabulary, size: int) -> list[Merge]:
@@ -116,6 +112,7 @@ def _tasks(
     sizes = {name: counts.of(name).bytes for name in counts.sources}
     parts = shares(vocab.weights, sizes)
     wanted = min(vocab.superword_sample, sum(sizes.values()))
+    damage = tuple((failure.file, failure.error) for failure in counts.failed)
     tasks, repeats = [], {}
     for name, size in sizes.items():
         target = wanted * parts[name]
@@ -136,6 +133,7 @@ def _tasks(
                 sample=min(Fraction(1), share * step) * vocab.sample,
                 holdout=vocab.holdout,
                 seed=vocab.seed,
+                damage=damage,
             )
             for partition in partitions[vocab.seed % step :: step]
         ]
@@ -162,14 +160,21 @@ def _sample(
     return [task.path for task in tasks for _ in range(repeats[task.partition.source])], sizes
 
 
-def _measure(
-    recipe: Recipe, counts: Counts, plain: Vocabulary, stage: Vocabulary, words: list[Merge], merges: Merges
-) -> dict[str, Any]:
+def _report(
+    recipe: Recipe,
+    counts: Counts,
+    sample: dict[str, int],
+    vocabularies: tuple[Vocabulary, Vocabulary, Vocabulary],
+    words: list[Merge],
+    merges: Merges,
+) -> SuperwordReport:
     """Tokens of the held-out texts that were kept, by `plain` and by stage 1 with more and more superwords.
 
     Without EOD; also which superwords of the vocabulary are used most, and the share of tokens that are superwords,
-    both in text in which the sources have their shares of the vocabulary's training text.
+    both in text in which the sources have their shares of the vocabulary's training text. vocabularies: words only,
+    stage 1, the one written; sample: bytes of text sampled per source.
     """
+    plain, stage, made = vocabularies
     vocab = recipe.vocab
     files = {"plain": plain.data}
     for entries in sorted({*ROWS, vocab.size - stage.size}):
@@ -191,21 +196,26 @@ def _measure(
     sizes = {name: len(buffers(texts[name])[0]) for name in counts.sources}
     rates = _mix_rates(parts, sizes, uses)
     order = np.argsort(-rates[stage.size :], kind="stable")[:MOST_USED]
-    return {
-        "heldout_tokens": rows,
-        "mix_bytes_per_token": {row: mix_bytes_per_token(parts, sizes, rows[row]) for row in rows},
-        "share_of_tokens": round(float(rates[stage.size :].sum()), 4),
-        "most_used": [
-            {
-                "token": merges.tokens[stage.size + k].decode(errors="replace"),
-                "share": round(float(rates[stage.size + k]), 6),
-                "uses": {name: int(uses[name][stage.size + k]) for name in counts.sources},
-            }
+    return SuperwordReport(
+        entries=made.size - stage.size,
+        words=stage.size,
+        separators=vocab.superword_separators,
+        most_words=vocab.superword_words,
+        sample_bytes=sample,
+        heldout_tokens=rows,
+        mix_bytes_per_token={row: mix_bytes_per_token(parts, sizes, rows[row]) for row in rows},
+        share_of_tokens=round(float(rates[stage.size :].sum()), 4),
+        most_used=tuple(
+            UsedSuperword(
+                merges.tokens[stage.size + k].decode(errors="replace"),
+                round(float(rates[stage.size + k]), 6),
+                {name: int(uses[name][stage.size + k]) for name in counts.sources},
+            )
             for k in order.tolist()
             if rates[stage.size + k]
-        ],
-        "budget": _budget(recipe, rows, str(vocab.size - stage.size)),
-    }
+        ),
+        budget=_budget(recipe, rows, str(vocab.size - stage.size)),
+    )
 
 
 def _mix_rates(
@@ -218,7 +228,7 @@ def _mix_rates(
     return rates
 
 
-def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> dict[str, int] | None:
+def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> Budget | None:
     """What the mix's tokens are worth: the tokens `plain` would need for the same text, source by source."""
     if recipe.mix is None or recipe.mix.tokens == "all" or recipe.mix.weights == "natural":
         return None
@@ -228,35 +238,4 @@ def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> dict[s
         for name, weight in weights.items()
         if rows[row][name]
     ) / float(sum(weights.values()))
-    return {"tokens": recipe.mix.tokens, "plain_tokens": round(recipe.mix.tokens * per_token)}
-
-
-def show_superwords(section: dict[str, Any], tell: Teller) -> None:
-    """Print the section of the report as tables."""
-    rows = section["heldout_tokens"]
-    names, mix = list(rows["plain"]), section["mix_bytes_per_token"]
-    tell.notice(
-        f"{section['entries']:,} superwords after {section['words']:,} other entries, {section['separators']}, "
-        f"trained on {sum(section['sample_bytes'].values()):,} bytes; {section['share_of_tokens']:.1%} of the tokens "
-        "of held-out texts, mixed by weight, are superwords"
-    )
-    body = [
-        (
-            row,
-            *(f"{tokens[name]:,} ({tokens[name] / max(1, rows['plain'][name]) - 1:+.1%})" for name in names),
-            str(mix[row] or "-"),
-        )
-        for row, tokens in rows.items()
-    ]
-    title = (
-        "tokens of held-out texts by number of superwords, beside words only, and bytes per token of the mix"
-    )
-    tell.show(table(title, ("", *names, "mix"), body))
-    tell.notice(
-        "most used in the mix: " + ", ".join(repr(entry["token"]) for entry in section["most_used"][:20])
-    )
-    if budget := section["budget"]:
-        tell.notice(
-            f"a budget of {budget['tokens']:,} tokens trains on the text of {budget['plain_tokens']:,} tokens of words "
-            "only"
-        )
+    return Budget(recipe.mix.tokens, round(recipe.mix.tokens * per_token))

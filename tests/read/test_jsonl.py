@@ -13,7 +13,7 @@ from pretok.read.jsonl import MAX_DEPTH, REASONS, field_bytes, parse_lines
 
 def parse(data: bytes, field: str = "text") -> tuple[list[str], list[bytes]]:
     """(reason of each line, accepted texts)."""
-    texts, offsets, starts, status = parse_lines(np.frombuffer(data, np.uint8), field_bytes(field))
+    texts, offsets, starts, status, _ = parse_lines(np.frombuffer(data, np.uint8), field_bytes(field))
     assert starts[0] == 0
     assert starts[-1] == len(data)
     cut = [texts[a:b].tobytes() for a, b in pairwise(offsets)]
@@ -204,7 +204,7 @@ def test_limits_of_texts_and_lines():
         b'{"text":"abcd"}\n{"text":"abcde"}\n{"text":"\\u0061bcd"}\n{"x":1,"text":"abcd"}\nnot json, and long'
     )
     lines = np.frombuffer(data, np.uint8)
-    texts, offsets, _, status = parse_lines(lines, field_bytes("text"), 4, 20)
+    texts, offsets, _, status, _ = parse_lines(lines, field_bytes("text"), 4, 20)
     assert [REASONS[s] for s in status] == ["", "too_long", "", "too_long", "malformed_json"]
     assert bytes(texts) == b"abcdabcd"
     assert offsets.tolist() == [0, 4, 8]

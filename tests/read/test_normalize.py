@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pretok.counts.task import CountTask, count_partition
 from pretok.read import readers
 from pretok.read.files import list_inputs
+from pretok.read.kept import Keep
 from pretok.read.normalize import Normalization
 from pretok.read.partition import plan
 from pretok.read.probe import probe_inputs
@@ -64,7 +65,7 @@ def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, st
     state.mkdir()
     (shards / "it").mkdir(parents=True)
     task = TokenizeTask(
-        partition, shards, state, RecordFormat(), normalization, vocab_dir / "tokenizer.json",
+        partition, shards, state, RecordFormat(), Keep(), normalization, vocab_dir / "tokenizer.json",
         load_vocab(vocab_dir, eod=0).fingerprint, 0, 1 << 20,
         Fraction(0), 0,
     )  # fmt: skip
@@ -76,6 +77,6 @@ def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, st
         ),
         lambda _: None,
     )
-    assert part.train["documents"] == counted.documents == documents
+    assert part.train.shard.documents == counted.documents == documents
     assert part.rejected == counted.rejected == {"empty_text": 5 - documents}
     assert part.read == counted.read == 5

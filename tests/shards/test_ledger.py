@@ -12,10 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 import zstandard
-from tokenizing import recipe, run
+from tokenizing import contents, recipe, run
 
-from pretok.base.errors import IntegrityError
+from pretok.audit.verify_job import run_verify
+from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
+from pretok.base.records import to_json
+from pretok.base.tell import SILENT
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import (
     SCHEMA,
@@ -59,18 +62,30 @@ def rows_of(manifest: Manifest, source: str) -> list[dict[str, Any]]:
     return found
 
 
-def write_inputs(folder: Path, texts: list[str]) -> dict[str, list[str]]:
-    """The texts as a large and a packed JSON Lines file, and as Parquet of small row groups; what stands where."""
-    third = len(texts) // 3
-    parts = {
-        "a.jsonl": texts[:third],
-        "b.jsonl.zst": texts[third : 2 * third],
-        "c.parquet": texts[2 * third :],
-    }
+def records(texts: list[str]) -> list[dict[str, Any]]:
+    """Texts with what comes with them."""
+    return [
+        {
+            "id": f"it/{i}",
+            "text": text,
+            "n": None if i % 11 == 0 else i * 10**12,
+            "meta": {"score": i / 3, "ok": i % 2 == 0, "url": f'http://à.it/{i}\n"'},
+        }
+        for i, text in enumerate(texts)
+    ]
+
+
+KEEP = ("id", "n", "score=meta.score", "ok=meta.ok", "url=meta.url")
+
+
+def write_inputs(folder: Path, rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The records as a large and a packed JSON Lines file, and as Parquet of small row groups; what stands where."""
+    third = len(rows) // 3
+    parts = {"a.jsonl": rows[:third], "b.jsonl.zst": rows[third : 2 * third], "c.parquet": rows[2 * third :]}
     for name, part in parts.items():
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in part).encode()
+        lines = "".join(json.dumps(row) + "\n" for row in part).encode()
         if name.endswith("parquet"):
-            pq.write_table(pa.table({"text": part}), folder / name, row_group_size=50)
+            pq.write_table(pa.Table.from_pylist(part), folder / name, row_group_size=50)
         else:
             (folder / name).write_bytes(
                 zstandard.ZstdCompressor().compress(lines) if name.endswith("zst") else lines
@@ -81,8 +96,8 @@ def write_inputs(folder: Path, texts: list[str]) -> dict[str, list[str]]:
 def test_every_row_is_its_record(tmp_path: Path, vocab_dir: Path, here: Engine) -> None:
     texts = documents(10_000)
     texts[5] = texts[4000] = texts[9000] = ""  # rejects between documents
-    where = write_inputs(tmp_path, texts)
-    made = recipe(tmp_path / "out", vocab_dir, {"it": list(where)}, size=100_000)
+    where = write_inputs(tmp_path, records(texts))
+    made = recipe(tmp_path / "out", vocab_dir, {"it": list(where)}, KEEP, size=100_000)
     run(made, here)
     manifest = load_manifest(made.shards_dir)
     assert len(manifest.of("it")) > 5
@@ -90,13 +105,82 @@ def test_every_row_is_its_record(tmp_path: Path, vocab_dir: Path, here: Engine) 
     assert {row["split"] for row in rows} == {"train", "val"}
     assert sum(row["start"] > 0 for row in rows) > 100  # the large file was cut
     for row in rows:
-        text = where[row["file"]][row["at"]].encode()
+        record = where[row["file"]][row["at"]]
+        text, meta = record["text"].encode(), record["meta"]
         assert row["bytes"] == len(text)
         assert row["hash"] == xxhash.xxh64_digest(text, 0) + xxhash.xxh64_digest(text, 1)
+        assert (row["id"], row["n"], row["url"]) == (record["id"], record["n"], meta["url"])
+        assert (row["score"], row["ok"]) == (meta["score"], meta["ok"])
     assert len({(row["file"], row["at"]) for row in rows}) == len(rows) == len(texts) - 3
-    size = sum(ledger_path(shard.prefix).stat().st_size for shard in manifest.of("it"))
-    assert manifest.contents.fingerprint == load_manifest(made.shards_dir).fingerprint
-    assert size / len(rows) < 40  # of small shards; docs/ledger.md has the size of large ones
+    plain = recipe(tmp_path / "plain", vocab_dir, {"it": list(where)}, size=100_000)
+    run(plain, here)
+    other = load_manifest(plain.shards_dir)
+    assert other.fingerprint == manifest.fingerprint  # what is kept changes no token
+    assert other.contents.side_files != manifest.contents.side_files
+    assert run_verify(made.shards_dir, None, here, SILENT)[1] == []
+
+
+def test_a_value_of_another_type_is_null_and_named_or_a_reject(
+    tmp_path: Path, vocab_dir: Path, here: Engine
+) -> None:
+    rows: list[dict[str, Any]] = [{"text": f"testo {i}", "q": i} for i in range(1000)]
+    rows[500]["q"], rows[700]["q"], rows[800]["q"] = "alto", 7.5, None
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources: dict[str, list[Path | str]] = {"it": [tmp_path / "a.jsonl"]}
+    made = recipe(tmp_path / "null", vocab_dir, sources, ["q"])
+    run(made, here)
+    manifest = load_manifest(made.shards_dir)
+    found = {row["at"]: row["q"] for row in rows_of(manifest, "it")}
+    assert found == {i: row["q"] if isinstance(row["q"], int) else None for i, row in enumerate(rows)}
+    assert manifest.contents.mismatches is not None
+    assert to_json(manifest.contents.mismatches["it"]) == [
+        {"column": "q", "count": 2, "file": str(tmp_path / "a.jsonl"), "position": 501, "value": '"alto"'}
+    ]
+    made = recipe(tmp_path / "reject", vocab_dir, sources, ["q"], "reject")
+    run(made, here)
+    lines = (made.shards_dir / "rejects" / "it-00000.jsonl").read_text().splitlines()
+    assert [(r["position"], r["reason"], r["detail"]) for r in map(json.loads, lines)] == [
+        (501, "other_type", 'q is "alto", no integer'),
+        (701, "other_type", "q is 7.5, no integer"),
+    ]
+    assert load_manifest(made.shards_dir).contents.mismatches is None
+    with pytest.raises(MismatchError, match=r"keep was \['q'\] and is \[\]"):
+        run(recipe(tmp_path / "reject", vocab_dir, sources, on_mismatch="reject"), here)
+
+
+@pytest.mark.parametrize("after", [1, 3, 6])
+def test_kept_columns_are_the_same_after_a_kill(
+    after: int, tmp_path: Path, vocab_dir: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies while the n-th ledger is sealed, also between two parts of a packed file; then it goes on."""
+    rows = records(documents(4000))
+    where = write_inputs(tmp_path, rows)
+    (tmp_path / "b.jsonl.zst").unlink()
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode() * 12
+    (tmp_path / "b.jsonl.zst").write_bytes(
+        zstandard.ZstdCompressor().compress(lines)
+    )  # several batches and parts
+    finished = recipe(tmp_path / "finished", vocab_dir, {"it": list(where)}, KEEP, size=400_000)
+    run(finished, here)
+    assert any(shard.prefix.name.endswith("-1") for shard in load_manifest(finished.shards_dir).shards)
+    real, sealed = LedgerWriter.seal, []
+
+    class Killed(KeyboardInterrupt):
+        """Passes through everything."""
+
+    def dying(self: LedgerWriter) -> Any:
+        sealed.append(1)
+        if len(sealed) == after:
+            raise Killed
+        return real(self)
+
+    made = recipe(tmp_path / "made", vocab_dir, {"it": list(where)}, KEEP, size=400_000)
+    monkeypatch.setattr(LedgerWriter, "seal", dying)
+    with pytest.raises(Killed):
+        run(made, here)
+    monkeypatch.setattr(LedgerWriter, "seal", real)
+    run(made, here)
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
 
 
 def write(prefix: Path, rows: pa.RecordBatch, step: int) -> bytes:

@@ -443,6 +443,9 @@ def test_what_a_checkpoint_records(shards: Path, tmp_path: Path) -> None:
         "position": 16,
         "data_hash": meta["progress"]["data_hash"],
         "best": [],
+        "tokens": 256,
+        "phase": 0,
+        "schedule": 0,
     }
     assert meta["provenance"]["torch"] == torch.__version__
     assert {"stream", "manifest"} <= set(meta["identity"])

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
+from counting import recipe, write_lines
 from telling import Told
 from tokenizers import Tokenizer
 
-from pretok.base.errors import Stopped, UsageError
+from pretok.base.errors import MismatchError, Stopped, UsageError
 from pretok.base.tell import SILENT, Teller
 from pretok.config import make_recipe
-from pretok.counts.counts_file import load_counts
+from pretok.counts.counts_file import Counts, load_counts
+from pretok.counts.job import run_count
 from pretok.read.sample import sample_path
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.bpe import Merges
@@ -153,3 +156,49 @@ def test_superwords_of_other_patterns_and_of_counts_are_refused(tmp_path: Path, 
         check_superwords(
             make_recipe({"out": "x", "sources": {"it": {"inputs": ["x"]}}}, "x").vocab, counted=True
         )
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_a_file_that_changes_between_counting_and_superwords_is_refused(
+    tmp_path: Path, here: Any, sample_texts: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, texts in sample_texts.items():
+        write_lines(tmp_path / "in" / f"{name}.jsonl", texts)
+    made = recipe(tmp_path, size=1200, superwords=200)
+
+    def count_then_shrink(*arguments: Any) -> Counts:
+        counts = run_count(*arguments)
+        write_lines(tmp_path / "in" / "it.jsonl", sample_texts["it"][:20])
+        return counts
+
+    monkeypatch.setattr("pretok.vocab.job.run_count", count_then_shrink)
+    with pytest.raises(
+        MismatchError, match=r"it\.jsonl: changed since it was planned: it had .* delete the counts"
+    ):
+        run_build_vocab(made, here, SILENT)
+    assert not (made.vocab_dir / "tokenizer.json").exists()
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_damage_that_counting_has_named_stops_no_superwords(
+    tmp_path: Path, here: Any, sample_texts: dict[str, list[str]]
+) -> None:
+    for name, texts in sample_texts.items():
+        write_lines(tmp_path / "in" / f"{name}.jsonl", texts)
+    path = tmp_path / "in" / "it.jsonl.zst"
+    path.write_bytes(zstandard.ZstdCompressor().compress((tmp_path / "in" / "it.jsonl").read_bytes())[:-200])
+    inputs = {name: {"inputs": [str(tmp_path / "in" / f"{name}.jsonl*")]} for name in ("it", "en")}
+    vocab = {"size": 1200, "superwords": 200}
+    made = make_recipe({"out": tmp_path / "out", "sources": inputs, "vocab": vocab}, "test")
+    run_build_vocab(made, here, SILENT)
+    (failure,) = load_counts(made.counts_dir).failed
+    assert failure.file == str(path)
+    assert load_vocab(made.vocab_dir).size == 1200
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_nested_sizes_have_fewer_superwords(tmp_path: Path, here: Any) -> None:
+    whole = build(tmp_path, "whole", here, sizes=[1100])
+    alone = build(tmp_path, "alone", here, size=1100, superwords=100)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (whole / "1100" / name).read_bytes() == (alone / name).read_bytes()

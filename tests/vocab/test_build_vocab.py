@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,31 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from pretok.base.errors import MismatchError, Stopped, UsageError
 from pretok.base.execute import Engine
-from pretok.base.tell import Silent
+from pretok.base.records import to_json
+from pretok.base.storage import read_json
+from pretok.base.tell import SILENT, Silent, Teller
 from pretok.cli import run_command
+from pretok.config import Recipe
 from pretok.counts.job import run_count
 from pretok.counts.weigh import weigh
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.tokenizer.reference import Unencodable
-from pretok.tokenizer.vocabulary import to_bytes
+from pretok.tokenizer.vocabulary import load_vocab, to_bytes
 from pretok.vocab.bpe import train_merges
 from pretok.vocab.cost import measure_texts
 from pretok.vocab.job import run_build_vocab
 
 SPECIAL = ["<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62))]
+
+
+def report_of(
+    made: Recipe, engine: Engine, tell: Teller = SILENT, compare: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """The report as it stands in the file."""
+    report = run_build_vocab(made, engine, tell, compare)
+    found: dict[str, Any] = read_json(made.vocab_dir / "report.json")
+    assert found == to_json(report)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -75,16 +89,14 @@ def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine)
 
 
 def test_weights_change_the_vocabulary(folder: Path, here: Engine) -> None:
-    plain = run_build_vocab(recipe(folder, size=1200), here, Silent())
-    weighted = run_build_vocab(
-        recipe(folder, "w", size=1200, weights={"it": "0.02", "en": "0.98"}), here, Silent()
-    )
+    plain = report_of(recipe(folder, size=1200), here)
+    weighted = report_of(recipe(folder, "w", size=1200, weights={"it": "0.02", "en": "0.98"}), here)
     assert weighted["sources"]["en"]["weight"] == 0.98
     assert weighted["sources"]["en"]["training"]["tokens"] < plain["sources"]["en"]["training"]["tokens"]
 
 
 def test_the_report_agrees_with_the_texts(folder: Path, here: Engine) -> None:
-    report = run_build_vocab(recipe(folder, size=1200), here, Silent())
+    report = report_of(recipe(folder, size=1200), here)
     counts = run_count(recipe(folder, size=1200), here, Silent())
     tokenizer = Tokenizer.from_file(str(folder / "out" / "vocab" / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
@@ -136,7 +148,7 @@ def test_fewer_merges_than_asked_for(
     here: Engine,
 ) -> None:
     told = Told()
-    report = run_build_vocab(recipe(folder, holdout="0", size=60_000), here, told)
+    report = report_of(recipe(folder, holdout="0", size=60_000), here, told)
     size = report["vocabulary"]["size"]
     assert size < 60_000
     assert any(
@@ -164,6 +176,8 @@ def test_both_libraries_open_the_folder(folder: Path, here: Engine) -> None:
     [
         ({"pattern": "bert"}, "no pattern 'bert'"),
         ({"size": 300}, "no room for 64 special tokens and 256 bytes"),
+        ({"size": 900, "sizes": (319, 1000)}, "sizes: 319, 1000 is not from 320, .* to 900"),
+        ({"size": 900, "superwords": 100, "sizes": (700, 850)}, "sizes: 700 is not from 800"),
         ({"special_tokens": ("<|a|>", "<|a|>")}, "different from each other"),
         ({"special_tokens": ("<|a|>",), "eod": "<|b|>"}, "first special token must be"),
         ({"special_tokens": ("<|a|>", "EOS")}, "'EOS' is one word"),
@@ -222,14 +236,50 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
     told = Told()
     measure = measure_texts
 
-    def give_up(path: Path, texts: Any) -> int:
+    def give_up(path: Path, texts: Any) -> Any:
         if path == other:
             raise Unencodable([0], "too hard")
         return measure(path, texts)
 
-    monkeypatch.setattr("pretok.vocab.job.measure_texts", give_up)
-    report = run_build_vocab(recipe(folder, "b", size=1200), here, told, [other])
+    monkeypatch.setattr("pretok.vocab.compare.measure_texts", give_up)
+    report = report_of(recipe(folder, "b", size=1200), here, told, [other])
     assert report["compare"][str(other)]["it"]["tokens"] is None
     assert report["mix"]["compare"][str(other)] is None
     assert report["compare"]["this"]["it"]["tokens"] > 0
     assert f"{other} is not compared on it: 1 documents cannot be encoded: too hard" in told.notices
+
+
+def test_nested_sizes_are_those_trained_alone(folder: Path, here: Engine) -> None:
+    report = report_of(recipe(folder, size=1200, sizes=(700, 950, 1200)), here)
+    vocab = folder / "out" / "vocab"
+    assert sorted(path.name for path in vocab.iterdir() if path.is_dir()) == ["700", "950"]
+    assert list(report["sizes"]) == list(report["decision"]["sizes"]) == ["1200", "950", "700"]
+    merges = {}
+    for size, place in ((700, vocab / "700"), (950, vocab / "950"), (1200, vocab)):
+        run_build_vocab(recipe(folder, f"alone-{size}", size=size), here, Silent())
+        assert contents(place).keys() >= {
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+        }
+        alone = folder / f"alone-{size}" / "vocab"
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            assert (place / name).read_bytes() == (alone / name).read_bytes()
+        assert load_vocab(place).size == size
+        merges[size] = json.loads((place / "tokenizer.json").read_text())["model"]["merges"]
+    assert merges[950][: len(merges[700])] == merges[700]
+    assert merges[1200][: len(merges[950])] == merges[950]
+    assert report_of(recipe(folder, size=1200, sizes=(950, 700)), here) == report
+    with pytest.raises(MismatchError, match=r"sizes was \[950, 700\] and is \[\]"):
+        run_build_vocab(recipe(folder, size=1200), here, Silent())
+
+
+def test_the_option_for_several_sizes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["build-vocab", f"it={folder / 'in' / 'it'}*", "--workers", "0", "--out", str(folder / "out")]
+    assert run_command([*command, "--sizes", "800,600"]) == 0
+    assert load_vocab(folder / "out" / "vocab").size == 800
+    assert load_vocab(folder / "out" / "vocab" / "600").size == 600
+    assert run_command([*command, "--sizes", "800,600", "--vocab-size", "800"]) == 2
+    assert "leave out --vocab-size" in capsys.readouterr().err
+    assert run_command([*command, "--sizes", "8k"]) == 2
+    assert "cannot read --sizes 8k" in capsys.readouterr().err

@@ -1,0 +1,178 @@
+"""query: SQL over what shards know of themselves, by DuckDB.
+
+Enters: WORK (or its shards folder) and a query. Leaves: names of columns, and rows in batches. The views:
+
+    docs     a row a document: the ledger of its shard (`pretok.shards.ledger`), its source, split, shard, `doc`: its
+             number in the split, as `pretok inspect --doc` takes it, and `position`: line or row of `file`, from 1;
+             `hash` in hexadecimal digits
+    shards   path, source, split, tokens, documents, text_bytes
+    sources  source, tokens, documents, bytes, read, rejected
+    rejects  source, file, position, reason, detail
+    words    word, count, heldout: over all sources, where WORK holds counts
+
+Nothing is copied or indexed: DuckDB reads the columns that a query names from the Parquet files themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.tell import Teller
+from pretok.base.units import counted
+from pretok.shards.ledger import SUFFIX, ledger_path
+from pretok.shards.manifest import Manifest, has_manifest, load_manifest
+from pretok.shards.plan import SourcePlan
+from pretok.shards.seal import lines_before, rejects_path
+from pretok.shards.unfinished import refuse_unfinished
+
+BATCH = 10_000
+"""Rows that are fetched at a time."""
+
+
+def run_query(work: Path, sql: str, tell: Teller) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
+    """(names of the columns, batches of rows). Raises UsageError with what DuckDB says of a query it does not take, and
+    IntegrityError; `tell` hears of shards that have no ledger."""
+    try:
+        import duckdb
+    except ImportError:
+        raise UsageError("pretok query needs duckdb: pip install 'pretok[query]'") from None
+    shards = work if has_manifest(work) else work / "shards"
+    refuse_unfinished(shards)
+    connection = duckdb.connect()
+    # Nothing is fetched from a network behind anybody's back.
+    connection.execute("SET autoinstall_known_extensions = false; SET enable_progress_bar = false")
+    manifest = load_manifest(shards)
+    try:
+        _make_tables(connection, manifest)
+        _make_docs(connection, manifest, tell)
+        _make_rejects(connection, manifest)
+        _make_words(connection, work / "counts")
+    except duckdb.Error as error:
+        raise IntegrityError(f"{shards}: {error}; see pretok verify") from None
+    try:
+        connection.execute(sql)
+    except duckdb.Error as error:
+        raise UsageError(
+            f"{error}\nthe views are docs, shards, sources, rejects and words; DESCRIBE docs"
+        ) from None
+    return [column[0] for column in connection.description or ()], _rows(connection)
+
+
+def _rows(connection: Any) -> Iterator[list[tuple[Any, ...]]]:
+    import duckdb
+
+    try:
+        while rows := connection.fetchmany(BATCH):
+            yield rows
+    except duckdb.Error as error:
+        raise UsageError(str(error)) from None
+
+
+def _make_tables(connection: Any, manifest: Manifest) -> None:
+    """The views of what stands in the manifest."""
+    entries = [
+        {
+            "path": str(manifest.folder / entry.path),
+            "source": entry.source,
+            "split": entry.split,
+            "tokens": entry.tokens,
+            "documents": entry.documents,
+            "text_bytes": entry.text_bytes,
+        }
+        for entry in manifest.contents.shards
+    ]
+    sources = [
+        {
+            "source": name,
+            "tokens": counts.tokens,
+            "documents": counts.documents,
+            "bytes": counts.bytes,
+            "read": counts.read,
+            "rejected": sum(counts.rejected.values()),
+        }
+        for name, counts in manifest.contents.sources.items()
+    ]
+    for name, rows in (("shards", entries), ("sources", sources)):
+        _make_table(connection, name, rows)
+
+
+def _make_table(connection: Any, name: str, rows: list[dict[str, Any]]) -> None:
+    connection.register(f"{name}_arrow", pa.Table.from_pylist(rows))
+    connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {name}_arrow")
+
+
+def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
+    listed = {file.path for file in manifest.contents.side_files if file.path.endswith(SUFFIX)}
+    files = []
+    first: dict[tuple[str, str], int] = {}
+    for shard in manifest.shards:
+        path, split = ledger_path(shard.prefix), (shard.source, shard.split)
+        before = first.get(split, 0)
+        first[split] = before + shard.documents
+        if str(path.relative_to(manifest.folder)) in listed:
+            named = {"source": shard.source, "split": shard.split, "shard": shard.prefix.name}
+            files.append({"path": str(path), **named, "before": before})
+            if not path.exists():
+                raise IntegrityError(f"{path} is missing; see pretok verify")
+    if lacking := len(manifest.shards) - len(files):
+        tell.notice(
+            f"{counted(lacking, 'shard')} of {len(manifest.shards)} have no ledger: their documents are in no row"
+        )
+    if not files:
+        return
+    _make_table(connection, "ledger_files", files)
+    pieces = [
+        {"source": name, "file": file, "start": start, "before": before}
+        for name, plan in manifest.contents.plans.items()
+        for (file, start), before in lines_before(
+            SourcePlan.from_json(name, plan), manifest.contents.parts[name]
+        ).items()
+        if before
+    ]
+    empty = {"source": "", "file": "", "start": 0, "before": 0}  # gives the columns their types
+    _make_table(connection, "pieces", [*pieces, empty])
+    connection.execute(
+        f"""CREATE VIEW docs AS
+        SELECT f.source, f.split, f.shard, f.before + d.file_row_number AS doc, d.file,
+            coalesce(p.before, 0) + d.record + 1 AS position, d.tokens, d.bytes, lower(hex(d.hash)) AS hash,
+            d.* EXCLUDE (file, tokens, bytes, hash, filename, file_row_number)
+        FROM read_parquet({_list([Path(str(file["path"])) for file in files])}, union_by_name = true, filename = true,
+            file_row_number = true) d
+        JOIN ledger_files f ON f.path = d.filename
+        LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
+    )
+
+
+def _make_rejects(connection: Any, manifest: Manifest) -> None:
+    parts = [
+        f"SELECT {_quoted(name)} AS source, * FROM read_json({_list([path])}, format = 'newline_delimited', columns = "
+        "{file: 'VARCHAR', position: 'BIGINT', reason: 'VARCHAR', detail: 'VARCHAR'})"
+        for name in manifest.sources
+        if (path := rejects_path(manifest.folder, name)).exists()
+    ]
+    nothing = "SELECT '' AS source, '' AS file, 0::BIGINT AS position, '' AS reason, '' AS detail WHERE false"
+    connection.execute("CREATE VIEW rejects AS " + " UNION ALL ".join([nothing, *parts]))
+
+
+def _make_words(connection: Any, counts: Path) -> None:
+    if buckets := sorted(counts.glob("bucket-*.parquet")):
+        connection.execute(
+            "CREATE VIEW words AS SELECT decode(word) AS word, sum(count)::BIGINT AS count, "
+            f"sum(heldout)::BIGINT AS heldout FROM read_parquet({_list(buckets)}) GROUP BY decode(word)"
+        )
+
+
+def _list(paths: list[Path]) -> str:
+    """Paths as DuckDB takes them, in which `*`, `?` and `[` mean themselves."""
+    texts = [re.sub(r"([*?\[])", r"[\1]", str(path)) for path in paths]
+    return f"[{', '.join(map(_quoted, texts))}]"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,222 @@
+"""The ledgers as SQL and as plain Parquet, against brute force over the inputs; documents found by what they are."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from support import needs
+from tokenizing import recipe, run
+
+from pretok.audit.documents import run_inspect
+from pretok.base.execute import Engine
+from pretok.base.stop import StopFlag
+from pretok.cli import run_command
+from pretok.config import Recipe
+from pretok.counts.buckets import SCHEMA
+from pretok.shards.format import ShardReader
+from pretok.shards.manifest import load_manifest
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, list[dict[str, Any]]]:
+    """Records of two sources; one record of each is none."""
+
+    def make(name: str, count: int) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": f"{name}-{i}",
+                "text": f"{name} documento {i} " * (1 + i * 7 % 23) if i != 5 else "",
+                "meta": {
+                    "url": f"https://www{i % 4}.example.{name}/p/{i}",
+                    "license": ["cc0", "cc-by", None][i % 3],
+                },
+            }
+            for i in range(count)
+        ]
+
+    return {"it": make("it", 700), "en": make("en", 300)}
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path, rows: dict[str, list[dict[str, Any]]]
+) -> Recipe:
+    folder = tmp_path_factory.mktemp("it's [a] query")
+    for name, records in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
+    sources: dict[str, list[Path | str]] = {
+        name: [str(folder / f"{name}.jsonl").replace("[", "[[]")] for name in rows
+    }
+    keep = ["id", "url=meta.url", "license=meta.license"]
+    built = recipe(folder / "work", vocab_dir, sources, keep)
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        run(built, engine)
+    return built
+
+
+def ask(made: Recipe, capsys: pytest.CaptureFixture[str], sql: str) -> list[list[str]]:
+    """Rows of `pretok query` as CSV, without the names."""
+    capsys.readouterr()
+    assert run_command(["query", str(made.out), sql]) == 0
+    return list(csv.reader(io.StringIO(capsys.readouterr().out)))[1:]
+
+
+def tokens_of(made: Recipe) -> dict[str, int]:
+    """Tokens by id of the document, from the shards and the line each document came from."""
+    manifest = load_manifest(made.shards_dir)
+    found = {}
+    for name in manifest.sources:
+        for split in ("train", "val"):
+            lengths = [n for s in manifest.of(name, split) for n in ShardReader(s.prefix).lengths.tolist()]
+            for number, length in enumerate(lengths):
+                position = run_inspect(made.shards_dir, name, number, split).position
+                found[f"{name}-{position - 1}"] = length
+    return found
+
+
+def test_tokens_by_licence_domain_and_the_longest(
+    made: Recipe, rows: dict[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs("duckdb")
+    tokens = tokens_of(made)
+    records = {row["id"]: row for part in rows.values() for row in part if row["text"]}
+    assert tokens.keys() == records.keys()
+    licences: Counter[str] = Counter()
+    domains: Counter[str] = Counter()
+    for name, row in records.items():
+        licences[row["meta"]["license"] or ""] += tokens[name]
+        domains[row["meta"]["url"].split("/")[2]] += tokens[name]
+    by_licence = ask(made, capsys, "select license, sum(tokens) from docs group by all")
+    assert {name: int(count) for name, count in by_licence} == licences
+    domain = "split_part(url, '/', 3)"
+    by_domain = ask(made, capsys, f"select {domain}, sum(tokens) from docs group by all")
+    assert {name: int(count) for name, count in by_domain} == domains
+    longest = ask(made, capsys, "select id from docs order by tokens desc, id limit 5")
+    assert [name for (name,) in longest] == sorted(tokens, key=lambda name: (-tokens[name], name))[:5]
+
+
+def test_views(
+    made: Recipe, rows: dict[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs("duckdb")
+    contents = load_manifest(made.shards_dir).contents
+    for source, split, doc, position, digest in ask(
+        made, capsys, "select source, split, doc, position, hash from docs using sample 40"
+    ):
+        found = run_inspect(made.shards_dir, source, int(doc), split)
+        text = rows[source][int(position) - 1]["text"].encode()
+        assert found.position == int(position)
+        assert digest == (xxhash.xxh64_hexdigest(text, 0) + xxhash.xxh64_hexdigest(text, 1))
+    shards = ask(made, capsys, "select source, split, sum(tokens) from shards group by all order by all")
+    assert shards == ask(
+        made, capsys, "select source, split, sum(tokens) from docs group by all order by all"
+    )
+    assert ask(made, capsys, "select source, documents, read, rejected from sources order by 1") == [
+        ["en", "299", "300", "1"],
+        ["it", "699", "700", "1"],
+    ]
+    assert ask(made, capsys, "select source, position, reason from rejects order by 1") == [
+        ["en", "6", "empty_text"],
+        ["it", "6", "empty_text"],
+    ]
+    assert [int(n) for (n,) in ask(made, capsys, "select bytes from sources order by source")] == [
+        contents.sources[name].bytes for name in ("en", "it")
+    ]
+
+
+def test_words_are_the_sums_of_the_counts(made: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    needs("duckdb")
+    folder = made.out / "counts"
+    folder.mkdir()
+    for name, words, counts in (("00", ["la", "è"], [3, 4]), ("01", ["la"], [5])):
+        columns = {"word": [word.encode() for word in words], "count": counts, "heldout": counts}
+        pq.write_table(pa.table(columns, schema=SCHEMA), folder / f"bucket-{name}.parquet")
+    assert ask(made, capsys, "select word, count, heldout from words order by count") == [
+        ["è", "4", "4"],
+        ["la", "8", "8"],
+    ]
+
+
+def test_what_is_wrong_is_said(
+    made: Recipe, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("duckdb")
+    assert run_command(["query", str(made.out), "select licence from docs"]) == 2
+    assert "license" in capsys.readouterr().err  # DuckDB names the nearest column
+    assert run_command(["query", str(made.out), "select 1", "--format", "xml"]) == 2
+    assert run_command(["query", str(made.out), "select 1 as a, 'è' as b", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"a": 1, "b": "è"}
+    assert run_command(["query", str(made.out), "select 1 as one", "--format", "table"]) == 0
+    assert "one" in capsys.readouterr().out
+    monkeypatch.setitem(__import__("sys").modules, "duckdb", None)
+    assert run_command(["query", str(made.out), "select 1"]) == 2
+    assert "pip install 'pretok[query]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reader", ["duckdb", "polars", "pandas", "pyarrow"])
+def test_others_open_ledgers_as_they_are(
+    made: Recipe, rows: dict[str, list[dict[str, Any]]], reader: str
+) -> None:
+    library = needs(reader)
+    paths = [str(path) for path in made.shards_dir.glob("it/*.docs.parquet")]
+    if reader == "duckdb":
+        names = ", ".join("'" + p.replace("'", "''").replace("[", "[[]") + "'" for p in paths)
+        sql = f"select license, sum(tokens) from read_parquet([{names}]) group by all"
+        found = dict(library.sql(sql).fetchall())
+    elif reader == "polars":
+        frame = library.concat([library.read_parquet(Path(p).read_bytes()) for p in paths])
+        found = dict(frame.group_by("license").agg(library.col("tokens").sum()).iter_rows())
+    elif reader == "pandas":
+        frame = library.concat([library.read_parquet(p) for p in paths])
+        found = frame.groupby("license", dropna=False)["tokens"].sum().to_dict()
+        found = {key if isinstance(key, str) else None: value for key, value in found.items()}
+    else:
+        table = library.concat_tables([pq.read_table(p) for p in paths])
+        grouped = table.group_by("license").aggregate([("tokens", "sum")])
+        found = dict(zip(grouped["license"].to_pylist(), grouped["tokens_sum"].to_pylist(), strict=True))
+    expected: Counter[str | None] = Counter()
+    licences = {row["id"]: row["meta"]["license"] for row in rows["it"]}
+    for name, count in tokens_of(made).items():
+        if name in licences:
+            expected[licences[name]] += count
+    assert found == expected
+
+
+def test_documents_are_found(
+    made: Recipe, rows: dict[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = rows["it"][321]
+    digest = xxhash.xxh64_hexdigest(row["text"].encode(), 0) + xxhash.xxh64_hexdigest(row["text"].encode(), 1)
+    for how in (
+        ["--id", "it-321"],
+        ["--url", row["meta"]["url"]],
+        ["--hash", digest],
+        ["--text", "documento 321 "],
+        ["--source", "it", "--text", "documento 321 "],
+    ):
+        capsys.readouterr()
+        assert run_command(["inspect", str(made.shards_dir), *how, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        kept = {"id": row["id"], "url": row["meta"]["url"], "license": row["meta"]["license"]}
+        assert (found["position"], found["kept"]) == (322, kept), how
+    for how, message in (
+        (["--id", "nobody"], "no document with the id 'nobody'"),
+        (["--hash", "12"], "hash is 32 hexadecimal digits"),
+        (["--id", "it-1", "--url", "x"], "one of --id"),
+        ([], "one of --id"),
+    ):
+        assert run_command(["inspect", str(made.shards_dir), *how]) == 2
+        assert message in capsys.readouterr().err
+    assert run_command(["inspect", str(made.shards_dir), "--text", "it documento"]) == 0
+    told = capsys.readouterr()
+    assert "and maybe more" in told.err
+    assert "license:" in told.out

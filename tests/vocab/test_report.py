@@ -1,0 +1,284 @@
+"""The figures that decide on a vocabulary, against the texts themselves read by `tokenizers`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from counting import documents, recipe, write_lines
+from telling import Told
+from tokenizers import Tokenizer
+
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.execute import Engine
+from pretok.base.records import read_record, to_json
+from pretok.base.storage import read_json, write_json
+from pretok.base.tell import SILENT, Table
+from pretok.config import Recipe, make_recipe
+from pretok.counts.counts_file import load_counts
+from pretok.tokenizer.vocabulary import load_vocab
+from pretok.vocab.alphabets import ALPHABETS, check_languages, letters_of
+from pretok.vocab.entries import occurring_only_inside, read_entries, renyi_efficiency
+from pretok.vocab.job import run_build_vocab
+from pretok.vocab.planned import check_mix, plan_text
+from pretok.vocab.records import VocabReport
+
+SIZE = 900
+MIX = {"it": 0.9, "en": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pretok.vocab.job.OTHER_SIZES", ())
+
+
+def planned_recipe(folder: Path, mix: dict[str, Any] | None, **vocab: Any) -> Recipe:
+    data = recipe(folder, size=SIZE, **vocab).model_dump(exclude_unset=True)
+    return make_recipe({**data, "mix": mix} if mix else data, "test")
+
+
+def names_of(tokenizer: Tokenizer, vocab: Path) -> dict[int, bytes]:
+    loaded = load_vocab(vocab)
+    return {i: loaded.token_bytes(i) for i in range(loaded.size)}
+
+
+def words_of(tokenizer: Tokenizer, text: str) -> list[str]:
+    return [text[a:b] for _, (a, b) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+
+
+def is_cut_before(word: str) -> bool:
+    return bool(re.match(r"['’][^\W\d_]", word)) and not re.fullmatch(r"(?i)['’](s|t|re|ve|m|ll|d)", word)
+
+
+def test_the_planned_mix_weighs_every_figure(folder: Path, here: Engine) -> None:
+    made = planned_recipe(folder, {"tokens": "1M", "weights": MIX}, holdout="0")
+    decision = to_json(run_build_vocab(made, here, SILENT))["decision"]
+    tokenizer = Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    names = names_of(tokenizer, made.vocab_dir)
+    uses: Counter[int] = Counter()  # in the planned mix
+    sums: Counter[str] = Counter()
+    for source, share in MIX.items():
+        texts = documents(folder, source)
+        ids = [i for text in texts for i in tokenizer.encode(text).ids]
+        words = [word for text in texts for word in words_of(tokenizer, text)]
+        scale = share * 1_000_000 / len(ids)
+        for i in ids:
+            uses[i] += scale
+        size = sum(len(text.encode()) for text in texts)
+        cut = sum(map(is_cut_before, words))
+        row = decision["sources"][source]
+        assert row["tokens"] == share * 1_000_000
+        assert row["text"]["bytes_per_token"] == pytest.approx(size / len(ids), abs=1e-4)
+        assert row["text"]["tokens_per_word"] == pytest.approx(len(ids) / len(words), abs=1e-4)
+        assert row["kinds"]["cut_before_apostrophe"]["share"] == pytest.approx(cut / len(words), abs=1e-4)
+        sums.update(size=scale * size, words=scale * len(words), cut=scale * cut)
+    text = decision["mix"]["text"]
+    assert text["bytes_per_token"] == pytest.approx(sums["size"] / 1_000_000, abs=1e-4)
+    single = sum(n for i, n in uses.items() if len(names[i]) == 1)
+    split = sum(n for i, n in uses.items() if len(names[i]) == 1 and names[i] >= b"\x80")
+    assert text["single_bytes"] == pytest.approx(single / sums["size"], abs=1e-6)
+    assert text["split_characters"] == pytest.approx(split / sums["size"], abs=1e-6)
+    power = sum((n / 1_000_000) ** 2.5 for n in uses.values())
+    assert text["renyi"] == pytest.approx(math.log(power) / -1.5 / math.log(SIZE), abs=1e-4)
+    cut_share = decision["mix"]["kinds"]["cut_before_apostrophe"]["share"]
+    assert cut_share == pytest.approx(sums["cut"] / sums["words"], abs=1e-4)
+    learned = [i for i, name in names.items() if len(name) > 1 and i >= 64]
+    sizes = decision["sizes"][str(SIZE)]
+    assert sizes["rare"] == {str(n): sum(uses[i] < n - 1e-6 for i in learned) for n in (100, 1_000, 10_000)}
+    assert sizes["unused"] == sum(not uses[i] for i in learned)
+    listed = [entry["id"] for entry in decision["rare"]]
+    assert sorted(listed) == [i for i in learned if uses[i] < 1_000]
+    assert [uses[i] for i in listed] == pytest.approx(sorted(uses[i] for i in listed))
+
+
+def test_other_proportions_than_those_on_disk_change_the_figures(folder: Path, here: Engine) -> None:
+    found = {}
+    for name, mix in {"it": {"it": 1.0, "en": 0.0}, "en": {"it": 0.0, "en": 1.0}}.items():
+        made = planned_recipe(folder, {"tokens": "1M", "weights": mix})
+        made = made.model_copy(update={"out": folder / name})
+        decision = run_build_vocab(made, here, SILENT).decision
+        assert decision is not None
+        assert decision.basis == "mix"
+        assert decision.mix.text == decision.sources[name].text
+        assert decision.mix.tokens == decision.sources[name].tokens == 1_000_000
+        found[name] = decision
+    assert found["it"].rare != found["en"].rare
+    assert [e.token for e in found["it"].rare if e.uses == 0] != [
+        e.token for e in found["en"].rare if e.uses == 0
+    ]
+
+
+def test_left_over_entries_are_steps_that_are_used_less_than_the_last_entry(
+    folder: Path, here: Engine
+) -> None:
+    made = planned_recipe(folder, None, holdout="0", weights={"it": "0.5", "en": "0.5"})
+    report = run_build_vocab(made, here, SILENT)
+    assert report.decision is not None
+    tokenizer = Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    model = json.loads(tokenizer.to_str())["model"]
+    vocab, merges = model["vocab"], model["merges"]
+    uses: Counter[int] = Counter()
+    for source, row in report.sources.items():
+        for text in documents(folder, source):
+            for i in tokenizer.encode(text).ids:
+                uses[i] += row.multiplier
+    steps = {vocab[part] for merge in merges for part in merge}
+    made_of = {vocab["".join(merge)] for merge in merges}
+    last = uses[vocab["".join(merges[-1])]]
+    figures = report.decision.sizes[str(SIZE)]
+    assert figures.steps == len(made_of & steps)
+    assert figures.left_over == sum(uses[i] < last for i in made_of & steps) > 0
+    # Why there is nothing to gain from the others: they are used as often as any candidate for their place.
+    names = {i: token for token, i in vocab.items()}
+    assert all(uses[i] >= last for i in made_of - steps if len(set(names[i])) > 1)
+
+
+def test_entries_inside_of_longer_ones_alone(folder: Path, here: Engine) -> None:
+    made = planned_recipe(folder, None, holdout="0")
+    run_build_vocab(made, here, SILENT)
+    vocab = load_vocab(made.vocab_dir)
+    entries = read_entries(vocab)
+    uses = np.zeros(vocab.size)
+    last = int(entries.merges[-1, 2])
+    uses[last] = 1
+    parts, found = {last}, set()
+    derivation = {int(c): (int(a), int(b)) for a, b, c in entries.merges}
+    while parts:
+        parts = {part for i in parts for part in derivation.get(i, ())}
+        found |= {i for i in parts if len(vocab.token_bytes(i)) > 1}
+    assert occurring_only_inside(entries, uses) == len(found) > 0
+
+
+@pytest.mark.parametrize(
+    ("uses", "expected"), [([1.0] * 8, 1.0), ([5.0] + [0.0] * 7, 0.0), ([0.0] * 8, None)]
+)
+def test_renyi_efficiency_of_what_is_known(uses: list[float], expected: float | None) -> None:
+    assert renyi_efficiency(np.array(uses)) == expected
+
+
+def test_letters_of_europe(folder: Path, here: Engine) -> None:
+    write_lines(folder / "in" / "it-2.jsonl", ["ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ"] * 30)
+    told = Told()
+    made = planned_recipe(folder, None, languages=("it", "cy", "ka"))
+    decision = run_build_vocab(made, here, told).decision
+    assert decision is not None
+    tokenizer = Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json"))
+    assert set(decision.alphabets) == set(ALPHABETS)
+    for language, row in decision.alphabets.items():
+        tokens = {letter: len(tokenizer.encode(letter).ids) for letter in letters_of(language)}
+        assert row.letters == len(tokens)
+        assert set(row.two) == {letter for letter, count in tokens.items() if count == 2}
+        assert set(row.more) == {letter for letter, count in tokens.items() if count > 2}
+    assert "ლ" not in decision.alphabets["ka"].more
+    shown = " ".join(told.notices)
+    assert f"cy has letters of more than two tokens: {' '.join(decision.alphabets['cy'].more)};" in shown
+    assert "it has letters of more than two tokens" not in shown
+    tables = {table.title.split(" (")[0]: table for table in told.shown if isinstance(table, Table)}
+    assert {"this vocabulary in the planned mix", "sizes in the planned mix"} < tables.keys()
+    row = tables["this vocabulary in the planned mix"].rows[-1]
+    assert row[:3] == ("mix", f"{decision.mix.tokens:,}", str(decision.mix.text.bytes_per_token))
+
+
+def test_letters_have_the_case_they_are_written_in() -> None:
+    assert {"ß", "Ä"} <= set(letters_of("de"))
+    assert {"İ", "i", "I", "ı"} <= set(letters_of("tr"))
+    assert all("ა" <= letter <= "ჿ" for letter in letters_of("ka"))  # its capitals are for headlines
+    with pytest.raises(UsageError, match="no alphabet of xx is known; known are be, bg,"):
+        check_languages(["it", "xx"])
+
+
+def test_other_tokenizers_on_the_planned_mix(folder: Path, here: Engine) -> None:
+    small = recipe(folder, "small", size=700, weights={"it": "0.02", "en": "0.98"})
+    run_build_vocab(small, here, SILENT)
+    other = small.vocab_dir / "tokenizer.json"
+    made = planned_recipe(folder, {"tokens": "1M", "weights": MIX})
+    report = run_build_vocab(made, here, SILENT, [other])
+    assert report.decision is not None
+    counts = load_counts(made.counts_dir)
+    planned = {
+        name: report.decision.sources[name].tokens
+        * report.sources[name].training.bytes
+        / report.sources[name].training.tokens
+        for name in MIX
+    }
+    shares = {name: size / sum(planned.values()) for name, size in planned.items()}
+    mine = names_of(Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json")), made.vocab_dir)
+    theirs = names_of(Tokenizer.from_file(str(other)), small.vocab_dir)
+    shared = (set(mine.values()) & set(theirs.values())) - {mine[i] for i in range(64)}
+    for name, path in (("this", made.vocab_dir / "tokenizer.json"), (str(other), other)):
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.encode_special_tokens = True
+        rates: Counter[int] = Counter()
+        spaced = 0.0
+        for source, share in shares.items():
+            texts = counts.heldout_texts(source).to_pylist()
+            size = sum(len(text.encode()) for text in texts)
+            ids = [i for text in texts for i in tokenizer.encode(text).ids]
+            for i in ids:
+                rates[i] += share / size
+            words = sum(len(re.findall(r"[^\t\n\f\r ]+", text)) for text in texts)
+            spaced += share / size * words
+            assert report.compare[name][source].fertility == pytest.approx(len(ids) / words, abs=1e-4)
+        row, total = report.decision.tokenizers[name], sum(rates.values())
+        assert row.bytes_per_token == pytest.approx(1 / total, abs=1e-4)
+        assert row.fertility == pytest.approx(total / spaced, abs=1e-4)
+        if name == "this":
+            both = sum(rate for i, rate in rates.items() if mine[i] in shared) / total
+    assert report.decision.tokenizers["this"].share_of_tokens == 1
+    row = report.decision.tokenizers[str(other)]
+    assert (row.size, row.shared_entries) == (700 - 64, len(shared))
+    assert len(shared) < row.size
+    assert row.share_of_tokens == pytest.approx(both, abs=1e-4)
+
+
+def test_what_is_planned() -> None:
+    sizes, tokens = {"it": 4_000, "en": 8_000}, {"it": 1_000, "en": 2_000}
+
+    def scale(mix: dict[str, Any] | None, sample: str = "1", **vocab: Any) -> tuple[str, list[float]]:
+        sources = {name: {"inputs": ["x"]} for name in sizes}
+        data = {"out": "x", "sources": sources, "vocab": vocab, **({"mix": mix} if mix else {})}
+        found = plan_text(make_recipe(data, "test"), Fraction(sample), sizes, tokens)
+        return found.basis, found.scale.tolist()
+
+    half = {"it": 0.5, "en": 0.5}
+    assert scale(None) == ("disk", [1, 1])
+    assert scale(None, sample="1/10") == ("disk", [10, 10])
+    assert scale(None, weights=half) == ("weights", [1.5, 0.75])  # 12,000 bytes, half of them each
+    assert scale({"tokens": 6_000, "weights": half}, weights={"it": 1, "en": 0}) == ("mix", [3, 1.5])
+    assert scale({}) == ("disk", [1, 1])
+    assert scale({"tokens": "all"}) == ("mix", [1, 1])
+    assert scale({"tokens": "all", "weights": {"it": 1}}) == ("mix", [1, 0])
+    assert scale({"tokens": "all", "weights": half}) == ("mix", [1, 0.5])  # Italian is the scarcest
+    stages = [{"tokens": 500, "weights": {"it": 1}}, {"tokens": "all", "weights": half}]
+    assert scale({"stages": stages}) == ("mix", [1, 0.25])
+
+
+def test_a_mix_of_unknown_sources_is_refused_before_the_work(folder: Path, here: Engine) -> None:
+    made = planned_recipe(folder, {"tokens": "1M", "weights": MIX})
+    with pytest.raises(UsageError, match=r"\[mix\] names en, but the sources are it"):
+        check_mix(made, ["it"])
+
+
+def test_reports_of_older_versions_are_read(folder: Path, here: Engine) -> None:
+    made = planned_recipe(folder, None)
+    run_build_vocab(made, here, SILENT)
+    path = made.vocab_dir / "report.json"
+    old = read_json(path)
+    del old["decision"], old["config"]["sizes"]
+    for row in old["compare"].values():
+        for figures in row.values():
+            figures.pop("fertility")
+    write_json(path, old)
+    assert run_build_vocab(made, here, SILENT).decision is None
+    del old["words"]["distinct"]
+    with pytest.raises(IntegrityError, match=r"words: lacks the key 'distinct'"):
+        read_record(VocabReport, old, path)

@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from pretok.base.errors import MismatchError, PretokError, Stopped
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
-from pretok.stream import View
 from train import STARTED
 from train.checkpoint.save import Checkpoints
 from train.config import TrainConfig, parse_save_every
@@ -34,7 +33,7 @@ from train.run.metrics import Goodput, MetricsLog, append_line, provenance, summ
 from train.run.report import Reporter
 from train.run.setup import OPTIMIZER_BYTES, Plan, build_trainee, check_identity, describe, make_plan
 from train.steps.data import Feed
-from train.steps.evaluate import evaluate, validation_views
+from train.steps.evaluate import ValidationSource, evaluate, validation_sources
 from train.steps.optim import global_norm, learning_rate
 from train.steps.step import Mark, Readback, Trainee, chain_hash, train_step
 
@@ -76,7 +75,7 @@ class Run:
     stop: StopFlag
     goodput: Goodput
     progress: Progress
-    views: dict[str, View]
+    validation: dict[str, ValidationSource]
     save_every: tuple[str, float]
     feed: Feed
     last_end: Mark
@@ -145,7 +144,7 @@ def _start(
         stop=stop,
         goodput=Goodput(STARTED),
         progress=progress,
-        views=validation_views(config, plan.view.seq_len) if config.val_every else {},
+        validation=validation_sources(config, plan.view.seq_len) if config.val_every else {},
         save_every=(kind, amount),
         feed=Feed(
             plan.view,
@@ -335,14 +334,22 @@ def _after_first_step(run: Run) -> None:
 def _validate(run: Run) -> None:
     _flush(run)
     with run.goodput.spent("validation"):
-        result = evaluate(run.trainee, run.views, lambda: run.stop.reason is not None)
+        result = evaluate(run.trainee, run.validation, lambda: run.stop.reason is not None)
     run.last_end = Mark(run.device.device)
     if result is None:
         run.stop_agreed = True
         return
     progress, keep = run.progress, run.plan.config.keep_best
     run.val_loss = result.loss
-    run.log.validation({"step": progress.step, "val_loss": result.loss, "sources": result.sources})
+    run.log.validation(
+        {
+            "step": progress.step,
+            "val_loss": result.loss,
+            "val_bits_per_byte": result.bits,
+            "sources": result.sources,
+            "bits_per_byte": result.source_bits,
+        }
+    )
     if keep and (len(progress.best) < keep or result.loss < progress.best[-1]):
         progress.best = sorted([*progress.best, result.loss])[:keep]
         run.save_agreed = True

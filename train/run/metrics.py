@@ -200,9 +200,13 @@ class MetricsLog:
         if self._rank:
             return
         self._write("validation", record)
-        losses = "  ".join(f"{name} {loss:.4f}" for name, loss in record["sources"].items())
+        bits = record["bits_per_byte"]
+        losses = "  ".join(
+            f"{name} {loss:.4f} ({bits[name]:.4f})" for name, loss in record["sources"].items()
+        )
         self._report(
-            f"{clock()} step {record['step']}/{self._steps}  validation loss {record['val_loss']:.4f}  {losses}"
+            f"{clock()} step {record['step']}/{self._steps}  validation loss {record['val_loss']:.4f} "
+            f"({record['val_bits_per_byte']:.4f} bits per byte)  {losses}"
         )
 
     def close(self) -> None:
@@ -221,6 +225,7 @@ class MetricsLog:
         }
         self._files[name].write(json.dumps(clean) + "\n")
         flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
+        flat |= {f"val_bits_{source}": bits for source, bits in record.get("bits_per_byte", {}).items()}
         numbers = {key: value for key, value in flat.items() if isinstance(value, int | float)}
         step = numbers.pop("step")
         if self._wandb is not None:

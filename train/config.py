@@ -32,7 +32,8 @@ _LEAST = {
     ),
     1: (
         *("seq_len", "global_batch", "micro_batch", "accumulation", "steps", "tokens", "shard", "tensor"),
-        *("loss_chunk", "timeout", "prefetch", "val_sequences", "keep_last", "log_every", "gc_every"),
+        *("loss_chunk", "timeout", "prefetch", "val_sequences", "evaluate_every", "keep_last", "log_every"),
+        "gc_every",
     ),
 }
 """The least value of settings that have one."""
@@ -95,6 +96,10 @@ class TrainConfig:
     prefetch: int = _option(4, "batches each loader process holds ready")
     val_every: int = _option(0, "evaluate every so many steps; 0: never")
     val_sequences: int = _option(256, "sequences evaluated of each source, at most")
+    evaluate: str | None = _option(
+        None, "files of questions the model answers as it learns: NAME=FILE.jsonl,..."
+    )
+    evaluate_every: int = _option(1000, "steps between answers to them; after the last step too")
 
     save_every: str = _option("auto", "100 (steps), 10m (minutes), auto: 4 times the start-up time, or never")
     keep_last: int = _option(3, "newest checkpoints kept")
@@ -114,6 +119,7 @@ class TrainConfig:
                 raise UsageError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
         parse_save_every(self.save_every)
         parse_checkpointing(self.checkpointing)
+        parse_files(self.evaluate)
         for least, names in _LEAST.items():
             for name in names:
                 value = getattr(self, name)
@@ -157,6 +163,17 @@ def parse_checkpointing(text: str) -> tuple[str, int]:
     if head == "" and number.isdigit() and int(number) > 0:
         return "every", int(number)
     raise UsageError(f"checkpointing is {text!r}; it must be none, full, ops or every-N")
+
+
+def parse_files(text: str | None) -> dict[str, Path]:
+    """'arc=a.jsonl,lambada=b.jsonl' -> files by name; None -> none."""
+    files: dict[str, Path] = {}
+    for part in text.split(",") if text is not None else ():
+        name, _, path = part.strip().partition("=")
+        if not name or not path or name in files:
+            raise UsageError(f"evaluate is {text!r}; it must be NAME=FILE, several of them with commas")
+        files[name] = Path(path)
+    return files
 
 
 @dataclass(frozen=True, slots=True)

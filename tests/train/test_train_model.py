@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.model.loss import IGNORE, linear_cross_entropy
+from train.model.loss import IGNORE, linear_cross_entropy, token_scores
 from train.model.sizes import PRESETS, ModelConfig
 from train.model.transformer import (
     Block,
@@ -61,6 +61,9 @@ def test_loss_and_gradients_equal_torchs(
     torch.testing.assert_close(logged, nll)
     torch.testing.assert_close(found, wanted)
     assert not found[1][vocab:].any()  # the padding learns nothing
+    losses, best = token_scores(hidden, weight, target, vocab, chunk=chunk)
+    torch.testing.assert_close(losses, F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="none"))
+    assert torch.equal(best, (logits.argmax(1) == target) | (target == IGNORE))
 
 
 def test_targets_give_the_loss_of_the_logits() -> None:
@@ -123,7 +126,8 @@ def test_flex_mask_says_the_same_as_the_dense_one(monkeypatch: pytest.MonkeyPatc
         def __getitem__(self, key: object) -> object:
             return documents[key]
 
-    monkeypatch.setattr(train.model.transformer, "_flex", lambda: (lambda visible, *_, **__: taken.append(visible), None))
+    flex_of = (lambda visible, *_, **__: taken.append(visible), None)
+    monkeypatch.setattr(train.model.transformer, "_flex", lambda: flex_of)
     train.model.transformer.document_mask(_Documents())
     flex = create_mask(taken[0], 1, 1, 6, 6, device="cpu")
     assert torch.equal(flex, dense)

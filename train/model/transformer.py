@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import Tensor, nn
 
-from train.model.loss import linear_cross_entropy
+from train.model.loss import linear_cross_entropy, token_scores
 from train.model.sizes import ModelConfig
 
 
@@ -149,8 +149,16 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.lm_head = None if config.tied else nn.Linear(config.dim, config.padded_vocab, bias=False)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Any:
-        """Logits (n, L, padded vocabulary), or with targets the pair (total, nll) of `linear_cross_entropy`.
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        documents: Tensor | None = None,
+        *,
+        each: bool = False,
+    ) -> Any:
+        """Logits (n, L, padded vocabulary), or with targets the pair (total, nll) of `linear_cross_entropy`, or with
+        `each` that of `token_scores`, (n, L) each.
 
         tokens, targets: (n, L) integers; documents: (n, L) from `document_ids` to mask other documents.
         """
@@ -164,6 +172,11 @@ class Decoder(nn.Module):
         weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         if targets is None:
             return F.linear(x, weight)
+        if each:
+            flat = token_scores(
+                x.flatten(0, 1), weight, targets.flatten(), config.vocab_size, chunk=self.loss_chunk
+            )
+            return tuple(score.view_as(targets) for score in flat)
         return linear_cross_entropy(
             x.flatten(0, 1),
             weight,

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from train import STARTED
 from train.checkpoint.save import Checkpoints
-from train.config import TrainConfig, parse_save_every
+from train.config import TrainConfig, parse_files, parse_save_every
 from train.parallel.devices import Device, find_device
 from train.parallel.mesh import data_rank, process_group, run_folder
 from train.run.metrics import Goodput, MetricsLog, append_line, provenance, summarize_goodput
@@ -35,6 +35,8 @@ from train.run.setup import OPTIMIZER_BYTES, Plan, build_trainee, check_identity
 from train.steps.data import Feed
 from train.steps.evaluate import ValidationSource, evaluate, validation_sources
 from train.steps.optim import global_norm, learning_rate
+from train.steps.questions import Questions, load_questions
+from train.steps.score import score
 from train.steps.step import Mark, Readback, Trainee, chain_hash, train_step
 
 AUTO_FACTOR = 4
@@ -76,6 +78,7 @@ class Run:
     goodput: Goodput
     progress: Progress
     validation: dict[str, ValidationSource]
+    questions: list[Questions]
     save_every: tuple[str, float]
     feed: Feed
     last_end: Mark
@@ -145,6 +148,9 @@ def _start(
         goodput=Goodput(STARTED),
         progress=progress,
         validation=validation_sources(config, plan.view.seq_len) if config.val_every else {},
+        questions=load_questions(
+            parse_files(config.evaluate), Path(config.shards), plan.view.eod_id, plan.view.seq_len
+        ),
         save_every=(kind, amount),
         feed=Feed(
             plan.view,
@@ -212,6 +218,8 @@ def _loop(run: Run) -> None:
             last = progress.step == plan.steps
             if config.val_every and (progress.step % config.val_every == 0 or last):
                 _validate(run)
+            if run.questions and (progress.step % config.evaluate_every == 0 or last):
+                _ask(run)
             kind, amount = run.save_every
             if run.save_agreed or (kind == "steps" and progress.step % amount == 0):
                 _save(run)
@@ -353,6 +361,19 @@ def _validate(run: Run) -> None:
     if keep and (len(progress.best) < keep or result.loss < progress.best[-1]):
         progress.best = sorted([*progress.best, result.loss])[:keep]
         run.save_agreed = True
+
+
+def _ask(run: Run) -> None:
+    """Let the model answer the questions of --evaluate."""
+    _flush(run)
+    with run.goodput.spent("validation"):
+        results = score(run.trainee, run.questions, lambda: run.stop.reason is not None)
+    run.last_end = Mark(run.device.device)
+    if results is None:
+        run.stop_agreed = True
+        return
+    answers = {name: asdict(result) for name, result in results.items()}
+    run.log.evaluation({"step": run.progress.step, "questions": answers})
 
 
 def _save(run: Run) -> None:

@@ -1,7 +1,8 @@
 """What a run tells about itself: a line a step, the time it spent on what, and what software it was.
 
 Enters: numbers of finished steps. Leaves: RUN/metrics.jsonl (always), RUN/validation.jsonl,
-RUN/goodput.jsonl, and the same numbers in Weights & Biases or TensorBoard when asked. Only rank 0 writes.
+RUN/evaluation.jsonl, RUN/goodput.jsonl, and the same numbers in Weights & Biases or TensorBoard when asked.
+Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class MetricsLog:
             self._wandb = _open_wandb(out, config)
         if config.tensorboard:
             self._tensorboard = _open_tensorboard(out / "tensorboard", step)
-        for name in ("metrics", "validation"):
+        for name in ("metrics", "validation", "evaluation"):
             lost = cut_after(out / f"{name}.jsonl", step)
             self.lost_steps = lost if name == "metrics" else self.lost_steps
             self._files[name] = (out / f"{name}.jsonl").open("a", buffering=1, encoding="utf-8")
@@ -209,6 +210,19 @@ class MetricsLog:
             f"({record['val_bits_per_byte']:.4f} bits per byte)  {losses}"
         )
 
+    def evaluation(self, record: dict[str, Any]) -> None:
+        """The answers to one set of questions."""
+        if self._rank:
+            return
+        self._write("evaluation", record)
+        parts = []
+        for name, result in record["questions"].items():
+            chance = "" if result["chance"] is None else f" (chance {result['chance']:.1%})"
+            parts.append(
+                f"{name} {result['accuracy']:.1%}{chance}, {result['bits_per_byte']:.4f} bits per byte"
+            )
+        self._report(f"{clock()} step {record['step']}/{self._steps}  answers: {'; '.join(parts)}")
+
     def close(self) -> None:
         """Close all files."""
         for file in self._files.values():
@@ -225,6 +239,8 @@ class MetricsLog:
         }
         self._files[name].write(json.dumps(clean) + "\n")
         flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
+        for name, result in record.get("questions", {}).items():
+            flat |= {f"{name}_{key}": value for key, value in result.items()}
         flat |= {f"val_bits_{source}": bits for source, bits in record.get("bits_per_byte", {}).items()}
         numbers = {key: value for key, value in flat.items() if isinstance(value, int | float)}
         step = numbers.pop("step")

@@ -76,6 +76,13 @@ def bits_per_byte(nats: float, text_bytes: float) -> float:
     return nats / math.log(2) / text_bytes
 
 
+def stop_agreed(stop: Callable[[], bool], device: torch.device) -> bool:
+    """Whether any rank was asked to stop; the same on all of them."""
+    flag = torch.tensor(float(stop()), device=device)
+    dist.all_reduce(flag)
+    return bool(flag.item())
+
+
 def evaluate(
     trainee: Trainee, sources: Mapping[str, ValidationSource], stop: Callable[[], bool]
 ) -> Validation | None:
@@ -98,9 +105,7 @@ def evaluate(
                     _, nll = trainee.model(inputs, targets, trainee.documents(inputs))
                 total[0] += nll
                 total[1] += (targets >= 0).sum()
-                flag = torch.tensor(float(stop()), device=trainee.device)
-                dist.all_reduce(flag)
-                if flag.item():
+                if stop_agreed(stop, trainee.device):
                     return None
             dist.all_reduce(total)
             sums[name] = total

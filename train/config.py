@@ -74,6 +74,9 @@ class TrainConfig:
     decay_embeddings: bool = _option(False, "weight decay on embeddings too")
     clip: float = _option(1.0, "largest gradient norm")
     z_loss: float = _option(0.0, "weight of the squared log-partition")
+    init: str = _option(
+        "normal", "of the weights; truncated: none 3 deviations out", choices=("normal", "truncated")
+    )
     skip_sigma: float = _option(6.0, "skip a step whose gradient norm lies so many deviations up; 0: never")
     max_skips: int = _option(10, "stop after so many skipped steps in a row")
 

@@ -130,7 +130,7 @@ def test_answers_equal_those_of_one_row_at_a_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # Weights that are sure of themselves; 0.0 keeps them.
-    monkeypatch.setattr(setup, "initial_tensor", lambda *arguments: initial_tensor(*arguments) * 5)
+    monkeypatch.setattr(setup, "initial_tensor", lambda *given, **more: initial_tensor(*given, **more) * 5)
     values: dict[str, Any] = {
         "shards": str(shards),
         "out": str(tmp_path / "run"),

@@ -166,8 +166,10 @@ def token_scores(
     """
     rows, columns, offset, group = _local_rows(weight, vocab_size)
     losses, best = [], []
-    for some, wanted in zip(hidden.split(chunk), target.split(chunk), strict=True):
-        *_, top, sums = _exponentials(some @ rows.T, wanted, columns, offset, group)
+    for start in range(0, len(hidden), chunk):
+        wanted = target[start : start + chunk]
+        logits = hidden[start : start + chunk] @ rows.T
+        *_, top, sums = _exponentials(logits, wanted, columns, offset, group)
         ignored = wanted == IGNORE
         losses.append((sums[0].log() + top - sums[1]).masked_fill(ignored, 0.0))
         best.append((sums[1] >= top) | ignored)

@@ -24,7 +24,12 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from pretok.base.errors import PretokError, UsageError
@@ -151,6 +156,12 @@ def _split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
     into, out_of = ColwiseParallel, RowwiseParallel
     for block in model.layers:
         plan: dict[str, Any] = {f"self_attn.{name}": into() for name in ("q_proj", "k_proj", "v_proj")}
+        if config.qk_norm:
+            # Each rank norms its own heads, dimension 2; the gradient of the one weight is the sum of theirs.
+            plan |= {
+                f"self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True)
+                for name in ("q_norm", "k_norm")
+            }
         plan |= {"self_attn.o_proj": out_of(), "mlp.gate_proj": into(), "mlp.up_proj": into()}
         parallelize_module(block, mesh, plan | {"mlp.down_proj": out_of()})
     lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())

@@ -129,7 +129,7 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     if source is not None and (source / "config.json").exists():
         value = exported_tensors(source, plan.model)
     else:
-        value = partial(initial_tensor, plan.model, config.seed)
+        value = partial(initial_tensor, plan.model, config.seed, truncated=config.init == "truncated")
     materialize(model, place, value)
     if source is not None and not (source / "config.json").exists():
         load_weights(model, source, plan.model, report)

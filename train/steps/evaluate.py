@@ -114,9 +114,7 @@ def evaluate(
     return _summarize({name: total.tolist() for name, total in sums.items()}, sources)
 
 
-def _summarize(
-    sums: Mapping[str, tuple[float, float]], sources: Mapping[str, ValidationSource]
-) -> Validation:
+def _summarize(sums: Mapping[str, list[float]], sources: Mapping[str, ValidationSource]) -> Validation:
     """sums: (nats, tokens) by source, each a sum over all ranks, those that share their data too."""
     text_bytes = {name: tokens * sources[name].bytes_per_token for name, (_, tokens) in sums.items()}
     all_nats, all_tokens = (sum(column) for column in zip(*sums.values(), strict=True))

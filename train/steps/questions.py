@@ -100,7 +100,8 @@ def _read(name: str, path: Path, encode: Encode, eod_id: int, seq_len: int) -> Q
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--evaluate {name}: {path} cannot be read: {error}") from None
-    items, cloze = [], False
+    items: list[Question] = []
+    cloze = False
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.inputs import Inputs
 from benchmarks.measure import fresh, medians
 from pretok.base.execute import Engine
-from pretok.base.progress import Silent
 from pretok.base.stop import StopFlag
+from pretok.base.tell import Silent
 from pretok.config import Recipe, make_recipe
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
@@ -37,10 +37,10 @@ def run_job(sources: dict[str, list[str]], vocab: Path, folder: Path, workers: i
     began = time.perf_counter()
     with StopFlag() as stop, Engine(workers, None, stop) as engine:
         warm = _recipe({f"w{i}": [str(path)] for i, path in enumerate(tiny)}, vocab, folder / "warm")
-        run_tokenize(warm, engine, Silent(), lambda text: None)
+        run_tokenize(warm, engine, Silent())
         recipe = _recipe(sources, vocab, folder / "out")
         started = time.perf_counter()
-        summary = run_tokenize(recipe, engine, Silent(), lambda text: None)
+        summary = run_tokenize(recipe, engine, Silent())
         ended = time.perf_counter()
     totals = load_manifest(recipe.shards_dir).data["totals"]
     shutil.rmtree(folder / "out")

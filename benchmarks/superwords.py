@@ -22,10 +22,9 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-from pretok.base.execute import Engine as LocalEngine
-from pretok.base.execute import peak_bytes
-from pretok.base.progress import Silent
+from pretok.base.execute import Engine, peak_bytes
 from pretok.base.stop import StopFlag
+from pretok.base.tell import Silent
 from pretok.config import DEFAULT_SPECIAL_TOKENS, make_recipe
 from pretok.counts.table import WordTable
 from pretok.kernels.hashing import hash_documents
@@ -33,7 +32,7 @@ from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import buffers
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
-from pretok.tokenizer.encoder import Engine, FastEngine, SuperwordEngine, fast_engine
+from pretok.tokenizer.encoder import BatchEncoder, FastEngine, SuperwordEngine, fast_engine
 from pretok.tokenizer.segments import BASE, COARSE, SEPARATORS
 from pretok.tokenizer.stages import drop_crossing
 from pretok.tokenizer.vocabulary import tokenizer_data
@@ -73,7 +72,7 @@ def batches(texts: list[str]) -> Iterator[pa.LargeStringArray]:
             start, size = i + 1, 0
 
 
-def encode_all(engine: Engine, texts: Texts) -> dict[str, int]:
+def encode_all(engine: BatchEncoder, texts: Texts) -> dict[str, int]:
     """Tokens of each source."""
     return {name: sum(len(engine.encode(batch)[0]) for batch in group) for name, group in texts.items()}
 
@@ -113,7 +112,7 @@ def main() -> None:
     plain = json.dumps(tokenizer_data(PATTERNS[BASE], special, all1))
     print(f"{'':44}" + "".join(f"{name[:15]:>17}" for name in held))
 
-    def row(label: str, engine: Engine) -> None:
+    def row(label: str, engine: BatchEncoder) -> None:
         tokens = encode_all(engine, held)
         print(f"{label:44}" + "".join(f"{sizes[n] / tokens[n]:17.3f}" for n in held), flush=True)
 
@@ -158,7 +157,7 @@ def main() -> None:
 def speed(corpus: Path, files: dict[str, str], rounds: int = 3) -> None:
     """Run `tokenize` on the corpus with each tokenizer.json, in turns and in this process; the best of a few rounds."""
     best: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as name, StopFlag() as stop, LocalEngine(0, None, stop) as engine:
+    with tempfile.TemporaryDirectory() as name, StopFlag() as stop, Engine(0, None, stop) as engine:
         for label, text in files.items():
             folder = Path(name) / label / "vocab"
             folder.mkdir(parents=True)
@@ -172,7 +171,7 @@ def speed(corpus: Path, files: dict[str, str], rounds: int = 3) -> None:
                 vocab = {"path": str(Path(name) / label / "vocab")}
                 recipe = make_recipe({"out": str(out), "sources": sources, "vocab": vocab}, "benchmark")
                 start = time.process_time()
-                run_tokenize(recipe, engine, Silent(), lambda notice: None)
+                run_tokenize(recipe, engine, Silent())
                 best[label] = min(best.get(label, float("inf")), time.process_time() - start)
                 size = load_manifest(out / "shards").data["totals"]["bytes"] / 1e6
                 shutil.rmtree(out)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pretok.base.tokens import token_dtype
-from pretok.shards.contents import Contents, ShardEntry, TokenizerEntry, add_counts, count_source
+from pretok.shards.contents import Contents, ShardEntry, TokenizerEntry, count_source, sum_sources
 from pretok.shards.format import index_bytes
 from pretok.shards.manifest import write_manifest
 
@@ -48,7 +48,7 @@ def bare_contents(vocab_size: int, shards: Sequence[ShardEntry]) -> Contents:
         counts[name] = count_source(held, sum(shard.documents for shard in held), {})
     return Contents(
         tokenizer=TokenizerEntry("0" * 32, vocab_size, 0, token_dtype(vocab_size).name),
-        totals=add_counts(counts.values()),
+        totals=sum_sources(counts.values()),
         sources=counts,
         failed=(),
         shards=tuple(shards),

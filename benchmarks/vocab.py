@@ -23,8 +23,8 @@ import zstandard
 
 from benchmarks.measure import fresh, machine, timed
 from pretok.base.execute import Engine, Report, peak_bytes
-from pretok.base.progress import Silent
 from pretok.base.stop import StopFlag
+from pretok.base.tell import Silent
 from pretok.config import DEFAULT_SPECIAL_TOKENS, Recipe, make_recipe
 from pretok.counts.buckets import WordCounts
 from pretok.counts.job import run_count
@@ -75,10 +75,6 @@ def recipe(out: Path, inputs: dict[str, list[str]], **vocab: Any) -> Recipe:
     return make_recipe({"out": out, "sources": sources, "vocab": {"holdout": "0", **vocab}}, "benchmark")
 
 
-def quiet(_: Any) -> None:
-    """Where progress and notices go."""
-
-
 def wake(item: tuple[Path, int], _report: Report) -> None:
     """Makes a worker start, load the compiled code and wait until all have, which belongs to starting Ray."""
     folder, workers = item
@@ -109,11 +105,11 @@ def measure_speed(corpus: Path, work: Path) -> dict[str, Any]:
     made = recipe(work / "speed", inputs)
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         began = time.process_time()
-        run_count(recipe(work / "here", inputs), engine, Silent(), quiet)
+        run_count(recipe(work / "here", inputs), engine, Silent())
         counting_cpu = time.process_time() - began
     with StopFlag() as stop, Engine(2, None, stop) as engine:
         start(engine, work)
-        counting, counts = timed(lambda: run_count(made, engine, Silent(), quiet))
+        counting, counts = timed(lambda: run_count(made, engine, Silent()))
     weighing, words = timed(lambda: weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1))
     began = time.process_time()
     merging, merges = timed(lambda: _merges(words.words))
@@ -189,9 +185,7 @@ def measure_scaling(corpus: Path, work: Path) -> dict[str, Any]:
         made = recipe(folder / "out", inputs)
         with StopFlag() as stop, Engine(2, None, stop) as engine:
             start(engine, folder)
-            counting, counts = timed(
-                lambda made=made, engine=engine: run_count(made, engine, Silent(), quiet)
-            )  # type: ignore[misc]
+            counting, counts = timed(lambda made=made, engine=engine: run_count(made, engine, Silent()))  # type: ignore[misc]
         words = weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1)
         merging, _ = timed(lambda words=words: _merges(words.words))  # type: ignore[misc]
         result[f"x{copies}"] = {
@@ -223,7 +217,7 @@ def _noisy(texts: list[str], path: Path, copies: int) -> str:
 
 def _peak_of_counting(made: Recipe) -> int:
     with StopFlag() as stop, Engine(0, None, stop) as engine:
-        run_count(made, engine, Silent(), quiet)
+        run_count(made, engine, Silent())
     return peak_bytes()
 
 

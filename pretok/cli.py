@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from pretok import __version__
-from pretok.base.console import notice
+from pretok.base.console import Terminal
 from pretok.base.errors import PretokError, Stopped
 from pretok.base.storage import FULL, REMEDIES
 from pretok.commands.build_vocab import build_vocab
@@ -25,6 +25,7 @@ from pretok.commands.export import export
 from pretok.commands.help import CommandWithExamples, FlowGroup
 from pretok.commands.inspect import inspect
 from pretok.commands.mix import mix
+from pretok.commands.plan import plan
 from pretok.commands.preflight import preflight
 from pretok.commands.run import run
 from pretok.commands.stats import stats
@@ -62,7 +63,7 @@ app = typer.Typer(
     help="Text to token files for language models: vocabulary, shards, mix, stream.",
     epilog="`pretok COMMAND --help` shows the options of a command and an example.",
 )
-COMMANDS = (run, count, build_vocab, tokenize, verify, stats, inspect, mix, export, submit, preflight)
+COMMANDS = (run, plan, count, build_vocab, tokenize, verify, stats, inspect, mix, export, submit, preflight)
 for command in COMMANDS:
     app.command(cls=CommandWithExamples)(command)
 
@@ -95,17 +96,18 @@ def main() -> None:
 
 def run_command(arguments: list[str]) -> int:
     """Run one command line and return its exit code; messages go to standard error."""
+    tell = Terminal()
     try:
-        code = _run(arguments)
+        code = _run(arguments, tell)
         sys.stdout.flush()  # here, where a reader that went away is no error, not when Python ends
     except BaseException as error:  # also what a Rust library throws when it panics
-        return _explain(error.cause if isinstance(error, _Ended) else error)
+        return _explain(error.cause if isinstance(error, _Ended) else error, tell)
     return code
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], tell: Terminal) -> int:
     try:
-        app(arguments)  # ends with SystemExit, of code 2 when the arguments themselves are wrong
+        app(arguments, obj=tell)  # ends with SystemExit, of code 2 when the arguments themselves are wrong
     except SystemExit as end:
         if end.code == INTERRUPTED:  # before the command began, while its options were read
             raise KeyboardInterrupt from None
@@ -113,27 +115,27 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
-def _explain(error: BaseException) -> int:
+def _explain(error: BaseException, tell: Terminal) -> int:
     """Say on standard error what ended a command, and return its exit code."""
     match error:
         case PretokError():
-            notice(f"pretok: {error}")
+            tell.notice(f"pretok: {error}")
             return error.exit_code
         case KeyboardInterrupt():
-            notice("pretok: interrupted; run the same command again to continue")
+            tell.notice("pretok: interrupted; run the same command again to continue")
             return Stopped.exit_code
         case MemoryError():
             reason = f" ({error})" if str(error) else ""
-            notice(f"pretok: out of memory{reason}; use fewer --workers, or a machine with more memory")
+            tell.notice(f"pretok: out of memory{reason}; use fewer --workers, or a machine with more memory")
             return USER_ERROR
         case BrokenPipeError() if _reader_is_gone():
             return READER_GONE
         case OSError() if error.filename is not None or error.errno in FULL:
-            notice(f"pretok: {_describe(error)}")
+            tell.notice(f"pretok: {_describe(error)}")
             return USER_ERROR
         case _:
-            notice("".join(traceback.format_exception(error)))
-            notice("pretok: internal error; this is a bug, please report it with the lines above")
+            tell.notice("".join(traceback.format_exception(error)))
+            tell.notice("pretok: internal error; this is a bug, please report it with the lines above")
             return INTERNAL_ERROR
 
 

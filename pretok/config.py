@@ -145,21 +145,21 @@ class Shards(Part):
     max_reject_share: Annotated[Share, Field(ge=0, le=1)] = Fraction(1, 2)
 
 
-class Stage(Part):
+class StageTable(Part):
     """One stage of [mix]: so many tokens in these proportions."""
 
     tokens: Count | Literal["all"] = "all"
     weights: dict[SourceName, Share] | Literal["natural"] = "natural"
 
 
-class Mix(Stage):
+class MixTable(StageTable):
     """[mix]: one stage, or several in `stages`."""
 
     seq_len: int = 4096
     seed: int = 0
     max_epochs: Share = Fraction(4)
     cap: bool = False
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[StageTable, ...] = ()
 
 
 class Recipe(Part):
@@ -170,7 +170,7 @@ class Recipe(Part):
     normalize: Normalize = Normalize()
     vocab: Vocab = Vocab()
     shards: Shards = Shards()
-    mix: Mix | None = None
+    mix: MixTable | None = None
     train: dict[str, Any] = {}
     slurm: dict[str, Any] = {}
 
@@ -265,7 +265,7 @@ def _explain(detail: Any) -> str:
 
 
 _TABLES: dict[str, type[Part]] = {
-    "sources": Source, "normalize": Normalize, "vocab": Vocab, "shards": Shards, "mix": Mix, "stages": Stage,
+    "sources": Source, "normalize": Normalize, "vocab": Vocab, "shards": Shards, "mix": MixTable, "stages": StageTable,
 }  # fmt: skip
 
 

@@ -12,10 +12,6 @@ from pretok.base.stop import StopFlag
 from pretok.config import Recipe, make_recipe
 
 
-def ignore(_: Any) -> None:
-    """Where progress and notices go."""
-
-
 def write_lines(path: Path, documents: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="utf-8")

@@ -16,9 +16,9 @@ from pretok.shards.contents import (
     ShardEntry,
     SourceCounts,
     TokenizerEntry,
-    add_counts,
     count_source,
     shard_entry,
+    sum_sources,
 )
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import write_manifest
@@ -73,7 +73,7 @@ def make_contents(
     """The contents of a manifest of shards that no input stands behind."""
     return Contents(
         tokenizer=TokenizerEntry("0" * 32, vocab_size, EOD, token_dtype(vocab_size).name),
-        totals=add_counts(counts.values()),
+        totals=sum_sources(counts.values()),
         sources=dict(counts),
         failed=(),
         shards=tuple(shards),

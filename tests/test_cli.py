@@ -20,7 +20,8 @@ COMMANDS = sorted(command.callback.__name__.replace("_", "-") for command in app
 
 def test_commands_are_those_we_decided_on():
     assert COMMANDS == [
-        "build-vocab", "count", "export", "inspect", "mix", "preflight", "run", "stats", "submit", "tokenize", "verify",
+        "build-vocab", "count", "export", "inspect", "mix", "plan", "preflight", "run",
+        "stats", "submit", "tokenize", "verify",
     ]  # fmt: skip
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from telling import Told
+
 from pretok.base.execute import Engine
-from pretok.base.progress import Silent
 from pretok.config import Recipe, make_recipe
 from pretok.shards.job import TokenizeSummary, run_tokenize
 
@@ -23,8 +24,8 @@ def recipe(out: Path, vocab: Path, sources: dict[str, list[Path | str]], **shard
 
 def run(made: Recipe, engine: Engine) -> tuple[TokenizeSummary, list[str]]:
     """Tokenize; (summary, notices)."""
-    notices: list[str] = []
-    return run_tokenize(made, engine, Silent(), notices.append), notices
+    told = Told()
+    return run_tokenize(made, engine, told), told.notices
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -134,7 +134,7 @@ class TrainConfig:
         return asdict(self)
 
 
-def parse_count(text: str) -> int:
+def whole_number(text: str) -> int:
     """'1000', '1_000', '1.2T', '500M', '16k', '64MiB' -> a whole number; UsageError for what is none."""
     try:
         return int(units.parse_count(text))
@@ -244,7 +244,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     kind = allowed[0]
     if kind is int and isinstance(value, str):
         try:
-            return parse_count(value)
+            return whole_number(value)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from None
     if kind is float and isinstance(value, int | str) and not isinstance(value, bool):

@@ -2,6 +2,7 @@
 
 totals.py       exact counts by source
 documents.py    one document as its tokens, and where it came from
+counted_origins.py  where one came from, in shards that have no ledger
 verify_task.py  a shard -> its problems: the task of verify
 verify_job.py   the job: a folder against its manifest
 """

@@ -7,21 +7,19 @@ to the input are compared with their checksums first: what is damaged must not n
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from pretok.audit.counted_origins import as_sealed, counted_origin
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.records import read_record
-from pretok.base.storage import checksum, read_json_lines
-from pretok.shards.contents import SPLITS, PartEntry
+from pretok.shards.contents import SPLITS
 from pretok.shards.format import ShardReader
+from pretok.shards.ledger import ledger_path, ledger_row
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.plan import SourcePlan
-from pretok.shards.seal import origins_path, piece_starts, rejects_path
+from pretok.shards.seal import lines_before
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 
@@ -35,16 +33,6 @@ class Inspection:
     position: int
     ids: list[int]
     tokens: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Reject:
-    """A line of a ledger of rejects; position: line or row of the file, from 1."""
-
-    file: str
-    position: int
-    reason: str
-    detail: str
 
 
 def run_inspect(shards: Path, source: str, document: int, split: str = "train") -> Inspection:
@@ -89,91 +77,17 @@ def _show(vocab: Vocabulary, ids: list[int]) -> list[str]:
     return [vocab.token_bytes(i).decode("utf-8", "backslashreplace") for i in ids]
 
 
-class _Records:
-    """Which records of a source's inputs its parts were made of. Partitions and pieces count from 0; so do records,
-    over all pieces of a partition."""
-
-    def __init__(self, manifest: Manifest, source: str) -> None:
-        self.parts: tuple[PartEntry, ...] = manifest.contents.parts[source]
-        plan = SourcePlan.from_json(source, manifest.contents.plans[source])
-        self.starts = piece_starts(plan, self.parts)
-
-    def pieces(self, partition: int) -> dict[int, int]:
-        """Records read of each piece of a partition."""
-        records: Counter[int] = Counter()
-        for part in self.parts:
-            if part.partition == partition:
-                records.update({int(piece): count for piece, count in part.records.items()})
-        return dict(sorted(records.items()))
-
-    def locate(self, partition: int, record: int) -> tuple[str, int]:
-        """File and position of a record."""
-        for piece, count in self.pieces(partition).items():
-            if record < count:
-                file, start = self.starts[partition, piece]
-                return file, start + record + 1
-            record -= count
-        raise IntegrityError(f"partition {partition} has fewer records than its shards; see pretok verify")
-
-    def rejected(self, partition: int, ledger: list[_Reject]) -> set[int]:
-        """Records of a partition that a ledger lists."""
-        spans = []  # file, first position, one past the last, record of the partition at the first
-        before = 0
-        for piece, count in self.pieces(partition).items():
-            file, start = self.starts[partition, piece]
-            spans.append((file, start + 1, start + count + 1, before))
-            before += count
-        return {
-            record + reject.position - first
-            for reject in ledger
-            for file, first, end, record in spans
-            if reject.file == file and first <= reject.position < end
-        }
-
-
 def origin(manifest: Manifest, shard: Shard, number: int) -> tuple[str, int]:
     """(input file, line or row from 1) of document `number` of a shard."""
-    records = _Records(manifest, shard.source)
-    held_out = _origins(manifest, shard.source)
-    if shard.split == "val":
-        index, record = (int(x) for x in held_out[number])
-        return records.locate(records.parts[index].partition, record)
-    index = next(i for i, part in enumerate(records.parts) if part.name == shard.prefix.name)
-    partition = records.parts[index].partition
-    first = sum(sum(p.records.values()) for p in records.parts[:index] if p.partition == partition)
-    elsewhere = {int(record) for part, record in held_out if records.parts[part].partition == partition}
-    elsewhere |= records.rejected(partition, _ledger(manifest, shard.source))
-    record = first
-    left = number
-    for gone in sorted(elsewhere):
-        if gone < first:
-            continue
-        if gone - record > left:
-            break
-        left -= gone - record
-        record = gone + 1
-    return records.locate(partition, record + left)
-
-
-def _origins(manifest: Manifest, source: str) -> npt.NDArray[np.int64]:
-    """(documents, 2): part and record of each validation document."""
-    path = origins_path(manifest.folder, source)
-    if not _as_sealed(manifest, path):
-        return np.empty((0, 2), np.int64)
-    found: npt.NDArray[np.int64] = np.load(path)
-    return found
-
-
-def _ledger(manifest: Manifest, source: str) -> list[_Reject]:
-    path = rejects_path(manifest.folder, source)
-    if not _as_sealed(manifest, path):
-        return []
-    return [read_record(_Reject, line, path) for line in read_json_lines(path)]
-
-
-def _as_sealed(manifest: Manifest, path: Path) -> bool:
-    """Whether a side file exists. Raises IntegrityError when it should, or is not what was sealed."""
-    sealed = {manifest.folder / file.path: file for file in manifest.contents.side_files}
-    if path in sealed and (not path.exists() or checksum(path) != sealed[path].checksum):
-        raise IntegrityError(f"{path} is missing or damaged: its checksum is not that of the manifest")
-    return path.exists()
+    path = ledger_path(shard.prefix)
+    if not as_sealed(manifest, path):
+        return counted_origin(manifest, shard, number)
+    plan = SourcePlan.from_json(shard.source, manifest.contents.plans[shard.source])
+    before = lines_before(plan, manifest.contents.parts[shard.source])
+    row = ledger_row(path, number)
+    try:
+        return row["file"], before[row["file"], row["start"]] + row["record"] + 1
+    except KeyError:
+        raise IntegrityError(
+            f"{path}: row {number} names no input of {shard.source}; see pretok verify"
+        ) from None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pretok.base.console import notice, show, table
 from pretok.base.records import to_json
+from pretok.base.tell import Teller, table
 from pretok.shards.contents import SPLITS, SourceCounts
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.seal import rejects_path
@@ -28,8 +28,8 @@ def stats_json(shards: Path) -> dict[str, Any]:
     }
 
 
-def show_stats(shards: Path, *, result: bool = False) -> None:
-    """Print the counts per source and split, rejects by reason, and what is missing; `result` as in `console.show`."""
+def show_stats(shards: Path, tell: Teller, *, result: bool = False) -> None:
+    """Show the counts per source and split, rejects by reason, and what is missing; `result` as in `Teller.show`."""
     manifest = _load(shards)
     contents = manifest.contents
     rows = [
@@ -38,13 +38,13 @@ def show_stats(shards: Path, *, result: bool = False) -> None:
         for row in _rows(name, counts)
     ]
     columns = ("source", "tokens", "documents", "bytes of text", "bytes/token", "rejected")
-    show(table(str(shards), columns, rows), result=result)
+    tell.show(table(str(shards), columns, rows), result=result)
     for name, counts in contents.sources.items():
         if counts.rejected:
             reasons = ", ".join(f"{reason} {number:,}" for reason, number in counts.rejected.items())
-            notice(f"rejected in {name}: {reasons}; listed in {rejects_path(shards, name)}")
+            tell.notice(f"rejected in {name}: {reasons}; listed in {rejects_path(shards, name)}")
     for sentence in incomplete(manifest):
-        notice(sentence)
+        tell.notice(sentence)
 
 
 def _load(shards: Path) -> Manifest:

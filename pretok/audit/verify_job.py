@@ -7,7 +7,6 @@ problem but worth telling are the `notes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,14 @@ import numpy as np
 from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.errors import PretokError
 from pretok.base.execute import Engine
-from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import LOCK_FILE
-from pretok.base.progress import Counts
+from pretok.base.progress import Progress
 from pretok.base.records import to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, checksum
-from pretok.shards.contents import add_counts, count_source
+from pretok.base.tell import Teller
+from pretok.shards.contents import count_source, sum_sources
+from pretok.shards.ledger import SUFFIX, ledger_path
 from pretok.shards.manifest import FILE_NAME, STATE, VERSION, Manifest, load_manifest
 from pretok.shards.plan import SourcePlan
 from pretok.shards.seal import origins_path, rejects_path
@@ -33,16 +34,26 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 SEED = 0
 
 
-def run_verify(
-    shards: Path, sample: int | None, engine: Engine, on_report: Callable[[Counts], None]
-) -> tuple[Manifest, list[str]]:
+def run_verify(shards: Path, sample: int | None, engine: Engine, tell: Teller) -> tuple[Manifest, list[str]]:
     """Check everything; `sample` documents are decoded and encoded again (None: all). (manifest, problems)."""
+    with tell.progress("verify") as progress:
+        return _verify(shards, sample, engine, progress, tell)
+
+
+def _verify(
+    shards: Path, sample: int | None, engine: Engine, progress: Progress, tell: Teller
+) -> tuple[Manifest, list[str]]:
     manifest = load_manifest(shards)
     tokenizer = _check_tokenizer(manifest)
     problems = tokenizer + _check_files(manifest) + _check_totals(manifest) + _check_plans(manifest)
     if tokenizer:  # nothing can be decoded
         sample = 0
     numbers = _sample(manifest, sample)
+    ledgers = {
+        manifest.folder / file.path: file.checksum
+        for file in manifest.contents.side_files
+        if file.path.endswith(SUFFIX)
+    }
     tasks = [
         VerifyTask(
             prefix=shard.prefix,
@@ -50,24 +61,28 @@ def run_verify(
             documents=shard.documents,
             checksum=shard.checksum,
             index_checksum=shard.index_checksum,
+            text_bytes=entry.text_bytes,
+            ledger_checksum=ledgers.get(ledger_path(shard.prefix)),
             tokenizer_json=manifest.folder / TOKENIZER_FILE,
             vocab_size=manifest.vocab_size,
             eod_id=manifest.eod_id,
             sample=chosen,
             documents_end=manifest.contents.materialized is None,
         )
-        for shard, chosen in zip(manifest.shards, numbers, strict=True)
+        for shard, entry, chosen in zip(manifest.shards, manifest.contents.shards, numbers, strict=True)
     ]
+    listed = {ledger_path(shard.prefix) for shard in manifest.shards}
+    problems += [f"{path} is the ledger of no shard" for path in ledgers.keys() - listed]
     tasks.sort(key=lambda task: -task.tokens)
     # By the reference engine a byte takes fifty times as long, and a token is four of them.
     engine.choose(sum(task.tokens for task in tasks) * (200 if sample is None else 1))
     failures = []
-    for outcome in engine.map(verify_shard, tasks, on_report):
+    for outcome in engine.map(verify_shard, tasks, progress):
         if isinstance(outcome.result, TaskError):
             failures.append((str(tasks[outcome.index].prefix), outcome.result))
         else:
             problems += outcome.result
-    raise_failures(failures, shards.parent / LOGS, "shards")
+    raise_failures(failures, tell, "shards")
     return manifest, sorted(problems)
 
 
@@ -124,9 +139,14 @@ def _check_tokenizer(manifest: Manifest) -> list[str]:
 
 
 def _check_files(manifest: Manifest) -> list[str]:
-    """Side files that are not as sealed, and files where only ours belong that the manifest does not know."""
+    """Side files that are not as sealed, and files where only ours belong that the manifest does not know.
+
+    Ledgers are looked at with their shards, as they may be large.
+    """
     problems = []
     for file in manifest.contents.side_files:
+        if file.path.endswith(SUFFIX):
+            continue
         path = manifest.folder / file.path
         try:
             found = checksum(path)
@@ -193,7 +213,7 @@ def _check_totals(manifest: Manifest) -> list[str]:
         rejected = sum(counts.rejected.values())
         if not read == counts.read == counts.documents + rejected:
             problems.append(f"manifest: {name} read {read}, wrote {counts.documents}, rejected {rejected}")
-    totals = to_json(add_counts(contents.sources.values()))
+    totals = to_json(sum_sources(contents.sources.values()))
     problems += [
         f"manifest: the total of {key} is {stated}, not the sum over the sources, {totals[key]}"
         for key, stated in to_json(contents.totals).items()

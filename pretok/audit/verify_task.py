@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import checksum
 from pretok.shards.format import ShardReader
+from pretok.shards.ledger import hash_column, hash_texts, ledger_column, ledger_path
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import ReferenceEngine, Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
@@ -27,6 +29,7 @@ ENCODE_DOCUMENTS = 64
 class VerifyTask:
     """What to check one shard against. sample: documents to decode and encode again; None: all.
 
+    text_bytes: of all documents; ledger_checksum: None for shards without one.
     documents_end: whether each sequence is one document that ends with EOD; those of a materialized mix are not, so
     they are checked for sizes, checksums and ids alone.
     """
@@ -36,6 +39,8 @@ class VerifyTask:
     documents: int
     checksum: str
     index_checksum: str
+    text_bytes: int
+    ledger_checksum: str | None
     tokenizer_json: Path
     vocab_size: int
     eod_id: int
@@ -51,20 +56,45 @@ def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> 
         return [str(error)]
     problems = []
     for suffix, expected in ((".bin", task.checksum), (".idx", task.index_checksum)):
-        path = task.prefix.with_name(task.prefix.name + suffix)
-        if (found := checksum(path)) != expected:
-            problems.append(f"{path}: checksum {found}, the manifest says {expected}")
+        problems += _check_checksum(task.prefix.with_name(task.prefix.name + suffix), expected)
     if (len(reader.tokens), len(reader)) != (task.tokens, task.documents):
         problems.append(
             f"{task.prefix}: {len(reader.tokens)} tokens in {len(reader)} documents, "
             f"the manifest says {task.tokens} in {task.documents}"
         )
     problems += _check_ids(reader, task)
+    problems += _check_ledger(reader, task)
     # ids of a damaged shard cannot be decoded in any useful way
     if not problems and task.documents_end and task.sample != ():
         problems += _check_documents(reader, task, report)
     report({"tokens": len(reader.tokens), "shards": 1})
     return problems
+
+
+def _check_checksum(path: Path, expected: str) -> list[str]:
+    try:
+        found = checksum(path)
+    except OSError as error:
+        return [f"cannot read {path}: {error.strerror}"]
+    return [] if found == expected else [f"{path}: checksum {found}, the manifest says {expected}"]
+
+
+def _check_ledger(reader: ShardReader, task: VerifyTask) -> list[str]:
+    """Its checksum; a row for each document, with the tokens that the index says, and bytes that add up."""
+    if task.ledger_checksum is None:
+        return []
+    path = ledger_path(task.prefix)
+    if problems := _check_checksum(path, task.ledger_checksum):
+        return problems
+    try:
+        tokens, size = ledger_column(path, "tokens"), pc.sum(ledger_column(path, "bytes")).as_py()
+    except IntegrityError as error:
+        return [str(error)]
+    if not np.array_equal(np.asarray(tokens), reader.lengths):
+        return [f"{path}: its tokens are not those of {task.prefix}.idx"]
+    if size != task.text_bytes:
+        return [f"{path}: its documents have {size} bytes, the manifest says {task.text_bytes}"]
+    return []
 
 
 def _check_ids(reader: ShardReader, task: VerifyTask) -> list[str]:
@@ -93,6 +123,7 @@ def _check_documents(
     """
     vocab, name = load_vocab(task.tokenizer_json, task.eod_id), str(task.tokenizer_json)
     json = vocab.raw.decode()
+    described = None if task.ledger_checksum is None else ledger_column(ledger_path(task.prefix), "hash")
     engine = ReferenceEngine(json, name)
     tokens = [vocab.token_bytes(i) for i in range(vocab.size)]
     chosen = range(len(reader)) if task.sample is None else task.sample
@@ -110,5 +141,9 @@ def _check_documents(
         for i, number in enumerate(numbers):
             if not np.array_equal(ids[offsets[i] : offsets[i + 1]], expected[i]):
                 return [f"{task.prefix}: document {number} does not encode to its ids again"]
+        if described is not None and not described.take(pa.array(numbers)).equals(
+            hash_column(hash_texts(texts))
+        ):
+            return [f"{ledger_path(task.prefix)}: a hash is not that of its document"]
         report({"documents": len(numbers)})
     return []

@@ -9,8 +9,9 @@ lock.py      one job at a time in an output folder
 stop.py      signals and the end of the Slurm job -> a reason to stop
 failures.py  what an exception of a task means: again, refuse, or a bug
 progress.py  what a job tells of its progress
+tell.py      how a job tells a person something
 gauge.py     how far a step is, as a line of a log or a bar
-console.py   progress, notices and tables
+console.py   a terminal or a pipe: progress, notices and tables
 execute.py   one function over many items, on Ray or in this process
 reaper.py    ends what a local Ray leaves behind
 """

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +22,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from pretok.base.gauge import Gauge
+from pretok.base.tell import Table
 
 FIRST_LINE = 3.0
 LINES_APART = 60.0
@@ -40,39 +41,38 @@ class _Console(Console):
         raise  # what is being handled: BrokenPipeError
 
 
-console = _Console(stderr=True)
-output = _Console()
+class Terminal:
+    """The Teller of a command. error: where notices and progress go; output: where results go."""
+
+    log: Path | None = None
+
+    def __init__(self, error: Console | None = None, output: Console | None = None) -> None:
+        self._error = error or _Console(stderr=True)
+        self._output = output or _Console()
+
+    def notice(self, text: str) -> None:
+        """One plain line."""
+        self._error.print(text)
+
+    def progress(self, title: str) -> Meter:
+        """Show a step while the context is open, and what it did at its end."""
+        return Meter(title, self._error)
+
+    def show(self, made: Table | str, *, result: bool = False) -> None:
+        """Print a table or a text; `result`: it is what the command was asked for."""
+        where = self._output if result else self._error
+        if isinstance(made, str):
+            where.print(made)
+        else:
+            _print_table(made, where)
+
+    def event(self, name: str, **details: object) -> None:
+        """Not for a terminal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of texts below names of columns."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-def notice(text: str) -> None:
-    """One plain line."""
-    console.print(text)
-
-
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table whose first column is text and whose other columns are numbers."""
-    return Table(title, columns, list(rows))
-
-
-def show(made: Table | str, *, result: bool = False) -> None:
-    """Print a table or a text; `result`: it is what the command was asked for.
-
-    No cell of a table is shortened: a file or a pipe gets it as wide as it is, a terminal too narrow for it gets the
-    rows as lines `name: value`.
-    """
-    where = output if result else console
-    if isinstance(made, str):
-        where.print(made)
-        return
+def _print_table(made: Table, where: Console) -> None:
+    """No cell is shortened: a file or a pipe gets the table as wide as it is, a terminal too narrow for it gets the
+    rows as lines `name: value`."""
     grid = RichTable()
     for at, column in enumerate(made.columns):
         grid.add_column(Text(column), justify="left" if at == 0 else "right", no_wrap=True, overflow="ignore")
@@ -102,14 +102,15 @@ class Meter:
     apart, whether or not anything is reported.
     """
 
-    def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, title: str, where: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._where = where
         self._gauge = Gauge(title, clock)
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._lines = threading.Thread(target=self._print_lines, name=f"meter {title}", daemon=True)
         self._bar: Live | None = None
-        if console.is_interactive:
-            self._bar = Live(get_renderable=self._render, console=console, transient=True)
+        if where.is_interactive:
+            self._bar = Live(get_renderable=self._render, console=where, transient=True)
 
     def __enter__(self) -> Meter:
         if self._bar:
@@ -127,7 +128,7 @@ class Meter:
             self._ended.set()
             self._lines.join()
         if kind is None and (text := self._gauge.summary()):
-            notice(text)
+            self._where.print(text)
 
     @property
     def seconds(self) -> float:
@@ -151,7 +152,7 @@ class Meter:
 
     def _render(self) -> Text:
         with self._lock:
-            return Text(self._gauge.bar(console.width - 1), no_wrap=True)
+            return Text(self._gauge.bar(self._where.width - 1), no_wrap=True)
 
     def _print_lines(self) -> None:
         for gap in _gaps():
@@ -159,7 +160,7 @@ class Meter:
                 return
             with self._lock:
                 line = self._gauge.line()
-            notice(f"{time.strftime('%H:%M:%S')} {line}")
+            self._where.print(f"{time.strftime('%H:%M:%S')} {line}")
 
 
 def _gaps() -> Iterator[float]:

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from pretok.base import reaper
 from pretok.base.errors import EngineLost, Stopped, UsageError
-from pretok.base.failures import TaskError, explain, lost
+from pretok.base.failures import TaskError, lost, task_error
 from pretok.base.progress import Counts
 from pretok.base.stop import StopFlag
 from pretok.base.units import short
@@ -313,7 +313,7 @@ class _Ray:
                 raise
         except self._ray.exceptions.RayTaskError as error:
             # Outside of the task: what it is called with or returns does not cross from process to process.
-            return (explain(error), "", 0.0, 0), {}
+            return (task_error(error), "", 0.0, 0), {}
         except self._ray.exceptions.RayError as error:
             return (lost(error), "", 0.0, 0), {}
 
@@ -366,7 +366,7 @@ def _measured(task: Callable[[Any, Report], Any], item: Any, report: Report) -> 
     except (Stopped, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # panics of Rust libraries are no Exceptions
-        result = explain(error)
+        result = task_error(error)
     return result, os.uname().nodename, time.monotonic() - began, peak_bytes()
 
 

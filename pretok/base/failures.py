@@ -2,7 +2,7 @@
 
 Enters: whatever a task raised, panics of Rust libraries included, or the death of its worker. Leaves: a TaskError,
 which crosses from worker to driver as it is; at the end of a step one exception for all of them, with the exit code of
-the worst, and a log of the tracebacks where they show a bug.
+the worst; every traceback is an event of the log.
 
     PretokError                                    refused as it says; another try would say the same
     OSError that may pass, of a file or a server   tried again
@@ -13,19 +13,15 @@ the worst, and a log of the tracebacks where they show a bug.
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pretok.base.errors import InternalError, PartitionsFailed, PretokError, UsageError
 from pretok.base.storage import FULL, PASSING, output_error
+from pretok.base.tell import Teller
 
 SHOWN = 20
-
-LOGS = "logs"
-"""Folder below WORK for what goes wrong in detail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,7 @@ class TaskError:
     again: bool = False
 
 
-def explain(error: BaseException) -> TaskError:
+def task_error(error: BaseException) -> TaskError:
     """What an exception out of a task means."""
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, OSError) and error.errno in FULL:
@@ -71,14 +67,17 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message[0] if message else ''}"
 
 
-def raise_failures(failures: Sequence[tuple[str, TaskError]], logs: Path, what: str = "partitions") -> None:
+def raise_failures(failures: Sequence[tuple[str, TaskError]], tell: Teller, what: str = "partitions") -> None:
     """Raise what the failures of a step mean, (name of the item, its error) each; nothing if there are none.
 
-    logs: folder for the tracebacks; what: the items, in the plural. Everything else is done by then, as the message
-    says.
+    what: the items, in the plural. Everything else is done by then, as the message says. Tracebacks go to the log.
     """
     if not failures:
         return
+    for name, error in failures:
+        tell.event(
+            "failed", item=name, message=error.message, kind=error.raises.__name__, traceback=error.trace
+        )
     bugs = [failure for failure in failures if failure[1].raises is InternalError]
     passing = [failure for failure in failures if failure[1].again]
     refused = [failure for failure in failures if failure not in bugs and failure not in passing]
@@ -87,7 +86,7 @@ def raise_failures(failures: Sequence[tuple[str, TaskError]], logs: Path, what: 
         parts.append(
             _section(f"{len(bugs)} {what} met an internal error; this is a bug, please report it", bugs)
         )
-        parts.append(_log(bugs, logs))
+        parts.append(_log(bugs, tell))
     if refused:
         parts.append(_section(f"{len(refused)} {what} could not be done", refused))
     if passing:
@@ -105,13 +104,8 @@ def _section(title: str, failures: Sequence[tuple[str, TaskError]]) -> str:
     return "\n".join([f"{title}:", *lines, *more])
 
 
-def _log(bugs: Sequence[tuple[str, TaskError]], logs: Path) -> str:
-    """Keep the tracebacks; a sentence that says where, or the tracebacks themselves if no file can be written."""
-    text = "\n".join(f"{name}\n{error.trace}" for name, error in bugs)
-    path = logs / f"failures-{time.strftime('%Y%m%d-%H%M%S')}.log"
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError:
-        return text
-    return f"tracebacks: {path}"
+def _log(bugs: Sequence[tuple[str, TaskError]], tell: Teller) -> str:
+    """A sentence that says where the tracebacks are, or the tracebacks themselves where no log is kept."""
+    if tell.log:
+        return f"tracebacks: {tell.log}"
+    return "\n".join(f"{name}\n{error.trace}" for name, error in bugs)

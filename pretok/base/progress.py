@@ -1,4 +1,4 @@
-"""What a job tells of its progress; `console.Meter` shows it.
+"""What a job tells of its progress; a Teller shows it.
 
 Counts are increments: documents, tokens, bytes (of text), rejected; `partitions` when one is done; `bytes:NAME` for the
 part of bytes that is of source NAME. For display only: a task that is tried again counts again.
@@ -22,16 +22,3 @@ class Progress(Protocol):
 
     def start_from(self, counts: Counts) -> None:
         """What an earlier run did of it, which says nothing of this run's speed."""
-
-
-class Silent:
-    """A Progress that shows nothing."""
-
-    def __call__(self, counts: Counts, /) -> None:
-        """Nothing."""
-
-    def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:
-        """Nothing."""
-
-    def start_from(self, counts: Counts) -> None:
-        """Nothing."""

@@ -7,10 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from pretok.commands.options import Address, Field, Inputs, Json, Out, Workers, read_recipe, start_engine
+from pretok.commands.options import (
+    Address,
+    Field,
+    Inputs,
+    Json,
+    Out,
+    Workers,
+    read_recipe,
+    start_engine,
+    terminal,
+)
 
 
 def build_vocab(
+    context: typer.Context,
     inputs: Inputs,
     out: Out = None,
     vocab_size: Annotated[int | None, typer.Option(help="Entries, special tokens included.")] = None,
@@ -66,7 +77,9 @@ def build_vocab(
     }
     recipe = read_recipe(inputs, out, changes, field)
     with start_engine(workers, address) as engine:
-        report = run_build_vocab(recipe, engine, compare or [], load_counts(counts) if counts else None)
+        report = run_build_vocab(
+            recipe, engine, terminal(context), compare or [], load_counts(counts) if counts else None
+        )
     if json:
         print_json(report)
     stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"

@@ -16,10 +16,12 @@ from pretok.commands.options import (
     Workers,
     read_recipe,
     start_engine,
+    terminal,
 )
 
 
 def count(
+    context: typer.Context,
     inputs: Annotated[
         list[str], typer.Argument(metavar="RECIPE.toml | NAME=GLOB ... | COUNTS ...", show_default=False)
     ],
@@ -40,7 +42,7 @@ def count(
 
         pretok count italian/counts english/counts --out both
     """
-    from pretok.base.console import Meter, notice, print_json
+    from pretok.base.console import print_json
     from pretok.base.errors import UsageError
     from pretok.base.units import counted
     from pretok.counts.job import FILE_NAME, add_counts, load_counts, refuse_partial, run_count
@@ -57,17 +59,18 @@ def count(
     recipe = (
         None if folders else read_recipe(inputs, out, changes, field)
     )  # before the engine, which takes seconds
-    with start_engine(workers, address) as engine, Meter("count") as meter:
+    tell = terminal(context)
+    with start_engine(workers, address) as engine:
         if recipe:
-            counts = run_count(recipe, engine, meter, notice)
+            counts = run_count(recipe, engine, tell)
         else:
             counts = add_counts(
-                [load_counts(folder) for folder in folders], Path(out or "") / "counts", engine
+                [load_counts(folder) for folder in folders], Path(out or "") / "counts", engine, tell
             )
     for name in counts.sources:
         record = counts.of(name)
         counted_text = f"{counted(record.documents, 'document')}, {counted(record.bytes, 'byte')} of text"
-        notice(f"{name}: {counted_text} counted")
+        tell.notice(f"{name}: {counted_text} counted")
     if json:
         print_json({key: counts.data[key] for key in ("sources", "failed")})
     refuse_partial("the counts are made", counts.data["failed"], str(counts.folder))

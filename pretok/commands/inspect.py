@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pretok.commands.options import Json, Shards
+from pretok.commands.options import Json, Shards, terminal
 
 
 def inspect(
+    context: typer.Context,
     shards: Shards,
     source: Annotated[str, typer.Option(help="Name of the source.", show_default=False)],
     doc: Annotated[int, typer.Option(min=0, help="Number of the document in the source, from 0.")] = 0,
@@ -22,15 +23,16 @@ def inspect(
     pretok inspect work/shards --source it --doc 17
     """
     from pretok.audit.documents import run_inspect
-    from pretok.base.console import print_json, show
+    from pretok.base.console import print_json
     from pretok.base.units import counted
 
     found = run_inspect(shards, source, doc, split)
     if json:
         print_json(asdict(found))
         return
-    show(
+    tell = terminal(context)
+    tell.show(
         f"{found.file}, line or row {found.position}; document {found.document} of {found.shard}", result=True
     )
-    show(f"{counted(len(found.ids), 'token')}, the last is the end-of-document token:", result=True)
-    show("".join(f"[{token}]" for token in found.tokens), result=True)
+    tell.show(f"{counted(len(found.ids), 'token')}, the last is the end-of-document token:", result=True)
+    tell.show("".join(f"[{token}]" for token in found.tokens), result=True)

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pretok.commands.options import Address, Json, Shards, Workers, start_engine
+from pretok.commands.options import Address, Json, Shards, Workers, start_engine, terminal
 
 
 def mix(
+    context: typer.Context,
     shards: Shards,
     out: Annotated[
         Path | None,
@@ -48,7 +49,7 @@ def mix(
 
     pretok mix work/shards --out work/mix.json --stage 1.2T:it=0.9,en=0.1 --stage 3T:it=0.5,en=0.5
     """
-    from pretok.base.console import Meter, notice, print_json
+    from pretok.base.console import print_json
     from pretok.base.errors import UsageError
     from pretok.base.units import counted
     from pretok.shards.manifest import load_manifest
@@ -61,16 +62,18 @@ def mix(
         raise UsageError("--materialize writes the mix too: say where with --out")
     stages = tuple(parse_stage(text) for text in stage or [f"{tokens}:{weights}"])
     request = MixRequest(stages, seq_len, seed, split, parse_limit(max_epochs, cap))
-    manifest = load_manifest(shards)
+    manifest, tell = load_manifest(shards), terminal(context)
     report = run_mix(shards, out, request) if out else plan_mix(manifest, request)[1]
     if json:
         print_json(report)
     else:
-        show_mix(manifest, request, report)
+        show_mix(manifest, request, report, tell)
     if out:
-        notice(f"{out}: {counted(report['sequences'], 'sequence')}, {counted(report['tokens'], 'token')}")
+        tell.notice(
+            f"{out}: {counted(report['sequences'], 'sequence')}, {counted(report['tokens'], 'token')}"
+        )
     if materialize and out:
         from pretok.stream.materialize import run_materialize
 
-        with start_engine(workers, address) as engine, Meter("materialize") as meter:
-            run_materialize(shards, out, materialize, engine, meter)
+        with start_engine(workers, address) as engine:
+            run_materialize(shards, out, materialize, engine, tell)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretok.base.console import Terminal
 from pretok.base.errors import PretokError, UsageError
 
 if TYPE_CHECKING:
@@ -109,6 +110,11 @@ def check_train_arguments(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser("train", add_help=False)
     add_flags(parser)
     parse(parser, arguments)
+
+
+def terminal(context: typer.Context) -> Terminal:
+    """What the command tells things to: made by `pretok.cli`, or here where a command runs without it."""
+    return context.ensure_object(Terminal)
 
 
 @contextmanager

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from pretok.base.errors import UsageError
+from pretok.commands.options import terminal
 
 
 def preflight(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Where the job will write.", show_default=False)],
     gpus: Annotated[int, typer.Option(help="GPUs this node must have.")] = 0,
     min_free: Annotated[str, typer.Option(help="Free space in FOLDER.")] = "10GiB",
@@ -33,7 +35,7 @@ def preflight(
     """
     import sys
 
-    from pretok.base.console import notice, show, table
+    from pretok.base.tell import table
     from pretok.cluster.node_check import Limits, judge, node_report, read_reports, report_line
 
     if collect:
@@ -54,11 +56,12 @@ def preflight(
         ]
         for node, found in verdict.checks.items()
     ]
-    show(table("pre-flight", ["node", *names, ""], rows))
+    tell = terminal(context)
+    tell.show(table("pre-flight", ["node", *names, ""], rows))
     for node, problems in verdict.bad.items():
-        notice(f"{node}: {'; '.join(problems)}")
+        tell.notice(f"{node}: {'; '.join(problems)}")
     for problem in verdict.shared:
-        notice(f"some node: {problem}")
+        tell.notice(f"some node: {problem}")
     if verdict.bad:
         sys.stdout.write(",".join(verdict.bad) + "\n")
     if verdict.bad or verdict.shared:

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pretok.commands.options import Address, Out, Workers, read_recipe, start_engine
+from pretok.commands.options import Address, Out, Workers, read_recipe, start_engine, terminal
 
 
 def run(
+    context: typer.Context,
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.toml", show_default=False)],
     out: Out = None,
     workers: Workers = None,
@@ -24,4 +25,4 @@ def run(
 
     loaded = read_recipe([str(recipe)], out, {})
     with start_engine(workers, address) as engine:
-        run_steps(loaded, engine)
+        run_steps(loaded, engine, terminal(context))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pretok.commands.options import Json, Shards
+import typer
+
+from pretok.commands.options import Json, Shards, terminal
 
 
-def stats(shards: Shards, json: Json = False) -> None:
+def stats(context: typer.Context, shards: Shards, json: Json = False) -> None:
     """Exact tokens, documents, bytes and rejects per source and split.
 
     pretok stats work/shards --json
@@ -16,4 +18,4 @@ def stats(shards: Shards, json: Json = False) -> None:
     if json:
         print_json(stats_json(shards))
     else:
-        show_stats(shards, result=True)
+        show_stats(shards, terminal(context), result=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pretok.audit import VERIFY_DOCUMENTS
 from pretok.audit.totals import show_stats
 from pretok.audit.verify_job import run_verify
-from pretok.base.console import Meter, notice, show, table
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.execute import Engine
+from pretok.base.tell import Teller, table
 from pretok.config import Recipe
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
@@ -19,46 +19,44 @@ from pretok.stream.mix_job import recipe_request, run_mix, show_mix
 from pretok.vocab.job import run_build_vocab
 
 
-def tokenize_step(recipe: Recipe, engine: Engine) -> None:
+def tokenize_step(recipe: Recipe, engine: Engine, tell: Teller) -> None:
     """Tokenize all sources of the recipe."""
-    with Meter("tokenize") as meter:
-        summary = run_tokenize(recipe, engine, meter, notice)
+    summary = run_tokenize(recipe, engine, tell)
     if summary.nodes:
-        notice(
+        tell.notice(
             f"workers: without a task {summary.idle:.0%} of the time, {summary.peak / 1e6:.0f} MB of memory at most"
         )
     if len(summary.nodes) > 1:
-        notice(
+        tell.notice(
             "partitions per node: " + ", ".join(f"{node} {count}" for node, count in summary.nodes.items())
         )
 
 
-def verify_step(recipe: Recipe, engine: Engine) -> None:
+def verify_step(recipe: Recipe, engine: Engine, tell: Teller) -> None:
     """Check the shards and a sample of their documents."""
-    with Meter("verify") as meter:
-        _, problems = run_verify(recipe.shards_dir, VERIFY_DOCUMENTS, engine, meter)
+    _, problems = run_verify(recipe.shards_dir, VERIFY_DOCUMENTS, engine, tell)
     if problems:
         raise IntegrityError("\n".join(problems))
 
 
-def mix_step(recipe: Recipe) -> None:
+def mix_step(recipe: Recipe, tell: Teller) -> None:
     """Fix the mix that the recipe asks for."""
     if recipe.mix is None:
         raise UsageError("the recipe has no [mix] table")
     request = recipe_request(recipe.mix)
     report = run_mix(recipe.shards_dir, recipe.mix_path, request)
-    show_mix(load_manifest(recipe.shards_dir), request, report)
+    show_mix(load_manifest(recipe.shards_dir), request, report, tell)
 
 
-def run_steps(recipe: Recipe, engine: Engine) -> None:
+def run_steps(recipe: Recipe, engine: Engine, tell: Teller) -> None:
     """Every step in order; at the end what was made and where."""
     if recipe.vocab.path is None:
-        run_build_vocab(recipe, engine)
-    tokenize_step(recipe, engine)
-    verify_step(recipe, engine)
-    show_stats(recipe.shards_dir)
+        run_build_vocab(recipe, engine, tell)
+    tokenize_step(recipe, engine, tell)
+    verify_step(recipe, engine, tell)
+    show_stats(recipe.shards_dir, tell)
     made = [("vocabulary", recipe.vocab_dir), ("shards", recipe.shards_dir)]
     if recipe.mix is not None:
-        mix_step(recipe)
+        mix_step(recipe, tell)
         made.append(("mix", recipe.mix_path))
-    show(table("made", ("what", "where"), [(what, str(where)) for what, where in made]))
+    tell.show(table("made", ("what", "where"), [(what, str(where)) for what, where in made]))

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretok.base.errors import UsageError
-from pretok.commands.options import Json, check_train_arguments, read_recipe
+from pretok.commands.options import Json, check_train_arguments, read_recipe, terminal
 
 if TYPE_CHECKING:
+    from pretok.base.tell import Teller
     from pretok.cluster.chain import Chain
 
 PerStage = "STAGE=VALUE"
 
 
 def submit(
+    context: typer.Context,
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.toml", show_default=False)],
     train_arguments: Annotated[
         list[str] | None,
@@ -74,7 +76,7 @@ def submit(
     ids = job.submit_chain(chain)
     if json:
         _print_ids(chain, ids)
-    _show_ids(chain, ids)
+    _show_ids(chain, ids, terminal(context))
 
 
 def _per_stage(options: dict[str, list[str] | None], stages: tuple[str, ...]) -> dict[str, Any]:
@@ -96,13 +98,11 @@ def _print_ids(chain: Chain, ids: list[str]) -> None:
     print_json({"folder": str(chain.folder), "jobs": jobs})
 
 
-def _show_ids(chain: Chain, ids: list[str]) -> None:
+def _show_ids(chain: Chain, ids: list[str], tell: Teller) -> None:
     import shlex
-
-    from pretok.base.console import notice
 
     for identity, job in zip(ids, chain.jobs, strict=True):
         waits = ", ".join(f"{condition} {ids[index]}" for condition, index in job.depends)
-        notice(f"{identity}  {job.stage} {job.link}" + (f"  ({waits})" if waits else ""))
-    notice(f"watch:   squeue -j {','.join(ids)};  tail -F {shlex.quote(str(chain.folder))}/*.out")
-    notice(f"cancel:  scancel {' '.join(ids)}")
+        tell.notice(f"{identity}  {job.stage} {job.link}" + (f"  ({waits})" if waits else ""))
+    tell.notice(f"watch:   squeue -j {','.join(ids)};  tail -F {shlex.quote(str(chain.folder))}/*.out")
+    tell.notice(f"cancel:  scancel {' '.join(ids)}")

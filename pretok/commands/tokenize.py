@@ -17,10 +17,12 @@ from pretok.commands.options import (
     Workers,
     read_recipe,
     start_engine,
+    terminal,
 )
 
 
 def tokenize(
+    context: typer.Context,
     inputs: Inputs,
     out: Out = None,
     vocab: Annotated[
@@ -43,7 +45,7 @@ def tokenize(
         pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --workers 16
     """
     from pretok.audit.totals import show_stats
-    from pretok.base.console import notice, print_json
+    from pretok.base.console import print_json
     from pretok.base.units import counted
     from pretok.commands.steps import tokenize_step
     from pretok.shards.manifest import FILE_NAME, load_manifest
@@ -55,14 +57,15 @@ def tokenize(
     recipe = read_recipe(inputs, out, changes, field)
     shards = recipe.shards_dir
     before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
+    tell = terminal(context)
     with start_engine(workers, address) as engine:
-        tokenize_step(recipe, engine)
+        tokenize_step(recipe, engine, tell)
     manifest = load_manifest(shards)
     totals = manifest.data["totals"]
     if manifest.fingerprint == before:
         counts = f"{counted(totals['tokens'], 'token')} of {counted(totals['documents'], 'document')}"
-        notice(f"{shards}: {counts}, complete and unchanged")
+        tell.notice(f"{shards}: {counts}, complete and unchanged")
     else:
-        show_stats(shards)
+        show_stats(shards, tell)
     if json:
         print_json(totals)

@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from pretok.audit import VERIFY_DOCUMENTS
-from pretok.commands.options import Address, Json, Shards, Workers, start_engine
+from pretok.commands.options import Address, Json, Shards, Workers, start_engine, terminal
 
 
 def verify(
+    context: typer.Context,
     shards: Shards,
     sample: Annotated[
         int, typer.Option(min=0, help="Documents to decode and encode again.")
@@ -25,15 +26,16 @@ def verify(
     pretok verify work/shards --full
     """
     from pretok.audit.verify_job import notes, report_json, run_verify
-    from pretok.base.console import Meter, notice, print_json
+    from pretok.base.console import print_json
     from pretok.base.errors import IntegrityError, PartitionsFailed
     from pretok.base.units import counted
     from pretok.shards.manifest import FILE_NAME
 
-    with start_engine(workers, address) as engine, Meter("verify") as meter:
-        manifest, problems = run_verify(shards, None if full else sample, engine, meter)
+    tell = terminal(context)
+    with start_engine(workers, address) as engine:
+        manifest, problems = run_verify(shards, None if full else sample, engine, tell)
     for sentence in notes(manifest):
-        notice(sentence)
+        tell.notice(sentence)
     if json:
         print_json(report_json(manifest, problems))
     if problems:
@@ -41,7 +43,7 @@ def verify(
             "\n".join([f"{counted(len(problems), 'problem')} in {shards}:", *(f"  {p}" for p in problems)])
         )
     sound = "is" if len(manifest.shards) == 1 else "are"
-    notice(
+    tell.notice(
         f"{shards}: {counted(len(manifest.shards), 'shard')} {sound} as sealed (manifest {manifest.fingerprint})"
     )
     if failed := manifest.contents.failed:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -25,10 +25,11 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError, MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.storage import atomic_open, checksum, fingerprint, read_json, remove_leftovers, write_json
+from pretok.base.tell import Teller
 from pretok.base.units import counted
 from pretok.config import Recipe
 from pretok.counts.buckets import BUCKETS, read_metadata
@@ -118,8 +119,7 @@ def refuse_partial(what: str, failed: list[dict[str, Any]], stale: str) -> None:
 def run_count(
     recipe: Recipe,
     engine: Engine,
-    progress: Progress,
-    notice: Callable[[str], None],
+    tell: Teller,
     config: dict[str, Any] | None = None,
 ) -> Counts:
     """Count what the recipe names, or return the counts that are there. MismatchError when those are of other input.
@@ -130,17 +130,17 @@ def run_count(
     """
     folder = recipe.counts_dir
     if config is None:
-        config = count_config(recipe, engine, notice)
-    with _claim(folder, config) as done:
+        config = count_config(recipe, engine, tell)
+    with tell.progress("count") as progress, _claim(folder, config) as done:
         if done:
             return _enough(done, recipe)
         state = folder / STATE
         with engine.stop.raising():
             tasks = {
-                name: _tasks(name, config["inputs"][name]["files"], recipe, state, notice)
+                name: _tasks(name, config["inputs"][name]["files"], recipe, state, tell)
                 for name in recipe.sources
             }
-        records = _count(tasks, engine, progress, notice, recipe.out / LOGS)
+        records = _count(tasks, engine, progress, tell)
         reductions = [
             ReduceTask(
                 folder / f"bucket-{k:02d}.parquet",
@@ -149,7 +149,7 @@ def run_count(
             for k in range(BUCKETS)
         ]
         texts = {name: [task.heldout_path for task in tasks[name]] for name in tasks}
-        return _enough(_finish(folder, config, records, reductions, texts, engine), recipe)
+        return _enough(_finish(folder, config, records, reductions, texts, engine, tell), recipe)
 
 
 def _enough(counts: Counts, recipe: Recipe) -> Counts:
@@ -164,7 +164,7 @@ def _enough(counts: Counts, recipe: Recipe) -> Counts:
     return counts
 
 
-def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
+def add_counts(parts: list[Counts], folder: Path, engine: Engine, tell: Teller) -> Counts:
     """Add up counts of several corpora into `folder`, or return the sum that is there; sources of one name become one.
 
     UsageError when the same counts are named twice; MismatchError when settings differ, or when `folder` holds another
@@ -186,7 +186,7 @@ def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
     inputs = {"added": [part.data["config"] for part in parts]}
     added = {str(part.folder): fingerprint(part.data) for part in parts}
     config = {**configs[0], INPUTS: inputs, ADDED: added}
-    with _claim(folder, config) as done:
+    with tell.progress("count"), _claim(folder, config) as done:
         if done:
             return done
         engine.choose(sum(path.stat().st_size for part in parts for path in part.buckets))
@@ -202,7 +202,7 @@ def add_counts(parts: list[Counts], folder: Path, engine: Engine) -> Counts:
             for k in range(BUCKETS)
         ]
         texts = {name: [part.heldout_texts(name) for part, _ in groups[name]] for name in names}
-        return _finish(folder, config, records, reductions, texts, engine)
+        return _finish(folder, config, records, reductions, texts, engine, tell)
 
 
 @contextmanager
@@ -273,7 +273,7 @@ def _refuse_others(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> No
     )
 
 
-def count_config(recipe: Recipe, engine: Engine, notice: Callable[[str], None]) -> dict[str, Any]:
+def count_config(recipe: Recipe, engine: Engine, tell: Teller) -> dict[str, Any]:
     """All that decides the counts: settings, and every input with its size and identity."""
     inputs, listed = {}, {}
     with engine.stop.raising():
@@ -281,9 +281,9 @@ def count_config(recipe: Recipe, engine: Engine, notice: Callable[[str], None]) 
             listed[name], notices = list_inputs(source.inputs, source.format)
             inputs[name] = {**asdict(source.record), "files": [asdict(file) for file in listed[name]]}
             for text in notices:
-                notice(text)
+                tell.notice(text)
     for text in shared_inputs(listed):
-        notice(text)
+        tell.notice(text)
     return {
         "pattern": recipe.vocab.pattern,
         "unicode": UNICODE_FILE.read_text(encoding="ascii").splitlines()[0],
@@ -295,19 +295,17 @@ def count_config(recipe: Recipe, engine: Engine, notice: Callable[[str], None]) 
     }
 
 
-def partitions_of(
-    name: str, inputs: list[dict[str, Any]], recipe: Recipe, notice: Callable[[str], None] = lambda text: None
-) -> list[Partition]:
+def partitions_of(name: str, inputs: list[dict[str, Any]], recipe: Recipe, tell: Teller) -> list[Partition]:
     """How the text of a source is cut into tasks."""
-    probes = probe_inputs([InputFile(**file) for file in inputs], recipe.sources[name].field, notice)
+    probes = probe_inputs([InputFile(**file) for file in inputs], recipe.sources[name].field, tell)
     return plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES)
 
 
 def _tasks(
-    name: str, inputs: list[dict[str, Any]], recipe: Recipe, state: Path, notice: Callable[[str], None]
+    name: str, inputs: list[dict[str, Any]], recipe: Recipe, state: Path, tell: Teller
 ) -> list[CountTask]:
     source = recipe.sources[name]
-    partitions = partitions_of(name, inputs, recipe, notice)
+    partitions = partitions_of(name, inputs, recipe, tell)
     return [
         CountTask(
             partition=partition,
@@ -328,8 +326,7 @@ def _count(
     tasks: dict[str, list[CountTask]],
     engine: Engine,
     progress: Progress,
-    notice: Callable[[str], None],
-    logs: Path,
+    tell: Teller,
 ) -> dict[str, CountRecord]:
     """Run the count tasks; per source what was read."""
     every = [task for parts in tasks.values() for task in parts]
@@ -344,16 +341,16 @@ def _count(
     text = f"{counted(len(every), 'partition')} to count"
     if by_name:
         text += f", {len(by_name)} of them done by an earlier run, with {done['documents']:,} documents"
-    notice(text)
+    tell.notice(text)
     if place := engine.choose(size):
-        notice(place)
+        tell.notice(place)
     failures = []
-    for task, outcome in run_partitions(count_partition, left, len(by_name), engine, progress, notice):
+    for task, outcome in run_partitions(count_partition, left, len(by_name), engine, progress, tell):
         if isinstance(outcome.result, TaskError):
             failures.append((task.partition.name, outcome.result))
         else:
             by_name[task.partition.name] = outcome.result
-    raise_failures(failures, logs)
+    raise_failures(failures, tell)
     records = {}
     for name, parts in tasks.items():
         records[name] = CountRecord()
@@ -376,6 +373,7 @@ def _finish(
     reductions: list[ReduceTask],
     texts: dict[str, list[Any]],
     engine: Engine,
+    tell: Teller,
 ) -> Counts:
     """Reduce the buckets, collect held-out texts, write counts.json, drop the state."""
     share = max(1, BUCKETS // (4 * engine.parallel))  # Ray takes 4 ms for a task, a small bucket 15
@@ -386,7 +384,7 @@ def _finish(
         if isinstance(outcome.result, TaskError)
     ]
     remove_leftovers(folder)
-    raise_failures(failures, folder.parent / LOGS, "groups of buckets")
+    raise_failures(failures, tell, "groups of buckets")
     with (
         atomic_open(folder / HELDOUT_FILE) as file,
         pq.ParquetWriter(file, TEXT_SCHEMA, compression="zstd") as writer,

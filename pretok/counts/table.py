@@ -18,7 +18,7 @@ from numba import types
 from pretok.counts.buckets import WordCounts
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import load64, prefetch_u64
-from pretok.kernels.hashing import P1, P2, P3, hash_bytes, rotate
+from pretok.kernels.hashing import P1, P2, P3, hash_bytes, rotate_left
 from pretok.kernels.pretokenize import code_of, next_word
 from pretok.kernels.unicode import class_table
 
@@ -69,7 +69,7 @@ def _home(low: Any, high: Any) -> Any:
     """Where the search for a key begins, before it is cut to the size of the table; not negative."""
     h = low
     if high < _LONG:
-        h = (low ^ rotate(high * P2, np.uint64(31))) * P1
+        h = (low ^ rotate_left(high * P2, np.uint64(31))) * P1
         h = (h ^ (h >> np.uint64(32))) * P3
     return np.int64((h ^ (h >> np.uint64(29))) >> np.uint64(1))
 

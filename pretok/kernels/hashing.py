@@ -26,14 +26,14 @@ P5 = np.uint64(0x27D4EB2F165667C5)
 
 
 @njit(types.uint64(types.uint64, types.uint64), inline=True)
-def rotate(x: Any, bits: Any) -> Any:
+def rotate_left(x: Any, bits: Any) -> Any:
     """Rotate a 64-bit integer left."""
     return (x << bits) | (x >> (np.uint64(64) - bits))
 
 
 @njit(types.uint64(types.uint64, types.uint64), inline=True)
 def _round(lane: Any, value: Any) -> Any:
-    return rotate(lane + value * P2, np.uint64(31)) * P1
+    return rotate_left(lane + value * P2, np.uint64(31)) * P1
 
 
 @njit(types.uint64(BYTES, types.int64, types.int64, types.uint64))
@@ -46,10 +46,10 @@ def _stripes(data: Any, start: Any, end: Any, seed: Any) -> Any:
         c = _round(c, load64(data, i + 16))
         d = _round(d, load64(data, i + 24))
     merged = (
-        rotate(a, np.uint64(1))
-        + rotate(b, np.uint64(7))
-        + rotate(c, np.uint64(12))
-        + rotate(d, np.uint64(18))
+        rotate_left(a, np.uint64(1))
+        + rotate_left(b, np.uint64(7))
+        + rotate_left(c, np.uint64(12))
+        + rotate_left(d, np.uint64(18))
     )
     for lane in (a, b, c, d):
         merged = (merged ^ _round(np.uint64(0), lane)) * P1 + P4
@@ -64,13 +64,13 @@ def hash_bytes(data: Any, start: Any, end: Any, seed: Any) -> Any:
     h += np.uint64(length)
     i = end - (length & 31)
     while i + 8 <= end:
-        h = rotate(h ^ _round(np.uint64(0), load64(data, i)), np.uint64(27)) * P1 + P4
+        h = rotate_left(h ^ _round(np.uint64(0), load64(data, i)), np.uint64(27)) * P1 + P4
         i += 8
     if i + 4 <= end:
-        h = rotate(h ^ (np.uint64(load32(data, i)) * P1), np.uint64(23)) * P2 + P3
+        h = rotate_left(h ^ (np.uint64(load32(data, i)) * P1), np.uint64(23)) * P2 + P3
         i += 4
     while i < end:
-        h = rotate(h ^ (np.uint64(data[i]) * P5), np.uint64(11)) * P1
+        h = rotate_left(h ^ (np.uint64(data[i]) * P5), np.uint64(11)) * P1
         i += 1
     h = (h ^ (h >> np.uint64(33))) * P2
     h = (h ^ (h >> np.uint64(29))) * P3

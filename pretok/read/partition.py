@@ -8,11 +8,11 @@ so shard names and contents do not either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from pretok.base.records import read_record
+from pretok.base.records import read_record, to_json
 from pretok.read.files import InputFile, open_input
 from pretok.read.probe import Probe
 
@@ -26,11 +26,19 @@ SHARDS_WANTED = 64
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of one input. start, stop: bytes (jsonl), row groups (parquet) or rows (dataset); None: the whole file."""
+    """A part of one input. start, stop: bytes (jsonl), row groups (parquet) or rows (dataset); None: the whole file;
+    first: the number of its first row in a table that is cut."""
 
     file: InputFile
     start: int | None = None
     stop: int | None = None
+    first: int | None = None
+
+    @property
+    def origin(self) -> tuple[int, int]:
+        """(start, first): record n of the piece is record first + n, counted from `start` in the file. `start` is 0
+        but for a later part of a JSON Lines file, whose lines nobody has counted before, or a later shard of a hub."""
+        return (0, self.first or 0) if not self.start or self.first is not None else (self.start, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class Partition:
 
     def to_json(self) -> dict[str, Any]:
         """For the plan on disk."""
-        return {"number": self.number, "estimate": self.estimate, "pieces": [asdict(p) for p in self.pieces]}
+        return {"number": self.number, "estimate": self.estimate, "pieces": to_json(self.pieces)}
 
     @classmethod
     def from_json(cls, source: str, data: dict[str, Any]) -> Partition:
@@ -117,7 +125,7 @@ def _cut(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
     if file.format == "dataset" and probe.units:
         rows = _even_steps(probe.units, max(1, int(probe.units * limit / size)))
         share = size // max(1, len(rows) - 1)
-        return [(Piece(file, a, b), share) for a, b in pairwise(rows)]
+        return [(Piece(file, a, b, first=a), share) for a, b in pairwise(rows)]
     if file.format == "parquet":
         return _cut_row_groups(probe, limit)
     return [(Piece(file), size)]
@@ -150,11 +158,12 @@ def line_starts(file: InputFile, nominal: list[int]) -> list[int]:
 
 def _cut_row_groups(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
     pieces: list[tuple[Piece, int]] = []
-    start = weight = 0
-    for i, size in enumerate(probe.parts):
+    start = first = row = weight = 0
+    for i, (size, rows) in enumerate(zip(probe.parts, probe.rows, strict=True)):
         if weight and weight + size > limit:
-            pieces.append((Piece(probe.file, start, i), weight))
-            start, weight = i, 0
+            pieces.append((Piece(probe.file, start, i, first), weight))
+            start, first, weight = i, row, 0
         weight += size
-    pieces.append((Piece(probe.file, start, len(probe.parts)), weight))
+        row += rows
+    pieces.append((Piece(probe.file, start, len(probe.parts), first), weight))
     return pieces

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from pretok.base.errors import OutputError, Stopped
 from pretok.base.execute import Engine, Outcome, Task
 from pretok.base.failures import TaskError
 from pretok.base.progress import Progress
+from pretok.base.tell import Teller
 from pretok.read.partition import Partition
 
 
@@ -46,7 +47,7 @@ def run_partitions(
     done: int,
     engine: Engine,
     progress: Progress,
-    notice: Callable[[str], None],
+    tell: Teller,
 ) -> Iterator[tuple[Work, Outcome[Result]]]:
     """Run the tasks that are left, largest first, after `done` others; each with its outcome, which may be a TaskError.
 
@@ -65,7 +66,7 @@ def run_partitions(
                 elif issubclass(error.raises, OutputError):
                     raise error.raises(error.message)
                 else:
-                    notice(f"partition {task.partition.name} failed: {error.message}")
+                    tell.notice(f"partition {task.partition.name} failed: {error.message}")
                 yield task, outcome
     except Stopped as stopped:
         raise type(stopped)(f"{stopped}; {done} of {total} partitions are done and kept") from None

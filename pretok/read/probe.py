@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from pretok.base.errors import UsageError
+from pretok.base.tell import SILENT, Teller
 from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_bytes
 from pretok.read.guarded import in_child
 from pretok.read.hub import open_hub
@@ -34,22 +35,22 @@ NAMED = 10
 class Probe:
     """What is known of an input before it is read.
 
-    size: expected bytes of text; parts: the same for each row group of a Parquet file; units: rows of a dataset,
-    shards of a hub's; judged: whether its records were looked at; problem: why they give no document, "" if they do.
+    size: expected bytes of text; parts, rows: the same, and the rows, of each row group of a Parquet file; units: rows
+    of a dataset, shards of a hub's; judged: whether its records were looked at; problem: why they give no document, ""
+    if they do.
     """
 
     file: InputFile
     size: int
     parts: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
     units: int = 0
     judged: bool = False
     problem: str = ""
 
 
-def probe_inputs(
-    inputs: Sequence[InputFile], field: str, notice: Callable[[str], None] = lambda text: None
-) -> list[Probe]:
-    """A Probe of each input. `notice` is told of files without the field; UsageError when all that were judged are."""
+def probe_inputs(inputs: Sequence[InputFile], field: str, tell: Teller = SILENT) -> list[Probe]:
+    """A Probe of each input. `tell` hears of files without the field; UsageError when all that were judged are."""
     lines = [file for file in inputs if file.format == "jsonl" and file.size]
     looked_into = set(lines[:: -(-len(lines) // PROBED_FILES) or 1])
     parquet = [file for file in inputs if file.format == "parquet"]
@@ -72,9 +73,9 @@ def probe_inputs(
         others = f" ({len(problems) - 1} more files are like it)" if len(problems) > 1 else ""
         raise UsageError(problems[0] + others)
     for problem in problems[:NAMED]:
-        notice(problem)
+        tell.notice(problem)
     if len(problems) > NAMED:
-        notice(f"{len(problems) - NAMED} more files lack the field {field!r}")
+        tell.notice(f"{len(problems) - NAMED} more files lack the field {field!r}")
     return probes
 
 
@@ -165,7 +166,8 @@ def _probe_parquet(file: InputFile, field: str) -> Probe:
                 problem = _problem(file.path, field, there, Counter(found))
     except (pa.ArrowException, OSError):
         return Probe(file, 0)
-    return Probe(file, sum(parts), parts, judged=True, problem=problem)
+    rows = tuple(group.num_rows for group in groups)
+    return Probe(file, sum(parts), parts, rows, judged=True, problem=problem)
 
 
 def _probe_dataset(file: InputFile, field: str) -> Probe:
@@ -191,4 +193,4 @@ def _probe_dataset(file: InputFile, field: str) -> Probe:
             if getattr((dataset.features or {}).get(name), "dtype", "") in ("string", "large_string")
         ]
         problem = _problem(file.path, field, False, Counter(dict.fromkeys(texts, 0)))
-    return Probe(file, file.size, (), units, judged=bool(names), problem=problem)
+    return Probe(file, file.size, units=units, judged=bool(names), problem=problem)

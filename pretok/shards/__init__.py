@@ -1,6 +1,7 @@
 """Batches of documents -> token ids -> sealed shards with one manifest.
 
 format.py      the bytes of .bin and .idx
+ledger.py      what is known of each document: the Parquet file beside a shard
 contents.py    what a manifest says, as typed records
 manifest.py    the sealed description of a shards folder: its file
 plan.py        the plan of one source, kept on disk

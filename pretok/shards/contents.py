@@ -210,7 +210,7 @@ def count_source(shards: Sequence[ShardEntry], read: int, rejected: dict[str, in
     return SourceCounts(both.tokens, both.documents, both.bytes, read, rejected, train, val)
 
 
-def add_counts(sources: Iterable[SourceCounts]) -> SourceCounts:
+def sum_sources(sources: Iterable[SourceCounts]) -> SourceCounts:
     """The totals of sources."""
     sources = list(sources)
     rejected: Counter[str] = Counter()

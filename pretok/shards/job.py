@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine
-from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.storage import remove_leftovers
+from pretok.base.tell import Teller
 from pretok.base.tokens import token_dtype
 from pretok.base.units import counted
 from pretok.config import Recipe
@@ -31,6 +31,7 @@ from pretok.read.changes import refuse_changes, shared_inputs
 from pretok.read.partition import Partition
 from pretok.read.partition_runs import expect, run_partitions
 from pretok.read.rejects import poor_sources
+from pretok.shards.ledger import SUFFIX
 from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
 from pretok.shards.plan import SourcePlan, is_complete, plan_source
 from pretok.shards.seal import drop_finished, seal, standing, withdraw
@@ -65,21 +66,19 @@ def shared_config(recipe: Recipe, vocab: Vocabulary) -> dict[str, Any]:
     }
 
 
-def run_tokenize(
-    recipe: Recipe, engine: Engine, progress: Progress, notice: Callable[[str], None]
-) -> TokenizeSummary:
+def run_tokenize(recipe: Recipe, engine: Engine, tell: Teller) -> TokenizeSummary:
     """Bring SHARDS to what the recipe says, as the only job that writes there.
 
     Raises MismatchError, UsageError, FolderInUse, OutputError, Stopped; at the end PartitionsFailed, or InternalError
     after a bug of ours.
     """
     vocab = load_vocab(recipe.vocab_dir, eod=recipe.vocab.eod)
-    with hold(recipe.shards_dir, "tokenize"):
-        return _tokenize(recipe, vocab, engine, progress, notice)
+    with hold(recipe.shards_dir, "tokenize"), tell.progress("tokenize") as progress:
+        return _tokenize(recipe, vocab, engine, progress, tell)
 
 
 def _tokenize(
-    recipe: Recipe, vocab: Vocabulary, engine: Engine, progress: Progress, notice: Callable[[str], None]
+    recipe: Recipe, vocab: Vocabulary, engine: Engine, progress: Progress, tell: Teller
 ) -> TokenizeSummary:
     shards = recipe.shards_dir
     state = shards / STATE
@@ -92,11 +91,11 @@ def _tokenize(
     itemsize = token_dtype(vocab.size).itemsize
     with engine.stop.raising():
         plans = [
-            plan_source(name, source, config, recipe.shards.size, itemsize, state, sealed.get(name), notice)
+            plan_source(name, source, config, recipe.shards.size, itemsize, state, sealed.get(name), tell)
             for name, source in recipe.sources.items()
         ]
     for text in shared_inputs({source_plan.name: source_plan.inputs for source_plan in plans}):
-        notice(text)
+        tell.notice(text)
     remove_leftovers(shards)
     if (
         not old or not (shards / TOKENIZER_FILE).exists()
@@ -113,13 +112,13 @@ def _tokenize(
     if not open_tasks:
         total = sum(len(plan.partitions) for plan in plans)
         sealed_already = f"nothing to do: all {counted(total, 'partition')} are sealed"
-        notice(sealed_already + ("; writing the manifest" if tasks else ""))
+        tell.notice(sealed_already + ("; writing the manifest" if tasks else ""))
     run = _Run(tasks, open_tasks)
     if open_tasks:
-        run.announce(engine, progress, notice)
+        run.announce(engine, progress, tell)
         if slow := load_encoder(open_tasks[0].tokenizer_json, vocab.fingerprint, vocab.eod_id).notice:
-            notice(slow)
-        run.encode(engine, progress, notice)
+            tell.notice(slow)
+        run.encode(engine, progress, tell)
         remove_leftovers(shards)
     if tasks or not has_manifest(shards):
         crashed = [_failure(partition, error.message) for partition, error in run.failures]
@@ -128,8 +127,8 @@ def _tokenize(
     else:
         failed = load_manifest(shards).data["failed"]
     if run.failures and failed:
-        notice(_describe_failures(failed, shards))
-    raise_failures([(partition.name, error) for partition, error in run.failures], recipe.out / LOGS)
+        tell.notice(_describe_failures(failed, shards))
+    raise_failures([(partition.name, error) for partition, error in run.failures], tell)
     complaints = [_describe_failures(failed, shards)] if failed else []
     complaints += _poor_sources(shards, recipe)
     if complaints:
@@ -149,7 +148,7 @@ class _Run:
         self._peak = 0
         self.failures: list[tuple[Partition, TaskError]] = []
 
-    def announce(self, engine: Engine, progress: Progress, notice: Callable[[str], None]) -> None:
+    def announce(self, engine: Engine, progress: Progress, tell: Teller) -> None:
         """Say what is to do and what sealed parts hold already; let the engine choose where to work."""
         done = len(self._tasks) - len(self._open)
         expect(self._tasks, progress)
@@ -162,15 +161,15 @@ class _Run:
         if counts["documents"]:
             kept = f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
             text += f", {done} of them done by an earlier run, which left {kept}"
-        notice(text)
+        tell.notice(text)
         if place := engine.choose(sum(task.partition.estimate for task in self._open)):
-            notice(place)
+            tell.notice(place)
 
-    def encode(self, engine: Engine, progress: Progress, notice: Callable[[str], None]) -> None:
+    def encode(self, engine: Engine, progress: Progress, tell: Teller) -> None:
         """Run the tasks."""
         done = len(self._tasks) - len(self._open)
         workers, began = engine.parallel, time.monotonic()
-        for task, outcome in run_partitions(tokenize_partition, self._open, done, engine, progress, notice):
+        for task, outcome in run_partitions(tokenize_partition, self._open, done, engine, progress, tell):
             if isinstance(outcome.result, TaskError):
                 self.failures.append((task.partition, outcome.result))
             else:
@@ -238,7 +237,7 @@ def _finished(task: TokenizeTask) -> bool:
     if (parts and parts[-1].last) or marker.exists():
         marker.touch()
         for part in reversed(parts):
-            for suffix in (".bin", ".idx"):
+            for suffix in (".bin", ".idx", SUFFIX):
                 (task.shards_dir / task.partition.source / f"{part.name}{suffix}").unlink(missing_ok=True)
                 (task.state_dir / f"{part.name}.val{suffix}").unlink(missing_ok=True)
             (task.state_dir / f"{part.name}.json").unlink()

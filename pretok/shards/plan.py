@@ -8,7 +8,6 @@ what has written no document binds nothing.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from pretok.base.errors import MismatchError
 from pretok.base.records import read_record
 from pretok.base.storage import read_json, write_json
+from pretok.base.tell import Teller
 from pretok.config import Source
 from pretok.read.changes import input_changes, refuse, refuse_changes
 from pretok.read.files import InputFile, list_inputs
@@ -67,7 +67,7 @@ def plan_source(
     itemsize: int,
     state: Path,
     sealed: dict[str, Any] | None,
-    notice: Callable[[str], None],
+    tell: Teller,
 ) -> SourcePlan:
     """The plan of a source: the stored one if nothing changed; a new one, written to disk, if there is none.
 
@@ -76,7 +76,7 @@ def plan_source(
     """
     inputs, notices = list_inputs(source.inputs, source.format)
     for text in notices:
-        notice(text)
+        tell.notice(text)
     path = state / name / "plan.json"
     stored = read_json(path)["plan"] if path.exists() else sealed
     settings = asdict(source.record)
@@ -87,9 +87,11 @@ def plan_source(
         except MismatchError:
             if _has_documents(state, name):
                 raise
-            notice(f"{name}: the run before, of other settings or inputs, wrote no document and is forgotten")
+            tell.notice(
+                f"{name}: the run before, of other settings or inputs, wrote no document and is forgotten"
+            )
             shutil.rmtree(state / name, ignore_errors=True)
-    probes = probe_inputs(inputs, source.field, notice)
+    probes = probe_inputs(inputs, source.field, tell)
     target = size or shard_bytes(probes, itemsize)
     new = SourcePlan(name, settings | {"target": target}, inputs, plan(name, probes, target, itemsize))
     write_json(path, {"config": config, "plan": new.to_json()})

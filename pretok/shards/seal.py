@@ -1,7 +1,7 @@
 """Seal: the sealed parts of all partitions -> few files and one manifest.
 
-Enters: the plans and part records in SHARDS/.state. Leaves, per source: one validation shard, one rejects ledger, one
-table of where the validation documents came from; then manifest.json; then the state of finished sources is dropped.
+Enters: the plans and part records in SHARDS/.state. Leaves, per source: one validation shard with its ledger, one file
+of rejects; then manifest.json; then the state of finished sources is dropped.
 Sources already in the manifest and not in the plans are kept as they are.
 
 A manifest that stands is true at every moment. So before a file that it lists is touched, which happens when inputs
@@ -37,14 +37,15 @@ from pretok.shards.contents import (
     SideFile,
     SourceCounts,
     TokenizerEntry,
-    add_counts,
     count_source,
     shard_entry,
+    sum_sources,
 )
-from pretok.shards.format import SealedShard, ShardReader, ShardWriter
+from pretok.shards.format import ShardReader, ShardWriter
+from pretok.shards.ledger import SUFFIX, ledger_path, merge_ledgers
 from pretok.shards.manifest import FILE_NAME, Manifest, has_manifest, load_manifest, write_manifest
 from pretok.shards.plan import SourcePlan
-from pretok.shards.task import PartRecord, load_parts
+from pretok.shards.task import PartRecord, SealedSplit, load_parts
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
 
 COPY_TOKENS = 1 << 24
@@ -83,7 +84,12 @@ def standing(shards: Path, state: Path) -> Contents | None:
 
 def _with_side_files(manifest: Manifest) -> Contents:
     """The contents of a manifest of version 1, which did not list them."""
-    files = [file for name in manifest.sources for file in _own_side_files(manifest.folder, name)]
+    folder = manifest.folder
+    files = [
+        file
+        for name in manifest.sources
+        for file in side_files(folder, name, [origins_path(folder, name), rejects_path(folder, name)])
+    ]
     return replace(manifest.contents, side_files=tuple(files))
 
 
@@ -131,7 +137,7 @@ def seal(
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
     }
-    nothing = Contents(tokenizer, add_counts(()), {}, (), (), (), (), {}, {}, config, software)
+    nothing = Contents(tokenizer, sum_sources(()), {}, (), (), (), (), {}, {}, config, software)
     contents = _assemble(nothing, sources, side_files(shards, None, [shards / TOKENIZER_FILE]))
     write_manifest(shards, contents)
     (state / FILE_NAME).unlink(missing_ok=True)  # a withdrawn one; from here on the new one stands
@@ -160,7 +166,7 @@ def _assemble(common: Contents, sources: dict[str, _Source], side_files: Iterabl
     ordered = {name: sources[name] for name in sorted(sources)}
     return replace(
         common,
-        totals=add_counts(source.counts for source in ordered.values()),
+        totals=sum_sources(source.counts for source in ordered.values()),
         sources={name: source.counts for name, source in ordered.items()},
         failed=tuple(failure for source in ordered.values() for failure in source.failed),
         shards=tuple(shard for source in ordered.values() for shard in source.shards),
@@ -180,19 +186,17 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
     )
 
 
-def _own_side_files(shards: Path, source: str) -> tuple[SideFile, ...]:
-    return side_files(shards, source, [origins_path(shards, source), rejects_path(shards, source)])
-
-
 def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary) -> _Source:
     """Merge the small files of a source and describe it for the manifest."""
     parts = [(p.number, part) for p in plan.partitions for part in load_parts(state, p.name)]
     entries = [
-        _part_shard(f"{plan.name}/{part.name}.bin", plan.name, part.train)
-        for _, part in parts
-        if part.train is not None
+        _entry(plan.name, part.name, "train", part.train) for _, part in parts if part.train is not None
     ]
-    entries += _merge_validation(shards, state, plan.name, parts, vocab)
+    ledgers = [_ledger_entry(plan.name, part.name, part.train) for _, part in parts if part.train is not None]
+    if (val := _merge_validation(shards, state, plan.name, parts, vocab)) is not None:
+        name = validation_name(plan.name)
+        entries.append(_entry(plan.name, name, "val", val))
+        ledgers.append(_ledger_entry(plan.name, name, val))
     numbered = [PartEntry(part.name, number, part.records) for number, part in parts]
     rejected, rejects = _merge_rejects(shards, state, plan, parts, numbered)
     files = _file_entries(plan, numbered, rejects)
@@ -203,55 +207,58 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         )
     return _Source(
         counts=counts,
-        failed=tuple(read_record(Failure, error, state) for _, part in parts for error in part.errors),
+        failed=tuple(error for _, part in parts for error in part.errors),
         shards=tuple(entries),
-        side_files=_own_side_files(shards, plan.name),
+        side_files=(*ledgers, *side_files(shards, plan.name, [rejects_path(shards, plan.name)])),
         files=files,
         plan=plan.to_json(),
         parts=tuple(numbered),
     )
 
 
-def _part_shard(path: str, source: str, sealed: dict[str, Any]) -> ShardEntry:
-    """The shard of a part, from the record that `pretok.shards.task` left."""
-    text_bytes = sealed["text_bytes"]
-    shard = SealedShard(**{key: value for key, value in sealed.items() if key != "text_bytes"})
-    return shard_entry(path, source, "train", shard, text_bytes)
+def _entry(source: str, name: str, split: str, sealed: SealedSplit) -> ShardEntry:
+    return shard_entry(f"{source}/{name}.bin", source, split, sealed.shard, sealed.text_bytes)
+
+
+def _ledger_entry(source: str, name: str, sealed: SealedSplit) -> SideFile:
+    path = f"{source}/{name}{SUFFIX}"
+    return SideFile(path, source, sealed.ledger.file_bytes, sealed.ledger.checksum)
 
 
 def origins_path(shards: Path, source: str) -> Path:
-    """Where the validation documents of a source came from: (documents, 2) int64, for each the part (its index in the
-    manifest's `parts`) and the record of its partition it was."""
-    return shards / source / f"{source}-val-00000.origins.npy"
+    """Where shards made before there were ledgers say which inputs the validation documents of a source were:
+    (documents, 2) int64, the part (its index in the manifest's `parts`) and the record of its partition."""
+    return shards / source / f"{validation_name(source)}.origins.npy"
 
 
 def rejects_path(shards: Path, source: str) -> Path:
-    """The ledger of what was rejected from a source."""
+    """The file of what was rejected from a source."""
     return shards / "rejects" / f"{source}-00000.jsonl"
+
+
+def validation_name(source: str) -> str:
+    """Name of the validation shard of a source."""
+    return f"{source}-val-00000"
 
 
 def _merge_validation(
     shards: Path, state: Path, source: str, parts: Sequence[tuple[int, PartRecord]], vocab: Vocabulary
-) -> list[ShardEntry]:
-    """The small validation shards of all parts as one, and the table of their origins."""
-    prefix = shards / source / f"{source}-val-00000"
-    with_val = [(index, part) for index, (_, part) in enumerate(parts) if part.val is not None]
-    if not with_val:
-        for path in (prefix.with_suffix(".bin"), prefix.with_suffix(".idx"), origins_path(shards, source)):
+) -> SealedSplit | None:
+    """The small validation shards and ledgers of all parts as one; None where no document went there."""
+    prefix = shards / source / validation_name(source)
+    sealed = [(state / f"{part.name}.val", part.val) for _, part in parts if part.val is not None]
+    if not sealed:
+        for path in (prefix.with_suffix(".bin"), prefix.with_suffix(".idx"), ledger_path(prefix)):
             path.unlink(missing_ok=True)  # of inputs that were mended since
-        return []
-    with ShardWriter(prefix, token_dtype(vocab.size)) as writer:
-        for _, part in with_val:
-            reader = ShardReader(state / f"{part.name}.val")
+        return None
+    with ShardWriter(prefix, token_dtype(vocab.size)) as shard:
+        for part, _ in sealed:
+            reader = ShardReader(part)
             for at in range(0, len(reader.tokens), COPY_TOKENS):
-                writer.append(reader.tokens[at : at + COPY_TOKENS], np.empty(0, np.int32))
-            writer.append(reader.tokens[:0], reader.lengths)
-        sealed = writer.seal()
-    origins = [(index, record) for index, part in with_val for record in part.val_records]
-    with atomic_open(origins_path(shards, source)) as file:
-        np.save(file, np.array(origins, "<i8"))
-    text_bytes = sum(part.val["text_bytes"] for _, part in with_val if part.val)
-    return [shard_entry(f"{source}/{prefix.name}.bin", source, "val", sealed, text_bytes)]
+                shard.append(reader.tokens[at : at + COPY_TOKENS], np.empty(0, np.int32))
+            shard.append(reader.tokens[:0], reader.lengths)
+        ledger = merge_ledgers([ledger_path(part) for part, _ in sealed], prefix)
+        return SealedSplit(shard.seal(), ledger, sum(split.text_bytes for _, split in sealed))
 
 
 def _file_entries(
@@ -335,3 +342,14 @@ def piece_starts(plan: SourcePlan, parts: Sequence[PartEntry]) -> dict[tuple[int
             starts[partition.number, index] = (path, seen[path])
             seen[path] += read[partition.number, index]
     return starts
+
+
+def lines_before(plan: SourcePlan, parts: Sequence[PartEntry]) -> dict[tuple[str, int], int]:
+    """(file, start) of a ledger -> records of the file before `start`: what a record's number lacks to be absolute."""
+    starts = piece_starts(plan, parts)
+    return {
+        (file, piece.origin[0]): before - piece.origin[1]
+        for partition in plan.partitions
+        for index, piece in enumerate(partition.pieces)
+        for file, before in [starts[partition.number, index]]
+    }

@@ -1,8 +1,8 @@
 """One partition -> sealed parts: the task that a worker runs.
 
 Enters: a TokenizeTask. Leaves, for each part of the partition (one, unless an input that can't be cut fills several
-shards): the train shard under its final name; beside the plan, in the state folder, the validation documents as a small
-shard, the rejects, and last the part's record, which makes the part count as done.
+shards): the train shard under its final name and its ledger; beside the plan, in the state folder, the same of the
+validation documents, the rejects, and last the part's record, which makes the part count as done.
 
 Everything follows from the task alone, so a task that runs twice writes the same bytes.
 """
@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
@@ -21,9 +21,11 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pretok.base.errors import MismatchError
 from pretok.base.progress import Counts
+from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, read_json, write_json
 from pretok.base.tokens import Tokens
 from pretok.kernels.hashing import hash_documents, select
@@ -31,10 +33,15 @@ from pretok.read.batches import Reject, TextBatch, buffers
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat, read_partition
+from pretok.shards.contents import Failure
 from pretok.shards.format import SealedShard, ShardWriter
+from pretok.shards.ledger import Hashes, LedgerWriter, SealedLedger, hash_texts, ledger_rows
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
+
+Rows = npt.NDArray[np.int64]
+"""Which documents of a batch."""
 
 ROLL_OVER = Fraction(5, 4)
 """A shard is full at this multiple of its target size: a partition a little over target still gives one shard."""
@@ -60,24 +67,31 @@ class TokenizeTask:
     val_seed: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class SealedSplit:
+    """The documents of a part that went to one split; text_bytes: of their text."""
+
+    shard: SealedShard
+    ledger: SealedLedger
+    text_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartRecord:
     """What a sealed part holds; JSON in the state folder.
 
     name: of its train shard; records: how many were read for it, per piece of the partition; rejected: by reason;
-    val_records: which records of the partition went to validation; errors: inputs whose rest could not be read;
-    last: whether the partition ends here; train, val: the sealed shards with `text_bytes`, None where empty.
+    errors: inputs whose rest could not be read; last: whether the partition ends here; train, val: None where empty.
     """
 
     name: str
     part: int
-    records: dict[str, int] = field(default_factory=dict)
-    rejected: dict[str, int] = field(default_factory=dict)
-    val_records: list[int] = field(default_factory=list)
-    errors: list[dict[str, Any]] = field(default_factory=list)
-    last: bool = False
-    train: dict[str, Any] | None = None
-    val: dict[str, Any] | None = None
+    records: dict[str, int]
+    rejected: dict[str, int]
+    errors: tuple[Failure, ...]
+    last: bool
+    train: SealedSplit | None = None
+    val: SealedSplit | None = None
 
     @property
     def read(self) -> int:
@@ -86,11 +100,11 @@ class PartRecord:
 
     def counts(self, source: str) -> Counts:
         """What was reported of this part, which is of `source`, when it was made."""
-        shards = [shard for shard in (self.train, self.val) if shard is not None]
-        size = sum(shard["text_bytes"] for shard in shards)
+        splits = [split for split in (self.train, self.val) if split is not None]
+        size = sum(split.text_bytes for split in splits)
         return {
-            "documents": sum(shard["documents"] for shard in shards),
-            "tokens": sum(shard["tokens"] for shard in shards),
+            "documents": sum(split.shard.documents for split in splits),
+            "tokens": sum(split.shard.tokens for split in splits),
             "bytes": size,
             f"bytes:{source}": size,
             "rejected": sum(self.rejected.values()),
@@ -106,7 +120,7 @@ def load_parts(state_dir: Path, partition: str) -> list[PartRecord]:
     """Records of the sealed parts of a partition, in order."""
     parts: list[PartRecord] = []
     while (path := state_dir / f"{part_name(partition, len(parts))}.json").exists():
-        parts.append(PartRecord(**read_json(path)))
+        parts.append(read_record(PartRecord, read_json(path), path))
         if parts[-1].last:
             break
     return parts
@@ -150,7 +164,7 @@ def tokenize_partition(task: TokenizeTask, report: Callable[[Counts], None]) -> 
     batches = _skip(batches, sum(part.read for part in done), task)
     finished = False
     while not finished:
-        with _PartWriter(task, encoder, len(done), sum(part.read for part in done)) as writer:
+        with _PartWriter(task, encoder, len(done)) as writer:
             finished = True
             for batch in batches:
                 report(writer.add(batch))
@@ -179,18 +193,39 @@ def _skip(
             )
 
 
+class _SplitWriter:
+    """Writes the documents of one split: shard and ledger."""
+
+    def __init__(self, prefix: Path, dtype: np.dtype[Any], stack: ExitStack) -> None:
+        self.shard = stack.enter_context(ShardWriter(prefix, dtype))
+        self.ledger = stack.enter_context(LedgerWriter(prefix))
+        self._text_bytes = 0
+
+    def append(self, tokens: Tokens, rows: pa.RecordBatch) -> None:
+        """Add whole documents: all their ids, and their rows."""
+        self.shard.append(tokens, np.asarray(rows["tokens"]))
+        self.ledger.append(rows)
+        self._text_bytes += pc.sum(rows["bytes"]).as_py()
+
+    def seal(self) -> SealedSplit:
+        """The ledger first: a shard that is there has its ledger."""
+        ledger = self.ledger.seal()
+        return SealedSplit(self.shard.seal(), ledger, self._text_bytes)
+
+
 class _PartWriter:
     """Writes one part: encodes batches, sends documents to train or validation, notes rejects; seals all at once."""
 
-    def __init__(self, task: TokenizeTask, encoder: Encoder, part: int, first_record: int) -> None:
+    def __init__(self, task: TokenizeTask, encoder: Encoder, part: int) -> None:
         self._task = task
         self._encoder = encoder
-        self._next_record = first_record
-        self._record = PartRecord(part_name(task.partition.name, part), part)
+        self._part = part
+        self._name = part_name(task.partition.name, part)
+        self._records: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
-        self._text_bytes = {"train": 0, "val": 0}
+        self._errors: list[Failure] = []
         self._stack = ExitStack()
-        self._writers: dict[str, ShardWriter] = {}
+        self._writers: dict[str, _SplitWriter] = {}
         self._rejects: IO[str] | None = None
 
     def __enter__(self) -> _PartWriter:
@@ -202,21 +237,24 @@ class _PartWriter:
     @property
     def full(self) -> bool:
         """Whether the train shard has reached its size."""
-        tokens = self._writers["train"].tokens if "train" in self._writers else 0
+        tokens = self._writers["train"].shard.tokens if "train" in self._writers else 0
         return tokens * self._encoder.dtype.itemsize >= self._task.target * ROLL_OVER
 
-    def _writer(self, split: str) -> ShardWriter:
-        """The split's shard, begun with its first document: most partitions have no rejects, many no validation."""
+    def _writer(self, split: str) -> _SplitWriter:
+        """The split's writer, begun with its first document: most partitions have no rejects, many no validation."""
         if split not in self._writers:
-            name, task = self._record.name, self._task
-            train, val = task.shards_dir / task.partition.source / name, task.state_dir / f"{name}.val"
-            writer = ShardWriter(train if split == "train" else val, self._encoder.dtype)
-            self._writers[split] = self._stack.enter_context(writer)
+            task = self._task
+            train, val = (
+                task.shards_dir / task.partition.source / self._name,
+                task.state_dir / f"{self._name}.val",
+            )
+            prefix = train if split == "train" else val
+            self._writers[split] = _SplitWriter(prefix, self._encoder.dtype, self._stack)
         return self._writers[split]
 
     def _reject(self, piece: int, reject: Reject) -> None:
         if self._rejects is None:
-            path = self._task.state_dir / f"{self._record.name}.rejects.jsonl"
+            path = self._task.state_dir / f"{self._name}.rejects.jsonl"
             self._rejects = self._stack.enter_context(atomic_open(path, "w"))
         self._reasons[reject.reason] += 1
         self._rejects.write(json.dumps({"piece": piece, **asdict(reject)}, ensure_ascii=False) + "\n")
@@ -225,19 +263,15 @@ class _PartWriter:
         """Take a batch; the increments for progress."""
         if isinstance(batch, Damage):
             piece = self._task.partition.pieces[batch.piece]
-            self._record.errors.append(
-                {"partition": self._task.partition.name, "file": piece.file.path, "error": batch.error}
-            )
+            self._errors.append(Failure(self._task.partition.name, piece.file.path, batch.error))
             return {}
-        piece_key = str(batch.piece)
-        self._record.records[piece_key] = self._record.records.get(piece_key, 0) + batch.records
+        self._records[str(batch.piece)] += batch.records
         for reject in batch.rejects:
             self._reject(batch.piece, reject)
         documents = tokens = size = 0
         if len(batch.texts):
             size = len(buffers(batch.texts)[0])
             documents, tokens = self._write(batch)
-        self._next_record += batch.records
         return {
             "documents": documents,
             "tokens": tokens,
@@ -248,58 +282,66 @@ class _PartWriter:
 
     def _write(self, batch: TextBatch) -> tuple[int, int]:
         """Send each document of a batch to its split and encode it there; (documents, tokens) written."""
-        task, texts, numbers = self._task, batch.texts, batch.numbers
-        splits = [("train", texts, numbers)]
-        if task.val_fraction:
-            val = select(hash_documents(*buffers(texts), task.val_seed), task.val_fraction)
-            if val.any():
-                splits = [
-                    (split, texts.filter(pa.array(members)), numbers[members])
-                    for split, members in (("train", ~val), ("val", val))
-                ]
+        task, texts = self._task, batch.texts
+        hashes = hash_texts(texts)
+        piece = task.partition.pieces[batch.piece]
+        start, first = piece.origin
         documents = total = 0
-        for split, part, part_numbers in splits:
-            part, part_numbers, tokens, lengths = self._encode(part, part_numbers, batch.piece)
-            if len(part) == 0:  # all documents of the batch are in the other split, or none can be encoded
+        for split, rows in self._split(texts, hashes):
+            if len(rows) == 0:
                 continue
-            self._writer(split).append(tokens, lengths)
-            self._text_bytes[split] += len(buffers(part)[0])
-            if split == "val":
-                # numbers count from the piece's first record; the partition's count runs on over its pieces
-                self._record.val_records += (self._next_record - batch.first + part_numbers).tolist()
+            part = texts if len(rows) == len(texts) else texts.take(pa.array(rows))
+            part, rows, tokens, lengths = self._encode(part, rows, batch)
+            if len(part) == 0:  # none can be encoded
+                continue
+            place, sizes = (piece.file.path, start), np.diff(buffers(part)[1])
+            described = ledger_rows(place, first + batch.numbers[rows], lengths, sizes, hashes[rows])
+            self._writer(split).append(tokens, described)
             documents, total = documents + len(part), total + len(tokens)
         return documents, total
 
+    def _split(self, texts: pa.LargeStringArray, hashes: Hashes) -> Iterator[tuple[str, Rows]]:
+        """Which of the texts go to which split."""
+        fraction, seed = self._task.val_fraction, self._task.val_seed
+        if not fraction:
+            yield "train", np.arange(len(texts))
+            return
+        deciding = hashes[:, 0] if seed == 0 else hash_documents(*buffers(texts), seed)
+        val = select(deciding, fraction)
+        yield "train", np.flatnonzero(~val)
+        yield "val", np.flatnonzero(val)
+
     def _encode(
-        self, texts: pa.LargeStringArray, numbers: npt.NDArray[np.int64], piece: int
-    ) -> tuple[pa.LargeStringArray, npt.NDArray[np.int64], Tokens, npt.NDArray[np.int32]]:
-        """(documents, their records, ids, lengths); those that no engine can encode are rejected."""
+        self, texts: pa.LargeStringArray, rows: Rows, batch: TextBatch
+    ) -> tuple[pa.LargeStringArray, Rows, Tokens, npt.NDArray[np.int32]]:
+        """(documents, their rows in the batch, ids, lengths); those that no engine can encode are rejected."""
         try:
-            return texts, numbers, *self._encoder.encode(texts)
+            return texts, rows, *self._encoder.encode(texts)
         except Unencodable as error:
-            for number in numbers[error.documents].tolist():
-                self._reject(piece, Reject(number, "unencodable", error.reason))
+            for number in batch.numbers[rows[error.documents]].tolist():
+                self._reject(batch.piece, Reject(number, "unencodable", error.reason))
             kept = np.ones(len(texts), np.bool_)
             kept[error.documents] = False
-            texts, numbers = texts.filter(pa.array(kept)), numbers[kept]
-            return texts, numbers, *self._encoder.encode(texts)
+            texts, rows = texts.filter(pa.array(kept)), rows[kept]
+            return texts, rows, *self._encoder.encode(texts)
 
     def seal(self, *, last: bool) -> PartRecord:
-        """Seal shards and rejects, then the record. Checks that every record read is accounted for."""
-        record = self._record
-        record.last = last
-        record.rejected = dict(sorted(self._reasons.items()))
-        documents = sum(writer.documents for writer in self._writers.values())
-        if record.read != documents + self._reasons.total():
+        """Seal shards, ledgers and rejects, then the record. Checks that every record read is accounted for."""
+        documents = sum(writer.shard.documents for writer in self._writers.values())
+        if self._records.total() != documents + self._reasons.total():
             raise AssertionError(
-                f"{record.name}: read {record.read}, wrote {documents}, rejected {self._reasons.total()}"
+                f"{self._name}: read {self._records.total()}, wrote {documents}, rejected {self._reasons.total()}"
             )
-        for split, writer in self._writers.items():
-            setattr(record, split, _sealed(writer.seal(), self._text_bytes[split]))
+        sealed = {split: writer.seal() for split, writer in self._writers.items()}
         self._stack.close()
-        write_json(self._task.state_dir / f"{record.name}.json", asdict(record))
+        record = PartRecord(
+            self._name,
+            self._part,
+            dict(self._records),
+            dict(sorted(self._reasons.items())),
+            tuple(self._errors),
+            last,
+            **sealed,
+        )
+        write_json(self._task.state_dir / f"{self._name}.json", to_json(record))
         return record
-
-
-def _sealed(shard: SealedShard, text_bytes: int) -> dict[str, Any]:
-    return {**asdict(shard), "text_bytes": text_bytes}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,12 @@ import numpy as np
 import pretok.stream
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine, Report
-from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
-from pretok.base.progress import Counts
+from pretok.base.progress import Progress
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import copy_file, read_json, remove_leftovers, write_json
+from pretok.base.tell import Teller
 from pretok.shards.contents import Contents, ShardEntry, count_source, shard_entry
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import FILE_NAME, STATE, has_manifest, load_manifest, write_manifest
@@ -62,7 +62,7 @@ def run_materialize(
     mix: Path,
     out: Path,
     engine: Engine,
-    on_report: Callable[[Counts], None] | None = None,
+    tell: Teller,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write the sequences of `mix` into `out` in order, or finish what an earlier run began.
@@ -70,8 +70,8 @@ def run_materialize(
     Raises MismatchError when `out` holds another mix, FolderInUse while another job writes there, PartitionsFailed when
     shards could not be written, Stopped.
     """
-    with hold(out, "materialize"):
-        _materialize(shards, mix, out, engine, on_report, shard_bytes)
+    with hold(out, "materialize"), tell.progress("materialize") as progress:
+        _materialize(shards, mix, out, engine, progress, tell, shard_bytes)
 
 
 def _materialize(
@@ -79,7 +79,8 @@ def _materialize(
     mix: Path,
     out: Path,
     engine: Engine,
-    on_report: Callable[[Counts], None] | None,
+    progress: Progress,
+    tell: Teller,
     shard_bytes: int,
 ) -> None:
     view = pretok.stream.open(shards, mix)
@@ -110,11 +111,11 @@ def _materialize(
     engine.choose(sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize)
     failures = [
         (todo[outcome.index].name, outcome.result)
-        for outcome in engine.map(write_shard, todo, on_report)
+        for outcome in engine.map(write_shard, todo, progress)
         if isinstance(outcome.result, TaskError)
     ]
     remove_leftovers(out)
-    raise_failures(failures, out.parent / LOGS, "shards")
+    raise_failures(failures, tell, "shards")
     if (shards / TOKENIZER_FILE).exists():  # what turns the tokens into text again goes with them
         copy_file(shards / TOKENIZER_FILE, out / TOKENIZER_FILE)
     entries = [read_record(ShardEntry, read_json(task.record), task.record) for task in tasks]

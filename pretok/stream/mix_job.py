@@ -21,9 +21,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretok.base.console import notice, show, table
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import to_json
+from pretok.base.tell import Teller, table
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import failures
 from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, write_mix
@@ -31,7 +31,7 @@ from pretok.stream.order import prefix_bound
 from pretok.stream.quota import Limit, Stage, most_that_fits, one_epoch, scaled, shares_of, stage_quotas
 
 if TYPE_CHECKING:
-    from pretok.config import Mix as RecipeMix
+    from pretok.config import MixTable
 
 MAX_EPOCHS = Fraction(4)
 """Text read up to about four times is worth nearly as much as new text: Muennighoff et al., "Scaling Data-Constrained
@@ -62,7 +62,7 @@ class WhatIf:
     problem: str | None
 
 
-def recipe_request(mix: RecipeMix) -> MixRequest:
+def recipe_request(mix: MixTable) -> MixRequest:
     """What the [mix] table of a recipe asks for."""
     stages = tuple(
         Stage(
@@ -195,12 +195,12 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
     }
 
 
-def show_mix(manifest: Manifest, request: MixRequest, report: dict[str, Any]) -> None:
-    """Print the stages, the sources, what is left out or was changed, and the what-if table."""
+def show_mix(manifest: Manifest, request: MixRequest, report: dict[str, Any], tell: Teller) -> None:
+    """Show the stages, the sources, what is left out or was changed, and the what-if table."""
     for number, stage in enumerate(report["stages"], 1):
         shares = ", ".join(f"{name} {share:.6%}" for name, share in stage["shares"].items())
         bound = max(stage["prefix_bound_tokens"].values())
-        notice(
+        tell.notice(
             f"stage {number}: {stage['tokens']:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it"
         )
     columns = ("source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail")
@@ -214,15 +214,15 @@ def show_mix(manifest: Manifest, request: MixRequest, report: dict[str, Any]) ->
         )
         for name, part in report["sources"].items()
     ]
-    show(table(f"{report['tokens']:,} tokens in sequences of {request.seq_len}", columns, rows))
+    tell.show(table(f"{report['tokens']:,} tokens in sequences of {request.seq_len}", columns, rows))
     for name, tokens in report["left_out"].items():
-        notice(f"not in the mix: {name}, {tokens:,} tokens")
+        tell.notice(f"not in the mix: {name}, {tokens:,} tokens")
     for sentence in [*report["notes"], *failures(manifest)]:
-        notice(sentence)
-    _show_what_if(manifest, request, list(report["sources"]))
+        tell.notice(sentence)
+    _show_what_if(manifest, request, list(report["sources"]), tell)
 
 
-def _show_what_if(manifest: Manifest, request: MixRequest, names: list[str]) -> None:
+def _show_what_if(manifest: Manifest, request: MixRequest, names: list[str], tell: Teller) -> None:
     lines = what_if(manifest, request)
     rows = [
         (
@@ -233,6 +233,6 @@ def _show_what_if(manifest: Manifest, request: MixRequest, names: list[str]) -> 
         for line in lines
     ]
     subject = "the last stage" if len(request.stages) > 1 else "the mix"
-    show(table(f"if {subject} had", ("tokens", *(f"epochs of {name}" for name in names), "fits"), rows))
+    tell.show(table(f"if {subject} had", ("tokens", *(f"epochs of {name}" for name in names), "fits"), rows))
     if problems := [line.problem for line in lines if line.problem]:
-        notice(problems[0])
+        tell.notice(problems[0])

@@ -52,7 +52,7 @@ NEW_SCRIPTS = range(0x10500, 0x17000)
 """Where Unicode keeps adding letters that compose, as it does not elsewhere: engines of different versions differ."""
 
 
-class Engine(Protocol):
+class BatchEncoder(Protocol):
     """Encodes a batch: (ids of all documents in a row, offsets (documents + 1,))."""
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]: ...
@@ -97,7 +97,7 @@ class SuperwordEngine:
         return self._joiner.join(*buffers(texts), *self._words.encode(texts))
 
 
-def fast_engine(tokenizer_json: str) -> Engine:
+def fast_engine(tokenizer_json: str) -> BatchEncoder:
     """The engine for a tokenizer of one or two stages. Raises ValueError when there is none."""
     stages = split_stages(decoded(tokenizer_json))
     return SuperwordEngine(stages) if stages else FastEngine(tokenizer_json)
@@ -144,7 +144,7 @@ def _probes(tokenizer: dict[str, Any]) -> pa.LargeStringArray:
     return pa.array([PROBE, *rows, *map(ADDED_CONTEXTS.format, names)], pa.large_string())
 
 
-def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[Engine, str]:
+def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[BatchEncoder, str]:
     """The fastest engine that is exact for this tokenizer, and a notice when that is the slow one."""
     tokenizer = decoded(tokenizer_json)
     reason = doubt(tokenizer)
@@ -161,7 +161,7 @@ def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[Engi
     return reference, f"{reason}; encoding with tokenizers instead, at about 1.3 MB/s per core"
 
 
-def _unequal(fast: Engine, reference: ReferenceEngine, texts: pa.LargeStringArray) -> list[int]:
+def _unequal(fast: BatchEncoder, reference: ReferenceEngine, texts: pa.LargeStringArray) -> list[int]:
     """The texts that two engines encode differently; all where one of them gives up."""
     try:
         (ids, offsets), (expected, borders) = fast.encode(texts), reference.encode(texts)
@@ -175,7 +175,7 @@ def _unequal(fast: Engine, reference: ReferenceEngine, texts: pa.LargeStringArra
 
 
 def disputed_table(
-    tokenizer: dict[str, Any], fast: Engine, reference: ReferenceEngine
+    tokenizer: dict[str, Any], fast: BatchEncoder, reference: ReferenceEngine
 ) -> npt.NDArray[np.uint8]:
     """The table for `disputed`: UNASSIGNED is every code point that the engines may take differently.
 

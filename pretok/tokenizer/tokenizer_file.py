@@ -55,7 +55,7 @@ class Model(msgspec.Struct):
     end_of_word_suffix: str | None = None
 
 
-class Contents(msgspec.Struct):
+class TokenizerJson(msgspec.Struct):
     """What is checked of a tokenizer.json; all else is the libraries' business."""
 
     model: Model
@@ -65,7 +65,7 @@ class Contents(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """raw: the bytes of the file; data: the JSON in them, whose structure is that of Contents; size: its entries,
+    """raw: the bytes of the file; data: the JSON in them, whose structure is that of TokenizerJson; size: its entries,
     whose ids are 0 to size - 1."""
 
     raw: bytes
@@ -87,7 +87,7 @@ def read_tokenizer(path: Path, alphabet: frozenset[str]) -> TokenizerFile:
     if not isinstance(model, dict) or model.get("type") != "BPE":
         raise UsageError(f"{path} is not a BPE tokenizer")
     try:
-        contents = msgspec.convert(data, Contents)
+        contents = msgspec.convert(data, TokenizerJson)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a tokenizer.json that can be used: {error}") from None
     _check_model(path, contents, alphabet)
@@ -123,7 +123,7 @@ def _steps(step: Step | None) -> Iterator[Step]:
             yield from _steps(inner)
 
 
-def _check_model(path: Path, contents: Contents, alphabet: frozenset[str]) -> None:
+def _check_model(path: Path, contents: TokenizerJson, alphabet: frozenset[str]) -> None:
     """That it is byte-level BPE: all 256 bytes are tokens, a ByteLevel step maps text to them, merges do the rest."""
     model = contents.model
     steps = list(_steps(contents.pre_tokenizer))
@@ -143,7 +143,7 @@ def _check_model(path: Path, contents: Contents, alphabet: frozenset[str]) -> No
         )
 
 
-def _check_ids(path: Path, contents: Contents) -> int:
+def _check_ids(path: Path, contents: TokenizerJson) -> int:
     """The number of entries. `tokenizers` numbers added tokens itself: those that the model lacks from its last id on,
     in their order, whatever the file says; so only a file that says the same has one meaning."""
     vocab = contents.model.vocab

@@ -28,7 +28,7 @@ from pretok.read.batches import buffers
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat, read_partition
-from pretok.tokenizer.encoder import Engine, choose_engine
+from pretok.tokenizer.encoder import BatchEncoder, choose_engine
 from pretok.tokenizer.reference import ReferenceEngine
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
 from pretok.vocab.chains import BREAK, ChainFinder, Ids
@@ -65,7 +65,7 @@ def stage_tokens(vocab: Vocabulary) -> list[bytes]:
 
 
 @lru_cache(maxsize=1)
-def _tools(words: Path, separators: int) -> tuple[Engine, ChainFinder]:
+def _tools(words: Path, separators: int) -> tuple[BatchEncoder, ChainFinder]:
     """The worker's engine and finder."""
     text = words.read_text(encoding="utf-8")
     engine, _ = choose_engine(text, ReferenceEngine(text))

@@ -59,7 +59,7 @@ class Measure:
 
 
 @lru_cache(maxsize=8)
-def load_encoder(path: Path, eod: str | int = 0) -> tuple[Encoder, Vocabulary]:
+def open_tokenizer(path: Path, eod: str | int = 0) -> tuple[Encoder, Vocabulary]:
     """A tokenizer to measure; UsageError for one that cannot encode. Without EOD in what counts, any id will do."""
     vocab = load_vocab(path, eod)
     return Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path)), vocab
@@ -78,7 +78,7 @@ def empty_measure(sources: int, tokenizers: int, ids: int) -> Measure:
 
 def measure_bucket(task: MeasureTask, report: Callable[[dict[str, int]], None]) -> Measure:
     """Encode each distinct word of a bucket once by each tokenizer; a word alone has the tokens it has in a text."""
-    encoders = [load_encoder(path, task.eod) for path in task.tokenizers]
+    encoders = [open_tokenizer(path, task.eod) for path in task.tokenizers]
     total = empty_measure(task.sources, len(encoders), encoders[0][1].size)
     for source in range(task.sources):
         words = read_group(task.bucket, source)
@@ -99,7 +99,7 @@ def measure_bucket(task: MeasureTask, report: Callable[[dict[str, int]], None]) 
 
 def measure_texts(path: Path, texts: pa.LargeStringArray) -> int:
     """Tokens of texts by any tokenizer, without EOD. Raises Unencodable."""
-    encoder, _ = load_encoder(path)
+    encoder, _ = open_tokenizer(path)
     _, lengths = encoder.encode(texts)
     return int(lengths.sum()) - len(texts)
 

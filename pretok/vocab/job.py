@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from pretok.base.console import Meter, notice, show, table
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
+from pretok.base.progress import Progress
 from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.base.tell import Teller, table
 from pretok.config import Recipe, Vocab
 from pretok.counts.job import Counts, count_config, run_count
 from pretok.counts.weigh import TrainingWords, mix_bytes_per_token, multipliers, shares, weigh
@@ -40,9 +41,9 @@ from pretok.vocab.cost import (
     MeasureTask,
     describe_tokens,
     empty_measure,
-    load_encoder,
     measure_bucket,
     measure_texts,
+    open_tokenizer,
 )
 from pretok.vocab.superword_job import add_superwords, check_superwords, show_superwords
 
@@ -53,7 +54,7 @@ OTHER_SIZES = (32_000, 64_000)
 
 
 def run_build_vocab(
-    recipe: Recipe, engine: Engine, compare: Sequence[Path] = (), counts: Counts | None = None
+    recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path] = (), counts: Counts | None = None
 ) -> dict[str, Any]:
     """Bring VOCAB to what the recipe says, as the only job that writes there; its report, printed when made now.
 
@@ -62,46 +63,45 @@ def run_build_vocab(
     folder = recipe.vocab_dir
     finished = (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists()
     with nullcontext() if finished else hold(folder, "build-vocab"):  # what is finished is only read
-        return _build_vocab(recipe, engine, compare, counts)
+        return _build_vocab(recipe, engine, tell, compare, counts)
 
 
 def _build_vocab(
-    recipe: Recipe, engine: Engine, compare: Sequence[Path], counts: Counts | None
+    recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path], counts: Counts | None
 ) -> dict[str, Any]:
     check_settings(recipe.vocab)
     if recipe.vocab.superwords:
         check_superwords(recipe.vocab, counted=counts is not None)
     folder = recipe.vocab_dir
-    listed = count_config(recipe, engine, notice) if counts is None else {"counts": fingerprint(counts.data)}
+    listed = count_config(recipe, engine, tell) if counts is None else {"counts": fingerprint(counts.data)}
     config = _config(recipe.vocab, compare, listed)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
         report: dict[str, Any] = read_json(folder / REPORT_FILE)
         refuse_changes("the vocabulary and its report", folder, report["config"], config)
-        notice(f"the vocabulary in {folder} is there and unchanged")
+        tell.notice(f"the vocabulary in {folder} is there and unchanged")
         return report
     for path in compare:
-        load_encoder(path)  # what cannot encode is refused before the work, not after it
+        open_tokenizer(path)  # what cannot encode is refused before the work, not after it
     if counts is None:
-        with Meter("count") as meter:
-            counts = run_count(recipe, engine, meter, notice, listed)
-    with Meter("merge"):
+        counts = run_count(recipe, engine, tell, listed)
+    with tell.progress("merge"):
         words = weigh(counts.buckets, _factors(recipe.vocab, counts), recipe.vocab.min_count)
-        made = train(words, recipe.vocab, folder)
+        made = train_vocabularies(words, recipe.vocab, folder, tell)
     main, superwords = made[recipe.vocab.size], None
     if recipe.vocab.superwords:
         state = folder / STATE / fingerprint(config)[:16]
-        main, superwords = add_superwords(recipe, engine, main, counts, state)
-    with Meter("measure") as meter:
-        measure = _measure(made, counts, recipe, engine, meter)
-        others = {"this": _compare(folder, counts)}
-        others |= {str(path): _compare(path, counts) for path in compare}
+        main, superwords = add_superwords(recipe, engine, tell, main, counts, state)
+    with tell.progress("measure") as progress:
+        measure = _measure(made, counts, recipe, engine, progress, tell)
+        others = {"this": _compare(folder, counts, tell)}
+        others |= {str(path): _compare(path, counts, tell) for path in compare}
     report = _report(recipe.vocab, counts, words, made, measure, others)
     report["vocabulary"] |= {"size": main.size, "fingerprint": main.fingerprint}
     report["superwords"] = superwords
     report["config"] = config
     write_json(folder / REPORT_FILE, report)
     shutil.rmtree(folder / STATE, ignore_errors=True)
-    _show_report(report)
+    _show_report(report, tell)
     return report
 
 
@@ -157,7 +157,9 @@ def _factors(vocab: Vocab, counts: Counts) -> dict[str, int]:
     return multipliers(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
 
 
-def train(words: TrainingWords, vocab: Vocab, folder: Path) -> dict[int, Vocabulary]:
+def train_vocabularies(
+    words: TrainingWords, vocab: Vocab, folder: Path, tell: Teller
+) -> dict[int, Vocabulary]:
     """Train once to the largest size, write the vocabulary asked for and those it is compared with.
 
     Returns size asked for -> vocabulary, the one asked for first.
@@ -178,7 +180,7 @@ def train(words: TrainingWords, vocab: Vocab, folder: Path) -> dict[int, Vocabul
         target = folder if final else folder / STATE / str(size)
         made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, merges.first(size))
     if made[vocab.size].size < vocab.size:
-        notice(
+        tell.notice(
             f"the counts allow {made[vocab.size].size:,} entries, not the {vocab.size:,} asked for: no two tokens are "
             "left to merge inside any word; give more text, a smaller --vocab-size or a smaller --min-count"
         )
@@ -186,7 +188,12 @@ def train(words: TrainingWords, vocab: Vocab, folder: Path) -> dict[int, Vocabul
 
 
 def _measure(
-    made: dict[int, Vocabulary], counts: Counts, recipe: Recipe, engine: Engine, meter: Meter
+    made: dict[int, Vocabulary],
+    counts: Counts,
+    recipe: Recipe,
+    engine: Engine,
+    progress: Progress,
+    tell: Teller,
 ) -> Measure:
     """Encode the words of all buckets by all vocabularies made."""
     paths = tuple(vocab.path.absolute() for vocab in made.values())
@@ -196,16 +203,16 @@ def _measure(
     total = empty_measure(len(counts.sources), len(paths), main.size)
     failures = []
     engine.choose(sum(path.stat().st_size for path in counts.buckets))
-    for outcome in engine.map(measure_bucket, tasks, meter):
+    for outcome in engine.map(measure_bucket, tasks, progress):
         if isinstance(outcome.result, TaskError):
             failures.append((tasks[outcome.index].bucket.name, outcome.result))
         else:
             total.add(outcome.result)
-    raise_failures(failures, recipe.out / LOGS, "buckets")
+    raise_failures(failures, tell, "buckets")
     return total
 
 
-def _compare(path: Path, counts: Counts) -> dict[str, Any]:
+def _compare(path: Path, counts: Counts, tell: Teller) -> dict[str, Any]:
     """Tokens of the held-out texts that were kept, by any tokenizer; None where it cannot encode one of them."""
     rows = {}
     for name in counts.sources:
@@ -214,7 +221,7 @@ def _compare(path: Path, counts: Counts) -> dict[str, Any]:
         try:
             tokens = measure_texts(path, texts)
         except Unencodable as error:
-            notice(f"{path} is not compared on {name}: {error}")
+            tell.notice(f"{path} is not compared on {name}: {error}")
         rows[name] = {"tokens": tokens, "bytes": size, "bytes_per_token": _ratio(size, tokens)}
     return rows
 
@@ -307,10 +314,10 @@ def _costs(measure: Measure, source: int, split: int) -> dict[str, Any]:
     }
 
 
-def _show_report(report: dict[str, Any]) -> None:
+def _show_report(report: dict[str, Any], tell: Teller) -> None:
     """Print the report as tables."""
     words = report["words"]
-    notice(
+    tell.notice(
         f"{words['distinct']:,} distinct words, {words['occurrences']:,} occurrences; {words['dropped']:,} too rare, "
         f"{words['dropped_share_of_text'] or 0:.2%} of the text"
     )
@@ -339,9 +346,9 @@ def _show_report(report: dict[str, Any]) -> None:
         "tokens/word",
         "own tokens",
     )
-    show(table(f"vocabulary of {report['vocabulary']['size']:,} entries", columns, rows))
+    tell.show(table(f"vocabulary of {report['vocabulary']['size']:,} entries", columns, rows))
     names, mix = list(report["sources"]), report["mix"]
-    show(
+    tell.show(
         table(
             "tokens of all text by size of the vocabulary, and bytes per token of the mix",
             ("size", *names, "mix"),
@@ -351,7 +358,7 @@ def _show_report(report: dict[str, Any]) -> None:
             ],
         )
     )
-    show(
+    tell.show(
         table(
             "bytes per token of held-out texts, and of the mix of the sources by weight",
             ("tokenizer", *names, "mix"),
@@ -366,11 +373,11 @@ def _show_report(report: dict[str, Any]) -> None:
         )
     )
     if report["superwords"]:
-        show_superwords(report["superwords"])
+        show_superwords(report["superwords"], tell)
     tokens = report["tokens"]
     readable = [entry["token"] for entry in tokens["longest"] if len(set(entry["token"])) > 3]
     longest = ", ".join(map(repr, readable[:5]))
-    notice(
+    tell.notice(
         f"{tokens['shared']:,} tokens are shared by the sources, {tokens['unused']:,} unused; "
         f"{len(tokens['unused_bytes'])} bytes never occur; longest words: {longest or '-'}"
     )

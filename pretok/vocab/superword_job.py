@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pretok.base.console import Meter, notice, show, table
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import LOGS, TaskError, raise_failures
+from pretok.base.failures import TaskError, raise_failures
+from pretok.base.progress import Progress
+from pretok.base.tell import SILENT, Teller, table
 from pretok.config import Recipe, Vocab
 from pretok.counts.job import Counts, partitions_of
 from pretok.counts.weigh import mix_bytes_per_token, shares
@@ -62,7 +63,7 @@ def check_superwords(vocab: Vocab, counted: bool) -> None:
 
 
 def add_superwords(
-    recipe: Recipe, engine: Engine, plain: Vocabulary, counts: Counts, state: Path
+    recipe: Recipe, engine: Engine, tell: Teller, plain: Vocabulary, counts: Counts, state: Path
 ) -> tuple[Vocabulary, dict[str, Any]]:
     """Write VOCAB with superwords in the place of the last entries of `plain`; (the vocabulary, report section)."""
     vocab = recipe.vocab
@@ -70,10 +71,10 @@ def add_superwords(
     words = drop_crossing(_first_words(plain, vocab.size - vocab.superwords), separators)
     stage = write_vocab(state / "words", PATTERNS[BASE], vocab.special_tokens, words)
     wanted = vocab.size - stage.size
-    with Meter("sample") as meter:
+    with tell.progress("sample") as progress:
         tasks, repeats = _tasks(recipe, counts, stage, state)
-        paths, sizes = _sample(tasks, repeats, engine, meter, recipe.out / LOGS)
-    with Meter("superwords"):
+        paths, sizes = _sample(tasks, repeats, engine, progress, tell)
+    with tell.progress("superwords"):
         merges = train_superwords(
             lambda: read_chains(paths), stage_tokens(stage), max(wanted, *ROWS), vocab.superword_words
         )
@@ -82,7 +83,7 @@ def add_superwords(
             recipe.vocab_dir, coarse, vocab.special_tokens, words + merges.first(stage.size + wanted)
         )
     if made.size < vocab.size:
-        notice(
+        tell.notice(
             f"the sample allows {made.size - stage.size:,} superwords, not {wanted:,}: give a larger sample"
         )
     return made, {
@@ -120,7 +121,7 @@ def _tasks(
             continue
         repeats[name] = -(-target.numerator // (target.denominator * size))
         share = target / (repeats[name] * size)
-        partitions = partitions_of(name, counts.data["config"]["inputs"][name]["files"], recipe)
+        partitions = partitions_of(name, counts.data["config"]["inputs"][name]["files"], recipe, SILENT)
         step = max(1, min(int(1 / (SAMPLED_PARTS * share)), len(partitions) // FEWEST_PARTITIONS))
         tasks += [
             ChainTask(
@@ -140,7 +141,7 @@ def _tasks(
 
 
 def _sample(
-    tasks: list[ChainTask], repeats: dict[str, int], engine: Engine, meter: Meter, logs: Path
+    tasks: list[ChainTask], repeats: dict[str, int], engine: Engine, progress: Progress, tell: Teller
 ) -> tuple[list[Path], dict[str, int]]:
     """Run the tasks. (files in an order that does not depend on the run, each as often as its source is taken; bytes
     of text sampled per source, each document counted once)"""
@@ -148,13 +149,13 @@ def _sample(
     sizes = dict.fromkeys(repeats, 0)
     failures = []
     engine.choose(sum(task.partition.estimate for task in tasks))
-    for outcome in engine.map(write_chains, ordered, meter):
+    for outcome in engine.map(write_chains, ordered, progress):
         partition = ordered[outcome.index].partition
         if isinstance(outcome.result, TaskError):
             failures.append((partition.name, outcome.result))
         else:
             sizes[partition.source] += outcome.result
-    raise_failures(failures, logs)
+    raise_failures(failures, tell)
     return [task.path for task in tasks for _ in range(repeats[task.partition.source])], sizes
 
 
@@ -227,11 +228,11 @@ def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> dict[s
     return {"tokens": recipe.mix.tokens, "plain_tokens": round(recipe.mix.tokens * per_token)}
 
 
-def show_superwords(section: dict[str, Any]) -> None:
+def show_superwords(section: dict[str, Any], tell: Teller) -> None:
     """Print the section of the report as tables."""
     rows = section["heldout_tokens"]
     names, mix = list(rows["plain"]), section["mix_bytes_per_token"]
-    notice(
+    tell.notice(
         f"{section['entries']:,} superwords after {section['words']:,} other entries, {section['separators']}, "
         f"trained on {sum(section['sample_bytes'].values()):,} bytes; {section['share_of_tokens']:.1%} of the tokens "
         "of held-out texts, mixed by weight, are superwords"
@@ -247,10 +248,12 @@ def show_superwords(section: dict[str, Any]) -> None:
     title = (
         "tokens of held-out texts by number of superwords, beside words only, and bytes per token of the mix"
     )
-    show(table(title, ("", *names, "mix"), body))
-    notice("most used in the mix: " + ", ".join(repr(entry["token"]) for entry in section["most_used"][:20]))
+    tell.show(table(title, ("", *names, "mix"), body))
+    tell.notice(
+        "most used in the mix: " + ", ".join(repr(entry["token"]) for entry in section["most_used"][:20])
+    )
     if budget := section["budget"]:
-        notice(
+        tell.notice(
             f"a budget of {budget['tokens']:,} tokens trains on the text of {budget['plain_tokens']:,} tokens of words "
             "only"
         )

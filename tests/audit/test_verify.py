@@ -14,6 +14,7 @@ from pretok.audit.documents import run_inspect
 from pretok.audit.verify_job import run_verify
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import read_record
+from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.shards.contents import Contents
 from pretok.shards.format import ShardReader, ShardWriter
@@ -46,7 +47,7 @@ def shards(sealed, tmp_path) -> Path:
 
 
 def problems(shards: Path, here, sample: int | None = 20) -> str:
-    return "\n".join(run_verify(shards, sample, here, lambda counts: None)[1])
+    return "\n".join(run_verify(shards, sample, here, Silent())[1])
 
 
 def reseal(shards: Path, change) -> None:
@@ -184,7 +185,7 @@ def test_a_materialized_mix_is_checked_too(sealed, here, tmp_path):
     from pretok.stream.quota import parse_stage
 
     run_mix(sealed, tmp_path / "mix.json", MixRequest((parse_stage("all:natural"),), seq_len=64))
-    run_materialize(sealed, tmp_path / "mix.json", tmp_path / "mixed", here)
+    run_materialize(sealed, tmp_path / "mix.json", tmp_path / "mixed", here, Silent())
     assert problems(tmp_path / "mixed", here, None) == ""
     (shard,) = load_manifest(tmp_path / "mixed").shards
     data = bytearray(shard.path.read_bytes())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from telling import Told
 
 from pretok.base.errors import (
     IntegrityError,
@@ -17,8 +18,9 @@ from pretok.base.errors import (
     PretokError,
     UsageError,
 )
-from pretok.base.failures import TaskError, explain, raise_failures
+from pretok.base.failures import TaskError, raise_failures, task_error
 from pretok.base.storage import atomic_open
+from pretok.base.tell import Silent
 
 CASES: list[tuple[BaseException, type[PretokError], bool, str]] = [
     (IntegrityError("it-00000.bin is damaged"), IntegrityError, False, "it-00000.bin is damaged"),
@@ -44,7 +46,7 @@ CASES: list[tuple[BaseException, type[PretokError], bool, str]] = [
 
 @pytest.mark.parametrize(("error", "raises", "again", "message"), CASES, ids=lambda value: repr(value)[:30])
 def test_what_an_exception_means(error, raises, again, message):
-    found = explain(error)
+    found = task_error(error)
     assert (found.raises, found.again) == (raises, again)
     assert message in found.message
     assert type(error).__name__ in found.trace or again
@@ -54,27 +56,31 @@ def test_the_worst_failure_decides_and_all_are_named(tmp_path):
     lost = ("it-00000", TaskError("worker died", "", PartitionsFailed, again=True))
     refused = ("it-00001", TaskError("made by another version", "", MismatchError))
     bug = ("it-00002", TaskError("KeyError: 'x'", "Traceback: line 7", InternalError))
-    raise_failures([], tmp_path)
+    told = Told()
+    told.log = tmp_path / "logs" / "tokenize.jsonl"
+    raise_failures([], told)
     for failures, kind, code in (
         ([lost], PartitionsFailed, 3),
         ([lost, refused], MismatchError, 2),
         ([lost, refused, bug], InternalError, 1),
     ):
         with pytest.raises(kind) as error:
-            raise_failures(failures, tmp_path / "logs")
+            raise_failures(failures, told)
         assert error.value.exit_code == code
         assert "everything else is done and kept" in str(error.value)
         for name, one in failures:
             assert f"  {name}: {one.message}\n" in str(error.value)
-    (log,) = (tmp_path / "logs").iterdir()
-    assert str(log) in str(error.value)
-    assert log.read_text() == "it-00002\nTraceback: line 7"
+    assert f"tracebacks: {told.log}" in str(error.value)
+    assert "line 7" not in str(error.value)
+    assert [name for name, _ in told.events] == ["failed"] * 6
+    assert told.events[-1][1] == {
+        "item": "it-00002", "message": "KeyError: 'x'", "kind": "InternalError", "traceback": "Traceback: line 7"
+    }  # fmt: skip
 
 
-def test_a_traceback_is_shown_where_no_log_can_be_written(tmp_path):
-    (tmp_path / "logs").touch()
+def test_a_traceback_is_shown_where_no_log_is_kept():
     with pytest.raises(InternalError, match="Traceback: line 7"):
-        raise_failures([("it", TaskError("KeyError", "Traceback: line 7", InternalError))], tmp_path / "logs")
+        raise_failures([("it", TaskError("KeyError", "Traceback: line 7", InternalError))], Silent())
 
 
 def test_where_our_file_cannot_be_written_its_name_is_told(tmp_path):

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 import regex
-from counting import Killer, contents, documents, ignore, recipe, write_lines
+from counting import Killer, contents, documents, recipe, write_lines
+from telling import Told
 from texts import pack
 
 from pretok.base.errors import FolderInUse, IntegrityError, MismatchError, Stopped, UsageError
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
-from pretok.base.progress import Silent
 from pretok.base.stop import StopFlag
+from pretok.base.tell import Silent
 from pretok.config import make_recipe
 from pretok.counts.buckets import read_group
 from pretok.counts.job import Counts, _tasks, add_counts, count_config, load_counts, run_count
@@ -56,7 +57,7 @@ def expected(texts: list[str], pattern: str, holdout: Fraction, sample: Fraction
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_counts_are_those_of_the_regular_expression(folder: Path, here: Engine, pattern: str) -> None:
-    counts = run_count(recipe(folder, pattern=pattern), here, Silent(), ignore)
+    counts = run_count(recipe(folder, pattern=pattern), here, Silent())
     for source in ("it", "en"):
         texts = documents(folder, source)
         assert words_of(counts, source) == expected(texts, pattern, Fraction(1, 5))
@@ -69,7 +70,7 @@ def test_counts_are_those_of_the_regular_expression(folder: Path, here: Engine, 
 
 
 def test_a_sample_is_chosen_by_hash(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder, sample="0.5"), here, Silent(), ignore)
+    counts = run_count(recipe(folder, sample="0.5"), here, Silent())
     texts = documents(folder, "it")
     assert words_of(counts, "it") == expected(texts, "cl100k", Fraction(1, 5), Fraction(1, 2))
     assert 0 < counts.of("it").unsampled < len(texts)
@@ -77,7 +78,7 @@ def test_a_sample_is_chosen_by_hash(folder: Path, here: Engine) -> None:
 
 def test_spilling_changes_nothing(folder: Path, here: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pretok.read.readers.BATCH_BYTES", 2000)
-    whole = run_count(recipe(folder), here, Silent(), ignore)
+    whole = run_count(recipe(folder), here, Silent())
     spilled = []
 
     def with_small_table(task: CountTask, report: Any) -> Any:
@@ -88,7 +89,7 @@ def test_spilling_changes_nothing(folder: Path, here: Engine, monkeypatch: pytes
             return count_partition(replace(task, table_bytes=1), report)
 
     monkeypatch.setattr("pretok.counts.job.count_partition", with_small_table)
-    parts = run_count(recipe(folder, "small"), here, Silent(), ignore)
+    parts = run_count(recipe(folder, "small"), here, Silent())
     assert len(spilled) > 4
     for source in whole.sources:
         assert words_of(parts, source) == words_of(whole, source)
@@ -97,52 +98,52 @@ def test_spilling_changes_nothing(folder: Path, here: Engine, monkeypatch: pytes
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 4, 6, 9, 40, 100])
 def test_a_stopped_count_continues_to_the_same_bytes(folder: Path, here: Engine, steps: int) -> None:
-    whole = run_count(recipe(folder), here, Silent(), ignore)
+    whole = run_count(recipe(folder), here, Silent())
     with pytest.raises(Stopped):
-        run_count(recipe(folder, "killed"), Killer(steps), Silent(), ignore)
+        run_count(recipe(folder, "killed"), Killer(steps), Silent())
     assert not (folder / "killed" / "counts" / "counts.json").exists()
-    run_count(recipe(folder, "killed"), here, Silent(), ignore)
+    run_count(recipe(folder, "killed"), here, Silent())
     assert contents(folder / "killed" / "counts") == contents(whole.folder)
 
 
 def test_what_is_counted_is_not_counted_again(folder: Path, here: Engine) -> None:
-    first = run_count(recipe(folder), here, Silent(), ignore)
-    again = run_count(recipe(folder), Killer(0), Silent(), ignore)
+    first = run_count(recipe(folder), here, Silent())
+    again = run_count(recipe(folder), Killer(0), Silent())
     assert again.data == first.data == load_counts(first.folder).data
 
 
 def test_workers_of_ray_give_the_same_bytes(folder: Path, here: Engine, ray_address: str) -> None:
-    whole = run_count(recipe(folder), here, Silent(), ignore)
+    whole = run_count(recipe(folder), here, Silent())
     with StopFlag() as stop, Engine(2, ray_address, stop) as engine:
-        other = run_count(recipe(folder, "ray"), engine, Silent(), ignore)
+        other = run_count(recipe(folder, "ray"), engine, Silent())
     assert contents(other.folder) == contents(whole.folder)
 
 
 def test_another_setting_or_input_is_refused(folder: Path, here: Engine) -> None:
-    run_count(recipe(folder), here, Silent(), ignore)
+    run_count(recipe(folder), here, Silent())
     with pytest.raises(MismatchError, match=r"pattern was 'cl100k' and is 'gpt2'"):
-        run_count(recipe(folder, pattern="gpt2"), here, Silent(), ignore)
+        run_count(recipe(folder, pattern="gpt2"), here, Silent())
     write_lines(folder / "in" / "it-2.jsonl", ["nuovo"])
     with pytest.raises(MismatchError, match=r"it-2\.jsonl is new"):
-        run_count(recipe(folder), here, Silent(), ignore)
+        run_count(recipe(folder), here, Silent())
 
 
 def test_an_unfinished_count_refuses_another_setting(folder: Path, here: Engine) -> None:
     with pytest.raises(Stopped):
-        run_count(recipe(folder), Killer(3), Silent(), ignore)
+        run_count(recipe(folder), Killer(3), Silent())
     with pytest.raises(MismatchError, match="holdout"):
-        run_count(recipe(folder, holdout="0.1"), here, Silent(), ignore)
+        run_count(recipe(folder, holdout="0.1"), here, Silent())
 
 
 def test_counts_add_up(folder: Path, here: Engine) -> None:
     """Two corpora that share a source name: their sum is the count of all files together."""
-    whole = run_count(recipe(folder), here, Silent(), ignore)
+    whole = run_count(recipe(folder), here, Silent())
     parts = []
     for name, globs in (("a", {"it": "it-0*"}), ("b", {"it": "it-1*", "en": "en*"})):
         sources = {source: {"inputs": [str(folder / "in" / glob)]} for source, glob in globs.items()}
         data = {"out": folder / name, "sources": sources, "vocab": {"holdout": "0.2"}}
-        parts.append(run_count(make_recipe(data, "test"), here, Silent(), ignore))
-    total = add_counts(parts, folder / "sum", here)
+        parts.append(run_count(make_recipe(data, "test"), here, Silent()))
+    total = add_counts(parts, folder / "sum", here, Silent())
     assert total.sources == ["en", "it"]
     for source in total.sources:
         assert words_of(total, source) == words_of(whole, source)
@@ -156,26 +157,28 @@ def three_counts(folder: Path, here: Engine) -> list[Counts]:
     for name, glob in (("a", "it-0*"), ("b", "it-1*"), ("c", "en*")):
         sources = {"it": {"inputs": [str(folder / "in" / glob)]}}
         data = {"out": folder / name, "sources": sources, "vocab": {"holdout": "0.2"}}
-        parts.append(run_count(make_recipe(data, "test"), here, Silent(), ignore))
+        parts.append(run_count(make_recipe(data, "test"), here, Silent()))
     return parts
 
 
 def test_a_sum_is_not_taken_for_another_sum(folder: Path, here: Engine) -> None:
     a, b, c = three_counts(folder, here)
     with pytest.raises(UsageError, match="added twice"):
-        add_counts([a, b, a], folder / "sum", here)
-    first = contents(add_counts([a, b], folder / "sum", here).folder)
+        add_counts([a, b, a], folder / "sum", here, Silent())
+    first = contents(add_counts([a, b], folder / "sum", here, Silent()).folder)
     with pytest.raises(MismatchError, match=rf"{b.folder} is not added any more; {c.folder} is new") as error:
-        add_counts([a, c], folder / "sum", here)
+        add_counts([a, c], folder / "sum", here, Silent())
     assert error.value.exit_code == 2
     with pytest.raises(MismatchError, match=rf"{c.folder} is new"):
-        add_counts([a, b, c], folder / "sum", here)
+        add_counts([a, b, c], folder / "sum", here, Silent())
     for path in (a.folder, folder / "sum"):  # a sum is no count of files, and the other way round
         with pytest.raises(MismatchError):
-            add_counts([b, c], path, here)
+            add_counts([b, c], path, here, Silent())
     assert contents(folder / "sum") == first
     shutil.move(b.folder, folder / "moved")
-    again = add_counts([load_counts(folder / "moved"), a], folder / "sum", here)  # the same, elsewhere
+    again = add_counts(
+        [load_counts(folder / "moved"), a], folder / "sum", here, Silent()
+    )  # the same, elsewhere
     assert words_of(again, "it") == words_of(load_counts(folder / "sum"), "it")
     assert contents(folder / "sum") == first
 
@@ -185,12 +188,12 @@ def test_a_stopped_sum_continues_to_the_same_bytes_and_to_no_other(
     folder: Path, here: Engine, steps: int
 ) -> None:
     a, b, c = three_counts(folder, here)
-    whole = contents(add_counts([a, b], folder / "whole", here).folder)
+    whole = contents(add_counts([a, b], folder / "whole", here, Silent()).folder)
     with pytest.raises(Stopped):
-        add_counts([a, b], folder / "sum", Killer(steps))
+        add_counts([a, b], folder / "sum", Killer(steps), Silent())
     with pytest.raises(MismatchError, match="is new"):
-        add_counts([a, c], folder / "sum", here)
-    assert contents(add_counts([a, b], folder / "sum", here).folder) == whole
+        add_counts([a, c], folder / "sum", here, Silent())
+    assert contents(add_counts([a, b], folder / "sum", here, Silent()).folder) == whole
 
 
 def test_two_attempts_at_one_partition_do_not_share_a_file(
@@ -198,8 +201,8 @@ def test_two_attempts_at_one_partition_do_not_share_a_file(
 ) -> None:
     """Both spill: each under its own name, so that neither adds up the other's words."""
     made = recipe(folder)
-    config = count_config(made, here, ignore)
-    [task] = _tasks("en", config["inputs"]["en"]["files"], made, folder / "state", ignore)
+    config = count_config(made, here, Silent())
+    [task] = _tasks("en", config["inputs"]["en"]["files"], made, folder / "state", Silent())
     task = replace(task, table_bytes=1)
     task.folder.mkdir()
     spills = []
@@ -215,23 +218,12 @@ def test_two_attempts_at_one_partition_do_not_share_a_file(
 
 
 def test_a_resumed_count_tells_what_is_there(folder: Path, here: Engine) -> None:
-    class Told(Silent):
-        def __init__(self) -> None:
-            self.counts: Counter[str] = Counter()
-            self.before: dict[str, int] = {}
-
-        def __call__(self, counts: dict[str, int]) -> None:
-            self.counts.update(counts)
-
-        def start_from(self, counts: dict[str, int]) -> None:
-            self.before = counts
-
-    told, notices = Told(), []
+    told = Told()
     with pytest.raises(Stopped, match=r"1 of 2 partitions are done and kept"):
-        run_count(recipe(folder), Killer(3), Silent(), ignore)
-    counts = run_count(recipe(folder), here, told, notices.append)
+        run_count(recipe(folder), Killer(3), Silent())
+    counts = run_count(recipe(folder), here, told)
     assert told.before["partitions"] == told.counts["partitions"] == 1
-    assert "2 partitions to count, 1 of them done by an earlier run" in notices[0]
+    assert "2 partitions to count, 1 of them done by an earlier run" in told.notices[0]
     records = [counts.of(name) for name in counts.sources]
     for key, found in (
         ("documents", sum(r.documents + r.heldout_documents for r in records)),
@@ -244,16 +236,16 @@ def test_a_resumed_count_tells_what_is_there(folder: Path, here: Engine) -> None
 def test_counts_are_of_one_job_at_a_time(folder: Path, here: Engine) -> None:
     made = recipe(folder)
     with hold(made.counts_dir, "count"), pytest.raises(FolderInUse):
-        run_count(made, here, Silent(), ignore)
-    run_count(made, here, Silent(), ignore)
+        run_count(made, here, Silent())
+    run_count(made, here, Silent())
     with hold(made.counts_dir, "count"):
-        run_count(made, here, Silent(), ignore)  # finished counts are only read
+        run_count(made, here, Silent())  # finished counts are only read
 
 
 def test_counts_of_different_patterns_do_not_add_up(folder: Path, here: Engine) -> None:
-    parts = [run_count(recipe(folder, p, pattern=p), here, Silent(), ignore) for p in ("gpt2", "o200k")]
+    parts = [run_count(recipe(folder, p, pattern=p), here, Silent()) for p in ("gpt2", "o200k")]
     with pytest.raises(MismatchError, match=r"pattern was 'o200k' and is 'gpt2'"):
-        add_counts(parts, folder / "sum", here)
+        add_counts(parts, folder / "sum", here, Silent())
 
 
 def test_a_damaged_input_is_counted_up_to_the_damage(folder: Path, here: Engine) -> None:
@@ -266,21 +258,21 @@ def test_a_damaged_input_is_counted_up_to_the_damage(folder: Path, here: Engine)
         "it": {"inputs": [str(folder / "in" / "it-9*")]},
         "en": {"inputs": [str(folder / "in" / "en*")]},
     }
-    counts = run_count(make_recipe({"out": folder / "x", "sources": sources}, "test"), here, Silent(), ignore)
+    counts = run_count(make_recipe({"out": folder / "x", "sources": sources}, "test"), here, Silent())
     [failure] = counts.data["failed"]
     assert failure["file"].endswith("it-9.jsonl.zst")
     assert counts.of("en").documents + counts.of("en").heldout_documents == len(documents(folder, "en"))
 
 
 def test_heldout_texts_are_kept(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder), here, Silent(), ignore)
+    counts = run_count(recipe(folder), here, Silent())
     texts = documents(folder, "it")
     heldout = select(hash_documents(*pack(texts), 0), Fraction(1, 5))
     assert counts.heldout_texts("it").to_pylist() == [t for t, h in zip(texts, heldout, strict=True) if h]
 
 
 def test_a_damaged_file_of_counts_is_named(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder), here, Silent(), ignore)
+    counts = run_count(recipe(folder), here, Silent())
     path = counts.buckets[5]
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(IntegrityError, match=r"bucket-05\.parquet"):

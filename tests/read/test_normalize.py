@@ -26,7 +26,7 @@ LETTERS = "aeiounECc\u1100\uac00\u30ab\u0915\u212b\u0340 x\r\n\ufeff"
 def partition_of(path, texts):
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     inputs, _ = list_inputs([str(path)], "auto")
-    (partition,) = plan("it", probe_inputs(inputs, "text", print), 1 << 20, 2)
+    (partition,) = plan("it", probe_inputs(inputs, "text"), 1 << 20, 2)
     return partition
 
 

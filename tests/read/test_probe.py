@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from telling import Told
 
 from pretok.base.errors import UsageError
 from pretok.read import probe
@@ -54,9 +55,9 @@ def test_a_file_without_the_field_among_others_is_a_notice(tmp_path):
     write(tmp_path / "a.jsonl", "jsonl", [{"text": "a"}])
     write(tmp_path / "b.jsonl", "jsonl", [RECORD])
     inputs, _ = list_inputs([f"{tmp_path}/*"], "auto")
-    notices: list[str] = []
-    assert len(probe_inputs(inputs, "text", notices.append)) == 2
-    assert [notice.split(";")[0] for notice in notices] == [f"no field 'text' in {tmp_path}/b.jsonl"]
+    told = Told()
+    assert len(probe_inputs(inputs, "text", told)) == 2
+    assert [notice.split(";")[0] for notice in told.notices] == [f"no field 'text' in {tmp_path}/b.jsonl"]
 
 
 @pytest.mark.parametrize(

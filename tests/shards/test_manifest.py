@@ -21,6 +21,7 @@ from pretok.base.errors import IntegrityError, MismatchError, PretokError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.storage import fingerprint, write_json
+from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.shards.manifest import FILE_NAME, load_manifest
 from pretok.stream.mix_job import MixRequest, run_mix
@@ -30,12 +31,12 @@ FLIPS = 60
 
 
 def verify(shards: Path, here: Engine, sample: int | None = 0) -> list[str]:
-    return run_verify(shards, sample, here, lambda counts: None)[1]
+    return run_verify(shards, sample, here, Silent())[1]
 
 
 @pytest.fixture(scope="module")
 def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small finished folder with every kind of file: shards, validation, origins, rejects, tokenizer."""
+    """A small finished folder with every kind of file: shards, validation, ledgers, rejects, tokenizer."""
     folder = tmp_path_factory.mktemp("sealed")
     shutil.copy(GOLDEN / "documents.jsonl", folder / "documents.jsonl")
     made = recipe(folder, GOLDEN, {"docs": [folder / "documents.jsonl"]}, val_fraction="0.2")
@@ -66,7 +67,7 @@ def test_every_file_is_in_the_manifest(sealed: Path, here: Engine) -> None:
     listed = [sealed / file.path for file in manifest.contents.side_files]
     listed += [path for shard in manifest.shards for path in (shard.path, shard.path.with_suffix(".idx"))]
     assert sorted([*listed, sealed / FILE_NAME]) == sorted(p for p in sealed.rglob("*") if p.is_file())
-    assert len(manifest.contents.side_files) == 3
+    assert len(manifest.contents.side_files) == 4
     assert verify(sealed, here, None) == []
 
 
@@ -76,7 +77,8 @@ def test_every_file_is_in_the_manifest(sealed: Path, here: Engine) -> None:
         "manifest.json",
         "tokenizer.json",
         "rejects/docs-00000.jsonl",
-        "docs/docs-val-00000.origins.npy",
+        "docs/docs-val-00000.docs.parquet",
+        "docs/docs-00000.docs.parquet",
         "docs/docs-00000.bin",
         "docs/docs-00000.idx",
     ],
@@ -105,14 +107,25 @@ def test_a_flipped_bit_is_found_in_any_file(shards: Path, here: Engine, name: st
 
 def test_inspect_does_not_follow_damaged_tables(shards: Path) -> None:
     assert run_inspect(shards, "docs", 3).file.endswith("documents.jsonl")
-    for name in ("rejects/docs-00000.jsonl", "docs/docs-val-00000.origins.npy"):
+    for split, name in (
+        ("train", "docs/docs-00000.docs.parquet"),
+        ("val", "docs/docs-val-00000.docs.parquet"),
+    ):
         data = bytearray((shards / name).read_bytes())
         data[-2] ^= 1
         (shards / name).write_bytes(data)
         with pytest.raises(IntegrityError, match=Path(name).name):
-            run_inspect(shards, "docs", 3)
+            run_inspect(shards, "docs", 3, split)
         data[-2] ^= 1
         (shards / name).write_bytes(data)
+
+
+def test_shards_without_ledgers_lead_back_to_the_same_lines(version_1: Path, sealed: Path) -> None:
+    counts = load_manifest(sealed).contents.sources["docs"]
+    for split, held in (("train", counts.train), ("val", counts.val)):
+        for document in range(held.documents):
+            old, new = (run_inspect(folder, "docs", document, split) for folder in (version_1, sealed))
+            assert (old.position, old.ids) == (new.position, new.ids)
 
 
 def nested(depth: int) -> Any:
@@ -238,7 +251,7 @@ def test_files_that_are_not_known_are_named(shards: Path, here: Engine) -> None:
 
 
 def test_missing_side_files_are_named(shards: Path, here: Engine) -> None:
-    for name in ("rejects/docs-00000.jsonl", "docs/docs-val-00000.origins.npy", "tokenizer.json"):
+    for name in ("rejects/docs-00000.jsonl", "docs/docs-val-00000.docs.parquet", "tokenizer.json"):
         (shards / name).unlink()
         assert any(name in problem for problem in verify(shards, here))
 
@@ -295,7 +308,7 @@ def test_a_source_is_added_to_version_1(
     manifest = load_manifest(version_1)
     assert (manifest.version, manifest.sources) == (2, ("docs", "more"))
     assert manifest.of("docs", "train") + manifest.of("docs", "val") == before
-    assert len(manifest.contents.side_files) == 5
+    assert len(manifest.contents.side_files) == 6
     (version_1.parent / "mix.json").unlink()
     assert verify(version_1, here, None) == []
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import tokenizing
+from telling import Told
 
 from pretok.base.errors import MismatchError, PartitionsFailed, Stopped, UsageError
-from pretok.base.progress import Silent
+from pretok.base.tell import Silent
 from pretok.config import Recipe, make_recipe
 from pretok.counts.job import load_counts, run_count
 from pretok.read import readers
@@ -40,13 +41,13 @@ def recipe(folder: Path, vocab: Path, field: str | None = None, **settings: obje
 
 
 def tokenize(made: Recipe, here) -> list[str]:
-    notices: list[str] = []
-    run_tokenize(made, here, Silent(), notices.append)
-    return notices
+    told = Told()
+    run_tokenize(made, here, told)
+    return told.notices
 
 
 def count(made: Recipe, here):
-    return run_count(made, here, Silent(), lambda text: None)
+    return run_count(made, here, Silent())
 
 
 def test_the_wrong_field_is_refused_before_work_and_the_right_one_accepted(tmp_path, vocab_dir, here):
@@ -173,15 +174,14 @@ def test_build_vocab_lists_its_inputs_once(tmp_path, here, monkeypatch):
 
     (tmp_path / "a.jsonl").write_text(lines(40))
     (tmp_path / "b.jsonl").write_text("")
-    listed, notices = [], []
+    listed, told = [], Told()
     real = counting.list_inputs
     monkeypatch.setattr(counting, "list_inputs", lambda *args: listed.append(args) or real(*args))
-    monkeypatch.setattr(build_vocab, "notice", notices.append)
     sources = {"it": {"inputs": [f"{tmp_path}/*.jsonl"]}}
     data = {"out": tmp_path / "out", "sources": sources, "vocab": {"size": 330, "holdout": "0"}}
-    build_vocab.run_build_vocab(make_recipe(data, "test"), here)
+    build_vocab.run_build_vocab(make_recipe(data, "test"), here, told)
     assert len(listed) == 1
-    assert notices.count(f"empty: {tmp_path}/b.jsonl") == 1
+    assert told.notices.count(f"empty: {tmp_path}/b.jsonl") == 1
 
 
 @pytest.mark.parametrize("work", [tokenize, count])

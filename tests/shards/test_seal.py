@@ -18,6 +18,7 @@ import pretok.stream
 from pretok.audit.verify_job import run_verify
 from pretok.base.errors import IntegrityError, PartitionsFailed
 from pretok.base.execute import Engine
+from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.config import Recipe
 from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
@@ -76,7 +77,7 @@ def both(folder: Path, out: Path) -> Recipe:
 def look(shards: Path, here: Engine) -> None:
     """What stands is true, to the last byte; or nothing stands, and that is said."""
     if has_manifest(shards):
-        problems = run_verify(shards, 0, here, lambda counts: None)[1]
+        problems = run_verify(shards, 0, here, Silent())[1]
         assert [problem for problem in problems if "not in the manifest" not in problem] == []
         view = pretok.stream.open(shards, seq_len=8)
         assert len(view[:]) == len(view)
@@ -111,7 +112,7 @@ def test_partitions_done_again(tmp_path: Path, inputs: tuple[Path, Callable[[], 
     del after[FILE_NAME], before[FILE_NAME]  # the plan holds the size the cut file had
     assert after == before
     assert load_manifest(made.shards_dir).fingerprint == load_manifest(fresh.shards_dir).fingerprint
-    assert run_verify(made.shards_dir, None, here, lambda counts: None)[1] == []
+    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
 
 
 def test_killed_once_anywhere(tmp_path: Path, inputs: tuple[Path, Callable[[], None]], here: Engine) -> None:
@@ -161,7 +162,7 @@ def test_adding_a_source(tmp_path: Path, inputs: tuple[Path, Callable[[], None]]
             look(made.shards_dir, here)
     assert steps > 5
     assert load_manifest(made.shards_dir).sources == ("good", "more")
-    assert run_verify(made.shards_dir, None, here, lambda counts: None)[1] == []
+    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
 
 
 def test_another_source_is_sealed_while_one_is_withdrawn(
@@ -182,7 +183,7 @@ def test_another_source_is_sealed_while_one_is_withdrawn(
     assert list(unfinished(made.shards_dir)) == ["it"]
     run(made, here)
     assert load_manifest(made.shards_dir).sources == ("good", "it", "new")
-    assert run_verify(made.shards_dir, None, here, lambda counts: None)[1] == []
+    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
 
 
 def test_a_tokenizer_written_in_another_way_leaves_the_sealed_one(tmp_path: Path, here: Engine) -> None:
@@ -195,7 +196,7 @@ def test_a_tokenizer_written_in_another_way_leaves_the_sealed_one(tmp_path: Path
     )
     made = recipe(tmp_path / "out", other, {"b": [tmp_path / "a.jsonl"]})
     run(made, here)
-    assert run_verify(made.shards_dir, None, here, lambda counts: None)[1] == []
+    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
 
 
 def test_incomplete_does_not_look_complete(

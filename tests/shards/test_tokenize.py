@@ -8,12 +8,12 @@ import json
 import os
 import shutil
 import signal
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zstandard
+from telling import Told
 from tokenizers import Tokenizer
 from tokenizing import contents, recipe, run
 
@@ -28,7 +28,6 @@ from pretok.base.errors import (
 )
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
-from pretok.base.progress import Silent
 from pretok.base.stop import StopFlag
 from pretok.config import Recipe
 from pretok.shards.format import ShardReader, ShardWriter
@@ -374,24 +373,6 @@ def killed_once(task: TokenizeTask, report: Report) -> list[PartRecord]:
     return tokenize_partition(task, report)
 
 
-class Told(Silent):
-    """Notes what a job tells of its progress."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.before: dict[str, int] = {}
-        self.expected: tuple[int, int, dict[str, int]] = (0, 0, {})
-
-    def __call__(self, counts):
-        self.counts.update(counts)
-
-    def expect(self, bytes, partitions, sources):
-        self.expected = (bytes, partitions, sources)
-
-    def start_from(self, counts):
-        self.before = counts
-
-
 def test_a_stop_says_how_far_it_came_and_the_next_run_goes_on_from_there(tmp_path, inputs, vocab_dir, here):
     made = recipe(tmp_path, vocab_dir, inputs)
     stop = StopFlag()
@@ -402,22 +383,22 @@ def test_a_stop_says_how_far_it_came_and_the_next_run_goes_on_from_there(tmp_pat
             if self.counts["partitions"] == 2:
                 stop._on_signal(signal.SIGTERM, None)
 
-    first, second, notices = StopsAfterTwo(), Told(), []
+    first, second, third = StopsAfterTwo(), Told(), Told()
     with pytest.raises(Stopped) as error:
-        run_tokenize(made, Engine(0, None, stop), first, notices.append)
+        run_tokenize(made, Engine(0, None, stop), first)
     total = first.expected[1]
     assert total > 3
     assert (
         f"received SIGTERM: stopped before the end; run the same command again to continue; 2 of {total} partitions"
         in str(error.value)
     )
-    run_tokenize(made, here, second, notices.append)
+    run_tokenize(made, here, second)
     assert second.expected == first.expected
     assert sum(second.expected[2].values()) == second.expected[0] > 0
     assert second.expected[2].keys() == {"it", "en"}
     assert second.before["partitions"] == 2
     assert any(
-        f"{total} partitions to tokenize, 2 of them done by an earlier run" in text for text in notices
+        f"{total} partitions to tokenize, 2 of them done by an earlier run" in text for text in second.notices
     )
     totals = load_manifest(made.shards_dir).data["totals"]
     for key in ("documents", "tokens", "bytes"):
@@ -429,9 +410,8 @@ def test_a_stop_says_how_far_it_came_and_the_next_run_goes_on_from_there(tmp_pat
         assert (
             second.before.get(f"bytes:{name}", 0) + second.counts[f"bytes:{name}"] == sources[name]["bytes"]
         )
-    notices.clear()
-    run_tokenize(made, here, Told(), notices.append)
-    assert notices == [f"nothing to do: all {total} partitions are sealed"]
+    run_tokenize(made, here, third)
+    assert third.notices == [f"nothing to do: all {total} partitions are sealed"]
 
 
 def test_every_document_leads_back_to_its_line(tmp_path, vocab_dir, here):

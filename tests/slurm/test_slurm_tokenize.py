@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from slurm_support import LAB, Cluster, Submitted
 
+from pretok.base.tell import Silent
 from pretok.commands.options import start_engine
 from pretok.commands.steps import tokenize_step
 from pretok.config import load_recipe
@@ -35,7 +36,7 @@ def expected(recipe: Recipe) -> dict[str, str]:
     """The files that one process on this machine makes."""
     loaded = load_recipe(recipe("here"))
     with start_engine(0, None) as engine:
-        tokenize_step(loaded, engine)
+        tokenize_step(loaded, engine, Silent())
     return digests(loaded.shards_dir)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from slurm_support import ROOT, Cluster
 
+from pretok.base.tell import Silent
 from pretok.commands.options import start_engine
 from pretok.commands.steps import mix_step, tokenize_step
 from pretok.config import load_recipe
@@ -63,8 +64,8 @@ def test_two_nodes_equal_one_process_through_a_signal(
     path = recipe("work", TRAIN)
     loaded = load_recipe(path)
     with start_engine(0, None) as engine:
-        tokenize_step(loaded, engine)
-    mix_step(loaded)
+        tokenize_step(loaded, engine, Silent())
+    mix_step(loaded, Silent())
     site = profile(preflight="full")
     shape = ["--stages=train", "--nodes=train=2", "--links=train=3"]
     chain = cluster.submit(str(path), "--profile", site, *shape, "--", f"--steps={steps}")

@@ -13,6 +13,7 @@ import pretok.stream.materialize
 from pretok.base.errors import IntegrityError, MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.stop import StopFlag
+from pretok.base.tell import Silent
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import FILE_NAME, load_manifest
 from pretok.stream.loader import identity_of
@@ -42,7 +43,7 @@ def mix(shards: Path) -> Path:
 
 def run(shards: Path, mix: Path, out: Path, workers: int = 0) -> None:
     with StopFlag() as stop, Engine(workers, None, stop) as engine:
-        run_materialize(shards, mix, out, engine, shard_bytes=SHARD_BYTES)
+        run_materialize(shards, mix, out, engine, Silent(), shard_bytes=SHARD_BYTES)
 
 
 def files(folder: Path) -> dict[str, bytes]:

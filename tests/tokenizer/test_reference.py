@@ -23,6 +23,7 @@ from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.storage import checksum
+from pretok.base.tell import Silent
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.manifest import Shard, load_manifest
 from pretok.tokenizer import reference
@@ -151,7 +152,7 @@ def shards_of(folder: Path, tokenizer: str, documents: list[str], here: Engine) 
     (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
     made = recipe(folder / "out", folder, {"it": [folder / "a.jsonl"]}, val_fraction="0.3")
     run(made, here)
-    assert run_verify(made.shards_dir, None, here, lambda counts: None)[1] == []
+    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
     return made.shards_dir
 
 

@@ -15,7 +15,7 @@ from tokenizing import recipe, run
 from pretok.audit.documents import run_inspect
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine
-from pretok.base.progress import Silent
+from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.shards import task
 from pretok.shards.job import run_tokenize
@@ -222,7 +222,7 @@ def test_a_tokenizer_replaced_in_mid_run_changes_nothing(
 
     monkeypatch.setattr("pretok.shards.job.plan_source", plan)
     made = recipe(folder / "out", folder, {"it": [folder / "a.jsonl"]}, val_fraction="0")
-    run_tokenize(made, here, Silent(), lambda text: None)
+    run_tokenize(made, here, Silent())
     assert load_vocab(folder).fingerprint != before
     assert load_vocab(made.shards_dir).fingerprint == before
     manifest = json.loads((made.shards_dir / "manifest.json").read_text())

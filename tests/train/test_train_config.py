@@ -21,8 +21,8 @@ from train.config import (
     check_table,
     parse,
     parse_checkpointing,
-    parse_count,
     solve_batch,
+    whole_number,
 )
 from train.parallel.devices import peak_of
 from train.parallel.mesh import solve_layout
@@ -136,13 +136,13 @@ def test_tune_writes_flags_that_parse_to_the_same_settings() -> None:
     ],
 )
 def test_counts(text: str, value: int) -> None:
-    assert parse_count(text) == value
+    assert whole_number(text) == value
 
 
 @pytest.mark.parametrize("text", ["many", "-5", "1.5", "", "1e-6"])
 def test_count_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a"):
-        parse_count(text)
+        whole_number(text)
 
 
 def test_checkpointing() -> None:

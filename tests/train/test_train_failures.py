@@ -17,7 +17,7 @@ from train import __main__
 from train.config import TrainConfig
 from train.run import loop, metrics, report
 from train.run.failures import explain
-from train.run.report import Reporter, duration
+from train.run.report import Reporter
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,7 +138,3 @@ def test_silence_is_broken_once_a_minute(
     lines = capsys.readouterr().out.splitlines()
     assert 2 <= len(lines) <= 3
     assert all(" still at step 3/9 (saving), 0s after the start" in line for line in lines)
-
-
-def test_durations() -> None:
-    assert [duration(s) for s in (0.4, 45, 250, 11_500, 190_000)] == ["0s", "45s", "4m", "3h11m", "2d4h"]

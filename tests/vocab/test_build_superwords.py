@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from telling import Told
 from tokenizers import Tokenizer
 
 from pretok.base.errors import Stopped, UsageError
+from pretok.base.tell import SILENT, Teller
 from pretok.config import make_recipe
 from pretok.counts.job import load_counts
 from pretok.read.sample import sample_path
@@ -28,7 +30,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pretok.vocab.job.OTHER_SIZES", ())
 
 
-def build(tmp_path: Path, name: str, engine: Any, **settings: Any) -> Path:
+def build(tmp_path: Path, name: str, engine: Any, tell: Teller = SILENT, **settings: Any) -> Path:
     sources = {language: {"inputs": [str(sample_path(language))]} for language in ("it", "en")}
     vocab = {"size": 1200, "superwords": 200, "holdout": 0.1, "weights": {"it": 0.8, "en": 0.2}, **settings}
     data = {
@@ -38,7 +40,7 @@ def build(tmp_path: Path, name: str, engine: Any, **settings: Any) -> Path:
         "mix": {"tokens": "1M", "weights": vocab["weights"] or "natural"},
     }
     recipe = make_recipe(data, "test")
-    run_build_vocab(recipe, engine)
+    run_build_vocab(recipe, engine, tell)
     return recipe.vocab_dir
 
 
@@ -75,10 +77,8 @@ def test_build_vocab_with_superwords(tmp_path: Path, here: Any) -> None:
 def test_figures_of_the_mix_weigh_the_sources_as_training_does(
     tmp_path: Path, here: Any, weights: dict[str, float]
 ) -> None:
-    told: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pretok.vocab.superword_job.notice", told.append)
-        folder = build(tmp_path, "one", here, weights=weights)
+    told = Told()
+    folder = build(tmp_path, "one", here, told, weights=weights)
     report = json.loads((folder / "report.json").read_text())
     counts = load_counts(tmp_path / "one" / "counts")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -101,7 +101,7 @@ def test_figures_of_the_mix_weigh_the_sources_as_training_does(
         sorted((rates[i] / total for i in range(1000, 1200)), reverse=True)[:50], abs=1e-6
     )
     foremost = section["most_used"][0]
-    (shown,) = [text for text in told if text.startswith("most used in the mix: ")]
+    (shown,) = [text for text in told.notices if text.startswith("most used in the mix: ")]
     assert shown.startswith(f"most used in the mix: {foremost['token']!r}, ")
     others = {"it": "en", "en": "it"}
     for name, part in weights.items():
@@ -110,14 +110,13 @@ def test_figures_of_the_mix_weigh_the_sources_as_training_does(
 
 
 @pytest.mark.usefixtures("few_rows")
-def test_the_report_is_shown_when_it_is_made_and_not_again(
-    tmp_path: Path, here: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build(tmp_path, "one", here)
-    assert "vocabulary of 1,200 entries" in capsys.readouterr().err
-    folder = build(tmp_path, "one", here)
-    shown = " ".join(capsys.readouterr().err.split())
-    assert shown == f"the vocabulary in {folder} is there and unchanged"
+def test_the_report_is_shown_when_it_is_made_and_not_again(tmp_path: Path, here: Any) -> None:
+    first, second = Told(), Told()
+    build(tmp_path, "one", here, first)
+    assert any("vocabulary of 1,200 entries" in str(made) for made in first.shown)
+    folder = build(tmp_path, "one", here, second)
+    assert second.notices == [f"the vocabulary in {folder} is there and unchanged"]
+    assert not second.shown
 
 
 @pytest.mark.usefixtures("few_rows")

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counting import Killer, contents, documents, ignore, recipe
+from counting import Killer, contents, documents, recipe
 from support import needs
+from telling import Told
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from pretok.base.errors import MismatchError, Stopped, UsageError
 from pretok.base.execute import Engine
-from pretok.base.progress import Silent
+from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.counts.job import run_count
 from pretok.counts.weigh import weigh
@@ -53,7 +54,7 @@ def reference(texts: list[str], pattern: str, size: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_vocabulary_is_that_of_the_reference(folder: Path, here: Engine, pattern: str) -> None:
-    run_build_vocab(recipe(folder, holdout="0", pattern=pattern, size=3000), here)
+    run_build_vocab(recipe(folder, holdout="0", pattern=pattern, size=3000), here, Silent())
     model = json.loads((folder / "out" / "vocab" / "tokenizer.json").read_text())["model"]
     expected = reference(documents(folder, "it") + documents(folder, "en"), pattern, 3000)
     assert model["merges"] == expected["merges"]
@@ -62,7 +63,7 @@ def test_the_vocabulary_is_that_of_the_reference(folder: Path, here: Engine, pat
 
 
 def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder, holdout="0"), here, Silent(), ignore)
+    counts = run_count(recipe(folder, holdout="0"), here, Silent())
     words = weigh(counts.buckets, {"it": 3, "en": 1}, 1).words
     merges = train_merges(
         words.data, words.offsets, words.counts, vocab_size=2000, special_tokens=len(SPECIAL)
@@ -74,15 +75,17 @@ def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine)
 
 
 def test_weights_change_the_vocabulary(folder: Path, here: Engine) -> None:
-    plain = run_build_vocab(recipe(folder, size=1200), here)
-    weighted = run_build_vocab(recipe(folder, "w", size=1200, weights={"it": "0.02", "en": "0.98"}), here)
+    plain = run_build_vocab(recipe(folder, size=1200), here, Silent())
+    weighted = run_build_vocab(
+        recipe(folder, "w", size=1200, weights={"it": "0.02", "en": "0.98"}), here, Silent()
+    )
     assert weighted["sources"]["en"]["weight"] == 0.98
     assert weighted["sources"]["en"]["training"]["tokens"] < plain["sources"]["en"]["training"]["tokens"]
 
 
 def test_the_report_agrees_with_the_texts(folder: Path, here: Engine) -> None:
-    report = run_build_vocab(recipe(folder, size=1200), here)
-    counts = run_count(recipe(folder, size=1200), here, Silent(), ignore)
+    report = run_build_vocab(recipe(folder, size=1200), here, Silent())
+    counts = run_count(recipe(folder, size=1200), here, Silent())
     tokenizer = Tokenizer.from_file(str(folder / "out" / "vocab" / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     for source in ("it", "en"):
@@ -103,27 +106,27 @@ def test_the_report_agrees_with_the_texts(folder: Path, here: Engine) -> None:
 
 @pytest.mark.parametrize("steps", [2, 60, 90, 130])
 def test_a_stopped_job_continues_to_the_same_bytes(folder: Path, here: Engine, steps: int) -> None:
-    run_build_vocab(recipe(folder, size=1200), here)
+    run_build_vocab(recipe(folder, size=1200), here, Silent())
     with pytest.raises(Stopped):
-        run_build_vocab(recipe(folder, "killed", size=1200), Killer(steps))
-    run_build_vocab(recipe(folder, "killed", size=1200), here)
+        run_build_vocab(recipe(folder, "killed", size=1200), Killer(steps), Silent())
+    run_build_vocab(recipe(folder, "killed", size=1200), here, Silent())
     for part in ("vocab", "counts"):
         assert contents(folder / "killed" / part) == contents(folder / "out" / part)
 
 
 def test_what_is_made_is_kept_and_other_settings_are_refused(folder: Path, here: Engine) -> None:
-    first = run_build_vocab(recipe(folder, size=1200), here)
-    assert run_build_vocab(recipe(folder, size=1200), Killer(0)) == first
+    first = run_build_vocab(recipe(folder, size=1200), here, Silent())
+    assert run_build_vocab(recipe(folder, size=1200), Killer(0), Silent()) == first
     with pytest.raises(MismatchError, match=r"size was 1200 and is 1300"):
-        run_build_vocab(recipe(folder, size=1300), here)
+        run_build_vocab(recipe(folder, size=1300), here, Silent())
 
 
 def test_counts_alone_are_enough(folder: Path, here: Engine) -> None:
-    run_build_vocab(recipe(folder, size=1200), here)
-    counts = run_count(recipe(folder, size=1200), here, Silent(), ignore)
+    run_build_vocab(recipe(folder, size=1200), here, Silent())
+    counts = run_count(recipe(folder, size=1200), here, Silent())
     for path in (folder / "in").iterdir():
         path.unlink()
-    run_build_vocab(recipe(folder, "again", size=1200), here, counts=counts)
+    run_build_vocab(recipe(folder, "again", size=1200), here, Silent(), counts=counts)
     name = "tokenizer.json"
     assert (folder / "again" / "vocab" / name).read_bytes() == (folder / "out" / "vocab" / name).read_bytes()
 
@@ -131,14 +134,14 @@ def test_counts_alone_are_enough(folder: Path, here: Engine) -> None:
 def test_fewer_merges_than_asked_for(
     folder: Path,
     here: Engine,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("pretok.vocab.job.notice", told.append)
-    report = run_build_vocab(recipe(folder, holdout="0", size=60_000), here)
+    told = Told()
+    report = run_build_vocab(recipe(folder, holdout="0", size=60_000), here, told)
     size = report["vocabulary"]["size"]
     assert size < 60_000
-    assert any(f"the counts allow {size:,} entries, not the 60,000 asked for" in text for text in told)
+    assert any(
+        f"the counts allow {size:,} entries, not the 60,000 asked for" in text for text in told.notices
+    )
     expected = reference(documents(folder, "it") + documents(folder, "en"), "cl100k", 60_000)
     model = json.loads((folder / "out" / "vocab" / "tokenizer.json").read_text())["model"]
     assert model["merges"] == expected["merges"]
@@ -146,7 +149,7 @@ def test_fewer_merges_than_asked_for(
 
 def test_both_libraries_open_the_folder(folder: Path, here: Engine) -> None:
     transformers = needs("transformers")
-    run_build_vocab(recipe(folder, size=1200), here)
+    run_build_vocab(recipe(folder, size=1200), here, Silent())
     path = str(folder / "out" / "vocab")
     fast = transformers.AutoTokenizer.from_pretrained(path)
     plain = Tokenizer.from_file(path + "/tokenizer.json")
@@ -173,7 +176,7 @@ def test_impossible_settings_are_refused(
     message: str,
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        run_build_vocab(recipe(folder, **settings), here)
+        run_build_vocab(recipe(folder, **settings), here, Silent())
 
 
 def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +206,7 @@ def test_what_cannot_be_compared_is_refused_before_the_work(folder: Path, here: 
     other = folder / "tokenizer.json"
     other.write_text('{"model": {"type": "WordPiece"}}')
     with pytest.raises(UsageError, match=r"tokenizer\.json is not a BPE tokenizer"):
-        run_build_vocab(recipe(folder, size=1200), here, [other])
+        run_build_vocab(recipe(folder, size=1200), here, Silent(), [other])
     assert not (folder / "out" / "counts").exists()
 
 
@@ -212,9 +215,11 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
     here: Engine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    other = run_build_vocab(recipe(folder, size=1200), here) and folder / "out" / "vocab" / "tokenizer.json"
-    told: list[str] = []
-    monkeypatch.setattr("pretok.vocab.job.notice", told.append)
+    other = (
+        run_build_vocab(recipe(folder, size=1200), here, Silent())
+        and folder / "out" / "vocab" / "tokenizer.json"
+    )
+    told = Told()
     measure = measure_texts
 
     def give_up(path: Path, texts: Any) -> int:
@@ -223,8 +228,8 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
         return measure(path, texts)
 
     monkeypatch.setattr("pretok.vocab.job.measure_texts", give_up)
-    report = run_build_vocab(recipe(folder, "b", size=1200), here, [other])
+    report = run_build_vocab(recipe(folder, "b", size=1200), here, told, [other])
     assert report["compare"][str(other)]["it"]["tokens"] is None
     assert report["mix"]["compare"][str(other)] is None
     assert report["compare"]["this"]["it"]["tokens"] > 0
-    assert f"{other} is not compared on it: 1 documents cannot be encoded: too hard" in told
+    assert f"{other} is not compared on it: 1 documents cannot be encoded: too hard" in told.notices

@@ -19,18 +19,19 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from segment_texts import TRICKY, texts
+from telling import Told
 from texts import HARD, pack
 from tokenizers import Tokenizer
 
 from pretok.audit.verify_job import run_verify
-from pretok.base.progress import Silent
+from pretok.base.tell import Silent
 from pretok.config import make_recipe
 from pretok.counts.table import WordTable
 from pretok.kernels.pretokenize import PATTERNS, disputed
 from pretok.read.batches import buffers
 from pretok.read.sample import sample_path
 from pretok.shards.job import run_tokenize
-from pretok.tokenizer.encoder import Encoder, Engine, SuperwordEngine, choose_engine, fast_engine
+from pretok.tokenizer.encoder import BatchEncoder, Encoder, SuperwordEngine, choose_engine, fast_engine
 from pretok.tokenizer.reference import ReferenceEngine
 from pretok.tokenizer.segments import BASE, COARSE, COMMA, SEPARATORS, SPACE
 from pretok.tokenizer.stages import Merge, drop_crossing
@@ -53,7 +54,7 @@ class Trained:
     words: list[Merge]
     superwords: Merges
     file: str
-    engine: Engine
+    engine: BatchEncoder
     reference: Tokenizer
 
 
@@ -272,10 +273,10 @@ def test_tokenize_verify_and_inspect_take_superwords(tmp_path: Path, here: Any, 
         "sources": {"it": {"inputs": [str(sample_path("it"))]}},
         "vocab": {"path": str(tmp_path / "vocab"), "eod": SPECIAL[0]},
     }
-    notices: list[str] = []
-    run_tokenize(make_recipe(data, "test"), here, Silent(), notices.append)
-    assert not any("tokenizers instead" in notice for notice in notices)
-    manifest, problems = run_verify(tmp_path / "shards", None, here, lambda counts: None)
+    told = Told()
+    run_tokenize(make_recipe(data, "test"), here, told)
+    assert not any("tokenizers instead" in notice for notice in told.notices)
+    manifest, problems = run_verify(tmp_path / "shards", None, here, Silent())
     assert problems == []
     texts = [
         json.loads(line)["text"] for line in Path(sample_path("it")).read_text(encoding="utf-8").splitlines()

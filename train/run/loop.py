@@ -48,7 +48,7 @@ FIRST_MARGIN = 30.0
 
 
 @dataclass
-class Progress:
+class RunState:
     """Where the run is: all that a checkpoint holds besides tensors.
 
     `step` steps are done, `position` sequences read.
@@ -76,7 +76,7 @@ class Run:
     lost: threading.Event
     stop: StopFlag
     goodput: Goodput
-    progress: Progress
+    progress: RunState
     validation: dict[str, ValidationSource]
     questions: list[Questions]
     save_every: tuple[str, float]
@@ -127,10 +127,10 @@ def _start(
     checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
     if config.save_every != "never":
         checkpoints.check_space(OPTIMIZER_BYTES * plan.model.parameters)
-    progress = Progress()
+    progress = RunState()
     meta = _resume(trainee, checkpoints, plan)
     if meta is not None:
-        progress = Progress(**meta["progress"])
+        progress = RunState(**meta["progress"])
         report(f"resumed from step {progress.step}")
         for name, value in config.as_dict().items():
             if meta["config"].get(name) != value:

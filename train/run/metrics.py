@@ -24,9 +24,10 @@ import torch
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import atomic_open
+from pretok.base.units import duration
 from train.config import TrainConfig
 from train.parallel.devices import Device
-from train.run.report import STEP_SILENCE, Reporter, clock, duration
+from train.run.report import STEP_SILENCE, Reporter, clock
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from pretok.base.units import duration
+
 SILENCE = 60.0
 """Seconds after which a line says that the run lives, when nothing else was said."""
 STEP_SILENCE = 50.0
@@ -18,17 +20,6 @@ STEP_SILENCE = 50.0
 def clock() -> str:
     """The time of day."""
     return time.strftime("%H:%M:%S")
-
-
-def duration(seconds: float) -> str:
-    """45 -> '45s', 250 -> '4m', 11_500 -> '3h11m', 190_000 -> '2d4h'."""
-    minutes = int(seconds) // 60
-    if minutes < 1:
-        return f"{seconds:.0f}s"
-    if minutes < 60:
-        return f"{minutes}m"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24}h"
 
 
 class Reporter:

@@ -28,7 +28,7 @@ from train.model.loss import IGNORE
 Tokens = npt.NDArray[np.integer[Any]]
 
 
-def checksum(positions: list[int], tokens: Tokens) -> int:
+def batch_checksum(positions: list[int], tokens: Tokens) -> int:
     """Sum over sequences of the CRC-32 of position and token ids; below 2**53 for two million sequences."""
     rows = zip(np.asarray(positions, np.int64), tokens, strict=True)
     return sum(zlib.crc32(row.tobytes(), zlib.crc32(position.tobytes())) for position, row in rows)
@@ -45,7 +45,7 @@ class _Fetch:
 
     def __getitems__(self, positions: list[int]) -> tuple[Tokens, int]:
         tokens = self.view.batch(positions, np.int32)
-        return tokens, checksum(positions, tokens)
+        return tokens, batch_checksum(positions, tokens)
 
 
 def _to_torch(fetched: tuple[Tokens, int]) -> tuple[Tensor, int]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from train.config import TrainConfig, add_flags, parse, parse_checkpointing, parse_count, solve_batch
+from train.config import TrainConfig, add_flags, parse, parse_checkpointing, solve_batch, whole_number
 from train.model.sizes import ModelConfig, model_config
 from train.parallel.devices import peak_of
 from train.parallel.mesh import Layout, solve_layout
@@ -168,7 +168,7 @@ def device_gigabytes(name: str) -> float | None:
     return next((float(size) for part, size in _MEMORY if part in name), None)
 
 
-def make_plan(config: TrainConfig, space: argparse.Namespace) -> dict[str, Any]:
+def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, Any]:
     """All figures of `train plan`, as JSON values; None where something needed is not given.
 
     fits: whether the count stays under HEADROOM of the device; when it does not, the run cannot be and has no time,
@@ -278,8 +278,8 @@ def main(arguments: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     add_flags(parser)
-    parser.add_argument("--nodes", type=parse_count, default=1)
-    parser.add_argument("--devices-per-node", type=parse_count, default=1)
+    parser.add_argument("--nodes", type=whole_number, default=1)
+    parser.add_argument("--devices-per-node", type=whole_number, default=1)
     parser.add_argument(
         "--device", default="", help="part of the device's name, for its peak: H100, A100, MI250X, ..."
     )
@@ -293,6 +293,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--grid", type=float, help="carbon intensity in kg CO2 per kWh")
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     config, space = parse(parser, arguments)
-    plan = make_plan(config, space)
+    plan = plan_figures(config, space)
     text = json.dumps(plan, indent=1) if space.json else render(plan)
     sys.stdout.write(text + "\n")

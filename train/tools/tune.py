@@ -22,7 +22,7 @@ from typing import Any
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import atomic_open
-from train.config import TrainConfig, add_flags, parse, parse_count
+from train.config import TrainConfig, add_flags, parse, whole_number
 from train.run.metrics import append_line, read_lines
 
 SETTINGS = ("micro_batch", "checkpointing", "compile")
@@ -162,8 +162,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--micro-batches", default="1,2,4,8")
     parser.add_argument("--checkpointings", default="none,ops,full")
     parser.add_argument("--compiles", default="no,yes")
-    parser.add_argument("--trial-steps", type=parse_count, default=10)
-    parser.add_argument("--processes", type=parse_count, default=1, help="ranks on this machine")
+    parser.add_argument("--trial-steps", type=whole_number, default=10)
+    parser.add_argument("--processes", type=whole_number, default=1, help="ranks on this machine")
     config, space = parse(parser, arguments)
     if space.trial_steps <= WARM_UP:
         raise UsageError(f"--trial-steps must be more than {WARM_UP}: the first {WARM_UP} do not count")
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str]) -> None:
     if unknown := set(space.compiles.split(",")) - set(answers):
         raise UsageError(f"--compiles takes yes and no, not {sorted(unknown)}")
     choices = candidates(
-        [parse_count(text) for text in space.micro_batches.split(",")],
+        [whole_number(text) for text in space.micro_batches.split(",")],
         space.checkpointings.split(","),
         [answers[text] for text in space.compiles.split(",")],
     )

@@ -1,0 +1,80 @@
+"""How a job tells a person something: one object it receives, never a global.
+
+Enters: notices, progress, tables, and events with numbers. Leaves: what the object makes of them, which whoever starts
+the job chooses: a command a `console.Terminal`, a test or a program that uses the library `Silent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pretok.base.progress import Counts, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of texts below names of columns."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table whose first column is text and whose other columns are numbers."""
+    return Table(title, columns, list(rows))
+
+
+class Teller(Protocol):
+    """What a job tells to."""
+
+    @property
+    def log(self) -> Path | None:
+        """The file that keeps what is told; None where there is none."""
+
+    def notice(self, text: str) -> None:
+        """One plain line."""
+
+    def progress(self, title: str) -> AbstractContextManager[Progress]:
+        """One step, shown while the context is open."""
+
+    def show(self, made: Table | str, *, result: bool = False) -> None:
+        """A table or a text; `result`: it is what the command was asked for."""
+
+    def event(self, name: str, **details: object) -> None:
+        """What nobody waits for but may look up afterwards: only for the log. details: JSON values."""
+
+
+class Silent:
+    """A Teller that tells nobody, and its own Progress."""
+
+    log: Path | None = None
+
+    def notice(self, text: str) -> None:
+        """Nothing."""
+
+    def progress(self, title: str) -> AbstractContextManager[Progress]:  # noqa: ARG002
+        """Progress of which nothing is seen."""
+        return nullcontext(self)
+
+    def show(self, made: Table | str, *, result: bool = False) -> None:
+        """Nothing."""
+
+    def event(self, name: str, **details: object) -> None:
+        """Nothing."""
+
+    def __call__(self, counts: Counts, /) -> None:
+        """Nothing."""
+
+    def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:
+        """Nothing."""
+
+    def start_from(self, counts: Counts) -> None:
+        """Nothing."""
+
+
+SILENT = Silent()

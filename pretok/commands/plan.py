@@ -1,0 +1,46 @@
+"""`pretok plan`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from pretok.commands.options import Field, Inputs, Json, Out, read_recipe, terminal
+
+
+def plan(
+    context: typer.Context,
+    inputs: Inputs,
+    out: Out = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers to reckon with. Default: one per CPU of this machine.")
+    ] = None,
+    field: Field = None,
+    seed: Annotated[int, typer.Option(help="Another seed, other samples.")] = 0,
+    json: Json = False,
+) -> None:
+    """What a recipe will give and cost: tokens, rejects, shards, time, memory, whether the mix is possible.
+
+    Writes nothing. Samples a few megabytes of each source, spread evenly over its files, and says how sure it is.
+
+    pretok plan pipelines/demo.toml
+
+    pretok plan recipe.toml --workers 1120 --json
+    """
+    from pretok.base.console import print_json
+    from pretok.base.records import to_json
+    from pretok.forecast.job import run_forecast, tables
+
+    recipe, tell = read_recipe(inputs, out, {}, field), terminal(context)
+    forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, tell)
+    if json:
+        print_json(to_json(forecast))
+        return
+    for made in tables(forecast):
+        tell.show(made, result=True)
+    if not forecast.vocabulary:
+        tell.notice("counted with a vocabulary trained on a sample: the real one will need fewer tokens")
+    if forecast.mix_problem:
+        tell.notice(f"the mix cannot be judged: {forecast.mix_problem}")

@@ -1,0 +1,157 @@
+"""Measured windows -> whole sources with intervals, and what a mix would take of them.
+
+Enters: a `Sample` of a source. Leaves: `SourceForecast`; and of all sources and a [mix], how often each would be read.
+
+A window of `units` units stands for `amount` of them, so what it holds counts amount/units times; the sum over the
+windows estimates the total. Its interval is two standard errors, from the differences between neighbours, as windows at
+equal distances want it: files differ more than the parts of a file (Wolter, "An Investigation of Some Estimators of
+Variance for Systematic Sampling", 1984, estimator v2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pretok.base.errors import UsageError
+from pretok.forecast.measure import Found, Sample
+from pretok.stream.mix_file import MixSource
+from pretok.stream.mix_job import MixRequest
+from pretok.stream.quota import stage_quotas
+
+ERRORS = 2.0
+"""Standard errors on each side: an interval of about 95 %."""
+ENDLESS = 1 << 60
+"""Tokens of a source of which one window says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and the bounds between which it should lie; equal where everything was read."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceForecast:
+    """What a source should hold. files, stored: its inputs and their bytes; bytes: of text; reject_share: of records;
+    sampled: bytes of text that were encoded; rate: bytes of text that one core parses and encodes in a second; words:
+    distinct ones; shards: their number, of `shard_bytes` bytes of tokens each."""
+
+    files: int
+    stored: int
+    documents: Interval
+    bytes: Interval
+    tokens: Interval
+    reject_share: float
+    rejected: dict[str, float]
+    words: float
+    sampled: int
+    rate: float
+    shard_bytes: int
+    shards: int
+
+
+def forecast_source(
+    sample: Sample, files: int, stored: int, shard_bytes: int, itemsize: int
+) -> SourceForecast:
+    """A source from its windows. Raises UsageError where no text was found in any."""
+    found = [part for part in sample.found if part.bytes]
+    if not found:
+        reasons = sum((part.rejected for part in sample.found), Counter[str]())
+        said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(3))
+        raise UsageError(f"no text in any of {len(sample.found)} samples ({said or 'no record'})")
+    documents = _total(sample.found, lambda part: part.documents)
+    text = _total(sample.found, lambda part: part.bytes)
+    tokens = _total(sample.found, _tokens)
+    rejected = {
+        reason: _total(sample.found, lambda part, reason=reason: part.rejected[reason]).value  # type: ignore[misc]
+        for reason in sorted(sum((part.rejected for part in sample.found), Counter[str]()))
+    }
+    refused = sum(rejected.values())
+    return SourceForecast(
+        files=files,
+        stored=stored,
+        documents=documents,
+        bytes=text,
+        tokens=tokens,
+        reject_share=refused / max(1.0, refused + documents.value),
+        rejected=rejected,
+        words=sample.distinct_words(text.value),
+        sampled=sample.bytes,
+        rate=sample.rate,
+        shard_bytes=shard_bytes,
+        shards=math.ceil(tokens.value * itemsize / shard_bytes),
+    )
+
+
+def _tokens(part: Found) -> float:
+    return part.tokens * part.bytes / part.encoded if part.encoded else 0.0
+
+
+def _total(found: Sequence[Found], of: Callable[[Found], float]) -> Interval:
+    """The total of what `of` gives for each window; windows that could not be read count as the others' average."""
+    parts = [part.window.amount / part.window.units * of(part) for part in found]
+    value = sum(parts)
+    if all(
+        part.window.amount <= part.window.units for part in found
+    ):  # each window is all that it stands for
+        return Interval(value, value, value)
+    if len(parts) == 1:  # of one window nothing is known of the others
+        return Interval(value, 0.0, math.inf)
+    variance = sum((b - a) ** 2 for a, b in pairwise(parts)) / (2 * (len(parts) - 1))
+    error = ERRORS * math.sqrt(len(parts) * variance)
+    return Interval(value, max(0.0, value - error), value + error)
+
+
+@dataclass(frozen=True, slots=True)
+class MixForecast:
+    """What a mix would take. tokens: of the mix; epochs: of each source; problem: why it cannot be, or ""; sure:
+    whether that is the same at both ends of all intervals."""
+
+    tokens: int
+    epochs: dict[str, float]
+    problem: str
+    sure: bool
+
+
+def forecast_mix(request: MixRequest, sources: Mapping[str, SourceForecast]) -> MixForecast:
+    """How often a mix would read each source, were the estimates exact."""
+    asked = {name for stage in request.stages for name in (stage.weights or sources)}
+    if unknown := asked - sources.keys():
+        raise UsageError(f"the mix names {', '.join(sorted(unknown))}, which is no source")
+    tokens = {name: sources[name].tokens for name in sorted(asked)}
+    middle, *ends = (
+        _try(request, held)
+        for held in (
+            {name: int(interval.value) for name, interval in tokens.items()},
+            {name: int(interval.low) for name, interval in tokens.items()},
+            {name: int(min(interval.high, ENDLESS)) for name, interval in tokens.items()},
+        )
+    )
+    return MixForecast(*middle, sure=all(bool(problem) == bool(middle[2]) for _, _, problem in ends))
+
+
+def _try(request: MixRequest, tokens: Mapping[str, int]) -> tuple[int, dict[str, float], str]:
+    """(tokens, epochs of each source, problem) of a mix over sources of so many tokens."""
+    length = request.seq_len
+    sources = [MixSource(name, count, max(0, (count - 1) // length)) for name, count in tokens.items()]
+    drawn = [0] * len(sources)
+    problem = ""
+    for stage in request.stages:
+        try:
+            quotas, _ = stage_quotas(stage, sources, drawn, length, request.limit)
+        except UsageError as error:
+            problem = str(error)
+            break
+        drawn = [taken + quota for taken, quota in zip(drawn, quotas, strict=True)]
+    epochs = {
+        source.name: taken / source.sequences if source.sequences else 0.0
+        for source, taken in zip(sources, drawn, strict=True)
+    }
+    return sum(drawn) * length, epochs, problem

@@ -1,0 +1,205 @@
+"""plan: a recipe -> what it will give and cost, before any node-hour is spent.
+
+Enters: a Recipe. Leaves: a `Forecast`, its tables, and nothing on disk. Where the recipe's vocabulary is there, tokens
+are counted with it; else with one that is trained on another sample of the same sources, which has seen less text than
+the real one will and so needs more tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from pretok.base.errors import UsageError
+from pretok.base.tell import Table, Teller, table
+from pretok.base.tokens import token_dtype
+from pretok.base.units import duration, short, short_bytes
+from pretok.config import Recipe, Source
+from pretok.counts.table import WordTable
+from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, forecast_mix, forecast_source
+from pretok.forecast.measure import measure
+from pretok.forecast.windows import windows
+from pretok.kernels.pretokenize import PATTERNS
+from pretok.read.batches import buffers
+from pretok.read.files import CorruptInputError, list_inputs
+from pretok.read.normalize import normalize_batch
+from pretok.read.partition import shard_bytes
+from pretok.read.probe import Probe, probe_inputs
+from pretok.read.readers import read_piece
+from pretok.stream.mix_job import recipe_request
+from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab, write_vocab
+from pretok.vocab.bpe import train_merges
+
+WORD_BYTES = 330
+"""Memory of build-vocab's driver for each distinct word, see docs/scaling.md."""
+WORKER_BYTES = 600_000_000
+"""Memory of a worker of tokenize at most, see docs/scaling.md."""
+FILES_A_SHARD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a recipe should give. vocabulary: the tokenizer that counted, "" for one made for the purpose; itemsize:
+    bytes of a token on disk; words: distinct ones of all sources, at most."""
+
+    vocabulary: str
+    itemsize: int
+    workers: int
+    sources: dict[str, SourceForecast]
+    mix: MixForecast | None
+    mix_problem: str
+
+    @property
+    def tokens(self) -> Interval:
+        """Of all sources. The intervals are added, as if all erred to the same side."""
+        parts = [source.tokens for source in self.sources.values()]
+        return Interval(*(sum(getattr(part, name) for part in parts) for name in ("value", "low", "high")))
+
+    @property
+    def words(self) -> float:
+        """Distinct words at most: those of all sources, as if they shared none."""
+        return sum(source.words for source in self.sources.values())
+
+    @property
+    def seconds(self) -> float:
+        """Tokenizing with all workers, each at the rate measured here."""
+        return sum(source.bytes.value / source.rate for source in self.sources.values()) / max(
+            1, self.workers
+        )
+
+
+def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forecast:
+    """Sample every source. Raises UsageError for inputs that are not there or hold no text, as tokenize would."""
+    probed = {name: _probe(source, tell) for name, source in recipe.sources.items()}
+    with _vocabulary(recipe, probed, seed) as (vocab, trained):
+        encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path))
+        itemsize = token_dtype(vocab.size).itemsize
+        sources = {}
+        for name, source in recipe.sources.items():
+            found = measure(
+                windows(probed[name], f"{seed}/{name}"),
+                source.record,
+                recipe.normalize.function,
+                encoder,
+                recipe.vocab.pattern,
+            )
+            for error in found.errors:
+                tell.notice(f"{name}: not sampled: {error}")
+            probes = probed[name]
+            target = recipe.shards.size or shard_bytes(probes, itemsize)
+            stored = sum(probe.file.size for probe in probes)
+            try:
+                sources[name] = forecast_source(found, len(probes), stored, target, itemsize)
+            except UsageError as error:
+                raise UsageError(f"source {name}: {error}") from None
+        fingerprint = "" if trained else vocab.fingerprint
+    mix, problem = None, ""
+    if recipe.mix is not None:
+        try:
+            mix = forecast_mix(recipe_request(recipe.mix), sources)
+        except UsageError as error:
+            problem = str(error)
+    return Forecast(fingerprint, itemsize, workers, sources, mix, problem)
+
+
+def _probe(source: Source, tell: Teller) -> list[Probe]:
+    inputs, notices = list_inputs(source.inputs, source.format)
+    for text in notices:
+        tell.notice(text)
+    if hubs := [file.path for file in inputs if file.format == "hub"]:
+        raise UsageError(
+            f"{hubs[0]}: a data set on a hub tells no sizes before it is read; it cannot be forecast"
+        )
+    return probe_inputs(inputs, source.field, tell)
+
+
+@contextmanager
+def _vocabulary(
+    recipe: Recipe, probed: dict[str, list[Probe]], seed: int
+) -> Iterator[tuple[Vocabulary, bool]]:
+    """(the vocabulary to count with, whether it was trained for that purpose)."""
+    path = recipe.vocab_dir
+    if recipe.vocab.path is not None or (path / TOKENIZER_FILE).exists():
+        yield load_vocab(path, eod=recipe.vocab.eod), False
+        return
+    table = WordTable()
+    for name, source in recipe.sources.items():
+        for window in windows(probed[name], f"{seed}/vocabulary/{name}"):
+            try:
+                for batch in read_piece(window.piece, 0, source.record):
+                    texts = normalize_batch(batch, recipe.normalize.function).texts
+                    nobody = np.zeros(len(texts), np.bool_)
+                    table.add_documents(*buffers(texts), nobody, recipe.vocab.pattern)
+            except CorruptInputError:
+                continue
+    words, special = table.words(), recipe.vocab.special_tokens
+    merges = train_merges(
+        words.data, words.offsets, words.counts, vocab_size=recipe.vocab.size, special_tokens=len(special)
+    )
+    with TemporaryDirectory(prefix="pretok-") as folder:
+        made = merges.first(recipe.vocab.size)
+        yield write_vocab(Path(folder), PATTERNS[recipe.vocab.pattern], special, made), True
+
+
+def tables(forecast: Forecast) -> list[Table]:
+    """The forecast as a person reads it."""
+    rows = [
+        (
+            name,
+            f"{source.files:,}",
+            short_bytes(source.stored),
+            _spread(source.documents),
+            _spread(source.tokens),
+            f"{source.bytes.value / max(1.0, source.tokens.value):.3f}",
+            f"{source.reject_share:.2%}",
+            f"{source.shards:,} of {short_bytes(source.shard_bytes)}",
+        )
+        for name, source in forecast.sources.items()
+    ]
+    columns = ("source", "files", "on disk", "documents", "tokens", "bytes per token", "rejected", "shards")
+    made = [table("what the sources hold, estimated", columns, rows), _cost(forecast)]
+    if forecast.mix is not None:
+        made.append(_mix(forecast.mix))
+    return made
+
+
+def _cost(forecast: Forecast) -> Table:
+    shards = sum(source.shards for source in forecast.sources.values())
+    tokens = forecast.tokens
+    rates = [source.rate for source in forecast.sources.values()]
+    rows = [
+        ("tokens", f"{_spread(tokens)}, {short_bytes(tokens.value * forecast.itemsize)} on disk"),
+        ("files", f"about {FILES_A_SHARD * shards:,} in {shards:,} shards"),
+        ("tokenize", f"{duration(forecast.seconds)} with {forecast.workers} workers, each at the "
+         f"{short_bytes(min(rates))}/s measured here; start-up not counted"),
+        ("memory", f"{short_bytes(WORKER_BYTES * forecast.workers)} at most for the workers"),
+    ]  # fmt: skip
+    if not forecast.vocabulary:
+        need = short_bytes(max(WORD_BYTES * forecast.words, 5e8))
+        rows.append(("build-vocab", f"up to {short(forecast.words)} distinct words, {need} in the driver"))
+    return table("what it takes", ("", "estimate"), rows)
+
+
+def _mix(mix: MixForecast) -> Table:
+    fits = "no" if mix.problem else "yes"
+    rows = [
+        ("fits", fits if mix.sure else f"{fits}, but the estimates allow the other too"),
+        *([("why not", mix.problem)] if mix.problem else [("tokens", f"{mix.tokens:,}")]),
+        *((f"epochs of {name}", f"{epochs:.2f}") for name, epochs in mix.epochs.items()),
+    ]
+    return table("the mix", ("", "estimate"), rows)
+
+
+def _spread(interval: Interval) -> str:
+    """`1.23 M ± 2.1 %`; no spread where everything was read."""
+    if interval.low == interval.value:
+        return short(interval.value)
+    if interval.high == float("inf"):
+        return f"about {short(interval.value)}"
+    return f"{short(interval.value)} ± {(interval.high - interval.value) / max(interval.value, 1e-9):.1%}"

@@ -1,0 +1,123 @@
+"""Windows -> what was found in each: documents, bytes of text, tokens, rejects by reason, and new words.
+
+Enters: the windows of a source, how its records are read, an encoder. Leaves: a `Found` for each window, and the growth
+of the number of distinct words with the text (Heaps, "Information Retrieval", 1978: k times n to the power beta).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pretok.counts.table import WordTable
+from pretok.forecast.windows import Window
+from pretok.read.batches import TextBatch, buffers
+from pretok.read.files import CorruptInputError
+from pretok.read.normalize import Normalization, normalize_batch
+from pretok.read.readers import RecordFormat, read_piece
+from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.reference import Unencodable
+
+
+@dataclass(slots=True)
+class Found:
+    """What a window holds. tokens: of the first `encoded` bytes of its text, ends of documents included; parsing,
+    encoding: seconds that `bytes` and `encoded` bytes took."""
+
+    window: Window
+    documents: int = 0
+    bytes: int = 0
+    encoded: int = 0
+    tokens: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    parsing: float = 0.0
+    encoding: float = 0.0
+
+
+@dataclass(slots=True)
+class Sample:
+    """What all windows of a source gave. words: (bytes of text encoded so far, distinct words in it) after each window;
+    errors: windows that could not be read."""
+
+    found: list[Found] = field(default_factory=list)
+    words: list[tuple[int, int]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Text that was encoded."""
+        return sum(found.encoded for found in self.found)
+
+    @property
+    def rate(self) -> float:
+        """Bytes of text parsed and encoded a second, decompressing not counted, in the second half of the windows: by
+        then the encoder's word cache is no longer empty."""
+        late = self.found[len(self.found) // 2 :]
+        parsing = sum(found.parsing for found in late) / max(1, sum(found.bytes for found in late))
+        encoding = sum(found.encoding for found in late) / max(1, sum(found.encoded for found in late))
+        return 1 / max(parsing + encoding, 1e-12)
+
+    def distinct_words(self, size: float) -> float:
+        """Distinct words in `size` bytes of such text: the power law through the second half of the sample."""
+        points = [(math.log(n), math.log(v)) for n, v in self.words[len(self.words) // 2 :] if n and v]
+        if len(points) < 2 or points[0][0] == points[-1][0]:
+            return float(self.words[-1][1]) if self.words else 0.0
+        x, y = np.array(points).T
+        beta, log_k = np.polyfit(x, y, 1)
+        return float(math.exp(log_k + min(beta, 1.0) * math.log(max(size, 1.0))))
+
+
+def measure(
+    windows: Iterable[Window],
+    record: RecordFormat,
+    normalization: Normalization,
+    encoder: Encoder,
+    pattern: str,
+) -> Sample:
+    """Read every window once."""
+    sample, table, read = Sample(), WordTable(), 0
+    for window in windows:
+        found = Found(window)
+        began = time.monotonic()
+        try:
+            for batch in read_piece(window.piece, 0, record):
+                _add(found, normalize_batch(batch, normalization), encoder, table, pattern)
+        except CorruptInputError as error:
+            sample.errors.append(f"{window.piece.file.path}: {error}")
+            continue
+        found.parsing = max(0.0, time.monotonic() - began - found.encoding)
+        read += found.encoded
+        sample.words.append((read, len(table)))
+        sample.found.append(found)
+    return sample
+
+
+def _add(found: Found, batch: TextBatch, encoder: Encoder, table: WordTable, pattern: str) -> None:
+    """Count a batch; encode it unless the window already has its share."""
+    found.rejected.update(reject.reason for reject in batch.rejects)
+    if not len(batch.texts):
+        return
+    data, offsets = buffers(batch.texts)
+    found.documents += len(batch.texts)
+    found.bytes += len(data)
+    room = found.window.text - found.encoded
+    if room <= 0:
+        return
+    count = max(1, int(np.searchsorted(offsets, room)))  # at least one document, however long
+    texts = batch.texts.slice(0, count)
+    data, offsets = buffers(texts)
+    began = time.monotonic()
+    try:
+        tokens, _ = encoder.encode(texts)
+    except Unencodable as error:
+        found.rejected["unencodable"] += len(error.documents)
+        return
+    found.encoding += time.monotonic() - began
+    table.add_documents(data, offsets, np.zeros(len(texts), np.bool_), pattern)
+    found.encoded += len(data)
+    found.tokens += len(tokens)

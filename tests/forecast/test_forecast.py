@@ -1,0 +1,173 @@
+"""What a recipe is said to give is what it gives: exact where everything is read, within its interval where not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from pretok.base.errors import UsageError
+from pretok.base.tell import SILENT
+from pretok.cli import run_command
+from pretok.config import make_recipe
+from pretok.forecast import windows as module
+from pretok.forecast.job import Forecast, run_forecast, tables
+from pretok.shards.manifest import load_manifest
+
+WORDS = "il mare è salato e la luna sorge sopra il monte perché l'acqua canta nella notte".split()  # noqa: SIM905
+
+
+def texts(count: int, seed: int, longest: int = 400) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)]
+
+
+def lines(found: list[str]) -> bytes:
+    return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in found).encode()
+
+
+def forecast(folder: Path, at: Path, **settings: object) -> Forecast:
+    data = {"out": folder / "out", "sources": {"it": {"inputs": [str(folder / "in" / "*")]}}, **settings}
+    data.setdefault("vocab", {"path": at})
+    return run_forecast(make_recipe(data, "test"), 2, 0, SILENT)
+
+
+def exact(folder: Path, vocab: Path) -> tuple[int, int, int]:
+    """(documents, bytes, tokens) as tokenize finds them."""
+    inputs = [f"it={folder}/in/*"]
+    assert (
+        run_command(
+            ["tokenize", *inputs, "--out", str(folder / "out"), "--vocab", str(vocab), "--workers", "0"]
+        )
+        == 0
+    )
+    totals = load_manifest(folder / "out" / "shards").contents.totals
+    return totals.documents, totals.bytes, totals.tokens
+
+
+def write(path: Path, form: str) -> None:
+    found = texts(400, seed=len(path.name))
+    if form == "parquet":
+        pq.write_table(pa.table({"text": found}), path.with_suffix(".parquet"), row_group_size=64)
+    elif form == "text":
+        path.with_suffix(".txt").write_text("\n".join(found), encoding="utf-8")
+    elif form == "zst":
+        path.with_suffix(".jsonl.zst").write_bytes(zstandard.compress(lines(found)))
+    elif form == "gz":
+        path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(lines(found)))
+    else:
+        path.with_suffix(".jsonl").write_bytes(lines(found))
+
+
+@pytest.mark.parametrize("form", ["jsonl", "zst", "gz", "parquet", "text"])
+def test_the_total_lies_in_the_interval(form, tmp_path, vocab_dir, monkeypatch):
+    monkeypatch.setattr(module, "WINDOW", 4 << 10)
+    (tmp_path / "in").mkdir()
+    for name in ("a", "bb", "ccc"):
+        write(tmp_path / "in" / name, form)
+    found = forecast(tmp_path, vocab_dir).sources["it"]
+    documents, size, tokens = exact(tmp_path, vocab_dir)
+    for estimate, truth in ((found.documents, documents), (found.bytes, size), (found.tokens, tokens)):
+        assert estimate.low <= truth <= estimate.high
+        assert estimate.value == pytest.approx(truth, rel=0.15)
+    assert found.files == 3
+
+
+def test_a_source_that_is_read_as_a_whole_is_exact(tmp_path, vocab_dir):
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "in" / "a", "text")
+    found = forecast(tmp_path, vocab_dir).sources["it"]
+    assert (found.documents.value, found.bytes.value, found.tokens.value) == exact(tmp_path, vocab_dir)
+    assert found.tokens.low == found.tokens.high
+
+
+def test_the_windows_of_a_source_stand_for_all_of_it(tmp_path, monkeypatch):
+    from pretok.read.files import list_inputs
+    from pretok.read.probe import probe_inputs
+
+    monkeypatch.setattr(module, "WINDOW", 1 << 10)
+    for number in range(200):  # more files than points
+        (tmp_path / f"{number}.jsonl").write_bytes(lines(texts(1 + number % 7, number)))
+    probes = probe_inputs(list_inputs([str(tmp_path / "*")], "auto")[0], "text", SILENT)
+    found = list(module.windows(probes, "seed"))
+    assert sum(window.amount for window in found) == pytest.approx(sum(probe.file.size for probe in probes))
+    assert len(found) == module.POINTS
+    assert found == list(module.windows(probes, "seed"))
+    assert found != list(module.windows(probes, "another"))
+
+
+def test_rejects_are_expected_in_their_share(tmp_path, vocab_dir, monkeypatch):
+    monkeypatch.setattr(module, "WINDOW", 16 << 10)
+    (tmp_path / "in").mkdir()
+    good = [json.dumps({"text": text}) for text in texts(3000, 1, longest=40)]
+    bad = [line if number % 10 else "{broken" for number, line in enumerate(good)]
+    (tmp_path / "in" / "a.jsonl").write_text("\n".join(bad) + "\n", encoding="utf-8")
+    found = forecast(tmp_path, vocab_dir).sources["it"]
+    assert found.reject_share == pytest.approx(0.1, abs=0.02)
+    assert set(found.rejected) == {"malformed_json"}
+
+
+def test_a_mix_that_cannot_be_is_said_to_be_none(tmp_path, vocab_dir):
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "in" / "a", "jsonl")
+    too_much = forecast(tmp_path, vocab_dir, mix={"tokens": "1T", "seq_len": 16}).mix
+    assert too_much is not None
+    assert "more than 4" in too_much.problem
+    assert too_much.sure
+    some = forecast(tmp_path, vocab_dir, mix={"tokens": "10k", "seq_len": 16}).mix
+    assert some is not None
+    assert not some.problem
+    assert some.sure
+    assert 0 < some.epochs["it"] < 1
+
+
+def test_without_a_vocabulary_one_is_trained_on_a_sample(tmp_path, vocab_dir):
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "in" / "a", "jsonl")
+    found = forecast(tmp_path, vocab_dir, vocab={"size": 400})
+    assert found.vocabulary == ""
+    assert found.sources["it"].tokens.value > 0
+    assert any("distinct words" in cell for table in tables(found) for row in table.rows for cell in row)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_source_without_text_is_an_error(tmp_path, vocab_dir):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": ""}\n' * 50, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"source it: no text .*50 empty_text"):
+        forecast(tmp_path, vocab_dir)
+
+
+def test_the_command_prints_the_forecast_and_writes_nothing(tmp_path, vocab_dir, capsys):
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "in" / "a", "jsonl")
+    command = ["plan", f"it={tmp_path}/in/*", "--out", str(tmp_path / "out"), "--workers", "8"]
+    assert run_command([*command, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["workers"] == 8
+    assert said["sources"]["it"]["files"] == 1
+    assert run_command(command) == 0
+    assert "bytes per token" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.corpus
+def test_real_text_is_predicted_within_three_percent(corpus, tmp_path, vocab_dir):
+    inputs = {name: {"inputs": [f"{corpus}/{name}/*.jsonl.zst"]} for name in ("it", "en")}
+    recipe = make_recipe({"out": tmp_path, "sources": inputs, "vocab": {"path": vocab_dir}}, "test")
+    found = run_forecast(recipe, 2, 0, SILENT)
+    command = [f"{name}={corpus}/{name}/*.jsonl.zst" for name in ("it", "en")]
+    assert (
+        run_command(
+            ["tokenize", *command, "--out", str(tmp_path), "--vocab", str(vocab_dir), "--workers", "0"]
+        )
+        == 0
+    )
+    for name, counts in load_manifest(tmp_path / "shards").contents.sources.items():
+        assert found.sources[name].tokens.value == pytest.approx(counts.tokens, rel=0.03)

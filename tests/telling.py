@@ -1,0 +1,39 @@
+"""A Teller that notes what it is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from pretok.base.progress import Counts
+from pretok.base.tell import Silent, Table
+
+
+class Told(Silent):
+    """notices; shown: tables and texts; events: (name, details); of all progress: counts, before, expected."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+        self.shown: list[Table | str] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.counts: Counter[str] = Counter()
+        self.before: dict[str, int] = {}
+        self.expected: tuple[int, int, dict[str, int]] = (0, 0, {})
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+    def show(self, made: Table | str, *, result: bool = False) -> None:  # noqa: ARG002
+        self.shown.append(made)
+
+    def event(self, name: str, **details: object) -> None:
+        self.events.append((name, details))
+
+    def __call__(self, counts: Counts, /) -> None:
+        self.counts.update(counts)
+
+    def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:
+        self.expected = (bytes, partitions, sources)
+
+    def start_from(self, counts: Counts) -> None:
+        self.before = counts

@@ -84,6 +84,9 @@ class TrainConfig:
     tensor: int = _option(1, "ranks that share every matrix product")
     reshard: bool = _option(True, "free gathered parameters after the forward pass (ZeRO-3); off: ZeRO-2")
     offload: bool = _option(False, "parameters and optimizer in host memory")
+    reduce: str = _option(
+        "fp32", "gradients in communication; bf16: half the bytes", choices=("fp32", "bf16")
+    )
     precision: str = _option("auto", "of the passes; auto: bf16 on a GPU", choices=("auto", "bf16", "fp32"))
     sync: str = _option(
         "scatter",
@@ -114,6 +117,8 @@ class TrainConfig:
     wandb: str | None = _option(None, "Weights & Biases project; offline unless WANDB_MODE says otherwise")
     tensorboard: bool = _option(False, "write TensorBoard events to RUN/tensorboard")
     profile: int = _option(0, "write a profile of so many steps to RUN/profile.json")
+    memory_snapshot: bool = _option(False, "when a GPU's memory runs out, write what holds it to RUN/memory")
+    deterministic: bool = _option(False, "only operations that give the same bits each time; slower")
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -159,14 +159,9 @@ def test_flex_mask_says_the_same_as_the_dense_one(monkeypatch: pytest.MonkeyPatc
         def __getitem__(self, key: object) -> object:
             return documents[key]
 
-<<<<<<< HEAD
-    flex_of = (lambda visible, *_, **__: taken.append(visible), None)
-    monkeypatch.setattr(train.model.transformer, "_flex", lambda: flex_of)
-=======
     monkeypatch.setattr(
         train.model.transformer, "_flex", lambda: (lambda visible, *_, **__: taken.append(visible), None)
     )
->>>>>>> main
     train.model.transformer.document_mask(_Documents())
     flex = create_mask(taken[0], 1, 1, 6, 6, device="cpu")
     assert torch.equal(flex, dense)

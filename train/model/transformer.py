@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 
 from train.model.loss import linear_cross_entropy, token_scores
 from train.model.sizes import ModelConfig
@@ -78,6 +79,29 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         )
     result: Tensor = _flex()[1](q, k, v, block_mask=mask, enable_gqa=grouped)
     return result
+
+
+def attention_kernel(
+    config: ModelConfig, parts: int, dtype: torch.dtype, device: torch.device, *, documents: bool
+) -> str:
+    """The name of the kernel by which torch computes `attend` in training, the heads split in so many parts."""
+    if documents and device.type == "cuda":
+        return "flex_attention"
+    q, k = (
+        torch.empty(
+            (1, heads // parts, config.seq_len, config.head_dim),
+            dtype=dtype,
+            device=device,
+            requires_grad=True,
+        )
+        for heads in (config.heads, config.kv_heads)
+    )
+    mask = document_mask(torch.zeros((1, config.seq_len), dtype=torch.int32)) if documents else None
+    chosen = torch._fused_sdp_choice(
+        q, k, k, mask, 0.0, mask is None, enable_gqa=config.heads != config.kv_heads
+    )
+    kernels = {kernel.value: name for name, kernel in SDPBackend.__members__.items()}
+    return f"scaled_dot_product_attention, {kernels[chosen].lower()}"
 
 
 class Attention(nn.Module):

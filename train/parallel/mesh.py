@@ -200,6 +200,12 @@ def _checkpoint_activations(model: Decoder, setting: str) -> None:
             model.layers[index] = checkpoint_wrapper(block)
 
 
+def pass_dtype(config: TrainConfig, device: Device) -> torch.dtype:
+    """What matrix products are computed in."""
+    low = config.precision == "bf16" or (config.precision == "auto" and device.is_gpu)
+    return torch.bfloat16 if low else torch.float32
+
+
 def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: Device) -> None:
     """Apply tensor parallelism, checkpointing, compilation and `fully_shard`, in this order, in place."""
     if mesh["tensor"].size() > 1:
@@ -209,14 +215,13 @@ def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: D
         for block in model.layers:
             block.compile(fullgraph=config.attention == "causal")
         model.fuse_loss = True
-    low = config.precision == "bf16" or (config.precision == "auto" and device.is_gpu)
     options: dict[str, Any] = {
         "mesh": mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
         # Inputs are not cast: the embedding already gives the right dtype, and rotary tables must stay
         # float32.
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if low else None,
-            reduce_dtype=torch.float32,
+            param_dtype=torch.bfloat16 if pass_dtype(config, device) == torch.bfloat16 else None,
+            reduce_dtype=torch.bfloat16 if config.reduce == "bf16" else torch.float32,
             cast_forward_inputs=False,
         ),
     }

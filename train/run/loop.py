@@ -27,8 +27,9 @@ from pretok.base.storage import write_json
 from train import STARTED
 from train.checkpoint.save import Checkpoints
 from train.config import TrainConfig, parse_files, parse_save_every
-from train.parallel.devices import Device, find_device
+from train.parallel.devices import Device, deterministic, find_device
 from train.parallel.mesh import data_rank, process_group, run_folder
+from train.run.memory import memory_history
 from train.run.metrics import Goodput, MetricsLog, append_line, provenance, summarize_goodput
 from train.run.report import Reporter
 from train.run.setup import OPTIMIZER_BYTES, Plan, build_trainee, check_identity, describe, make_plan
@@ -96,6 +97,7 @@ def train(config: TrainConfig) -> None:
     out = Path(config.out)
     device = find_device()
     with (
+        deterministic(config.deterministic),
         StopFlag(FIRST_MARGIN) as stop,
         process_group(device, config.timeout, out),
         Reporter(dist.get_rank()) as report,
@@ -104,7 +106,8 @@ def train(config: TrainConfig) -> None:
         plan = make_plan(config, dist.get_world_size())
         run = _start(plan, device, stop, out, report, lost)
         try:
-            _loop(run)
+            with memory_history(config.memory_snapshot, device, out):
+                _loop(run)
         finally:
             gc.enable()
             gc.unfreeze()
@@ -141,7 +144,9 @@ def _start(
         device=device,
         trainee=trainee,
         checkpoints=checkpoints,
-        log=MetricsLog(out, config, device, report, rank, progress.step, plan.steps),
+        log=MetricsLog(
+            out, config, device, report, rank, progress.step, plan.steps, plan.view.manifest_fingerprint
+        ),
         report=report,
         lost=lost,
         stop=stop,
@@ -398,7 +403,7 @@ def _save(run: Run) -> None:
             "config": run.plan.config.as_dict(),
             "eod_id": run.plan.view.eod_id,
             "tokenizer": run.plan.tokenizer(),
-            "provenance": provenance(),
+            "provenance": provenance(run.plan.view.manifest_fingerprint),
         }
         run.checkpoints.save(progress.step, _state(run.trainee), meta)
     run.saved_step, run.saved_at = progress.step, time.monotonic()

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,8 +58,9 @@ def cut_after(path: Path, step: int) -> int:
     return len(records) - len(kept)
 
 
-def provenance() -> dict[str, Any]:
-    """Code version, software and machine of this process, as JSON values."""
+@cache
+def provenance(manifest: str) -> dict[str, Any]:
+    """Code version, software and machine of this process, and the fingerprint of its data, as JSON values."""
     git = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"],
         capture_output=True,
@@ -74,6 +76,7 @@ def provenance() -> dict[str, Any]:
         "hip": torch.version.hip,
         "host": platform.node(),
         "command": sys.argv,
+        "manifest": manifest,
         "environment": {name: os.environ[name] for name in names if name in os.environ},
     }
 
@@ -145,6 +148,7 @@ class MetricsLog:
         rank: int,
         step: int,
         steps: int,
+        manifest: str,
     ) -> None:
         self.lost_steps = 0
         self._rank = rank
@@ -160,7 +164,7 @@ class MetricsLog:
         if rank:
             return
         if config.wandb is not None:  # what may be refused first: nothing is open yet
-            self._wandb = _open_wandb(out, config)
+            self._wandb = _open_wandb(out, config, manifest)
         if config.tensorboard:
             self._tensorboard = _open_tensorboard(out / "tensorboard", step)
         for name in ("metrics", "validation", "evaluation"):
@@ -261,7 +265,7 @@ class MetricsLog:
             return None
 
 
-def _open_wandb(out: Path, config: TrainConfig) -> Any:
+def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
     try:
         import wandb
     except ImportError:
@@ -277,7 +281,7 @@ def _open_wandb(out: Path, config: TrainConfig) -> Any:
         resume="allow",
         dir=str(out),
         mode=os.environ.get("WANDB_MODE", "offline"),
-        config=config.as_dict(),
+        config=config.as_dict() | {"provenance": provenance(manifest)},
     )
 
 

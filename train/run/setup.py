@@ -26,9 +26,9 @@ from train.checkpoint.save import load_weights
 from train.checkpoint.saved import complete_checkpoints
 from train.config import Batch, TrainConfig, solve_batch
 from train.model.sizes import ModelConfig, model_config
-from train.model.transformer import Decoder, initial_tensor
+from train.model.transformer import Decoder, attention_kernel, initial_tensor
 from train.parallel.devices import Device
-from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, solve_layout
+from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, pass_dtype, solve_layout
 from train.steps.optim import Guard, NormGroups, build_optimizer, learning_rate
 from train.steps.step import Trainee
 
@@ -171,4 +171,18 @@ def describe(plan: Plan, device: Device) -> str:
             f"rises, to {highest:.2e} at its end, and does not decay; a --warmup of {max(1, plan.steps // 20)} "
             "leaves room for the schedule"
         )
+    lines.append(f"attention: {_attention(plan, device)}")
     return "\n".join(lines)
+
+
+def _attention(plan: Plan, device: Device) -> str:
+    """What a token sees and which of torch's kernels computes it, asked for one sequence of the run."""
+    seen = {"causal": "all before it in its sequence", "document": "what is before it in its document"}
+    kernel = attention_kernel(
+        plan.model,
+        plan.layout.tensor,
+        pass_dtype(plan.config, device),
+        device.device,
+        documents=plan.config.attention == "document",
+    )
+    return f"a token sees {seen[plan.config.attention]}; kernel {kernel}"

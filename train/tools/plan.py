@@ -123,8 +123,8 @@ def count_tensors(
     # The root stays gathered; of the blocks, the one at work and the next, or all of them without resharding.
     blocks_gathered = 2 if config.reshard else model.layers
     gathered = width * (whole_size(root) + blocks_gathered * whole_size(block))
-    # Gradients of one block in the pass's width, and its float32 input of the reduce-scatter.
-    gathered += (width + 4) * whole_size(block)
+    # Gradients of one block in the pass's width, and the reduce-scatter's input in its own.
+    gathered += (width + (2 if config.reduce == "bf16" else 4)) * whole_size(block)
     tokens = micro_batch * seq_len
     activations = _activations(model, config, layout, tokens, width)
     gradients = 0 if config.offload else 4 * own

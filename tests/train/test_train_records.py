@@ -135,3 +135,8 @@ def test_gradients_can_travel_in_bf16(shards: Path, tmp_path: Path) -> None:
         count_tensors(model, Layout(1, 4, 1), 1, 1, 4096, TrainConfig(reduce=width)) for width in runs
     )
     assert wide.gathered - narrow.gathered == 2 * model.block_parameters
+    wide, narrow = (
+        count_tensors(model, Layout(1, 4, 1), 1, 2, 4096, TrainConfig(reduce=width, sync="last"))
+        for width in runs
+    )
+    assert wide.gradients - narrow.gradients == 2 * model.parameters

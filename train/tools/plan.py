@@ -124,14 +124,15 @@ def count_tensors(
     blocks_gathered = 2 if config.reshard else model.layers
     gathered = width * (whole_size(root) + blocks_gathered * whole_size(block))
     # Gradients of one block in the pass's width, and the reduce-scatter's input in its own.
-    gathered += (width + (2 if config.reduce == "bf16" else 4)) * whole_size(block)
+    reduced = 2 if config.reduce == "bf16" else 4
+    gathered += (width + reduced) * whole_size(block)
     tokens = micro_batch * seq_len
     activations = _activations(model, config, layout, tokens, width)
     gradients = 0 if config.offload else 4 * own
     if accumulation == 1:
         gradients = max(0, gradients - activations)
     elif config.sync == "last":
-        gradients += 4 * (model.layers * whole_size(block) + whole_size(root))
+        gradients += reduced * (model.layers * whole_size(block) + whole_size(root))
     chunk = min(config.loss_chunk, tokens)
     vocabulary = model.padded_vocab // layout.tensor
     # Logits in the pass's width, twice in float32, their gradient; the matrix's gradient in float32 and that

@@ -96,7 +96,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
     fills = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     settings.fill_uninitialized_memory = (
-        False  # it guards against reads of unwritten memory, and costs a write each
+        False  # a guard against reading what nobody wrote; costs a write each
     )
     try:
         yield

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from pretok import __version__
-from pretok.base.console import Terminal
-from pretok.base.errors import PretokError, Stopped
+from pretok.base.console import TellWarnings, Terminal
+from pretok.base.errors import PretokError, Stopped, UsageError
 from pretok.base.storage import FULL, REMEDIES
 from pretok.commands.build_vocab import build_vocab
 from pretok.commands.count import count
@@ -36,6 +36,8 @@ from pretok.commands.verify import verify
 INTERNAL_ERROR, USER_ERROR, READER_GONE = 1, 2, 141
 INTERRUPTED = 130
 """How Typer ends for Ctrl-C."""
+EVERYWHERE = ("--quiet", "--verbose")
+"""Options of `pretok` itself that may stand behind the command too, where people put them."""
 
 
 class _Ended(Exception):
@@ -46,6 +48,12 @@ class _Ended(Exception):
 
 
 class _Pretok(FlowGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)  # what follows is for `train`
+        moved = [arg for arg in args[:end] if arg in EVERYWHERE]
+        others = [arg for arg in args[:end] if arg not in EVERYWHERE]
+        return super().parse_args(ctx, [*moved, *others, *args[end:]])
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -76,32 +84,42 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
+    context: typer.Context,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show results and errors only.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the events of the log too.")] = False,
+    version: Annotated[  # noqa: ARG001
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Options of `pretok` itself."""
+    """Options of all commands."""
+    if quiet and verbose:
+        raise UsageError("give either --quiet or --verbose, not both")
+    tell = context.ensure_object(Terminal)
+    tell.quiet, tell.verbose = quiet, verbose
 
 
 def main() -> None:
     """Console entry point; ends the process with one of the exit codes above."""
+    arguments = sys.argv[1:]
+    tell = Terminal(arguments)
     logging.basicConfig(
-        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[TellWarnings(tell)]
     )
     for stream in (sys.stdout, sys.stderr):  # a document or a file name may hold what the locale cannot write
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    sys.exit(run_command(sys.argv[1:]))
+    sys.exit(run_command(arguments, tell))
 
 
-def run_command(arguments: list[str]) -> int:
-    """Run one command line and return its exit code; messages go to standard error."""
-    tell = Terminal()
+def run_command(arguments: list[str], tell: Terminal | None = None) -> int:
+    """Run one command line and return its exit code; messages go to standard error, and to the log of `tell`."""
+    tell = tell or Terminal(arguments)
     try:
         code = _run(arguments, tell)
         sys.stdout.flush()  # here, where a reader that went away is no error, not when Python ends
     except BaseException as error:  # also what a Rust library throws when it panics
-        return _explain(error.cause if isinstance(error, _Ended) else error, tell)
+        code = _explain(error.cause if isinstance(error, _Ended) else error, tell)
+    tell.end(code)
     return code
 
 
@@ -119,23 +137,23 @@ def _explain(error: BaseException, tell: Terminal) -> int:
     """Say on standard error what ended a command, and return its exit code."""
     match error:
         case PretokError():
-            tell.notice(f"pretok: {error}")
+            tell.error(f"pretok: {error}")
             return error.exit_code
         case KeyboardInterrupt():
-            tell.notice("pretok: interrupted; run the same command again to continue")
+            tell.error("pretok: interrupted; run the same command again to continue")
             return Stopped.exit_code
         case MemoryError():
             reason = f" ({error})" if str(error) else ""
-            tell.notice(f"pretok: out of memory{reason}; use fewer --workers, or a machine with more memory")
+            tell.error(f"pretok: out of memory{reason}; use fewer --workers, or a machine with more memory")
             return USER_ERROR
         case BrokenPipeError() if _reader_is_gone():
             return READER_GONE
         case OSError() if error.filename is not None or error.errno in FULL:
-            tell.notice(f"pretok: {_describe(error)}")
+            tell.error(f"pretok: {_describe(error)}")
             return USER_ERROR
         case _:
-            tell.notice("".join(traceback.format_exception(error)))
-            tell.notice("pretok: internal error; this is a bug, please report it with the lines above")
+            trace = "".join(traceback.format_exception(error))
+            tell.error("pretok: internal error; this is a bug, please report it with the lines above", trace)
             return INTERNAL_ERROR
 
 

@@ -26,7 +26,7 @@ class Told(Silent):
     def show(self, made: Table | str, *, result: bool = False) -> None:  # noqa: ARG002
         self.shown.append(made)
 
-    def event(self, name: str, **details: object) -> None:
+    def event(self, name: str, /, **details: object) -> None:
         self.events.append((name, details))
 
     def __call__(self, counts: Counts, /) -> None:

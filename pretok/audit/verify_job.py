@@ -21,6 +21,7 @@ from pretok.base.lock import LOCK_FILE
 from pretok.base.progress import Progress
 from pretok.base.records import to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, checksum
+from pretok.base.tasks import run_tasks
 from pretok.base.tell import Teller
 from pretok.shards.contents import count_source, sum_sources
 from pretok.shards.ledger import SUFFIX, ledger_path
@@ -77,9 +78,10 @@ def _verify(
     # By the reference engine a byte takes fifty times as long, and a token is four of them.
     engine.choose(sum(task.tokens for task in tasks) * (200 if sample is None else 1))
     failures = []
-    for outcome in engine.map(verify_shard, tasks, progress):
+    names = [str(task.prefix) for task in tasks]
+    for outcome in run_tasks(verify_shard, tasks, names, "shard", engine, tell, progress):
         if isinstance(outcome.result, TaskError):
-            failures.append((str(tasks[outcome.index].prefix), outcome.result))
+            failures.append((names[outcome.index], outcome.result))
         else:
             problems += outcome.result
     raise_failures(failures, tell, "shards")

@@ -10,8 +10,10 @@ stop.py      signals and the end of the Slurm job -> a reason to stop
 failures.py  what an exception of a task means: again, refuse, or a bug
 progress.py  what a job tells of its progress
 tell.py      how a job tells a person something
+joblog.py    what it told, and more, as lines of JSON for the morning after
 gauge.py     how far a step is, as a line of a log or a bar
 console.py   a terminal or a pipe: progress, notices and tables
 execute.py   one function over many items, on Ray or in this process
+tasks.py     the same for a step of a job, told of and added up
 reaper.py    ends what a local Ray leaves behind
 """

@@ -1,16 +1,20 @@
-"""What a person sees: a live bar on a terminal, a line every so often in a log, tables at the end.
+"""What a person sees: a live bar on a terminal, a line every so often in a file, tables at the end.
 
-Gauge and notices go to standard error; what a command was asked for goes to standard output.
+Gauge and notices go to standard error; what a command was asked for goes to standard output; all but that to the log.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
+import os
+import platform
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,13 +25,17 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from pretok import __version__
 from pretok.base.gauge import Gauge
+from pretok.base.joblog import JobLog
 from pretok.base.tell import Table
 
 FIRST_LINE = 3.0
 LINES_APART = 60.0
 """Seconds from the start of a step to its first line in a log, and from line to line at most."""
 UNBOUNDED = 1_000_000
+PACKAGES = ("numpy", "numba", "pyarrow", "tokenizers", "gigatoken", "ray")
+"""Whose versions the log notes."""
 
 
 class _Console(Console):
@@ -42,32 +50,107 @@ class _Console(Console):
 
 
 class Terminal:
-    """The Teller of a command. error: where notices and progress go; output: where results go."""
+    """The Teller of a command, and the one who says how it ended. Before `keep_log` there is no log.
 
-    log: Path | None = None
+    arguments: the command line; error: where notices and progress go; output: where results go. quiet: only results and
+    errors are shown; verbose: events too. The log holds everything in any case.
+    """
 
-    def __init__(self, error: Console | None = None, output: Console | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str] = (), error: Console | None = None, output: Console | None = None
+    ) -> None:
+        self.quiet = self.verbose = False
+        self._arguments = arguments
         self._error = error or _Console(stderr=True)
         self._output = output or _Console()
+        self._log: JobLog | None = None
+
+    @property
+    def log(self) -> Path | None:
+        """The file of the log; None where none is kept."""
+        return self._log.path if self._log else None
+
+    @property
+    def shows_bars(self) -> bool:
+        """Whether there is a terminal that a bar can move on."""
+        return self._error.is_interactive and not self.quiet
+
+    def keep_log(self, folder: Path, command: str, **start: object) -> None:
+        """From here on keep a log in `folder`; start: what the job works with, for the first line."""
+        self._log = JobLog(folder, command, {"command": command}, self._print)
+        versions = {"pretok": __version__, "python": platform.python_version()}
+        versions |= {name: version(name) for name in PACKAGES}
+        job = {"argv": list(self._arguments), "directory": str(Path.cwd()), "pid": os.getpid()}
+        self.record("start", **job, versions=versions, **start)
+
+    def record(self, name: str, /, **details: object) -> None:
+        """An event for the log alone."""
+        if self._log:
+            self._log.write(name, details)
 
     def notice(self, text: str) -> None:
         """One plain line."""
-        self._error.print(text)
+        self.record("notice", message=text)
+        self._print(text)
+
+    def warning(self, text: str) -> None:
+        """What a library, or a part of ours that has no Teller, warns of."""
+        self.record("warning", message=text)
+        self._print(text)
+
+    def error(self, text: str, trace: str = "") -> None:
+        """Why the command ends; in red on a terminal, behind the traceback if it is a bug."""
+        self.record("error", message=text, traceback=trace)
+        if trace:
+            self._error.print(trace)
+        self._error.print(text, style="red")
 
     def progress(self, title: str) -> Meter:
         """Show a step while the context is open, and what it did at its end."""
-        return Meter(title, self._error)
+        return Meter(title, self)
 
     def show(self, made: Table | str, *, result: bool = False) -> None:
         """Print a table or a text; `result`: it is what the command was asked for."""
         where = self._output if result else self._error
         if isinstance(made, str):
-            where.print(made)
-        else:
+            if not result:
+                self.record("notice", message=made)
+            if result or not self.quiet:
+                where.print(made)
+            return
+        if not result:
+            self.record("table", title=made.title, columns=made.columns, rows=made.rows)
+        if result or not self.quiet:
             _print_table(made, where)
 
-    def event(self, name: str, **details: object) -> None:
-        """Not for a terminal."""
+    def event(self, name: str, /, **details: object) -> None:
+        """For the log, and as a line where the command is to be verbose."""
+        self.record(name, **details)
+        if self.verbose:
+            trace = details.pop("traceback", "")
+            told = " ".join(f"{key}={value}" for key, value in details.items())
+            self._print(f"{time.strftime('%H:%M:%S')} {name} {told}" + (f"\n{trace}" if trace else ""))
+
+    def end(self, code: int) -> None:
+        """The command is over, with this exit code."""
+        if self._log:
+            self._log.end(code)
+
+    def _print(self, text: str) -> None:
+        if not self.quiet:
+            self._error.print(text)
+
+
+class TellWarnings(logging.Handler):
+    """Gives what goes to `logging` to a Terminal."""
+
+    def __init__(self, tell: Terminal) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record."""
+        self._tell.warning(self.format(record))
 
 
 def _print_table(made: Table, where: Console) -> None:
@@ -99,36 +182,37 @@ class Meter:
     """Gauge of one step, shown while the context is open; call it with increments (see `pretok.base.gauge`).
 
     On a terminal a bar; else a line after some seconds and then at growing intervals, at most LINES_APART seconds
-    apart, whether or not anything is reported.
+    apart, whether or not anything is reported. As often the log gets the counts so far.
     """
 
-    def __init__(self, title: str, where: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._where = where
+    def __init__(self, title: str, tell: Terminal, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell = tell
         self._gauge = Gauge(title, clock)
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._lines = threading.Thread(target=self._print_lines, name=f"meter {title}", daemon=True)
+        self._lines = threading.Thread(target=self._tell_now_and_then, name=f"meter {title}", daemon=True)
         self._bar: Live | None = None
-        if where.is_interactive:
-            self._bar = Live(get_renderable=self._render, console=where, transient=True)
+        if tell.shows_bars:
+            self._bar = Live(get_renderable=self._render, console=tell._error, transient=True)
 
     def __enter__(self) -> Meter:
+        self._tell.event("step", title=self._gauge.title)
         if self._bar:
             self._bar.start()
-        else:
-            self._lines.start()
+        self._lines.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
+        self._lines.join()
         if self._bar:
             self._bar.stop()
-        else:
-            self._ended.set()
-            self._lines.join()
-        if kind is None and (text := self._gauge.summary()):
-            self._where.print(text)
+        text = self._gauge.summary() if kind is None else ""
+        self._tell.record("step_end", message=text, ended_by=kind and kind.__name__, **self._state())
+        if text:
+            self._tell._print(text)
 
     @property
     def seconds(self) -> float:
@@ -152,15 +236,29 @@ class Meter:
 
     def _render(self) -> Text:
         with self._lock:
-            return Text(self._gauge.bar(self._where.width - 1), no_wrap=True)
+            return Text(self._gauge.bar(self._tell._error.width - 1), no_wrap=True)
 
-    def _print_lines(self) -> None:
+    def _state(self) -> dict[str, object]:
+        with self._lock:
+            gauge = self._gauge
+            return {
+                "title": gauge.title,
+                "seconds": round(gauge.seconds, 3),
+                "counts": dict(gauge.counts),
+                "before": dict(gauge.earlier),
+                "expected_bytes": gauge.expected,
+                "partitions": gauge.partitions,
+            }
+
+    def _tell_now_and_then(self) -> None:
         for gap in _gaps():
             if self._ended.wait(gap):
                 return
-            with self._lock:
-                line = self._gauge.line()
-            self._where.print(f"{time.strftime('%H:%M:%S')} {line}")
+            self._tell.record("progress", **self._state())
+            if not self._bar:
+                with self._lock:
+                    line = self._gauge.line()
+                self._tell._print(f"{time.strftime('%H:%M:%S')} {line}")
 
 
 def _gaps() -> Iterator[float]:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -43,6 +43,7 @@ RAY_START_SECONDS = 8.0
 BYTES_PER_SECOND = 60e6
 """Text that one worker takes in, about: counting 65 MB/s, encoding 70 MB/s and more."""
 POLL_SECONDS = 1.0
+NO_INDEX = -1
 REPORT_SECONDS = 1.0
 WORKER_ENVIRONMENT = {
     # One task, one core: the libraries inside must not start a thread per core of the node.
@@ -61,14 +62,18 @@ WORKER_ENVIRONMENT = {
 class Outcome(Generic[Result]):
     """What the engine yields: an item's index in the list, its result or error, and what the last try took.
 
-    node: its host name; seconds: how long it ran; peak: most bytes of memory its process held so far.
+    node: its host name; began: when, in seconds since 1970 by the node's clock; seconds: how long it ran; peak: most
+    bytes of memory its process held so far; tries: how often the item was tried. All but the last are empty where the
+    worker died.
     """
 
     index: int
     result: Result | TaskError
     node: str = ""
+    began: float = 0.0
     seconds: float = 0.0
     peak: int = 0
+    tries: int = 1
 
 
 class Engine:
@@ -156,7 +161,7 @@ class Engine:
         for index, item in enumerate(items):
             for left in range(retries, -1, -1):
                 self._check_stop()
-                outcome: Outcome[Result] = Outcome(index, *_measured(task, item, report))
+                outcome = replace(_measured(task, item, report), index=index, tries=retries - left + 1)
                 if not _try_again(outcome, left):
                     break
             yield outcome
@@ -183,7 +188,7 @@ class Engine:
                 for reference in ray.wait(list(running)):
                     index = running.pop(reference)
                     measured, unsent = ray.get(reference)
-                    outcome: Outcome[Result] = Outcome(index, *measured)
+                    outcome = replace(measured, index=index, tries=retries - left[index] + 1)
                     on_report(unsent)
                     if _try_again(outcome, left[index]):
                         left[index] -= 1
@@ -303,19 +308,19 @@ class _Ray:
             done: list[Any] = self._ray.wait(references, num_returns=1, timeout=POLL_SECONDS)[0]
             return done
 
-    def get(self, reference: Any) -> tuple[tuple[Any, str, float, int], Counts]:
+    def get(self, reference: Any) -> tuple[Outcome[Any], Counts]:
         """What `_on_worker` returned; where its process or node died, a TaskError as its result."""
         try:
-            returned: tuple[tuple[Any, str, float, int], Counts] = self._ray.get(reference)
+            returned: tuple[Outcome[Any], Counts] = self._ray.get(reference)
             return returned
         except self._ray.exceptions.LocalRayletDiedError:
             with self._watched():
                 raise
         except self._ray.exceptions.RayTaskError as error:
             # Outside of the task: what it is called with or returns does not cross from process to process.
-            return (task_error(error), "", 0.0, 0), {}
+            return Outcome(NO_INDEX, task_error(error)), {}
         except self._ray.exceptions.RayError as error:
-            return (lost(error), "", 0.0, 0), {}
+            return Outcome(NO_INDEX, lost(error)), {}
 
     def cancel(self, references: Iterable[Any]) -> None:
         """Stop tasks."""
@@ -339,9 +344,7 @@ class _Board:
         return counts
 
 
-def _on_worker(
-    task: Callable[[Any, Report], Any], item: Any, board: Any
-) -> tuple[tuple[Any, str, float, int], Counts]:
+def _on_worker(task: Callable[[Any, Report], Any], item: Any, board: Any) -> tuple[Outcome[Any], Counts]:
     """Runs on a worker: sends its reports to the board every REPORT_SECONDS, the last ones with the result."""
     pending: Counter[str] = Counter()
     sent = time.monotonic()
@@ -358,16 +361,16 @@ def _on_worker(
     return measured, dict(pending)
 
 
-def _measured(task: Callable[[Any, Report], Any], item: Any, report: Report) -> tuple[Any, str, float, int]:
-    """Result or TaskError, node, seconds and peak memory of one run of a task."""
-    began = time.monotonic()
+def _measured(task: Callable[[Any, Report], Any], item: Any, report: Report) -> Outcome[Any]:
+    """One run of a task; whose index and how many tries only the driver knows."""
+    at, began = time.time(), time.monotonic()
     try:
         result = task(item, report)
     except (Stopped, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # panics of Rust libraries are no Exceptions
         result = task_error(error)
-    return result, os.uname().nodename, time.monotonic() - began, peak_bytes()
+    return Outcome(NO_INDEX, result, os.uname().nodename, at, time.monotonic() - began, peak_bytes())
 
 
 def peak_bytes() -> int:

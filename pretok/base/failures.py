@@ -2,7 +2,7 @@
 
 Enters: whatever a task raised, panics of Rust libraries included, or the death of its worker. Leaves: a TaskError,
 which crosses from worker to driver as it is; at the end of a step one exception for all of them, with the exit code of
-the worst; every traceback is an event of the log.
+the worst, which names the log that holds the tracebacks.
 
     PretokError                                    refused as it says; another try would say the same
     OSError that may pass, of a file or a server   tried again
@@ -70,14 +70,10 @@ def _one_line(error: BaseException) -> str:
 def raise_failures(failures: Sequence[tuple[str, TaskError]], tell: Teller, what: str = "partitions") -> None:
     """Raise what the failures of a step mean, (name of the item, its error) each; nothing if there are none.
 
-    what: the items, in the plural. Everything else is done by then, as the message says. Tracebacks go to the log.
+    what: the items, in the plural. Everything else is done by then, as the message says. Tracebacks are in the log.
     """
     if not failures:
         return
-    for name, error in failures:
-        tell.event(
-            "failed", item=name, message=error.message, kind=error.raises.__name__, traceback=error.trace
-        )
     bugs = [failure for failure in failures if failure[1].raises is InternalError]
     passing = [failure for failure in failures if failure[1].again]
     refused = [failure for failure in failures if failure not in bugs and failure not in passing]

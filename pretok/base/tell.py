@@ -45,7 +45,7 @@ class Teller(Protocol):
     def show(self, made: Table | str, *, result: bool = False) -> None:
         """A table or a text; `result`: it is what the command was asked for."""
 
-    def event(self, name: str, **details: object) -> None:
+    def event(self, name: str, /, **details: object) -> None:
         """What nobody waits for but may look up afterwards: only for the log. details: JSON values."""
 
 
@@ -64,7 +64,7 @@ class Silent:
     def show(self, made: Table | str, *, result: bool = False) -> None:
         """Nothing."""
 
-    def event(self, name: str, **details: object) -> None:
+    def event(self, name: str, /, **details: object) -> None:
         """Nothing."""
 
     def __call__(self, counts: Counts, /) -> None:

@@ -76,10 +76,9 @@ def build_vocab(
         },
     }
     recipe = read_recipe(inputs, out, changes, field)
+    tell = terminal(context, recipe.out, recipe)
     with start_engine(workers, address) as engine:
-        report = run_build_vocab(
-            recipe, engine, terminal(context), compare or [], load_counts(counts) if counts else None
-        )
+        report = run_build_vocab(recipe, engine, tell, compare or [], load_counts(counts) if counts else None)
     if json:
         print_json(report)
     stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"

@@ -59,7 +59,7 @@ def count(
     recipe = (
         None if folders else read_recipe(inputs, out, changes, field)
     )  # before the engine, which takes seconds
-    tell = terminal(context)
+    tell = terminal(context, recipe.out if recipe else out, recipe)
     with start_engine(workers, address) as engine:
         if recipe:
             counts = run_count(recipe, engine, tell)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pretok.commands.options import Address, Json, Shards, Workers, start_engine, terminal
+from pretok.commands.options import Address, Json, Shards, Workers, start_engine, terminal, work_of
 
 
 def mix(
@@ -62,7 +62,7 @@ def mix(
         raise UsageError("--materialize writes the mix too: say where with --out")
     stages = tuple(parse_stage(text) for text in stage or [f"{tokens}:{weights}"])
     request = MixRequest(stages, seq_len, seed, split, parse_limit(max_epochs, cap))
-    manifest, tell = load_manifest(shards), terminal(context)
+    manifest, tell = load_manifest(shards), terminal(context, out and work_of(out))
     report = run_mix(shards, out, request) if out else plan_mix(manifest, request)[1]
     if json:
         print_json(report)

@@ -11,6 +11,7 @@ import typer
 
 from pretok.base.console import Terminal
 from pretok.base.errors import PretokError, UsageError
+from pretok.base.joblog import LOGS
 
 if TYPE_CHECKING:
     from pretok.base.execute import Engine
@@ -112,9 +113,21 @@ def check_train_arguments(arguments: list[str]) -> None:
     parse(parser, arguments)
 
 
-def terminal(context: typer.Context) -> Terminal:
-    """What the command tells things to: made by `pretok.cli`, or here where a command runs without it."""
-    return context.ensure_object(Terminal)
+def terminal(context: typer.Context, work: Path | None = None, settings: Recipe | None = None) -> Terminal:
+    """What the command tells things to: made by `pretok.cli`, or here where a command runs without it.
+
+    work: the folder below which its log goes, None without a log; settings: for the log.
+    """
+    tell = context.ensure_object(Terminal)
+    if work is not None:
+        command = context.info_name or "pretok"
+        tell.keep_log(work / LOGS, command, settings=settings.model_dump() if settings else context.params)
+    return tell
+
+
+def work_of(result: Path) -> Path | None:
+    """The folder that `result` is in, if a job has left its log there: nothing is put into folders of others."""
+    return result.parent if (result.parent / LOGS).is_dir() else None
 
 
 @contextmanager

@@ -24,5 +24,6 @@ def run(
     from pretok.commands.steps import run_steps
 
     loaded = read_recipe([str(recipe)], out, {})
+    tell = terminal(context, loaded.out, loaded)
     with start_engine(workers, address) as engine:
-        run_steps(loaded, engine, terminal(context))
+        run_steps(loaded, engine, tell)

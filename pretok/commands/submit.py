@@ -73,10 +73,11 @@ def submit(
     if dry_run:
         sys.stdout.write(job.chain_script(chain))
         return
+    tell = terminal(context, loaded.out, loaded)
     ids = job.submit_chain(chain)
     if json:
         _print_ids(chain, ids)
-    _show_ids(chain, ids, terminal(context))
+    _show_ids(chain, ids, tell)
 
 
 def _per_stage(options: dict[str, list[str] | None], stages: tuple[str, ...]) -> dict[str, Any]:

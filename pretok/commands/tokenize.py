@@ -57,7 +57,7 @@ def tokenize(
     recipe = read_recipe(inputs, out, changes, field)
     shards = recipe.shards_dir
     before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
-    tell = terminal(context)
+    tell = terminal(context, recipe.out, recipe)
     with start_engine(workers, address) as engine:
         tokenize_step(recipe, engine, tell)
     manifest = load_manifest(shards)

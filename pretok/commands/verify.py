@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pretok.audit import VERIFY_DOCUMENTS
-from pretok.commands.options import Address, Json, Shards, Workers, start_engine, terminal
+from pretok.commands.options import Address, Json, Shards, Workers, start_engine, terminal, work_of
 
 
 def verify(
@@ -31,7 +31,7 @@ def verify(
     from pretok.base.units import counted
     from pretok.shards.manifest import FILE_NAME
 
-    tell = terminal(context)
+    tell = terminal(context, work_of(shards))
     with start_engine(workers, address) as engine:
         manifest, problems = run_verify(shards, None if full else sample, engine, tell)
     for sentence in notes(manifest):

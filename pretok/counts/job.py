@@ -29,6 +29,7 @@ from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.storage import atomic_open, checksum, fingerprint, read_json, remove_leftovers, write_json
+from pretok.base.tasks import run_tasks
 from pretok.base.tell import Teller
 from pretok.base.units import counted
 from pretok.config import Recipe
@@ -378,9 +379,10 @@ def _finish(
     """Reduce the buckets, collect held-out texts, write counts.json, drop the state."""
     share = max(1, BUCKETS // (4 * engine.parallel))  # Ray takes 4 ms for a task, a small bucket 15
     groups = [reductions[k : k + share] for k in range(0, BUCKETS, share)]
+    names = [group[0].path.name for group in groups]
     failures = [
-        (groups[outcome.index][0].path.name, outcome.result)
-        for outcome in engine.map(reduce_buckets, groups)
+        (names[outcome.index], outcome.result)
+        for outcome in run_tasks(reduce_buckets, groups, names, "group of buckets", engine, tell)
         if isinstance(outcome.result, TaskError)
     ]
     remove_leftovers(folder)

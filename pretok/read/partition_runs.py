@@ -16,6 +16,7 @@ from pretok.base.errors import OutputError, Stopped
 from pretok.base.execute import Engine, Outcome, Task
 from pretok.base.failures import TaskError
 from pretok.base.progress import Progress
+from pretok.base.tasks import Usage, run_tasks
 from pretok.base.tell import Teller
 from pretok.read.partition import Partition
 
@@ -48,6 +49,7 @@ def run_partitions(
     engine: Engine,
     progress: Progress,
     tell: Teller,
+    usage: Usage | None = None,
 ) -> Iterator[tuple[Work, Outcome[Result]]]:
     """Run the tasks that are left, largest first, after `done` others; each with its outcome, which may be a TaskError.
 
@@ -55,9 +57,12 @@ def run_partitions(
     be written, as all others would fail in the same way.
     """
     ordered = sorted(tasks, key=lambda task: (-task.partition.estimate, task.partition.name))
+    names = [task.partition.name for task in ordered]
     total = done + len(ordered)
     try:
-        with contextlib.closing(engine.map(function, ordered, progress)) as outcomes:
+        with contextlib.closing(
+            run_tasks(function, ordered, names, "partition", engine, tell, progress, usage)
+        ) as outcomes:
             for outcome in outcomes:
                 task, error = ordered[outcome.index], outcome.result
                 if not isinstance(error, TaskError):

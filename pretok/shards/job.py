@@ -11,7 +11,6 @@ A source whose inputs and settings equal what the manifest says is left alone; o
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.storage import remove_leftovers
+from pretok.base.tasks import Usage
 from pretok.base.tell import Teller
 from pretok.base.tokens import token_dtype
 from pretok.base.units import counted
@@ -142,10 +142,7 @@ class _Run:
     def __init__(self, tasks: list[TokenizeTask], open_tasks: list[TokenizeTask]) -> None:
         self._tasks = tasks
         self._open = open_tasks
-        self._nodes: Counter[str] = Counter()
-        self._busy = 0.0
-        self._available = 0.0
-        self._peak = 0
+        self._usage = Usage()
         self.failures: list[tuple[Partition, TaskError]] = []
 
     def announce(self, engine: Engine, progress: Progress, tell: Teller) -> None:
@@ -168,19 +165,15 @@ class _Run:
     def encode(self, engine: Engine, progress: Progress, tell: Teller) -> None:
         """Run the tasks."""
         done = len(self._tasks) - len(self._open)
-        workers, began = engine.parallel, time.monotonic()
-        for task, outcome in run_partitions(tokenize_partition, self._open, done, engine, progress, tell):
+        runs = run_partitions(tokenize_partition, self._open, done, engine, progress, tell, self._usage)
+        for task, outcome in runs:
             if isinstance(outcome.result, TaskError):
                 self.failures.append((task.partition, outcome.result))
-            else:
-                self._nodes[outcome.node] += 1
-            self._busy, self._peak = self._busy + outcome.seconds, max(self._peak, outcome.peak)
-        self._available = workers * (time.monotonic() - began)
 
     def summary(self) -> TokenizeSummary:
         """What the run did."""
-        idle = 1 - self._busy / self._available if self._available else 0.0
-        return TokenizeSummary(len(self._tasks), dict(sorted(self._nodes.items())), idle, self._peak)
+        usage = self._usage
+        return TokenizeSummary(len(self._tasks), dict(sorted(usage.nodes.items())), usage.idle, usage.peak)
 
 
 def _failure(partition: Partition, message: str) -> dict[str, Any]:

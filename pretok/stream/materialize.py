@@ -27,6 +27,7 @@ from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import copy_file, read_json, remove_leftovers, write_json
+from pretok.base.tasks import run_tasks
 from pretok.base.tell import Teller
 from pretok.shards.contents import Contents, ShardEntry, count_source, shard_entry
 from pretok.shards.format import ShardWriter
@@ -109,9 +110,10 @@ def _materialize(
     ]
     todo = [task for task in tasks if not task.record.exists()]
     engine.choose(sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize)
+    names = [task.name for task in todo]
     failures = [
-        (todo[outcome.index].name, outcome.result)
-        for outcome in engine.map(write_shard, todo, progress)
+        (names[outcome.index], outcome.result)
+        for outcome in run_tasks(write_shard, todo, names, "shard", engine, tell, progress)
         if isinstance(outcome.result, TaskError)
     ]
     remove_leftovers(out)

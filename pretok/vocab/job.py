@@ -26,6 +26,7 @@ from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.base.tasks import run_tasks
 from pretok.base.tell import Teller, table
 from pretok.config import Recipe, Vocab
 from pretok.counts.job import Counts, count_config, run_count
@@ -203,9 +204,10 @@ def _measure(
     total = empty_measure(len(counts.sources), len(paths), main.size)
     failures = []
     engine.choose(sum(path.stat().st_size for path in counts.buckets))
-    for outcome in engine.map(measure_bucket, tasks, progress):
+    names = [task.bucket.name for task in tasks]
+    for outcome in run_tasks(measure_bucket, tasks, names, "bucket", engine, tell, progress):
         if isinstance(outcome.result, TaskError):
-            failures.append((tasks[outcome.index].bucket.name, outcome.result))
+            failures.append((names[outcome.index], outcome.result))
         else:
             total.add(outcome.result)
     raise_failures(failures, tell, "buckets")

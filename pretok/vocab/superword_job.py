@@ -24,6 +24,7 @@ from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.failures import TaskError, raise_failures
 from pretok.base.progress import Progress
+from pretok.base.tasks import run_tasks
 from pretok.base.tell import SILENT, Teller, table
 from pretok.config import Recipe, Vocab
 from pretok.counts.job import Counts, partitions_of
@@ -149,7 +150,8 @@ def _sample(
     sizes = dict.fromkeys(repeats, 0)
     failures = []
     engine.choose(sum(task.partition.estimate for task in tasks))
-    for outcome in engine.map(write_chains, ordered, progress):
+    names = [task.partition.name for task in ordered]
+    for outcome in run_tasks(write_chains, ordered, names, "partition", engine, tell, progress):
         partition = ordered[outcome.index].partition
         if isinstance(outcome.result, TaskError):
             failures.append((partition.name, outcome.result))

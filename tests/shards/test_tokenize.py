@@ -293,15 +293,15 @@ def failing_partition(monkeypatch, name: str, error: BaseException) -> list[int]
 
 def test_a_bug_is_called_one_and_its_traceback_kept(tmp_path, inputs, finished, vocab_dir, here, monkeypatch):
     tries = failing_partition(monkeypatch, "it-00001", ZeroDivisionError("no such thing"))
-    made = recipe(tmp_path, vocab_dir, inputs)
+    made, told = recipe(tmp_path, vocab_dir, inputs), Told()
     with pytest.raises(InternalError, match="it-00001: ZeroDivisionError: no such thing") as error:
-        run(made, here)
+        run_tokenize(made, here, told)
     assert error.value.exit_code == 1
     assert "mend the files" not in str(error.value)
     assert len(tries) == 1
-    (log,) = (tmp_path / "logs").iterdir()
-    assert str(log) in str(error.value)
-    assert "in failing" in log.read_text()
+    (failed,) = [details for name, details in told.events if name == "task_failed"]
+    assert failed["item"] == "it-00001"
+    assert "in failing" in failed["traceback"]
     names = [shard.prefix.name for shard in load_manifest(made.shards_dir).shards]
     assert {"it-00000", "en-00000"} < set(names)  # the others are finished
     monkeypatch.undo()

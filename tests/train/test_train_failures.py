@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from support import needs
 
 torch = needs("torch")
+from pretok.base.errors import Stopped
 from tests.train_support import model_file, random_shards
 from train import __main__
 from train.config import TrainConfig
@@ -128,13 +130,65 @@ def test_step_lines_say_how_far_and_how_long(
 
 
 def test_silence_is_broken_once_a_minute(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(report, "SILENCE", 0.1)
-    with Reporter(0) as say, Reporter(1) as other:
+    with Reporter(0, tmp_path) as say, Reporter(1, tmp_path) as other:
         say.doing = lambda: "at step 3/9 (saving)"
         other("not from rank 1")
         time.sleep(0.35)
     lines = capsys.readouterr().out.splitlines()
     assert 2 <= len(lines) <= 3
     assert all(" still at step 3/9 (saving), 0s after the start" in line for line in lines)
+
+
+def test_a_run_leaves_a_log_and_says_when_and_where_in_every_line(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    run = tmp_path / "run"
+    config = TrainConfig(
+        shards=str(shards),
+        model=model_file(tmp_path),
+        seq_len=16,
+        workers=0,
+        global_batch=8,
+        steps=2,
+        out=str(run),
+    )
+    loop.train(config)
+    [path] = (run / "logs").iterdir()
+    log = metrics.read_lines(path)
+    records = metrics.read_lines(run / "metrics.jsonl") + metrics.read_lines(run / "goodput.jsonl")
+    for line in [*log, *records]:
+        assert {"time", "host"} <= line.keys()
+        assert line["job"] == "4711"
+    assert all((line["command"], line["rank"]) == ("train", 0) for line in log)
+    assert (log[0]["event"], log[0]["settings"]["seq_len"]) == ("start", 16)
+    assert (log[-1]["event"], log[-1]["exit_code"]) == ("end", 0)
+    told = "\n".join(line["message"] for line in log if line["event"] == "notice")
+    assert told == capsys.readouterr().out.rstrip("\n")
+
+    path.unlink()
+    monkeypatch.setattr(loop, "train_step", lambda *_, **__: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        loop.train(replace(config, steps=4))
+    [path] = (run / "logs").iterdir()
+    error, end = metrics.read_lines(path)[-2:]
+    assert (error["event"], end["event"], end["exit_code"]) == ("error", "end", None)
+    assert "ZeroDivisionError" in error["traceback"]
+
+
+def test_a_rank_that_fails_has_a_file_of_its_own_and_one_that_stops_none(tmp_path: Path) -> None:
+    with pytest.raises(Stopped), Reporter(1, tmp_path):
+        raise Stopped("at the end of the job")
+    with Reporter(2, tmp_path) as say:
+        say("not from rank 2")
+    assert not (tmp_path / "logs").exists()
+    with pytest.raises(ZeroDivisionError), Reporter(3, tmp_path):
+        raise ZeroDivisionError("no such thing")
+    [path] = (tmp_path / "logs").iterdir()
+    assert path.name.startswith("train-rank3-")
+    error, end = metrics.read_lines(path)
+    assert (error["rank"], error["message"], end["event"]) == (3, "no such thing", "end")

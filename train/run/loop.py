@@ -8,6 +8,7 @@ for it.
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -100,9 +101,11 @@ def train(config: TrainConfig) -> None:
         deterministic(config.deterministic),
         StopFlag(FIRST_MARGIN) as stop,
         process_group(device, config.timeout, out),
-        Reporter(dist.get_rank()) as report,
+        Reporter(dist.get_rank(), out) as report,
         run_folder(out) as lost,
     ):
+        if dist.get_rank() == 0:
+            report.event("start", argv=sys.argv, settings=config.as_dict(), **provenance())
         plan = make_plan(config, dist.get_world_size())
         run = _start(plan, device, stop, out, report, lost)
         try:

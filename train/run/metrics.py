@@ -24,6 +24,7 @@ from typing import IO, Any
 import torch
 
 from pretok.base.errors import UsageError
+from pretok.base.joblog import when_and_where
 from pretok.base.storage import atomic_open
 from pretok.base.units import duration
 from train.config import TrainConfig
@@ -43,9 +44,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Add one record to a JSON Lines file."""
+    """Add one record to a JSON Lines file, with the time, the host and the Slurm job."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write(json.dumps(record | when_and_where()) + "\n")
 
 
 def cut_after(path: Path, step: int) -> int:
@@ -242,7 +243,7 @@ class MetricsLog:
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in record.items()
         }
-        self._files[name].write(json.dumps(clean) + "\n")
+        self._files[name].write(json.dumps(clean | when_and_where()) + "\n")
         flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
         for name, result in record.get("questions", {}).items():
             flat |= {f"{name}_{key}": value for key, value in result.items()}

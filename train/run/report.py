@@ -1,15 +1,23 @@
 """The lines a person reads while a run goes on: never silent for longer than a minute.
 
-Enters: texts, and what the run is doing now. Leaves: lines on standard output, from rank 0 alone.
+Enters: texts, what the run is doing now, how it ends. Leaves: lines on standard output, from rank 0 alone; in RUN/logs
+the same as lines of JSON (`pretok.base.joblog`), and why the run ended, from every rank that ended otherwise than well.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 
+from pretok.base.errors import PretokError, Stopped
+from pretok.base.joblog import LOGS, JobLog
 from pretok.base.units import duration
+from train.run.failures import explain
 
 SILENCE = 60.0
 """Seconds after which a line says that the run lives, when nothing else was said."""
@@ -22,12 +30,25 @@ def clock() -> str:
     return time.strftime("%H:%M:%S")
 
 
-class Reporter:
-    """Prints lines on rank 0, and as a context one line a minute of silence that says what `doing` gives."""
+def _exit_code(error: BaseException | None) -> int | None:
+    """What the command will end with; None where that is judged further up, as of what may be a lack of memory."""
+    if error is None:
+        return 0
+    known = error if isinstance(error, PretokError) else explain(error)
+    return known.exit_code if known else None
 
-    def __init__(self, rank: int) -> None:
+
+class Reporter:
+    """Prints lines on rank 0, and as a context one line a minute of silence that says what `doing` gives.
+
+    out: folder of the run, whose logs/ gets the lines of rank 0, and why the run ended on any rank.
+    """
+
+    def __init__(self, rank: int, out: Path) -> None:
         self.doing: Callable[[], str] = lambda: "starting"
         self._rank = rank
+        name = f"train-rank{rank}" if rank else "train"
+        self._log = JobLog(out / LOGS, name, {"command": "train", "rank": rank}, self._complain)
         self._last = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -36,7 +57,12 @@ class Reporter:
         """One line."""
         self._last = time.monotonic()
         if self._rank == 0:
+            self._log.write("notice", {"message": text})
             print(text, flush=True)
+
+    def event(self, name: str, /, **details: object) -> None:
+        """A line of the log alone, on whatever rank."""
+        self._log.write(name, details)
 
     @property
     def silence(self) -> float:
@@ -48,10 +74,19 @@ class Reporter:
             self._thread.start()
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._ended.set()
         if self._rank == 0:
             self._thread.join()
+        if error is not None and not (self._rank and isinstance(error, Stopped)):  # all ranks stop together
+            told = str(error) or type(error).__name__
+            self.event("error", message=told, traceback="".join(traceback.format_exception(error)))
+        self._log.end(_exit_code(error))
+
+    def _complain(self, text: str) -> None:
+        print(f"train: {text}", file=sys.stderr)
 
     def _watch(self) -> None:
         began = time.monotonic()

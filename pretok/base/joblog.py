@@ -1,0 +1,125 @@
+"""The log of a job, for whoever asks the morning after: WORK/logs/COMMAND-DATE.jsonl, one JSON object a line.
+
+Enters: events with their details. Leaves: a file of its own for each job, a line for each event, written at once and in
+one piece, so that a job killed at any moment leaves whole lines. Every line has
+
+    time      when it was written, ISO 8601, UTC
+    host      where
+    job       the Slurm job, inside of one
+    command   such as `tokenize`; `rank` beside it where several processes are one job
+    event     one of the following, with what it says of itself
+
+    start      argv, directory, pid, versions, settings
+    notice     message: what stood on the terminal; `table` the same with title, columns, rows
+    warning    message, of a library or of the engine, such as a task that is tried again
+    step       title; then now and then `progress` and at last `step_end`: seconds, counts of this run, earlier ones
+    task       what (partition, bucket, ...), item, node, began, ended, seconds, tries, peak_bytes of its process
+    task_failed  the same with message, kind and traceback
+    workers    of a step: workers, tasks done by node, idle (share of their time without a task), peak_bytes
+    error      message, traceback: why the job ended
+    end        exit_code, null where it is not known yet; seconds
+
+A log that cannot be written ends no job: that is said once, and nothing more is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+LOGS = "logs"
+"""Folder of the logs below WORK or RUN."""
+
+
+def utc(seconds: float) -> str:
+    """Seconds since 1970 as ISO 8601 with milliseconds, UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def when_and_where() -> dict[str, str]:
+    """When and where a line is written: time, host and, inside of a Slurm job, its id as `job`."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return {"time": utc(time.time()), "host": os.uname().nodename} | ({"job": job} if job else {})
+
+
+class JobLog:
+    """The log of this process, made with its first line.
+
+    name: how the file begins; always: what every line holds besides, `command` above all; complain: told once if
+    no log can be written.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, always: Mapping[str, object], complain: Callable[[str], None]
+    ) -> None:
+        self._folder = folder
+        self._name = name
+        self._always = always
+        self._complain = complain
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._file: IO[bytes] | None = None
+        self._broken = False
+        self.path: Path | None = None
+        """The file; None before the first line and from when it cannot be written."""
+
+    def __enter__(self) -> JobLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self, event: str, details: Mapping[str, object]) -> None:
+        """Add a line. What is no JSON value in `details` stands as its text."""
+        told = {**when_and_where(), **self._always, "event": event}
+        line = json.dumps({**told, **details, **told}, default=str, skipkeys=True).encode() + b"\n"
+        with self._lock:
+            if self._broken:
+                return
+            try:
+                if self._file is None:
+                    self._file, self.path = self._create()
+                if self._file.write(line) < len(line):  # the last page of a full disk
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                self._broken = True
+                where, self.path = self.path or self._folder, None
+                self._complain(
+                    f"no log is kept in {where}: {error.strerror or error}; the job goes on without"
+                )
+
+    def end(self, code: int | None) -> None:
+        """The last line: how the job ended, None if that is not known here. Nothing where nothing was written."""
+        if self._file is not None:
+            self.write("end", {"exit_code": code, "seconds": round(time.monotonic() - self._began, 3)})
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._broken = True
+            if self._file is not None:
+                self._file.close()
+
+    def _create(self) -> tuple[IO[bytes], Path]:
+        """A file that no other job has. Unbuffered: each line is one call of the system."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        stem = f"{self._name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        for number in itertools.count(1):
+            path = self._folder / f"{stem}{f'-{number}' if number > 1 else ''}.jsonl"
+            try:
+                return path.open("xb", buffering=0), path
+            except FileExistsError:
+                continue
+        raise AssertionError

@@ -1,0 +1,205 @@
+"""What a command leaves in WORK/logs, and what --quiet and --verbose show of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counting import write_lines
+from support import ROOT
+
+from pretok.base import console
+from pretok.base.console import TellWarnings, Terminal
+from pretok.cli import run_command
+from pretok.counts import task as counting
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    """Counts two sources of a few documents."""
+    for name in ("it", "en"):
+        write_lines(tmp_path / f"{name}.jsonl", [f"{name} documento {n}" for n in range(30)])
+    inputs = [f"{name}={tmp_path}/{name}.jsonl" for name in ("it", "en")]
+    return ["count", *inputs, "--out", str(tmp_path / "work"), "--workers", "0"]
+
+
+def read_logs(work: Path) -> list[list[dict[str, Any]]]:
+    """The lines of each log, which all say when, where and what."""
+    logs = [
+        [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
+        for path in sorted((work / "logs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    ]
+    for line in (line for log in logs for line in log):
+        assert {"time", "host", "command", "event"} <= line.keys()
+    return logs
+
+
+def of(log: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
+    return [line for line in log if line["event"] == event]
+
+
+def test_a_log_tells_the_whole_job(tmp_path, command, capsys):
+    assert run_command(command) == 0
+    [log] = read_logs(tmp_path / "work")
+    assert {line["command"] for line in log} == {"count"}
+    assert (log[0]["event"], log[-1]["event"]) == ("start", "end")
+    assert log[0]["argv"] == command
+    assert log[0]["settings"]["sources"]["it"]["inputs"] == [f"{tmp_path}/it.jsonl"]
+    assert log[0]["versions"].keys() >= {"pretok", "python", "numba"}
+    assert log[-1]["exit_code"] == 0
+    partitions = [line for line in of(log, "task") if line["what"] == "partition"]
+    assert {line["item"] for line in partitions} == {"it-00000", "en-00000"}
+    assert all(line["began"] <= line["ended"] <= line["time"] for line in partitions)
+    [step] = of(log, "step_end")
+    assert (step["title"], step["ended_by"]) == ("count", None)
+    assert (step["counts"]["documents"], step["counts"]["partitions"]) == (60, 2)
+    assert of(log, "workers")[0]["nodes"] == {log[0]["host"]: 2}
+    shown = capsys.readouterr().err.splitlines()
+    told = [line["message"] for line in of(log, "notice") + of(log, "step_end")]
+    assert sorted(shown) == sorted(told)  # nothing stands on the terminal that the log lacks
+
+
+def test_a_failing_partition_leaves_its_traceback_at_once(tmp_path, command, capsys, monkeypatch):
+    real = counting._Counter.add
+
+    def add(self: Any, batch: Any) -> Any:
+        if self._task.partition.name == "it-00000":
+            raise ZeroDivisionError("no such thing")
+        return real(self, batch)
+
+    monkeypatch.setattr(counting._Counter, "add", add)
+    assert run_command(command) == 1
+    [log] = read_logs(tmp_path / "work")
+    [failed] = of(log, "task_failed")
+    assert (failed["item"], failed["message"]) == ("it-00000", "ZeroDivisionError: no such thing")
+    assert "in add" in failed["traceback"]
+    [path] = (tmp_path / "work" / "logs").iterdir()
+    shown = capsys.readouterr().err
+    assert f"tracebacks: {path}" in shown
+    assert "in add" not in shown
+    [error] = of(log, "error")
+    assert "1 partitions met an internal error" in error["message"]
+    assert log[-1]["exit_code"] == 1
+    assert of(log, "step_end")[0]["ended_by"] == "InternalError"
+
+
+def test_a_folder_that_cannot_hold_a_log_does_not_stop_the_job(tmp_path, command, capsys):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "logs").touch()
+    assert run_command(command) == 0
+    assert capsys.readouterr().err.count("no log is kept in") == 1
+    assert (tmp_path / "work" / "counts" / "counts.json").exists()
+
+
+@pytest.mark.parametrize("place", [0, 1, 99])
+def test_quiet_shows_results_and_errors_only(tmp_path, command, capsys, place):
+    quiet = [*command[:place], "--quiet", *command[place:]]
+    assert run_command([*quiet, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert json.loads(out)["sources"].keys() == {"it", "en"}
+    [log] = read_logs(tmp_path / "work")
+    assert of(log, "notice")
+    assert run_command([*quiet, "--field", "body"]) == 2
+    assert capsys.readouterr().err.startswith("pretok: ")
+    assert of(read_logs(tmp_path / "work")[1], "error")[0]["message"].startswith("pretok: ")
+
+
+def test_verbose_shows_events(command, capsys):
+    assert run_command([*command, "--verbose"]) == 0
+    assert re.search(
+        r"\d\d:\d\d:\d\d task what=partition item=it-00000 node=\S+ tries=1 ", capsys.readouterr().err
+    )
+    assert run_command([*command, "--verbose", "--quiet"]) == 2
+    assert "either --quiet or --verbose" in capsys.readouterr().err
+
+
+def test_verify_keeps_a_log_where_there_are_logs_and_nowhere_else(tmp_path, vocab_dir, command):
+    work = tmp_path / "work"
+    assert run_command(["tokenize", *command[1:], "--vocab", str(vocab_dir)]) == 0
+    check = ["verify", str(work / "shards"), "--workers", "0"]
+    assert run_command(check) == 0
+    tokenize, verify = read_logs(work)
+    assert (tokenize[0]["command"], verify[0]["command"]) == ("tokenize", "verify")
+    assert [line["what"] for line in of(verify, "task")] == ["shard", "shard"]
+    assert of(tokenize, "table")[0]["rows"][-1][0] == "total"
+    for path in (work / "logs").iterdir():
+        path.unlink()
+    (work / "logs").rmdir()
+    assert run_command(check) == 0
+    assert not (work / "logs").exists()
+
+
+def test_a_killed_command_leaves_whole_lines(tmp_path):
+    write_lines(tmp_path / "it.jsonl", [f"documento {n} " * 300 for n in range(20_000)])
+    command = [
+        sys.executable,
+        "-m",
+        "pretok",
+        "count",
+        f"it={tmp_path}/it.jsonl",
+        "--out",
+        str(tmp_path / "work"),
+    ]
+    process = subprocess.Popen([*command, "--workers", "0"], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not any((tmp_path / "work" / "counts").glob("**/*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    [log] = read_logs(tmp_path / "work")
+    assert [line["event"] for line in log[:2]] == ["start", "step"]
+    assert not of(log, "end")
+
+
+def test_progress_is_in_the_log_though_a_bar_moves(tmp_path, monkeypatch):
+    monkeypatch.setattr(console, "FIRST_LINE", 0.01)
+    monkeypatch.setattr(console, "LINES_APART", 0.02)
+    tell = Terminal(error=console._Console(file=io.StringIO(), force_terminal=True, force_interactive=True))
+    assert tell.shows_bars
+    tell.keep_log(tmp_path / "logs", "count")
+    with tell.progress("count") as progress:
+        progress.expect(10, 1, {"it": 10})
+        progress({"bytes": 7})
+        time.sleep(0.3)
+    tell.end(0)
+    [log] = read_logs(tmp_path)
+    assert of(log, "progress")[-1]["counts"] == {"bytes": 7}
+    assert of(log, "progress")[-1]["expected_bytes"] == 10
+
+
+def test_errors_are_red_on_a_terminal_only():
+    for terminal, red in ((True, True), (False, False)):
+        text = io.StringIO()
+        made = console._Console(
+            file=text, force_terminal=terminal, color_system="standard" if terminal else None
+        )
+        Terminal(error=made).error("pretok: no [such] file")
+        assert ("\x1b[31m" in text.getvalue()) == red
+        assert "pretok: no [such] file" in text.getvalue()
+
+
+def test_warnings_of_libraries_are_told_and_kept(tmp_path, capsys):
+    tell = Terminal()
+    tell.keep_log(tmp_path / "logs", "count")
+    logger = logging.getLogger("pretok.test")
+    handler = TellWarnings(tell)
+    logger.addHandler(handler)
+    logger.warning("trying again: %s", "[it]")
+    logger.removeHandler(handler)
+    tell.end(0)
+    assert "trying again: [it]" in capsys.readouterr().err
+    [log] = read_logs(tmp_path)
+    assert of(log, "warning")[0]["message"] == "trying again: [it]"

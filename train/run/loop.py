@@ -406,7 +406,7 @@ def _save(run: Run) -> None:
             "config": run.plan.config.as_dict(),
             "eod_id": run.plan.view.eod_id,
             "tokenizer": run.plan.tokenizer(),
-            "provenance": provenance(run.plan.view.manifest_fingerprint),
+            "provenance": provenance() | {"manifest": run.plan.view.manifest_fingerprint},
         }
         run.checkpoints.save(progress.step, _state(run.trainee), meta)
     run.saved_step, run.saved_at = progress.step, time.monotonic()

@@ -60,8 +60,8 @@ def cut_after(path: Path, step: int) -> int:
 
 
 @cache
-def provenance(manifest: str) -> dict[str, Any]:
-    """Code version, software and machine of this process, and the fingerprint of its data, as JSON values."""
+def provenance() -> dict[str, Any]:
+    """Code version, software and machine of this process, as JSON values."""
     git = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"],
         capture_output=True,
@@ -77,7 +77,6 @@ def provenance(manifest: str) -> dict[str, Any]:
         "hip": torch.version.hip,
         "host": platform.node(),
         "command": sys.argv,
-        "manifest": manifest,
         "environment": {name: os.environ[name] for name in names if name in os.environ},
     }
 
@@ -282,7 +281,7 @@ def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
         resume="allow",
         dir=str(out),
         mode=os.environ.get("WANDB_MODE", "offline"),
-        config=config.as_dict() | {"provenance": provenance(manifest)},
+        config=config.as_dict() | {"provenance": provenance() | {"manifest": manifest}},
     )
 
 

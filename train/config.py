@@ -33,7 +33,16 @@ _LEAST = {
     ),
     1: (
         *("seq_len", "rope_theta", "global_batch", "micro_batch", "accumulation", "steps", "tokens", "shard"),
-        *("tensor", "decay_tokens", "loss_chunk", "timeout", "prefetch", "val_sequences", "keep_last"),
+        *(
+            "tensor",
+            "decay_tokens",
+            "loss_chunk",
+            "timeout",
+            "prefetch",
+            "val_sequences",
+            "evaluate_every",
+            "keep_last",
+        ),
         *("log_every", "gc_every"),
     ),
 }
@@ -97,6 +106,9 @@ class TrainConfig:
     decay_embeddings: bool = _option(False, "weight decay on embeddings too")
     clip: float = _option(1.0, "largest gradient norm; 0: gradients are not clipped")
     z_loss: float = _option(0.0, "weight of the squared log-partition")
+    init: str = _option(
+        "normal", "of the weights; truncated: none 3 deviations out", choices=("normal", "truncated")
+    )
     skip_sigma: float = _option(
         6.0, "skip a step whose gradient norm or loss lies so many deviations up; 0: never"
     )
@@ -106,6 +118,9 @@ class TrainConfig:
     tensor: int = _option(1, "ranks that share every matrix product")
     reshard: bool = _option(True, "free gathered parameters after the forward pass (ZeRO-3); off: ZeRO-2")
     offload: bool = _option(False, "parameters and optimizer in host memory")
+    reduce: str = _option(
+        "fp32", "gradients in communication; bf16: half the bytes", choices=("fp32", "bf16")
+    )
     precision: str = _option("auto", "of the passes; auto: bf16 on a GPU", choices=("auto", "bf16", "fp32"))
     sync: str = _option(
         "scatter",
@@ -121,6 +136,10 @@ class TrainConfig:
     prefetch: int = _option(4, "batches each loader process holds ready")
     val_every: int = _option(0, "evaluate every so many steps; 0: never")
     val_sequences: int = _option(256, "sequences evaluated of each source, at most")
+    evaluate: str | None = _option(
+        None, "files of questions the model answers as it learns: NAME=FILE.jsonl,..."
+    )
+    evaluate_every: int = _option(1000, "steps between answers to them; after the last step too")
 
     save_every: str = _option("auto", "100 (steps), 10m (minutes), auto: 4 times the start-up time, or never")
     keep_last: int = _option(3, "newest checkpoints kept")
@@ -132,6 +151,8 @@ class TrainConfig:
     wandb: str | None = _option(None, "Weights & Biases project; offline unless WANDB_MODE says otherwise")
     tensorboard: bool = _option(False, "write TensorBoard events to RUN/tensorboard")
     profile: int = _option(0, "write a profile of so many steps to RUN/profile.json")
+    memory_snapshot: bool = _option(False, "when a GPU's memory runs out, write what holds it to RUN/memory")
+    deterministic: bool = _option(False, "only operations that give the same bits each time; slower")
 
     phases: tuple[PhaseSettings, ...] = _option(
         (), "what changes at how many tokens: tables [[phases]] of a file, or their JSON"
@@ -144,6 +165,7 @@ class TrainConfig:
                 raise UsageError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
         parse_save_every(self.save_every)
         parse_checkpointing(self.checkpointing)
+        parse_files(self.evaluate)
         for least, names in _LEAST.items():
             for name in names:
                 value = getattr(self, name)
@@ -209,6 +231,17 @@ def parse_checkpointing(text: str) -> tuple[str, int]:
     if head == "" and number.isdigit() and int(number) > 0:
         return "every", int(number)
     raise UsageError(f"checkpointing is {text!r}; it must be none, full, ops or every-N")
+
+
+def parse_files(text: str | None) -> dict[str, Path]:
+    """'arc=a.jsonl,lambada=b.jsonl' -> files by name; None -> none."""
+    files: dict[str, Path] = {}
+    for part in text.split(",") if text is not None else ():
+        name, _, path = part.strip().partition("=")
+        if not name or not path or name in files:
+            raise UsageError(f"evaluate is {text!r}; it must be NAME=FILE, several of them with commas")
+        files[name] = Path(path)
+    return files
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""To a `transformers` Llama checkpoint, and back in.
+"""To a `transformers` Llama checkpoint, or with norms on queries and keys a Qwen3 one, and back in.
 
 Enters: a checkpoint folder, or several to be averaged. Leaves: config.json, model.safetensors (the padding of the
 vocabulary cut off) and the files of the shards' tokenizer; no process group, no GPU. `exported_tensors` reads such a
@@ -35,11 +35,14 @@ def _outside_name(name: str) -> str:
     return name if name.startswith("lm_head") else f"model.{name}"
 
 
-def llama_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
-    """config.json of `transformers`' LlamaForCausalLM."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+def transformers_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
+    """config.json of `transformers`: a LlamaForCausalLM, or where queries and keys are normed a Qwen3ForCausalLM, which
+    is the same model with these norms."""
+    if model.qk_norm:
+        kind = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False}
+    else:
+        kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False}
+    return kind | {
         "vocab_size": model.vocab_size,
         "hidden_size": model.dim,
         "intermediate_size": model.hidden,
@@ -53,7 +56,6 @@ def llama_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
         "rope_theta": model.rope_theta,
         "rope_scaling": None,
         "attention_bias": False,
-        "mlp_bias": False,
         "tie_word_embeddings": model.tied,
         "bos_token_id": eod_id,
         "eos_token_id": eod_id,
@@ -90,7 +92,7 @@ def export(
     _write_tensors(temporary, tensors)
     write_json(
         temporary / "config.json",
-        llama_config(config, meta.eod_id) | {"torch_dtype": str(dtype).removeprefix("torch.")},
+        transformers_config(config, meta.eod_id) | {"torch_dtype": str(dtype).removeprefix("torch.")},
     )
     for name, content in files.items():
         (temporary / name).write_bytes(content)
@@ -148,7 +150,7 @@ def exported_tensors(
     Another rope_theta is told. Raises MismatchError when its sizes are not those of `config`.
     """
     theirs = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    wanted = llama_config(config, 0)
+    wanted = transformers_config(config, 0)
     keys = [key for key in wanted if key.endswith("_size") or key.startswith("num_")]
     keys += ["model_type", "rms_norm_eps", "tie_word_embeddings"]
     if different := [

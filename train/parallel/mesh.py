@@ -29,7 +29,12 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from pretok.base.errors import PretokError, UsageError
@@ -181,6 +186,12 @@ def _split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
     into, out_of = ColwiseParallel, RowwiseParallel
     for block in model.layers:
         plan: dict[str, Any] = {f"self_attn.{name}": into() for name in ("q_proj", "k_proj", "v_proj")}
+        if config.qk_norm:
+            # Each rank norms its own heads, dimension 2; the gradient of the one weight is the sum of theirs.
+            plan |= {
+                f"self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True)
+                for name in ("q_norm", "k_norm")
+            }
         plan |= {"self_attn.o_proj": out_of(), "mlp.gate_proj": into(), "mlp.up_proj": into()}
         parallelize_module(block, mesh, plan | {"mlp.down_proj": out_of()})
     lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
@@ -219,6 +230,12 @@ def _checkpoint_activations(model: Decoder, setting: str) -> None:
             model.layers[index] = checkpoint_wrapper(block)
 
 
+def pass_dtype(config: TrainConfig, device: Device) -> torch.dtype:
+    """What matrix products are computed in."""
+    low = config.precision == "bf16" or (config.precision == "auto" and device.is_gpu)
+    return torch.bfloat16 if low else torch.float32
+
+
 def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: Device) -> None:
     """Apply tensor parallelism, checkpointing, compilation and `fully_shard`, in this order, in place."""
     if mesh["tensor"].size() > 1:
@@ -228,14 +245,13 @@ def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: D
         for block in model.layers:
             block.compile(fullgraph=config.attention == "causal")
         model.fuse_loss = True
-    low = config.precision == "bf16" or (config.precision == "auto" and device.is_gpu)
     options: dict[str, Any] = {
         "mesh": mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
         # Inputs are not cast: the embedding already gives the right dtype, and rotary tables must stay
         # float32.
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if low else None,
-            reduce_dtype=torch.float32,
+            param_dtype=torch.bfloat16 if pass_dtype(config, device) == torch.bfloat16 else None,
+            reduce_dtype=torch.bfloat16 if config.reduce == "bf16" else torch.float32,
             cast_forward_inputs=False,
         ),
     }

@@ -2,6 +2,7 @@
 
 - report.py: lines for a person, never a minute of silence
 - failures.py: no memory, space or package -> one line
+- memory.py: what held a GPU's memory when it ran out
 - goodput.py: what the time was spent on
 - metrics.py: a line a step, MFU
 - phases.py: what is in force at which step, and what may go on with it

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,17 @@ from pretok.base.storage import write_json
 from train import STARTED
 from train.checkpoint.meta import Meta
 from train.config import TrainConfig
-from train.parallel.devices import Device, find_device
+from train.parallel.devices import Device, deterministic, find_device
 from train.parallel.mesh import process_group, run_folder
 from train.run.failures import explain, out_of_memory
+from train.run.memory import memory_history
 from train.run.metrics import provenance
 from train.run.report import Reporter
 from train.run.setup import make_plan
 from train.run.start import Run, enter_leg, start_run
 from train.steps.evaluate import evaluate
 from train.steps.optim import global_norm
+from train.steps.score import score
 from train.steps.step import Mark, Readback, chain_hash, train_step
 
 AUTO_FACTOR = 4
@@ -54,7 +56,11 @@ def train(config: TrainConfig) -> None:
     def words(error: Exception) -> PretokError | None:
         return explain(error) or out_of_memory(error, config)
 
-    with StopFlag(FIRST_MARGIN) as stop, process_group(device, config.timeout, out, words):
+    with (
+        deterministic(config.deterministic),
+        StopFlag(FIRST_MARGIN) as stop,
+        process_group(device, config.timeout, out, words),
+    ):
         _train(config, device, stop, out)
 
 
@@ -65,7 +71,8 @@ def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> No
         plan = make_plan(config, dist.get_world_size())
         run = start_run(plan, device, stop, out, report, lost)
         try:
-            _loop(run)
+            with memory_history(config.memory_snapshot, device, out):
+                _loop(run)
         except Exception:
             if not lost.is_set():
                 run.checkpoints.settle()
@@ -123,6 +130,8 @@ def _steps(run: Run, profiler: Any) -> None:
             last = run.progress.step == run.steps
             if config.val_every and (run.progress.step % config.val_every == 0 or last):
                 _validate(run)
+            if run.questions and (run.progress.step % config.evaluate_every == 0 or last):
+                _ask(run)
             kind, amount = run.save_every
             if run.save_agreed or (kind == "steps" and run.progress.step % amount == 0):
                 _save(run)
@@ -241,18 +250,39 @@ def _after_first_step(run: Run) -> None:
 def _validate(run: Run) -> None:
     _flush(run)
     with run.goodput.spent("validation"):
-        result = evaluate(run.trainee, run.views, lambda: run.stop.reason is not None)
+        result = evaluate(run.trainee, run.validation, lambda: run.stop.reason is not None)
     run.last_end = Mark(run.device.device)
     if result is None:
         run.stop_agreed = True
         return
     progress, keep = run.progress, run.plan.config.keep_best
     run.val_loss = result.loss
-    run.log.validation({"step": progress.step, "val_loss": result.loss, "sources": result.sources})
+    run.log.validation(
+        {
+            "step": progress.step,
+            "val_loss": result.loss,
+            "val_bits_per_byte": result.bits,
+            "sources": result.sources,
+            "bits_per_byte": result.source_bits,
+        }
+    )
     best = tuple(sorted([*progress.best, result.loss])[:keep])
     if result.loss in best and math.isfinite(result.loss):
         run.progress = replace(progress, best=best)
         run.save_agreed = True
+
+
+def _ask(run: Run) -> None:
+    """Let the model answer the questions of --evaluate."""
+    _flush(run)
+    with run.goodput.spent("validation"):
+        results = score(run.trainee, run.questions, lambda: run.stop.reason is not None)
+    run.last_end = Mark(run.device.device)
+    if results is None:
+        run.stop_agreed = True
+        return
+    answers = {name: asdict(result) for name, result in results.items()}
+    run.log.evaluation({"step": run.progress.step, "questions": answers})
 
 
 def _save(run: Run) -> None:
@@ -278,7 +308,7 @@ def _save(run: Run) -> None:
             config=run.plan.config.as_dict(),
             eod_id=run.leg.phase.view.eod_id,
             tokenizer=run.leg.phase.tokenizer(),
-            provenance=provenance(),
+            provenance=provenance() | {"manifest": run.leg.phase.view.manifest_fingerprint},
         )
         run.checkpoints.save(run.trainee.state(), meta)
     run.saved_step, run.saved_at = progress.step, time.monotonic()

@@ -1,7 +1,7 @@
 """What a run tells about itself: a line a step, and what software it was.
 
-Enters: numbers of finished steps. Leaves: RUN/metrics.jsonl (always), RUN/validation.jsonl, and the same numbers in
-Weights & Biases or TensorBoard when asked. Only rank 0 writes.
+Enters: numbers of finished steps. Leaves: RUN/metrics.jsonl (always), RUN/validation.jsonl, RUN/evaluation.jsonl, and
+the same numbers in Weights & Biases or TensorBoard when asked. Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,6 +56,7 @@ def cut_after(path: Path, step: int) -> list[dict[str, Any]]:
     return [record for record in records if record["step"] > step]
 
 
+@cache
 def provenance() -> dict[str, Any]:
     """Code version, software and machine of this process, as JSON values."""
     git = subprocess.run(
@@ -88,6 +90,7 @@ class MetricsLog:
         rank: int,
         step: int,
         steps: int,
+        manifest: str,
     ) -> None:
         self.lost_steps, self.lost_seconds = 0, 0.0  # of the segment before, done again
         self._rank = rank
@@ -103,10 +106,10 @@ class MetricsLog:
         if rank:
             return
         if config.wandb is not None:  # what may be refused first: nothing is open yet
-            self._wandb = _open_wandb(out, config)
+            self._wandb = _open_wandb(out, config, manifest)
         if config.tensorboard:
             self._tensorboard = _open_tensorboard(out / "tensorboard", step)
-        for name in ("metrics", "validation"):
+        for name in ("metrics", "validation", "evaluation"):
             lost = cut_after(out / f"{name}.jsonl", step)
             if name == "metrics":
                 self.lost_steps, self.lost_seconds = (
@@ -149,10 +152,27 @@ class MetricsLog:
         if self._rank:
             return
         self._write("validation", record)
-        losses = "  ".join(f"{name} {loss:.4f}" for name, loss in record["sources"].items())
-        self._report(
-            f"{clock()} step {record['step']}/{self._steps}  validation loss {record['val_loss']:.4f}  {losses}"
+        bits = record["bits_per_byte"]
+        losses = "  ".join(
+            f"{name} {loss:.4f} ({bits[name]:.4f})" for name, loss in record["sources"].items()
         )
+        self._report(
+            f"{clock()} step {record['step']}/{self._steps}  validation loss {record['val_loss']:.4f} "
+            f"({record['val_bits_per_byte']:.4f} bits per byte)  {losses}"
+        )
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        """The answers to one set of questions."""
+        if self._rank:
+            return
+        self._write("evaluation", record)
+        parts = []
+        for name, result in record["questions"].items():
+            chance = "" if result["chance"] is None else f" (chance {result['chance']:.1%})"
+            parts.append(
+                f"{name} {result['accuracy']:.1%}{chance}, {result['bits_per_byte']:.4f} bits per byte"
+            )
+        self._report(f"{clock()} step {record['step']}/{self._steps}  answers: {'; '.join(parts)}")
 
     def close(self) -> None:
         """Close all files."""
@@ -170,6 +190,9 @@ class MetricsLog:
         }
         self._files[name].write(json.dumps(clean | when_and_where()) + "\n")
         flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
+        for name, result in record.get("questions", {}).items():
+            flat |= {f"{name}_{key}": value for key, value in result.items()}
+        flat |= {f"val_bits_{source}": bits for source, bits in record.get("bits_per_byte", {}).items()}
         numbers = {key: value for key, value in flat.items() if isinstance(value, int | float)}
         step = numbers.pop("step")
         if self._wandb is not None:
@@ -188,7 +211,7 @@ class MetricsLog:
             return None
 
 
-def _open_wandb(out: Path, config: TrainConfig) -> Any:
+def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
     try:
         import wandb
     except ImportError:
@@ -204,7 +227,7 @@ def _open_wandb(out: Path, config: TrainConfig) -> Any:
         resume="allow",
         dir=str(out),
         mode=os.environ.get("WANDB_MODE", "offline"),
-        config=config.as_dict(),
+        config=config.as_dict() | {"provenance": provenance() | {"manifest": manifest}},
     )
 
 

@@ -21,9 +21,9 @@ from train.checkpoint.saved import complete_checkpoints
 from train.checkpoint.state import load_weights
 from train.config import Batch, PhaseSettings, TrainConfig
 from train.model.sizes import ModelConfig
-from train.model.transformer import Decoder, initial_tensor
+from train.model.transformer import Decoder, attention_kernel, initial_tensor
 from train.parallel.devices import Device
-from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, solve_layout
+from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, pass_dtype, solve_layout
 from train.run.phases import Leg, Phase, open_phases
 from train.steps.optim import Guard, NormGroups, build_optimizer, set_hyper_parameters
 from train.steps.step import Trainee
@@ -78,7 +78,7 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
             )
         value = exported_tensors(source, plan.model, report)
     else:
-        value = partial(initial_tensor, plan.model, config.seed)
+        value = partial(initial_tensor, plan.model, config.seed, truncated=config.init == "truncated")
     materialize(model, place, value)
     optimizer = build_optimizer(model, config)
     if source is not None and not exported:
@@ -126,7 +126,7 @@ def describe(plan: Plan, legs: Sequence[Leg], device: Device) -> str:
     for phase, settings in zip(plan.phases[1:], plan.config.phases, strict=True):
         when = begins.get(phase.at, "begun" if phase.at <= first.at else "not reached")
         lines.append(f"phase at {phase.at:,} tokens ({when}): {_changes(settings) or 'nothing changes'}")
-    return "\n".join([*lines, *_warnings(legs)])
+    return "\n".join([*lines, f"attention: {_attention(plan, device)}", *_warnings(legs)])
 
 
 def _in_words(batch: Batch) -> str:
@@ -152,3 +152,16 @@ def _warnings(legs: Sequence[Leg]) -> list[str]:
         f"rises, to {highest:.2e} at its end, and does not decay; a --warmup of {max(1, steps // 20)} "
         "leaves room for the schedule"
     ]
+
+
+def _attention(plan: Plan, device: Device) -> str:
+    """What a token sees and which of torch's kernels computes it, asked for one sequence of the run."""
+    seen = {"causal": "all before it in its sequence", "document": "what is before it in its document"}
+    kernel = attention_kernel(
+        plan.model,
+        plan.layout.tensor,
+        pass_dtype(plan.config, device),
+        device.device,
+        documents=plan.config.attention == "document",
+    )
+    return f"a token sees {seen[plan.config.attention]}; kernel {kernel}"

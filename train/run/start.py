@@ -15,11 +15,10 @@ import torch.distributed as dist
 from pretok.base.records import to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
-from pretok.stream import View
 from train import STARTED
 from train.checkpoint.meta import RunState
 from train.checkpoint.save import Checkpoints
-from train.config import parse_save_every
+from train.config import parse_files, parse_save_every
 from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
 from train.run.changes import Changes
@@ -29,7 +28,8 @@ from train.run.phases import Leg, Phase, check_resume, plan_legs
 from train.run.report import Reporter
 from train.run.setup import OPTIMIZER_BYTES, Plan, build_trainee, describe, enter_phase
 from train.steps.data import Feed
-from train.steps.evaluate import validation_views
+from train.steps.evaluate import ValidationSource, validation_sources
+from train.steps.questions import Questions, load_questions
 from train.steps.step import Mark, Readback, Trainee
 
 
@@ -56,7 +56,8 @@ class Run:
     spent: GoodputFile | None
     first: int
     progress: RunState
-    views: dict[str, View]
+    validation: dict[str, ValidationSource]
+    questions: list[Questions]
     save_every: tuple[str, float]
     feed: Feed
     last_end: Mark
@@ -101,7 +102,16 @@ def start_run(
         device=device,
         trainee=trainee,
         checkpoints=checkpoints,
-        log=MetricsLog(out, config, device, report, rank, saved.step, legs[-1].last_step),
+        log=MetricsLog(
+            out,
+            config,
+            device,
+            report,
+            rank,
+            saved.step,
+            legs[-1].last_step,
+            leg.phase.view.manifest_fingerprint,
+        ),
         report=report,
         lost=lost,
         stop=stop,
@@ -109,7 +119,8 @@ def start_run(
         spent=None if rank else GoodputFile(out / "goodput.jsonl"),
         first=saved.step,
         progress=replace(saved, tokens=leg.tokens),
-        views=_validation(leg.phase),
+        validation=_validation(leg.phase),
+        questions=_questions(leg.phase),
         save_every=parse_save_every(config.save_every),
         feed=_feed(leg, trainee, 0.0),
         last_end=Mark(device.device),
@@ -132,14 +143,19 @@ def enter_leg(run: Run, leg: Leg, before: Phase | None) -> None:
     if before is not None:
         run.changes.by_phase(before.config, leg)
     if leg is not run.leg:
-        run.views = _validation(phase)
+        run.validation, run.questions = _validation(phase), _questions(phase)
         run.feed = _feed(leg, trainee, run.feed.waited)
     run.leg = leg
     run.progress = replace(run.progress, position=leg.position, phase=phase.at, schedule=leg.schedule)
 
 
-def _validation(phase: Phase) -> dict[str, View]:
-    return validation_views(phase.config, phase.view.seq_len) if phase.config.val_every else {}
+def _validation(phase: Phase) -> dict[str, ValidationSource]:
+    return validation_sources(phase.config, phase.view.seq_len) if phase.config.val_every else {}
+
+
+def _questions(phase: Phase) -> list[Questions]:
+    files, view = parse_files(phase.config.evaluate), phase.view
+    return load_questions(files, Path(phase.config.shards), view.eod_id, view.seq_len)
 
 
 def _feed(leg: Leg, trainee: Trainee, waited: float) -> Feed:

@@ -104,6 +104,12 @@ class NormGroups:
         )
 
 
+def _is_split(tensor: DTensor, dimension: str) -> bool:
+    """Whether ranks along a dimension of the mesh hold different pieces of it."""
+    names = tensor.device_mesh.mesh_dim_names or ()
+    return dimension in names and not tensor.placements[names.index(dimension)].is_replicate()
+
+
 def global_norm(tensors: Sequence[Tensor], groups: NormGroups) -> Tensor:
     """Euclidean norm of all ranks' pieces together, a float32 scalar on the tensors' device.
 
@@ -112,8 +118,7 @@ def global_norm(tensors: Sequence[Tensor], groups: NormGroups) -> Tensor:
     counted = [
         tensor
         for tensor in tensors
-        if groups.tensor_rank == 0
-        or (isinstance(tensor, DTensor) and "tensor" in (tensor.device_mesh.mesh_dim_names or ()))
+        if groups.tensor_rank == 0 or (isinstance(tensor, DTensor) and _is_split(tensor, "tensor"))
     ]
     local = local_tensors(counted)
     total = torch.stack([norm.float().square() for norm in torch._foreach_norm(local)]).sum()

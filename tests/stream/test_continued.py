@@ -236,6 +236,17 @@ def test_forged_segments_are_refused(old: Path, change: dict[str, Any], message:
         parse_mix(data | {"fingerprint": fingerprint(identity)}, old)
 
 
+def test_a_mix_that_was_never_continued_keeps_its_file_for_ever() -> None:
+    sources = (MixSource("en", 401, 80), MixSource("it", 905, 180))
+    mix = Mix("m" * 32, "train", 5, 3, sources, ((15, 135), (100, 100)))
+    assert json.dumps(mix_json(mix)) == (
+        '{"fingerprint": "1d1c585bace00f6d2bfb2e2cb36522a8", "format": "pretok-mix", "version": 1, "manifest": "'
+        + "m" * 32
+        + '", "split": "train", "seq_len": 5, "seed": 3, "sources": [{"name": "en", "tokens": 401, "sequences": 80}, '
+        '{"name": "it", "tokens": 905, "sequences": 180}], "stages": [{"quotas": [15, 135]}, {"quotas": [100, 100]}]}'
+    )
+
+
 def test_the_length_of_a_stage_is_part_of_the_fingerprint(old: Path, shards: Path, tmp_path: Path) -> None:
     go_on(shards, old, 77, tmp_path / "new.json", "300:it=1")
     text = (tmp_path / "new.json").read_text()

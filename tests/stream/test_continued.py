@@ -170,6 +170,9 @@ def test_orders_of_cut_stages(stages: list[list[int]], cuts: list[tuple[int, lis
                 located[1][located[0] == number],
                 np.arange((located[0] == number).sum()) // sources[number].sequences,
             )
+            mine = np.flatnonzero(located[0] == number)
+            back = more.order().positions(number, located[2][mine])
+            np.testing.assert_array_equal(back[np.arange(len(mine)), located[1][mine]], mine)
             for n in (at, len(more)):
                 assert more.order().prefix(n)[number] == (located[0][:n] == number).sum()
         mix = more

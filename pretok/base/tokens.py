@@ -9,6 +9,8 @@ Bytes = npt.NDArray[np.uint8]
 """Texts in a row, UTF-8."""
 Ints = npt.NDArray[np.int64]
 """Offsets, positions, counts."""
+Hashes = npt.NDArray[np.uint64]
+"""Of documents, as `kernels.hashing` gives them."""
 Ids = npt.NDArray[np.uint32]
 """Token ids as tokenizers give them."""
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]

@@ -8,6 +8,7 @@ read, and the number of open files is bounded. numpy and the standard library on
     view[i]                 # (seq_len + 1,) token ids at position i; view[a:b] for (b - a, seq_len + 1)
     view.batch(positions)   # (n, seq_len + 1), one call for many
     view.origin(i)          # (source, epoch, index of the sequence inside the source)
+    view.positions(source, indexes)  # back: (n, epochs) positions of sequences of a source
     view.prefix_counts(n)   # {source: sequences among the first n positions}
 
 In this folder:
@@ -17,6 +18,7 @@ In this folder:
     mix_file.py     a mix and its file
     flat_tokens.py  many shards as one array of tokens
     loader.py       the part of each batch that a rank reads
+    continued.py    a mix that goes on with another, and how long two mixes are the same
     mix_job.py      the job: weights and a budget -> mix.json and its report
     materialize.py  a mix written as shards in its order
     foreign.py      what other trainers need to read the shards
@@ -35,8 +37,11 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import to_json
 from pretok.base.tokens import Ints, Tokens
 from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
+from pretok.stream.continued import same_until
 from pretok.stream.flat_tokens import FlatTokens
 from pretok.stream.mix_file import Mix, check_sources, load_mix, natural_mix, parse_mix
+
+__all__ = ["View", "open", "same_until"]
 
 AHEAD = 1024
 """Positions whose addresses are computed at once for a reader that moves forward."""
@@ -76,7 +81,8 @@ def open(
     if plan.manifest != manifest.fingerprint:
         raise MismatchError(
             f"{mix} was made for shards with fingerprint {plan.manifest}, {manifest.folder} has "
-            f"{manifest.fingerprint}; make the mix again for these shards"
+            f"{manifest.fingerprint}; make the mix again for these shards, or go on with it in them, if they have only "
+            "grown by sources (pretok mix --continue)"
         )
     check_sources(plan, manifest, Path(mix))
     _check_seq_len(plan, seq_len, str(mix))
@@ -172,6 +178,20 @@ class View:
         """(source, epoch, index of the sequence inside the source) of one position."""
         source, epoch, index = self._order.locate(self._checked([position]))
         return self._order.names[source[0]], int(epoch[0]), int(index[0])
+
+    def positions(self, source: str, indexes: Sequence[int] | Ints) -> Ints:
+        """Inverse of `origin`, by arithmetic: (n,) indexes of sequences inside a source -> (n, epochs) positions, -1
+        in an epoch that the stream does not get to. UsageError for an unknown source, IndexError for a sequence that
+        is none of its."""
+        if source not in self._order.names:
+            raise UsageError(
+                f"the stream has no source {source!r}; its sources are {', '.join(self._order.names)}"
+            )
+        number, sequences = self._order.names.index(source), np.asarray(indexes, np.int64)
+        size = self.mix.sources[number].sequences
+        if sequences.size and not 0 <= sequences.min() <= sequences.max() < size:
+            raise IndexError(f"sequences {sequences.min()} to {sequences.max()}; source {source} has {size}")
+        return self._order.positions(number, sequences)
 
     def prefix_counts(self, length: int) -> dict[str, int]:
         """How many of the first `length` positions each source has; 0 <= length <= len."""

@@ -20,7 +20,7 @@ from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.weigh import TrainingWords, mix_bytes_per_token, multipliers, shares
 from pretok.tokenizer.vocabulary import Vocabulary
 from pretok.vocab.alphabets import measure_alphabets
-from pretok.vocab.compare import Row, compared, weigh_tokenizers
+from pretok.vocab.compare import CostsBySource, compared, weigh_tokenizers
 from pretok.vocab.cost import KINDS, Measure, open_tokenizer
 from pretok.vocab.entries import (
     Entries,
@@ -66,7 +66,7 @@ class Made:
     main: Vocabulary
     superwords: SuperwordReport | None
     paths: Mapping[str, Path]
-    rows: Mapping[str, Row]
+    rows: Mapping[str, CostsBySource]
     config: dict[str, Any]
 
     @property

@@ -46,7 +46,7 @@ def screen(*, terminal_width: int | None) -> tuple[Terminal, io.StringIO]:
     made = console._Console(
         file=text, force_terminal=terminal_width is not None, width=terminal_width, color_system=None
     )
-    return Terminal(made), text
+    return Terminal(error=made), text
 
 
 @pytest.mark.parametrize("columns", ["80", "20"])

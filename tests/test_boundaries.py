@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "stream": ("base", "config", "tokenizer", "shards"),
     "forecast": ("base", "kernels", "read", "config", "counts", "tokenizer", "vocab", "stream"),
     "report": ("base", "shards", "stream"),
+    "disclosure": ("base", "report", "shards", "stream"),
     "audit": ("base", "tokenizer", "shards", "stream"),
     "cluster": ("base", "config"),
     "commands": (
@@ -38,6 +39,7 @@ MAY_IMPORT = {
         "cluster",
         "forecast",
         "report",
+        "disclosure",
         "train",
     ),
     "cli": ("base", "commands"),

@@ -18,43 +18,29 @@ from pretok.disclosure.summary import Summary, Values
 from pretok.shards.ledger import SUFFIX, ledger_path, ledger_schema
 from pretok.shards.manifest import FILE_NAME, Manifest
 
+TERMS = (
+    *("arrayShape", "citeAs", "column", "containedIn", "equivalentProperty", "extract", "field"),
+    *("fileProperty", "fileObject", "fileSet", "format", "includes", "isArray", "isLiveDataset"),
+    *("jsonPath", "key", "md5", "parentField", "path", "recordSet", "references"),
+    *("regex", "repeated", "replace", "samplingRate", "separator", "source", "subField"),
+    "transform",
+)
 CONTEXT = {
     "@language": "en",
     "@vocab": "https://schema.org/",
-    "citeAs": "cr:citeAs",
-    "column": "cr:column",
     "conformsTo": "dct:conformsTo",
     "cr": "http://mlcommons.org/croissant/",
-    "rai": "http://mlcommons.org/croissant/RAI/",
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
     "dct": "http://purl.org/dc/terms/",
+    "description": {"@container": "@language"},
     "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileProperty": "cr:fileProperty",
-    "fileObject": "cr:fileObject",
-    "fileSet": "cr:fileSet",
-    "format": "cr:format",
-    "includes": "cr:includes",
-    "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath",
-    "key": "cr:key",
-    "md5": "cr:md5",
-    "parentField": "cr:parentField",
-    "path": "cr:path",
-    "recordSet": "cr:recordSet",
-    "references": "cr:references",
-    "regex": "cr:regex",
-    "repeated": "cr:repeated",
-    "replace": "cr:replace",
+    "name": {"@container": "@language"},
+    "rai": "http://mlcommons.org/croissant/RAI/",
     "sc": "https://schema.org/",
-    "separator": "cr:separator",
-    "source": "cr:source",
-    "subField": "cr:subField",
-    "transform": "cr:transform",
+    **{term: f"cr:{term}" for term in TERMS},
 }
-"""Of the format's specification."""
+"""The context of the format's version 1.1, which its readers compare."""
 LEDGERS = "ledgers"
 AMOUNTS = {"documents": "sc:Integer", "tokens": "sc:Integer", "bytes": "sc:Integer"}
 
@@ -113,7 +99,7 @@ def _distribution(manifest: Manifest) -> list[dict[str, Any]]:
             "@id": LEDGERS,
             "name": LEDGERS,
             "description": "A row a document of each shard.",
-            "encodingFormat": "application/vnd.apache.parquet",
+            "encodingFormat": "application/x-parquet",
             "includes": f"*/*{SUFFIX}",
         },
     ]

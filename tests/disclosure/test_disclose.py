@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -233,6 +234,23 @@ def test_a_run_is_what_its_steps_read(
     assert said["about"]["sequences"] == steps * BATCH
 
 
+def test_a_run_of_the_trainer_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    needs("torch")
+    from train_support import model_file, random_shards, run_ranks
+
+    shards, folder = random_shards(tmp_path / "shards"), tmp_path / "run"
+    settings = {"shards": shards, "out": folder, "model": model_file(tmp_path), "seq-len": 16, "steps": 3}
+    settings |= {"global-batch": 4, "warmup": 1, "workers": 0, "save-every": "never"}
+    run_ranks(1, [part for name, value in settings.items() for part in (f"--{name}", value)], tmp_path)
+    assert run_command(["disclose", str(tmp_path), "--run", str(folder)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["general"]["tokens"], said["general"]["model"]["steps"]) == (3 * 4 * 16, 3)
+    assert said["general"]["model"]["finished"] is True
+    view = pretok.stream.open(shards, seq_len=16)
+    counts = {source["name"]: source["sequences"] for source in said["sources"]["sources"]}
+    assert counts == view.prefix_counts(12)
+
+
 def test_coverage_of_any_stretch() -> None:
     random = np.random.default_rng(5)
     for _ in range(200):
@@ -242,7 +260,7 @@ def test_coverage_of_any_stretch() -> None:
         read = np.zeros(tokens, np.int64)
         read[: sequences * seq_len] = whole + np.repeat(part, seq_len)
         bounds = np.sort(random.integers(0, tokens + 1, 6))
-        expected = [read[low:high].sum() for low, high in zip(bounds, bounds[1:], strict=False)]
+        expected = [read[low:high].sum() for low, high in pairwise(bounds)]
         assert Coverage(seq_len, whole, part).tokens(bounds).tolist() == expected
 
 
@@ -302,8 +320,12 @@ def test_the_page_shows_the_json(made: Recipe, tmp_path: Path, capsys: pytest.Ca
     assert "http" not in text.split("<body>")[1]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of rdflib, inside mlcroissant
 def test_croissant_is_valid_and_holds_the_figures(
-    made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Recipe,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     croissant = needs("mlcroissant")
     run_folder = write_run(made, tmp_path / "run", 7, made.out / "mix.json")
@@ -314,6 +336,7 @@ def test_croissant_is_valid_and_holds_the_figures(
     dataset = croissant.Dataset(jsonld=str(path))
     assert dataset.metadata.ctx.conforms_to.value == "http://mlcommons.org/croissant/1.1"
     assert not dataset.metadata.ctx.issues.errors
+    assert "@context" not in caplog.text  # it warns of one that is not the format's
     records = list(dataset.records("sources"))
     assert [(r["sources/documents"], r["sources/tokens"], r["sources/bytes"]) for r in records] == [
         amount(source) for source in said["sources"]["sources"]

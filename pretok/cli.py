@@ -34,6 +34,7 @@ from pretok.commands.run import run
 from pretok.commands.stats import stats
 from pretok.commands.submit import submit
 from pretok.commands.tokenize import tokenize
+from pretok.commands.trace import trace
 from pretok.commands.verify import verify
 
 INTERNAL_ERROR, USER_ERROR, READER_GONE = 1, 2, 141
@@ -75,8 +76,8 @@ app = typer.Typer(
     epilog="`pretok COMMAND --help` shows the options of a command and an example.",
 )
 COMMANDS = (
-    run, plan, count, build_vocab, tokenize, verify, stats, inspect, query, report, disclose, mix, export, submit,
-    preflight,
+    run, plan, count, build_vocab, tokenize, verify, stats, inspect, query, trace, report, disclose, mix, export,
+    submit, preflight,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(cls=CommandWithExamples)(command)

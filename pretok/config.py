@@ -15,9 +15,17 @@ import tomllib
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from pretok.base.errors import UsageError
 from pretok.base.units import parse_count, parse_share
@@ -33,8 +41,11 @@ Count = Annotated[int, BeforeValidator(parse_count)]
 """A whole number, or a string such as "1.2T", "300B", "64MiB"."""
 
 LEDGER_NAMES = frozenset(
-    ("file", "start", "record", "tokens", "bytes", "hash", "source", "split", "shard", "doc", "position")
-)
+    (
+        "file", "start", "record", "tokens", "bytes", "hash", "source", "split", "shard", "doc", "position",
+        "duplicate_of", "contaminated_share", "contaminated_by",
+    )
+)  # fmt: skip
 """Columns that a row of a ledger has anyway, there or in the view of `pretok query`."""
 LONGEST_NAME = 100
 """Bytes of a source's name: with what is added, the name of a temporary file too stays below the usual 255."""
@@ -45,7 +56,7 @@ def _safe_name(name: str) -> str:
         raise ValueError(
             f"source name {name!r}: letters, digits, - and _ only; it becomes part of file names"
         )
-    if name in ("rejects",) or name.endswith("-val"):
+    if name in ("rejects", "contamination") or name.endswith("-val"):
         raise ValueError(f"source name {name!r} is reserved")
     if len(name.encode()) > LONGEST_NAME:
         raise ValueError(f"source name {name[:20]}...: {len(name.encode())} bytes, {LONGEST_NAME} at most")
@@ -172,12 +183,23 @@ class Vocab(Part):
 class Shards(Part):
     """[shards]: size in bytes of token files (0: 1 GiB, less for small sources); val_fraction: share of documents held
     out for validation, chosen by a hash of the document; max_reject_share: a source of which a larger share of the
-    records is rejected, in counting too, is made but ends the command with an error."""
+    records is rejected, in counting too, is made but ends the command with an error; against: a folder of benchmark
+    items as JSON Lines, of which documents that hold at least the share reject_contaminated are rejected;
+    duplicates: what becomes of documents with the same text as an earlier one, which are told so or rejected."""
 
     size: Count = 0
     val_fraction: Annotated[Share, Field(ge=0, lt=1)] = Fraction(0)
     seed: int = 0
     max_reject_share: Annotated[Share, Field(ge=0, le=1)] = Fraction(1, 2)
+    against: ExpandedPath | None = None
+    reject_contaminated: Annotated[Share, Field(gt=0, le=1)] | None = None
+    duplicates: Literal["keep", "mark", "drop"] = "keep"
+
+    @model_validator(mode="after")
+    def _has_benchmark(self) -> Self:
+        if self.reject_contaminated is not None and self.against is None:
+            raise ValueError("reject_contaminated needs a benchmark: against = FOLDER")
+        return self
 
 
 class StageTable(Part):
@@ -254,11 +276,12 @@ def _anchor(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         return value if is_remote(value) else os.path.normpath(os.path.join(base, value))  # noqa: PTH118
 
     literal, escaped = (text.replace("$", "$$") for text in (str(folder), glob.escape(str(folder))))
-    sources, vocab = data.get("sources"), data.get("vocab")
+    sources = data.get("sources")
     if "out" in data:
         data["out"] = lead(data["out"], literal)
-    if isinstance(vocab, dict) and "path" in vocab:
-        vocab["path"] = lead(vocab["path"], literal)
+    for name, key in (("vocab", "path"), ("shards", "against")):
+        if isinstance(data.get(name), dict) and key in data[name]:
+            data[name][key] = lead(data[name][key], literal)
     for source in sources.values() if isinstance(sources, dict) else ():
         if isinstance(source, dict) and isinstance(source.get("inputs"), list):
             source["inputs"] = [lead(value, escaped) for value in source["inputs"]]

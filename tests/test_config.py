@@ -127,6 +127,12 @@ def test_the_demo_works_in_the_checkout(monkeypatch):
     assert load_recipe(Path("pipelines/demo.toml")).out == Path("work/demo")
 
 
+def test_continual_pre_training_begins_from_a_model(monkeypatch):
+    """The recipe would train from random weights, and after its first days one would wonder why."""
+    monkeypatch.chdir(RECIPES.parent)
+    assert load_recipe(Path("pipelines/italia-cpt.toml")).train["init_from"] == "PUT/THE/FIRST/MODEL/HERE"
+
+
 def test_home_and_variables_are_expanded_everywhere(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/anna")
     monkeypatch.setenv("SCRATCH", "/scratch/$USER")  # what a variable holds is not expanded again

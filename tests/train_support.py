@@ -61,18 +61,66 @@ def random_shards(folder: Path) -> Path:
 def _rank_main(
     arguments: Sequence[str], environment: Mapping[str, str], output: str, before: Callable[[], None] | None
 ) -> None:
-    os.environ.update(environment)
-    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-    os.dup2(1, 2)
-    import torch
-
+    _write_to(output)
     from train.__main__ import main
 
-    torch.set_num_threads(1)
+    os.environ.update(environment)
     if before is not None:
         before()
     main(list(arguments))
     sys.stdout.flush()
+
+
+def _write_to(output: str) -> None:
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+    os.dup2(1, 2)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _rank_jobs(rank: int, jobs: Sequence[tuple[int, int, Sequence[str]]], output: str) -> None:
+    _write_to(output)
+    from train.__main__ import main
+
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # as under torchrun: the store is another process's
+    for count, port, arguments in jobs:
+        if rank < count:
+            os.environ.update(_environment(rank, count, port))
+            main(list(arguments))
+    sys.stdout.flush()
+
+
+def _environment(rank: int, count: int, port: int) -> dict[str, str]:
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    return environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
+
+
+def run_jobs(jobs: Sequence[tuple[int, Sequence[object]]], folder: Path, timeout: float = 600) -> None:
+    """Run many short commands, each on its number of ranks, one after the other in the same processes."""
+    from torch.distributed import TCPStore
+
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
+    texts = [
+        (count, store.port, [str(part) for part in parts])
+        for (count, parts), store in zip(jobs, stores, strict=True)
+    ]
+    processes = []
+    for rank in range(max(count for count, _ in jobs)):
+        output = f"{folder / 'jobs'}-{rank}"
+        process = _CONTEXT.Process(target=_rank_jobs, args=(rank, texts, output))
+        process.start()
+        processes.append(process)
+    end = time.monotonic() + timeout
+    while any(process.is_alive() for process in processes) and time.monotonic() < end:
+        time.sleep(0.05)
+        if any(process.exitcode for process in processes):  # the others wait for it in vain
+            break
+    for process in processes:
+        process.kill()
+        process.join()
+    text = "".join(path.read_text() for path in sorted(folder.glob("jobs-*")))
+    assert [process.exitcode for process in processes] == [0] * len(processes), text[-8000:]
 
 
 class Ranks:
@@ -87,8 +135,7 @@ class Ranks:
         self.output = folder / f"output-{port}"
         self.processes: list[BaseProcess] = []
         for rank in range(count):
-            environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
-            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
+            environment = _environment(rank, count, port)
             texts = [str(argument) for argument in arguments]
             process = _CONTEXT.Process(
                 target=_rank_main, args=(texts, environment, f"{self.output}-{rank}", before)

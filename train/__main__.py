@@ -1,4 +1,4 @@
-"""The command: `train --shards DIR ...`, `train plan`, `train tune`, `train export`, `train verify`.
+"""The command: `train --shards DIR ...`, `train plan`, `tune`, `export`, `average`, `verify`.
 
 Enters: a command line. Leaves: an exit code: 0 done, 1 internal error, 2 wrong usage or input, 75 stopped
 early on request. Under torchrun every rank runs this; torchrun itself ends with 1 when its ranks end with 75,
@@ -8,19 +8,22 @@ so chains of jobs look at RUN/done.json.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pretok.base.errors import PretokError, Stopped
-from train.config import add_flags, parse
-from train.run.failures import explain, out_of_memory
+from pretok.base.errors import PretokError, Stopped, UsageError
+from train.checkpoint import HungSave
+from train.config import add_flags, parse, whole_number
+from train.run.failures import explain
 
 EXAMPLE = """examples:
   train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
   torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b \\
       --global-batch 512 --micro-batch 4 --compile --out RUN
-  train plan --help | train tune --help | train export --help | train verify --help
+  train plan --help | train tune --help | train export --help | train average --help |
+  train verify --help
 """
 
 
@@ -36,24 +39,47 @@ def _train(arguments: Sequence[str]) -> None:
     config, _ = parse(parser, arguments)
     from train.run.loop import train
 
-    try:
-        train(config)
-    except (MemoryError, RuntimeError) as error:
-        if (known := out_of_memory(error, config)) is None:
-            raise
-        raise known from None
+    train(config)
 
 
 def _export(arguments: Sequence[str]) -> None:
+    parser = _model_parser("export", "Write a checkpoint as a Hugging Face transformers Llama model.")
+    parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
+    space = parser.parse_args(list(arguments))
+    from train.checkpoint.saved import find_checkpoints
+
+    _write_model(space, find_checkpoints(space.run, space.step)[-1:])
+
+
+def _average(arguments: Sequence[str]) -> None:
+    parser = _model_parser(
+        "average",
+        "Write the mean of a run's last checkpoints as a Hugging Face transformers Llama model.",
+        " --last 5",
+    )
+    parser.add_argument(
+        "--last", type=whole_number, required=True, metavar="K", help="checkpoints, the newest K"
+    )
+    space = parser.parse_args(list(arguments))
+    from train.checkpoint.saved import find_checkpoints
+
+    found = find_checkpoints(space.run, None)
+    if not 1 <= space.last <= len(found):
+        raise UsageError(
+            f"--last {space.last}: {space.run} has {len(found)} checkpoints; keep more with --keep-last or --milestone"
+        )
+    _write_model(space, found[-space.last :])
+
+
+def _model_parser(command: str, description: str, example: str = "") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="train export",
-        description="Write a checkpoint as a Hugging Face transformers Llama model.",
-        epilog="example:\n  train export --run RUN --out MODEL",
+        prog=f"train {command}",
+        description=description,
+        epilog=f"example:\n  train {command} --run RUN{example} --out MODEL",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--run", required=True, type=Path, help="folder of the run")
-    parser.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
     parser.add_argument(
         "--tokenizer",
         type=Path,
@@ -61,14 +87,15 @@ def _export(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--out", required=True, type=Path, help="folder to make")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    space = parser.parse_args(list(arguments))
+    return parser
+
+
+def _write_model(space: argparse.Namespace, checkpoints: Sequence[Path]) -> None:
     import torch
 
     from train.checkpoint.export import export
-    from train.checkpoint.saved import find_checkpoints
 
-    checkpoint = find_checkpoints(space.run, space.step)[-1]
-    export(checkpoint, space.tokenizer, space.out, getattr(torch, space.dtype), _notice)
+    export(checkpoints, space.tokenizer, space.out, getattr(torch, space.dtype), _notice)
     print(space.out)
 
 
@@ -81,7 +108,7 @@ def _verify(arguments: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument("--step", type=int, help="step of one checkpoint (default: all)")
+    parser.add_argument("--step", type=whole_number, help="step of one checkpoint (default: all)")
     space = parser.parse_args(list(arguments))
     from train.checkpoint.saved import verify
 
@@ -104,7 +131,7 @@ def _tune(arguments: Sequence[str]) -> None:
     tune(arguments)
 
 
-COMMANDS = {"plan": _plan, "tune": _tune, "export": _export, "verify": _verify}
+COMMANDS = {"plan": _plan, "tune": _tune, "export": _export, "average": _average, "verify": _verify}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -127,6 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _notice(f"train: {known}")
         code = known.exit_code
+        if isinstance(known, HungSave):
+            sys.stdout.flush()
+            os._exit(code)  # the thread that hangs would be waited for
     if code:  # out here the exception is gone, and with it what it held: loader processes, which end now
         sys.exit(code)
 

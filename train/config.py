@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -27,15 +28,42 @@ def _option(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
 
 _LEAST = {
     0: (
-        *("lr", "min_lr", "warmup", "decay", "beta1", "beta2", "eps", "weight_decay", "z_loss", "skip_sigma"),
-        *("max_skips", "workers", "val_every", "keep_best", "milestone", "profile"),
+        *("lr", "min_lr", "warmup", "decay", "beta1", "beta2", "eps", "weight_decay", "clip", "z_loss"),
+        *("skip_sigma", "max_skips", "workers", "val_every", "keep_best", "milestone", "profile"),
     ),
     1: (
-        *("seq_len", "global_batch", "micro_batch", "accumulation", "steps", "tokens", "shard", "tensor"),
-        *("loss_chunk", "timeout", "prefetch", "val_sequences", "keep_last", "log_every", "gc_every"),
+        *("seq_len", "rope_theta", "global_batch", "micro_batch", "accumulation", "steps", "tokens", "shard"),
+        *(
+            "tensor",
+            "decay_tokens",
+            "loss_chunk",
+            "timeout",
+            "prefetch",
+            "val_sequences",
+            "evaluate_every",
+            "keep_last",
+        ),
+        *("log_every", "gc_every"),
     ),
 }
 """The least value of settings that have one."""
+
+
+SCHEDULE = ("lr", "min_lr", "warmup", "schedule", "decay", "decay_tokens")
+"""Settings of the learning rate: a phase that names one of them begins a schedule of its own."""
+IN_PHASES = (
+    *("shards", "mix", "seq_len", "rope_theta", "global_batch", "micro_batch", "accumulation", *SCHEDULE),
+    *("beta1", "beta2", "eps", "weight_decay", "clip", "z_loss", "skip_sigma", "max_skips"),
+)
+"""What a phase may set. Parameters and moments go on as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSettings:
+    """What changes when `at` tokens are done, rounded up to a whole step; settings: names in IN_PHASES -> values."""
+
+    at: int
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +75,8 @@ class TrainConfig:
     out: str = _option("run", "folder of the run; one that holds checkpoints is resumed")
     model: str = _option("debug", "debug, 160m, 1b, 3b, italia-9b or a TOML file of sizes")
     init_from: str | None = _option(None, "start from the weights of an exported folder or a checkpoint")
+    init_moments: bool = _option(False, "--init-from a checkpoint: take its optimizer's moments too")
+    rope_theta: float | None = _option(None, "base of the rotary positions (default: the model's)")
     seq_len: int | None = _option(None, "tokens in a sequence (default: the mix's, else the model's)")
     seed: int = _option(0, "seed of the initialisation, and of the order when there is no mix")
     attention: str = _option(
@@ -66,20 +96,31 @@ class TrainConfig:
     warmup: int = _option(100, "steps of linear warm-up")
     schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
     decay: float = _option(0.2, "wsd: part of the run that decays at its end; 0 keeps it extendable")
+    decay_tokens: int | None = _option(
+        None, "wsd: tokens of the decay at the end, instead of a part of the run"
+    )
     beta1: float = _option(0.9, "AdamW")
     beta2: float = _option(0.95, "AdamW")
     eps: float = _option(1e-8, "AdamW")
     weight_decay: float = _option(0.1, "AdamW; never on norms")
     decay_embeddings: bool = _option(False, "weight decay on embeddings too")
-    clip: float = _option(1.0, "largest gradient norm")
+    clip: float = _option(1.0, "largest gradient norm; 0: gradients are not clipped")
     z_loss: float = _option(0.0, "weight of the squared log-partition")
-    skip_sigma: float = _option(6.0, "skip a step whose gradient norm lies so many deviations up; 0: never")
+    init: str = _option(
+        "normal", "of the weights; truncated: none 3 deviations out", choices=("normal", "truncated")
+    )
+    skip_sigma: float = _option(
+        6.0, "skip a step whose gradient norm or loss lies so many deviations up; 0: never"
+    )
     max_skips: int = _option(10, "stop after so many skipped steps in a row")
 
     shard: int | None = _option(None, "ranks that share one copy of the parameters (default: a node's)")
     tensor: int = _option(1, "ranks that share every matrix product")
     reshard: bool = _option(True, "free gathered parameters after the forward pass (ZeRO-3); off: ZeRO-2")
     offload: bool = _option(False, "parameters and optimizer in host memory")
+    reduce: str = _option(
+        "fp32", "gradients in communication; bf16: half the bytes", choices=("fp32", "bf16")
+    )
     precision: str = _option("auto", "of the passes; auto: bf16 on a GPU", choices=("auto", "bf16", "fp32"))
     sync: str = _option(
         "scatter",
@@ -89,12 +130,16 @@ class TrainConfig:
     checkpointing: str = _option("none", "recompute activations: none, full, ops, or every-N blocks")
     compile: bool = _option(False, "torch.compile of each block")
     loss_chunk: int = _option(4096, "tokens whose logits are in memory at a time")
-    timeout: int = _option(900, "seconds after which a hung collective ends the job")
+    timeout: int = _option(900, "seconds after which a hung collective or save ends the job")
 
     workers: int = _option(2, "loader processes of a rank")
     prefetch: int = _option(4, "batches each loader process holds ready")
     val_every: int = _option(0, "evaluate every so many steps; 0: never")
     val_sequences: int = _option(256, "sequences evaluated of each source, at most")
+    evaluate: str | None = _option(
+        None, "files of questions the model answers as it learns: NAME=FILE.jsonl,..."
+    )
+    evaluate_every: int = _option(1000, "steps between answers to them; after the last step too")
 
     save_every: str = _option("auto", "100 (steps), 10m (minutes), auto: 4 times the start-up time, or never")
     keep_last: int = _option(3, "newest checkpoints kept")
@@ -106,6 +151,12 @@ class TrainConfig:
     wandb: str | None = _option(None, "Weights & Biases project; offline unless WANDB_MODE says otherwise")
     tensorboard: bool = _option(False, "write TensorBoard events to RUN/tensorboard")
     profile: int = _option(0, "write a profile of so many steps to RUN/profile.json")
+    memory_snapshot: bool = _option(False, "when a GPU's memory runs out, write what holds it to RUN/memory")
+    deterministic: bool = _option(False, "only operations that give the same bits each time; slower")
+
+    phases: tuple[PhaseSettings, ...] = _option(
+        (), "what changes at how many tokens: tables [[phases]] of a file, or their JSON"
+    )
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -114,15 +165,38 @@ class TrainConfig:
                 raise UsageError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
         parse_save_every(self.save_every)
         parse_checkpointing(self.checkpointing)
+        parse_files(self.evaluate)
         for least, names in _LEAST.items():
             for name in names:
                 value = getattr(self, name)
                 if value is not None and not least <= value < math.inf:  # NaN compares with nothing
                     raise UsageError(f"{name} is {value}; it must be at least {least}")
 
+        if self.phases:
+            self.in_phases()
+
     def as_dict(self) -> dict[str, Any]:
-        """The settings as JSON values."""
-        return asdict(self)
+        """The settings as JSON values, as a TOML file has them."""
+        phases = [{"at": phase.at, **phase.settings} for phase in self.phases]
+        return asdict(self) | {"phases": phases}
+
+    def in_phases(self) -> list[tuple[int, TrainConfig]]:
+        """(tokens at which it begins, settings in force) of every phase, the first at 0; each changes the one before.
+
+        Raises UsageError where that gives settings that cannot be, or phases do not follow each other.
+        """
+        found = [(0, replace(self, phases=()))]
+        for phase in self.phases:
+            last, settings = found[-1]
+            if phase.at <= last:
+                raise UsageError(f"phases: one at {phase.at} tokens comes after one at {last}")
+            changes = dict(phase.settings)
+            if "mix" in changes:
+                changes.setdefault("seq_len", None)  # the mix has its own
+            if "global_batch" in changes and settings.micro_batch:
+                changes.setdefault("accumulation", None)  # what is left to solve
+            found.append((phase.at, replace(settings, **changes)))
+        return found
 
 
 def whole_number(text: str) -> int:
@@ -157,6 +231,17 @@ def parse_checkpointing(text: str) -> tuple[str, int]:
     if head == "" and number.isdigit() and int(number) > 0:
         return "every", int(number)
     raise UsageError(f"checkpointing is {text!r}; it must be none, full, ops or every-N")
+
+
+def parse_files(text: str | None) -> dict[str, Path]:
+    """'arc=a.jsonl,lambada=b.jsonl' -> files by name; None -> none."""
+    files: dict[str, Path] = {}
+    for part in text.split(",") if text is not None else ():
+        name, _, path = part.strip().partition("=")
+        if not name or not path or name in files:
+            raise UsageError(f"evaluate is {text!r}; it must be NAME=FILE, several of them with commas")
+        files[name] = Path(path)
+    return files
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +331,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for item in fields(TrainConfig):
         flag = "--" + item.name.replace("_", "-")
         text = item.metadata["help"].replace("%", "%%")
-        if item.default not in (None, ""):
+        if item.default not in (None, "", ()):
             text += f" (default: {item.default})"
         if hints[item.name] is bool:
             parser.add_argument(
@@ -259,14 +344,39 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def from_mapping(values: dict[str, Any], where: str) -> TrainConfig:
     """A TrainConfig of TOML values or flag texts. UsageError names an unknown key and the nearest known."""
+    rest = {name: value for name, value in values.items() if name != "phases"}
+    known = [item.name for item in fields(TrainConfig)]
+    return TrainConfig(**_settings(rest, known, where), phases=_phases(values.get("phases", []), where))
+
+
+def _settings(values: dict[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:
     hints = get_type_hints(TrainConfig)
-    known = {item.name: item.metadata["help"] for item in fields(TrainConfig)}
+    helps = {item.name: item.metadata["help"] for item in fields(TrainConfig) if item.name in known}
     for name in values:
         if name not in known:
             raise UsageError(
-                f"{where}: unknown setting {name!r}; the nearest known is {_nearest(name, known)!r}"
+                f"{where}: unknown setting {name!r}; the nearest known is {_nearest(name, helps)!r}"
             )
-    return TrainConfig(**{name: _convert(name, value, hints[name]) for name, value in values.items()})
+    return {name: _convert(name, value, hints[name]) for name, value in values.items()}
+
+
+def _phases(tables: Any, where: str) -> tuple[PhaseSettings, ...]:
+    if isinstance(tables, str):
+        try:
+            tables = json.loads(tables)
+        except ValueError as error:
+            raise UsageError(f"{where}: phases is not JSON: {error}") from None
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise UsageError(f"{where}: phases is no list of tables; write each as [[phases]]")
+    found = []
+    for number, table in enumerate(tables, 1):
+        place = f"{where}: phase {number}"
+        values = {name.replace("-", "_"): value for name, value in table.items()}
+        if "at" not in values:
+            raise UsageError(f'{place} does not say at how many tokens it begins: at = "1T"')
+        at = _convert("at", values.pop("at"), int)
+        found.append(PhaseSettings(at, _settings(values, IN_PHASES, place)))
+    return tuple(found)
 
 
 def check_table(table: dict[str, Any]) -> None:

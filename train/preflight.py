@@ -18,13 +18,21 @@ import torch
 import torch.distributed as dist
 
 TIMEOUT = timedelta(seconds=120)
+GPU_NUMBERS, CPU_NUMBERS = 1 << 24, 1 << 18  # summed up: 64 MiB and 1 MiB of float32
 SHARED = "all-reduce"  # the name by which `pretok.cluster.node_check` knows the check that may fail by any node's fault
 
 
-def _seconds(work: Callable[[], Any], wait: Callable[[], Any], repeats: int = 3) -> float:
-    """The best of some runs, after one to warm up."""
+def _seconds(
+    work: Callable[[], Any],
+    wait: Callable[[], Any],
+    prepare: Callable[[], Any] = lambda: None,
+    repeats: int = 3,
+) -> float:
+    """The best of some runs, after one to warm up; what `prepare` does before each is not counted."""
     times = []
     for _ in range(repeats + 1):
+        prepare()
+        wait()
         began = time.perf_counter()
         work()
         wait()
@@ -45,11 +53,12 @@ def matrix_product(device: torch.device) -> float:
 
 def all_reduce(device: torch.device, group: dist.ProcessGroup | None) -> float:
     """Bytes a second of a sum over all ranks. ArithmeticError when the sum is wrong."""
-    numbers = (64 << 20) // 4 if device.type == "cuda" else (1 << 20) // 4
-    tensor = torch.ones(numbers, device=device)
+    numbers = GPU_NUMBERS if device.type == "cuda" else CPU_NUMBERS
+    tensor = torch.empty(numbers, device=device)
     wait = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
-    seconds = _seconds(lambda: dist.all_reduce(tensor, group=group), wait)
-    expected = float(dist.get_world_size()) ** 4  # the warm-up and three repeats
+    # Filled anew each time: sums of sums soon leave what float32 holds exactly.
+    seconds = _seconds(lambda: dist.all_reduce(tensor, group=group), wait, lambda: tensor.fill_(1.0))
+    expected = float(dist.get_world_size(group))
     if not bool((tensor == expected).all()):
         raise ArithmeticError(f"the sum over all ranks is not {expected} everywhere")
     return numbers * 4 / seconds

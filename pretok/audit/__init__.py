@@ -2,8 +2,9 @@
 
 totals.py       exact counts by source
 documents.py    one document as its tokens, and where it came from
-find.py         documents by id, address, hash or text
+find.py         documents by id, address, hash, text, file and line
 query.py        SQL over ledgers, manifest, rejects and counts
+trace.py        which positions and steps read a document, and which documents a position reads
 counted_origins.py  where one came from, in shards that have no ledger
 verify_task.py  a shard -> its problems: the task of verify
 verify_job.py   the job: a folder against its manifest

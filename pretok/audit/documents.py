@@ -48,7 +48,7 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
         raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
     if source not in manifest.contents.plans:
         raise UsageError(f"{shards} holds a mix in its order; its documents are in the shards it was made of")
-    shard, number = _find(manifest, source, split, document)
+    shard, number = find_shard(manifest, source, split, document)
     reader = ShardReader(shard.prefix)
     if (len(reader), len(reader.tokens)) != (shard.documents, shard.tokens):
         raise IntegrityError(f"{shard.path} is not what the manifest says; see pretok verify")
@@ -60,7 +60,8 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     return Inspection(str(shard.path), number, file, position, ids, _show(vocab, ids), kept)
 
 
-def _find(manifest: Manifest, source: str, split: str, document: int) -> tuple[Shard, int]:
+def find_shard(manifest: Manifest, source: str, split: str, document: int) -> tuple[Shard, int]:
+    """The shard of document `document` of a source's split, and its number there. UsageError where there is none."""
     shards = manifest.of(source, split)
     ends = np.cumsum([shard.documents for shard in shards]).tolist() or [0]
     if not 0 <= document < ends[-1]:

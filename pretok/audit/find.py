@@ -7,6 +7,7 @@ the shards are decoded, which reads all of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -19,6 +20,8 @@ from pretok.base.errors import IntegrityError, UsageError
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import HASH, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.plan import SourcePlan
+from pretok.shards.seal import lines_before
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
 Place = tuple[str, str, int]
@@ -35,6 +38,47 @@ def find_documents(manifest: Manifest, source: str | None, column: str, value: s
     ]
     matches = _by_text(manifest, shards, value) if column == "text" else _by_column(shards, column, value)
     return list(islice(matches, most))
+
+
+def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
+    """The first `most` documents of a name: 32 hexadecimal digits, the hash of the text; FILE:LINE, an input (or the
+    end of its path) and the line or row from 1; anything else is a value of the kept column `id`. Raises UsageError
+    where it names none."""
+    shards = list(_numbered(manifest))
+    if re.fullmatch("[0-9a-fA-F]{32}", name):
+        matches, what = _by_column(shards, "hash", name), "the hash of no text"
+    elif places := _places(manifest, name):
+        matches, what = _by_place(shards, places), "a record that was rejected, or a line that is not there"
+    else:
+        matches, what = _by_column(shards, "id", name), "no hash, no input with a line, and no kept id"
+    found = list(islice(matches, most))
+    if not found:
+        raise UsageError(f"{manifest.folder} has no document {name!r}: it is {what}")
+    return found
+
+
+def _places(manifest: Manifest, name: str) -> set[tuple[str, int, int]]:
+    """What FILE:LINE is in a ledger: file, start and record, one for each start of the file that is before the line."""
+    file, _, line = name.rpartition(":")
+    places = set()
+    for source, plan in manifest.contents.plans.items() if file and line.isdecimal() else ():
+        before = lines_before(SourcePlan.from_json(source, plan), manifest.contents.parts[source])
+        for (path, start), lines in before.items():
+            if (path == file or path.endswith(f"/{file}")) and lines < int(line):
+                places.add((path, start, int(line) - 1 - lines))
+    return places
+
+
+def _by_place(shards: list[tuple[Shard, int]], places: set[tuple[str, int, int]]) -> Iterator[Place]:
+    for shard, before in shards:
+        at = before
+        for rows in ledger_windows(ledger_path(shard.prefix), ["file", "start", "record"]):
+            for path, start, record in sorted(places):
+                here = np.flatnonzero(np.asarray(pc.equal(rows["record"], record)))
+                for row in here.tolist():
+                    if (rows["file"][row].as_py(), rows["start"][row].as_py()) == (path, start):
+                        yield shard.source, shard.split, at + row
+            at += len(rows)
 
 
 def _numbered(manifest: Manifest) -> Iterator[tuple[Shard, int]]:

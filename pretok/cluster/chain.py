@@ -10,6 +10,7 @@ Between stages a job waits for the success of the one before (afterok), between 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import shlex
@@ -264,8 +265,8 @@ def _train_arguments(recipe: Recipe) -> list[str]:
         flag = key.replace("_", "-")
         if isinstance(value, bool):
             arguments.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            arguments += [f"--{flag}", str(value)]
+        else:  # a list: the tables of [[train.phases]]
+            arguments += [f"--{flag}", json.dumps(value) if isinstance(value, list) else str(value)]
     return arguments
 
 

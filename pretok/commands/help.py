@@ -32,6 +32,7 @@ SECTIONS = {
         "stats": "exact counts of a folder of shards",
         "inspect": "one document as its tokens, and where it came from",
         "query": "SQL over documents, shards, rejects and words",
+        "trace": "which steps of a run read a document, or what they read",
         "preflight": "check that a node is fit for a long job",
     },
 }

@@ -34,6 +34,28 @@ MaxRejectShare = Annotated[
     str | None,
     typer.Option(metavar="SHARE", help="Most records of a source that may be rejected, such as 0.01."),
 ]
+Against = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Benchmark items as JSON Lines, each text of a line a passage: documents are told how much of an item "
+        "they hold.",
+    ),
+]
+RejectContaminated = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE", help="Reject documents that hold at least this share of an item, such as 0.5."
+    ),
+]
+DropDuplicates = Annotated[
+    bool | None,
+    typer.Option(
+        "--drop-duplicates/--mark-duplicates",
+        help="Reject documents whose text an earlier one of any source has, or say so in the ledger; the inputs are "
+        "read twice. Default: neither.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Shards = Annotated[
     Path, typer.Argument(metavar="SHARDS", help="Folder that holds manifest.json.", show_default=False)

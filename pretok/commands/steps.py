@@ -13,6 +13,7 @@ from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.tell import Teller, table
 from pretok.config import Recipe
+from pretok.shards.contamination import contamination_table
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_job import recipe_request, run_mix, show_mix
@@ -26,6 +27,8 @@ def tokenize_step(recipe: Recipe, engine: Engine, tell: Teller) -> None:
         tell.notice(
             f"workers: without a task {summary.idle:.0%} of the time, {summary.peak / 1e6:.0f} MB of memory at most"
         )
+    if (found := contamination_table(recipe.shards_dir, recipe.sources)) is not None:
+        tell.show(found)
     if len(summary.nodes) > 1:
         tell.notice(
             "partitions per node: " + ", ".join(f"{node} {count}" for node, count in summary.nodes.items())

@@ -9,11 +9,14 @@ import typer
 
 from pretok.commands.options import (
     Address,
+    Against,
+    DropDuplicates,
     Field,
     Inputs,
     Json,
     MaxRejectShare,
     Out,
+    RejectContaminated,
     Workers,
     read_recipe,
     start_engine,
@@ -41,6 +44,9 @@ def tokenize(
         ),
     ] = None,
     max_reject_share: MaxRejectShare = None,
+    against: Against = None,
+    reject_contaminated: RejectContaminated = None,
+    drop_duplicates: DropDuplicates = None,
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -59,7 +65,14 @@ def tokenize(
 
     changes: dict[str, dict[str, Any]] = {
         "vocab": {"path": vocab},
-        "shards": {"val_fraction": val_fraction, "size": shard_size, "max_reject_share": max_reject_share},
+        "shards": {
+            "val_fraction": val_fraction,
+            "size": shard_size,
+            "max_reject_share": max_reject_share,
+            "against": against,
+            "reject_contaminated": reject_contaminated,
+            "duplicates": {True: "drop", False: "mark", None: None}[drop_duplicates],
+        },
     }
     recipe = read_recipe(inputs, out, changes, field, keep or ())
     shards = recipe.shards_dir

@@ -6,4 +6,6 @@ eight_bytes.py  eight bytes at a time, for compiled loops over text
 hashing.py      documents -> 64-bit hashes, seeded selections
 unicode.py      classes of code points
 pretokenize.py  documents -> words, by the published patterns
+folding.py      what spellings of one text have in common: no case, accents, compatibility forms
+ngrams.py       runs of words that two sets of texts share, however they are spelled
 """

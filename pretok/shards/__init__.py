@@ -4,7 +4,10 @@ format.py      the bytes of .bin and .idx
 ledger.py      what is known of each document: the Parquet file beside a shard
 contents.py    what a manifest says, as typed records
 manifest.py    the sealed description of a shards folder: its file
+contamination.py  what stands beside shards of the benchmark they were searched for
 plan.py        the plan of one source, kept on disk
+hash_task.py   a partition -> the hash of every document: the task of a pass before
+copies_job.py  which documents are copies of earlier ones, settled before tokenizing
 task.py        a partition -> sealed parts: the task a worker runs
 unfinished.py  what is not finished, told in words
 seal.py        sealed parts -> few files and one manifest

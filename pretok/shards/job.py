@@ -3,6 +3,7 @@
 Enters: a Recipe with a trained vocabulary. Leaves: SHARDS/manifest.json and what it describes.
 
     plan      inputs -> partitions, kept in SHARDS/.state/NAME/plan.json so that a restart does the same work
+    copies    where duplicates are wanted: which documents are copies, by a pass before (`pretok.shards.copies_job`)
     tokenize  one task a partition (`pretok.shards.task`), largest first
     seal      merge the small files, write the manifest (`pretok.shards.seal`), drop the state of finished sources
 
@@ -32,11 +33,23 @@ from pretok.read.kept import Keep
 from pretok.read.partition import Partition
 from pretok.read.partition_runs import expect, run_partitions
 from pretok.read.rejects import poor_sources
+from pretok.screen.benchmark import Benchmark, read_benchmark
+from pretok.screen.screening import Screening
+from pretok.shards.contamination import keep_benchmark, kept_benchmark
+from pretok.shards.contents import Contents
+from pretok.shards.copies_job import Failures, settle_copies
 from pretok.shards.ledger import SUFFIX
 from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
 from pretok.shards.plan import SourcePlan, is_complete, plan_source
 from pretok.shards.seal import drop_finished, seal, standing, withdraw
-from pretok.shards.task import TokenizeTask, load_encoder, load_parts, tokenize_partition
+from pretok.shards.task import (
+    TokenizeTask,
+    copies_path,
+    hashes_path,
+    load_encoder,
+    load_parts,
+    tokenize_partition,
+)
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 STATE = ".state"
@@ -56,14 +69,19 @@ class TokenizeSummary:
     peak: int
 
 
-def shared_config(recipe: Recipe, vocab: Vocabulary) -> dict[str, Any]:
-    """What every source of an output has in common; a change needs another output folder."""
+def shared_config(recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None) -> dict[str, Any]:
+    """What every source of an output has in common; a change needs another output folder. What is not used is None, as
+    in shards that were made before it could be."""
+    reject = recipe.shards.reject_contaminated
     return {
         "tokenizer": vocab.fingerprint,
         "eod_id": vocab.eod_id,
         "normalize": recipe.normalize.model_dump(),
         "val_fraction": str(recipe.shards.val_fraction),
         "val_seed": recipe.shards.seed,
+        "benchmark": benchmark.fingerprint if benchmark else None,
+        "reject_contaminated": None if reject is None else str(reject),
+        "duplicates": None if recipe.shards.duplicates == "keep" else recipe.shards.duplicates,
     }
 
 
@@ -74,16 +92,38 @@ def run_tokenize(recipe: Recipe, engine: Engine, tell: Teller) -> TokenizeSummar
     after a bug of ours.
     """
     vocab = load_vocab(recipe.vocab_dir, eod=recipe.vocab.eod)
-    with hold(recipe.shards_dir, "tokenize"), tell.progress("tokenize") as progress:
-        return _tokenize(recipe, vocab, engine, progress, tell)
+    benchmark = read_benchmark(recipe.shards.against) if recipe.shards.against else None
+    with hold(recipe.shards_dir, "tokenize"):
+        work = _prepare(recipe, vocab, benchmark, engine, tell)
+        if work.open_tasks and benchmark:
+            keep_benchmark(recipe.shards_dir, recipe.shards_dir / STATE, benchmark, tell)
+        failures: Failures = []
+        if work.open_tasks and recipe.shards.duplicates != "keep":
+            with tell.progress("look for copies") as progress:
+                failures = settle_copies(work.tasks, work.sealed, engine, progress, tell)
+        with tell.progress("tokenize") as progress:
+            return _tokenize(recipe, vocab, work, failures, engine, progress, tell)
 
 
-def _tokenize(
-    recipe: Recipe, vocab: Vocabulary, engine: Engine, progress: Progress, tell: Teller
-) -> TokenizeSummary:
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to do. config: see `shared_config`; sealed: what stands already; tasks: of all partitions of sources that
+    are not sealed; open_tasks: of those that are not done."""
+
+    config: dict[str, Any]
+    sealed: Contents | None
+    plans: list[SourcePlan]
+    tasks: list[TokenizeTask]
+    open_tasks: list[TokenizeTask]
+
+
+def _prepare(
+    recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None, engine: Engine, tell: Teller
+) -> _Work:
+    """Plan, and put what workers read in its place."""
     shards = recipe.shards_dir
     state = shards / STATE
-    config = shared_config(recipe, vocab)
+    config = shared_config(recipe, vocab, benchmark)
     drop_finished(state)
     old = standing(shards, state)
     if old and old.totals.documents:  # what holds no document binds nothing
@@ -102,19 +142,42 @@ def _tokenize(
         not old or not (shards / TOKENIZER_FILE).exists()
     ):  # the shards then need nothing else; workers read this copy
         vocab.copy_to(shards / TOKENIZER_FILE)
+    screening = Screening(
+        benchmark=kept_benchmark(state).absolute() if benchmark else None,
+        fingerprint=benchmark.fingerprint if benchmark else "",
+        reject=recipe.shards.reject_contaminated,
+        duplicates=recipe.shards.duplicates,
+    )
     tasks = [
-        _task(partition, source_plan, recipe, vocab)
+        _task(partition, source_plan, recipe, vocab, screening)
         for source_plan in plans
         if (state / source_plan.name).exists()
         for partition in source_plan.partitions
     ]
     withdraw(shards, state, {task.partition.source for task in tasks})
-    open_tasks = [task for task in tasks if not _finished(task)]
-    if not open_tasks:
+    return _Work(config, old, plans, tasks, [task for task in tasks if not _finished(task)])
+
+
+def _tokenize(
+    recipe: Recipe,
+    vocab: Vocabulary,
+    work: _Work,
+    failures: Failures,
+    engine: Engine,
+    progress: Progress,
+    tell: Teller,
+) -> TokenizeSummary:
+    """Tokenize and seal. failures: partitions that failed already; they are not tried again in this run."""
+    shards, state = recipe.shards_dir, recipe.shards_dir / STATE
+    plans, tasks = work.plans, work.tasks
+    lost = {partition.name for partition, _ in failures}
+    open_tasks = [task for task in work.open_tasks if task.partition.name not in lost]
+    if not work.open_tasks:
         total = sum(len(plan.partitions) for plan in plans)
         sealed_already = f"nothing to do: all {counted(total, 'partition')} are sealed"
         tell.notice(sealed_already + ("; writing the manifest" if tasks else ""))
     run = _Run(tasks, open_tasks)
+    run.failures += failures
     if open_tasks:
         run.announce(engine, progress, tell)
         if slow := load_encoder(open_tasks[0].tokenizer_json, vocab.fingerprint, vocab.eod_id).notice:
@@ -123,7 +186,8 @@ def _tokenize(
         remove_leftovers(shards)
     if tasks or not has_manifest(shards):
         crashed = [_failure(partition, error.message) for partition, error in run.failures]
-        failed = seal(shards, state, [p for p in plans if (state / p.name).exists()], config, vocab, crashed)
+        unsealed = [p for p in plans if (state / p.name).exists()]
+        failed = seal(shards, state, unsealed, work.config, vocab, crashed)
         failed = [failure for failure in failed if failure not in crashed]
     else:
         failed = load_manifest(shards).data["failed"]
@@ -201,7 +265,9 @@ def _poor_sources(shards: Path, recipe: Recipe) -> list[str]:
     return poor_sources(recipe.shards.max_reject_share, counts, f"see {shards / 'rejects'}")
 
 
-def _task(partition: Partition, source: SourcePlan, recipe: Recipe, vocab: Vocabulary) -> TokenizeTask:
+def _task(
+    partition: Partition, source: SourcePlan, recipe: Recipe, vocab: Vocabulary, screening: Screening
+) -> TokenizeTask:
     asked = recipe.sources[source.name]
     return TokenizeTask(
         partition=partition,
@@ -209,6 +275,7 @@ def _task(partition: Partition, source: SourcePlan, recipe: Recipe, vocab: Vocab
         state_dir=(recipe.shards_dir / STATE / source.name).absolute(),
         record=asked.record,
         keep=Keep(source.kept, asked.on_mismatch == "reject"),
+        screening=screening,
         normalization=recipe.normalize.function,
         tokenizer_json=(recipe.shards_dir / TOKENIZER_FILE).absolute(),
         tokenizer=vocab.fingerprint,
@@ -236,5 +303,7 @@ def _finished(task: TokenizeTask) -> bool:
                 (task.shards_dir / task.partition.source / f"{part.name}{suffix}").unlink(missing_ok=True)
                 (task.state_dir / f"{part.name}.val{suffix}").unlink(missing_ok=True)
             (task.state_dir / f"{part.name}.json").unlink()
+        for path in (hashes_path(task), copies_path(task)):
+            path.unlink(missing_ok=True)
         marker.unlink()
     return False

@@ -29,6 +29,7 @@ from pretok.base.failures import Failure
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, checksum
 from pretok.base.tokens import token_dtype
+from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
 from pretok.shards.contents import (
     Contents,
     FileEntry,
@@ -140,8 +141,11 @@ def seal(
         **{name: version(name) for name in PACKAGES},
     }
     nothing = Contents(tokenizer, sum_sources(()), {}, (), (), (), (), {}, {}, config, software)
-    contents = _assemble(nothing, sources, side_files(shards, None, [shards / TOKENIZER_FILE]))
+    contents = _assemble(
+        nothing, sources, side_files(shards, None, [shards / TOKENIZER_FILE, benchmark_path(shards)])
+    )
     write_manifest(shards, contents)
+    kept_benchmark(state).unlink(missing_ok=True)
     (state / FILE_NAME).unlink(missing_ok=True)  # a withdrawn one; from here on the new one stands
     for plan in plans:
         if not sources[plan.name].failed:
@@ -204,6 +208,7 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
     numbered = [PartEntry(part.name, number, part.records) for number, part in parts]
     rejected, rejects = _merge_rejects(shards, state, plan, parts, numbered)
     files = _file_entries(plan, numbered, rejects)
+    found = write_found(shards, plan.name, (part.contaminated for _, part in parts))
     counts = count_source(entries, sum(file.read for file in files), rejected)
     if counts.read != counts.documents + sum(rejected.values()):
         raise AssertionError(
@@ -213,7 +218,7 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         counts=counts,
         failed=tuple(error for _, part in parts for error in part.errors),
         shards=tuple(entries),
-        side_files=(*ledgers, *side_files(shards, plan.name, [rejects_path(shards, plan.name)])),
+        side_files=(*ledgers, *side_files(shards, plan.name, [rejects_path(shards, plan.name), found])),
         files=files,
         plan=plan.to_json(),
         parts=tuple(numbered),

@@ -35,6 +35,8 @@ from pretok.read.kept import Keep, Mismatch
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat, read_partition
+from pretok.screen.contamination import ItemCount
+from pretok.screen.screening import Screen, Screening
 from pretok.shards.format import SealedShard, ShardWriter
 from pretok.shards.ledger import Hashes, LedgerWriter, SealedLedger, hash_texts, ledger_rows, schema_with
 from pretok.tokenizer.encoder import Encoder
@@ -60,6 +62,7 @@ class TokenizeTask:
     state_dir: Path
     record: RecordFormat
     keep: Keep
+    screening: Screening
     normalization: Normalization
     tokenizer_json: Path
     tokenizer: str
@@ -93,7 +96,8 @@ class PartRecord:
 
     name: of its train shard; records: how many were read for it, per piece of the partition; rejected: by reason;
     errors: inputs whose rest could not be read; mismatches: values of kept columns that are null because of another
-    type; last: whether the partition ends here; train, val: None where empty.
+    type; last: whether the partition ends here; train, val: None where empty; contaminated: what was found of the items
+    of a benchmark, in documents that were refused too.
     """
 
     name: str
@@ -105,6 +109,7 @@ class PartRecord:
     last: bool
     train: SealedSplit | None = None
     val: SealedSplit | None = None
+    contaminated: tuple[ItemCount, ...] = ()
 
     @property
     def read(self) -> int:
@@ -127,6 +132,16 @@ class PartRecord:
 def part_name(partition: str, part: int) -> str:
     """Name of a part's shard: the partition's, with the part's number from the second on."""
     return f"{partition}-{part}" if part else partition
+
+
+def hashes_path(task: TokenizeTask) -> Path:
+    """Where the hashes of a partition's documents are, if its copies are left out."""
+    return task.state_dir / f"{task.partition.name}.hashes.npz"
+
+
+def copies_path(task: TokenizeTask) -> Path:
+    """Where it stands which documents of a partition are copies."""
+    return task.state_dir / f"{task.partition.name}.copies.npz"
 
 
 def load_parts(state_dir: Path, partition: str) -> list[PartRecord]:
@@ -174,10 +189,11 @@ def tokenize_partition(task: TokenizeTask, report: Callable[[Counts], None]) -> 
     if done and done[-1].last:
         return done
     batches = read_partition(task.partition, task.record, task.normalization, task.keep)
-    batches = _skip(batches, sum(part.read for part in done), task)
+    screen = Screen(task.screening, copies_path(task))
+    batches = map(screen, _skip(batches, sum(part.read for part in done), task))
     finished = False
     while not finished:
-        with _PartWriter(task, encoder, len(done)) as writer:
+        with _PartWriter(task, encoder, screen, len(done)) as writer:
             finished = True
             for batch in batches:
                 report(writer.add(batch))
@@ -229,8 +245,9 @@ class _SplitWriter:
 class _PartWriter:
     """Writes one part: encodes batches, sends documents to train or validation, notes rejects; seals all at once."""
 
-    def __init__(self, task: TokenizeTask, encoder: Encoder, part: int) -> None:
+    def __init__(self, task: TokenizeTask, encoder: Encoder, screen: Screen, part: int) -> None:
         self._task = task
+        self._screen = screen
         self._encoder = encoder
         self._part = part
         self._name = part_name(task.partition.name, part)
@@ -238,7 +255,7 @@ class _PartWriter:
         self._reasons: Counter[str] = Counter()
         self._errors: list[Failure] = []
         self._mismatches: dict[str, PartMismatch] = {}
-        self._schema = schema_with(task.keep.columns)
+        self._schema = schema_with([*task.keep.columns, *task.screening.columns])
         self._stack = ExitStack()
         self._writers: dict[str, _SplitWriter] = {}
         self._rejects: IO[str] | None = None
@@ -365,6 +382,7 @@ class _PartWriter:
             tuple(self._mismatches[name] for name in sorted(self._mismatches)),
             last,
             **sealed,
+            contaminated=self._screen.take(),
         )
         write_json(self._task.state_dir / f"{self._name}.json", to_json(record))
         return record

@@ -8,6 +8,7 @@ read, and the number of open files is bounded. numpy and the standard library on
     view[i]                 # (seq_len + 1,) token ids at position i; view[a:b] for (b - a, seq_len + 1)
     view.batch(positions)   # (n, seq_len + 1), one call for many
     view.origin(i)          # (source, epoch, index of the sequence inside the source)
+    view.positions(source, indexes)  # back: (n, epochs) positions of sequences of a source
     view.prefix_counts(n)   # {source: sequences among the first n positions}
 
 In this folder:
@@ -172,6 +173,20 @@ class View:
         """(source, epoch, index of the sequence inside the source) of one position."""
         source, epoch, index = self._order.locate(self._checked([position]))
         return self._order.names[source[0]], int(epoch[0]), int(index[0])
+
+    def positions(self, source: str, indexes: Sequence[int] | Int64s) -> Int64s:
+        """Inverse of `origin`, by arithmetic: (n,) indexes of sequences inside a source -> (n, epochs) positions, -1
+        in an epoch that the stream does not get to. UsageError for an unknown source, IndexError for a sequence that
+        is none of its."""
+        if source not in self._order.names:
+            raise UsageError(
+                f"the stream has no source {source!r}; its sources are {', '.join(self._order.names)}"
+            )
+        number, sequences = self._order.names.index(source), np.asarray(indexes, np.int64)
+        size = self.mix.sources[number].sequences
+        if sequences.size and not 0 <= sequences.min() <= sequences.max() < size:
+            raise IndexError(f"sequences {sequences.min()} to {sequences.max()}; source {source} has {size}")
+        return self._order.positions(number, sequences)
 
     def prefix_counts(self, length: int) -> dict[str, int]:
         """How many of the first `length` positions each source has; 0 <= length <= len."""

@@ -1,7 +1,7 @@
 """Which sequence stands at which position: integer arithmetic only, no table, the same on every machine for ever.
 
 Enters: how many sequences each source has and how many of them every stage of a mix takes (its quotas). Leaves:
-`Order`, which maps positions to (source, epoch, sequence) and prefixes to counts, in vectors.
+`Order`, which maps positions to (source, epoch, sequence) and back, and prefixes to counts, in vectors.
 
 Interleaving. Of N positions source s has quota q_s; its k-th sequence falls due at time (k + 1/2) N / q_s, and
 positions follow by time, equal times by source. Up to a whole time T source s was due floor(q_s T / N + 1/2) times,
@@ -11,7 +11,8 @@ the count of source s is within 1/2 + w_s S/2 of w_s n, with w_s = q_s / N.
 
 Permutation. The k-th sequence drawn from a source of n is element k mod n of epoch k div n, permuted by a Feistel
 network with unequal halves over the smallest 2^b >= n and cycle walking (Black and Rogaway, "Ciphers with arbitrary
-finite domains", 2002); the round keys are BLAKE2b of seed, source name and epoch.
+finite domains", 2002); the round keys are BLAKE2b of seed, source name and epoch. Backwards: the rounds in reverse,
+and the walk along the same cycle the other way.
 """
 
 from __future__ import annotations
@@ -58,6 +59,18 @@ class Schedule:
         source = order[rows, rank]
         return source, before[rows, source]
 
+    def position(self, source: Int64s, k: Int64s) -> Int64s:
+        """Inverse of `locate`: source: (n,), k: (n,) below the source's quota -> the positions (n,)."""
+        rows = np.arange(len(source))
+        low, high = np.ones_like(k), np.full_like(k, self.length)
+        while (low < high).any():  # the smallest whole time up to which the source was due more than k times
+            middle = (low + high) >> 1
+            enough = self._due(middle)[0][rows, source] > k
+            low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+        before, order = self._unit_ending(low)
+        positions: Int64s = before.sum(axis=1) + np.argsort(order, axis=1)[rows, source]
+        return positions
+
     def prefix(self, lengths: Int64s) -> Int64s:
         """lengths: (n,) in 0..length -> (n, sources): how many of the first `lengths` positions each source has."""
         if self.length == 0:
@@ -69,20 +82,24 @@ class Schedule:
         return counts
 
     def _unit_of(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """The unit of time each position falls in.
+        """The unit of time each position falls in: before and order as in `_unit_ending`; rank (n,), the place of the
+        position in that order."""
+        before, order = self._unit_ending(self._end_of_unit(positions))
+        return before, order, positions - before.sum(axis=1)
+
+    def _unit_ending(self, time: Int64s) -> tuple[Int64s, Int64s]:
+        """The unit of time that ends at each whole `time` (n,).
 
         Returns before (n, sources), the counts where the unit starts; order (n, sources), the sources by time inside
-        the unit, those not due in it last; rank (n,), the place of the position in that order.
+        the unit, those not due in it last.
         """
-        time = self._end_of_unit(positions)
         counts, remainder = self._due(time)
         # Source s was last due rho / (2 q_s) before `time`.
         rho = 2 * remainder + np.where(2 * remainder >= self.length, -self.length, self.length)
         inside = rho < 2 * self.quotas
         late = _fraction(np.where(inside, rho, 0), np.maximum(2 * self.quotas, 1))
         order = np.argsort(np.where(inside, -late, 1), axis=1, kind="stable")
-        before = counts - inside
-        return before, order, positions - before.sum(axis=1)
+        return counts - inside, order
 
     def _end_of_unit(self, positions: Int64s) -> Int64s:
         """The smallest whole time up to which more than `positions` sequences were due; (n,)."""
@@ -134,25 +151,39 @@ def permute(index: Int64s, size: Int64s, keys: UInt64s) -> Int64s:
 
     index, size: (n,) with 0 <= index < size; keys: (n, ROUNDS). Returns (n,).
     """
+    return _walk(index, size, keys, range(ROUNDS))
+
+
+def unpermute(image: Int64s, size: Int64s, keys: UInt64s) -> Int64s:
+    """Inverse of `permute`: what is mapped to `image`. Arguments and result alike."""
+    return _walk(image, size, keys, range(ROUNDS - 1, -1, -1))
+
+
+def _walk(index: Int64s, size: Int64s, keys: UInt64s, rounds: range) -> Int64s:
     bits = np.maximum(np.frexp((size - 1).astype(np.float64))[1], 2).astype(np.uint64)
     result = index.copy()
     walking = np.arange(len(index))
     while len(walking):  # each walk ends: its cycle holds the start, which lies inside
-        image = _feistel(result[walking].astype(np.uint64), bits[walking], keys[walking]).astype(np.int64)
-        result[walking] = image
-        walking = walking[image >= size[walking]]
+        image = _feistel(result[walking].astype(np.uint64), bits[walking], keys[walking], rounds)
+        result[walking] = image.astype(np.int64)
+        walking = walking[result[walking] >= size[walking]]
     return result
 
 
-def _feistel(value: UInt64s, bits: UInt64s, keys: UInt64s) -> UInt64s:
-    """A permutation of 0..2^bits-1, row by row; the halves have floor(bits / 2) and ceil(bits / 2) bits."""
+def _feistel(value: UInt64s, bits: UInt64s, keys: UInt64s, rounds: range) -> UInt64s:
+    """A permutation of 0..2^bits-1, row by row; the halves have floor(bits / 2) and ceil(bits / 2) bits.
+
+    A round changes one half by the other, so the same rounds backwards undo it: even rounds change the low half.
+    """
     low_bits = bits >> np.uint64(1)
     high_bits = bits - low_bits
     high: UInt64s = value >> low_bits
     low = value ^ (high << low_bits)
-    for number in range(0, ROUNDS, 2):
-        low ^= _mix(high, keys[:, number]) >> (np.uint64(64) - low_bits)
-        high ^= _mix(low, keys[:, number + 1]) >> (np.uint64(64) - high_bits)
+    for number in rounds:
+        if number % 2:
+            high ^= _mix(low, keys[:, number]) >> (np.uint64(64) - high_bits)
+        else:
+            low ^= _mix(high, keys[:, number]) >> (np.uint64(64) - low_bits)
     high <<= low_bits
     high |= low
     return high
@@ -198,6 +229,23 @@ class Order:
         size = self.sizes[source]
         epoch, index = np.divmod(drawn, size)
         return source, epoch, permute(index, size, self._keys_of(source, epoch))
+
+    def positions(self, source: int, sequences: Int64s) -> Int64s:
+        """Inverse of `locate`. sequences: (n,) of one source -> (n, epochs): the position at which each epoch of the
+        source has the sequence, -1 where the stream ends before."""
+        size, end = int(self.sizes[source]), int(self._drawn[-1, source])
+        epochs = -(-end // max(size, 1))
+        found = np.full((len(sequences), epochs), -1, np.int64)
+        sizes, here = np.full(len(sequences), size), np.full(len(sequences), source)
+        for epoch in range(epochs):
+            keys = self._keys_of(here, np.full(len(sequences), epoch))
+            drawn = epoch * size + unpermute(sequences, sizes, keys)
+            stage_of = np.searchsorted(self._drawn[:, source], drawn, side="right") - 1
+            for stage in np.unique(stage_of[drawn < end]):
+                rows = np.flatnonzero(stage_of == stage)
+                k = drawn[rows] - self._drawn[stage, source]
+                found[rows, epoch] = self._starts[stage] + self._stages[stage].position(here[rows], k)
+        return found
 
     def prefix(self, length: int) -> Int64s:
         """(sources,): how many of the first `length` positions each source has."""

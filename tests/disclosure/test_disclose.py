@@ -236,7 +236,7 @@ def test_a_run_is_what_its_steps_read(
 
 def test_a_run_of_the_trainer_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     needs("torch")
-    from train_support import model_file, random_shards, run_ranks
+    from tests.train_support import model_file, random_shards, run_ranks
 
     shards, folder = random_shards(tmp_path / "shards"), tmp_path / "run"
     settings = {"shards": shards, "out": folder, "model": model_file(tmp_path), "seq-len": 16, "steps": 3}

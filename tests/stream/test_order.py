@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretok.base.errors import UsageError
-from pretok.stream.order import MAX_SEQUENCES, Order, Schedule, permute, round_keys
+from pretok.stream.order import MAX_SEQUENCES, Order, Schedule, permute, round_keys, unpermute
 
 small_quotas = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any)
 large_quotas = st.lists(st.integers(0, (MAX_SEQUENCES - 1) // 50), min_size=2, max_size=50).filter(any)
@@ -44,6 +44,7 @@ def test_positions_follow_due_times(quotas: list[int]) -> None:
     schedule = Schedule(quotas)
     source, k = schedule.locate(np.arange(schedule.length))
     assert list(zip(source.tolist(), k.tolist(), strict=True)) == due_times(quotas)
+    np.testing.assert_array_equal(schedule.position(source, k), np.arange(schedule.length))
 
 
 @given(large_quotas, st.data())
@@ -54,6 +55,7 @@ def test_positions_are_exact_at_the_largest_sizes(quotas: list[int], data: st.Da
     source, k = schedule.locate(np.array(positions))
     for position, s, drawn in zip(positions, source.tolist(), k.tolist(), strict=True):
         assert position_of(quotas, s, drawn) == position
+    np.testing.assert_array_equal(schedule.position(source, k), positions)
 
 
 def test_due_times_that_nearly_meet_are_told_apart() -> None:
@@ -69,6 +71,7 @@ def test_due_times_that_nearly_meet_are_told_apart() -> None:
         assert (positions[0] > positions[1]) == (distance > 0)
         source, k = Schedule(quotas).locate(np.array(positions))
         assert (source.tolist(), k.tolist()) == ([0, 1], drawn)
+        assert Schedule(quotas).position(source, k).tolist() == positions
 
 
 @given(small_quotas)
@@ -113,6 +116,7 @@ def test_permutation_reaches_everything_once(size: int, seed: int, epoch: int) -
     keys = np.broadcast_to(round_keys(seed, "it", epoch), (size, 6))
     image = permute(np.arange(size), np.full(size, size), keys)
     np.testing.assert_array_equal(np.sort(image), np.arange(size))
+    np.testing.assert_array_equal(unpermute(image, np.full(size, size), keys), np.arange(size))
 
 
 def test_permutation_looks_random() -> None:
@@ -152,6 +156,12 @@ def test_sources_are_used_up_before_they_repeat(sizes: list[int], stages: list[l
             np.testing.assert_array_equal(np.sort(drawn[start : start + size]), np.arange(size))
     for n in range(0, order.length + 1, 7):
         np.testing.assert_array_equal(order.prefix(n), np.bincount(source[:n], minlength=len(sizes)))
+    for number, size in enumerate(sizes):
+        epochs = -(-np.count_nonzero(source == number) // size)
+        expected = np.full((size, epochs), -1)
+        mine = np.flatnonzero(source == number)
+        expected[sequence[mine], epoch[mine]] = mine
+        np.testing.assert_array_equal(order.positions(number, np.arange(size)), expected)
     np.testing.assert_array_equal(order.prefix(order.length), np.sum(stages, axis=0))
 
 

@@ -45,11 +45,12 @@ def check(view: View, flats: dict[str, list[int]]) -> None:
     batch = view.batch(range(len(view)))
     assert batch.dtype == np.int64
     for position in range(len(view)):
-        source, _, index = view.origin(position)
+        source, epoch, index = view.origin(position)
         expected = flats[source][index * view.seq_len : (index + 1) * view.seq_len + 1]
         assert len(expected) == view.seq_len + 1
         assert view[position].tolist() == expected
         assert view[position].dtype == view.dtype
+        assert view.positions(source, [index])[0, epoch] == position
         assert batch[position].tolist() == expected
 
 

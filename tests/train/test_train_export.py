@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import needs
@@ -19,6 +20,7 @@ from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
 from tests.train_support import column, model_file, random_shards, run_ranks
 from train.__main__ import main
 from train.checkpoint import export
+from train.checkpoint.restore import Reader, restore
 from train.checkpoint.saved import find_checkpoints
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
@@ -96,6 +98,70 @@ def test_a_step_and_a_width_can_be_named(runs: dict[bool, Path], tmp_path: Path)
             find_checkpoints(path, 4)
 
 
+def test_the_mean_of_the_last_checkpoints(runs: dict[bool, Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    run = runs[False]
+    main(["average", "--run", str(run), "--last", "2", "--out", str(tmp_path / "mean")])
+    one, other = (
+        load_file(exported(runs, False, tmp_path / step, "--step", step) / "model.safetensors")
+        for step in ("3", "6")
+    )
+    mean = load_file(tmp_path / "mean" / "model.safetensors")
+    assert mean.keys() == one.keys()
+    for name, value in mean.items():
+        torch.testing.assert_close(value, (one[name] + other[name]) / 2)
+    assert not torch.allclose(mean["lm_head.weight"], other["lm_head.weight"])
+    assert sorted(path.name for path in (tmp_path / "mean").iterdir()) == sorted(
+        path.name for path in (tmp_path / "6").iterdir()
+    )
+    with pytest.raises(SystemExit, match="2"):
+        main(["average", "--run", str(run), "--last", "3", "--out", str(tmp_path / "none")])
+
+
+@pytest.mark.parametrize("kind", ["exported", "checkpoint"])
+def test_weights_start_a_run_with_other_positions(runs: dict[bool, Path], kind: str, tmp_path: Path) -> None:
+    source = runs[True] / "checkpoints" / "step-00000003"
+    if kind == "exported":
+        source = exported(runs, True, tmp_path / "model", "--step", "3")
+    command = arguments(runs[True].parent / "shards", tmp_path / "run", model_file(tmp_path))
+    text = run_ranks(1, [*command, "--init-from", source, "--rope-theta", "2e6", "--steps", 1], tmp_path)
+    assert f"rope_theta was 500000.0 in {source}, is 2000000.0" in text
+    [loss] = column(tmp_path / "run", "loss")
+    assert 0 < abs(loss - column(runs[True], "loss")[0]) < 1
+
+
+def test_moments_come_along_where_asked(
+    runs: dict[bool, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With them a new run on the same data makes the step that the old one would have made, without them another."""
+    source = runs[True] / "checkpoints" / "step-00000003"
+    command = arguments(runs[True].parent / "shards", "", model_file(tmp_path))
+    losses = {}
+    for name, more in (("kept", ["--init-moments"]), ("dropped", [])):
+        command[command.index("--out") + 1] = tmp_path / name
+        flags = ["--steps", 3, "--schedule", "constant", "--warmup", 0, "--lr", 0.01]
+        run_ranks(1, [*command, *flags, "--init-from", source, *more], tmp_path)
+        losses[name] = column(tmp_path / name, "loss")
+    assert losses["kept"][0] == losses["dropped"][0]
+    assert losses["kept"][1] != pytest.approx(losses["dropped"][1], rel=1e-4)
+    [meta] = (tmp_path / "kept").glob("checkpoints/*/meta.json")
+    steps: dict[str, Any] = {"optimizer": {"state": {"norm.weight": {"step": torch.zeros(())}}}}
+    restore(steps, Reader(meta.parent))
+    assert steps["optimizer"]["state"]["norm.weight"]["step"] == 6
+    model = exported(runs, True, tmp_path / "model")
+    command[command.index("--out") + 1] = tmp_path / "none"
+    for where, message in (
+        (model, "is an exported model and has none"),
+        (None, "needs --init-from"),
+        ("PUT/THE/FIRST/MODEL/HERE", "--init-from: PUT/THE/FIRST/MODEL/HERE is no folder"),
+    ):
+        named = [] if where is None else ["--init-from", str(where)]
+        with pytest.raises(SystemExit, match="2"):
+            main([str(part) for part in command] + ["--init-moments", *named])
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("kind", ["exported", "checkpoint"])
 def test_weights_start_another_run(runs: dict[bool, Path], kind: str, processes: int, tmp_path: Path) -> None:
@@ -126,7 +192,7 @@ def loaded(folder: Path) -> Decoder:
     sizes = {"vocab_size": 60, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 64}
     tied = json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
     model = Decoder(ModelConfig(**sizes, tied=tied))
-    value = export.exported_tensors(folder, model.config)
+    value = export.exported_tensors(folder, model.config, print)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(value(name, parameter.shape, torch.device("cpu")))
@@ -182,26 +248,25 @@ def test_a_checkpoint_that_names_no_tokenizer_asks_its_shards(
     path.write_text(json.dumps(meta))
     vocab = runs[True].parent / "shards"
     if shards_are_there:
-        export.export(path.parent, vocab, tmp_path / "model", torch.float32, print)
+        export.export([path.parent], vocab, tmp_path / "model", torch.float32, print)
         assert (tmp_path / "model" / "tokenizer.json").exists()
     else:
         with pytest.raises(MismatchError, match="does not say which tokenizer"):
-            export.export(path.parent, vocab, tmp_path / "model", torch.float32, print)
+            export.export([path.parent], vocab, tmp_path / "model", torch.float32, print)
 
 
 def test_what_does_not_fit_is_refused(
     runs: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = exported(runs, True, tmp_path / "model")
+    other = ModelConfig(vocab_size=60, dim=32, layers=3, heads=4, kv_heads=2, hidden=64)
     with pytest.raises(MismatchError, match=r"num_hidden_layers 2 \(here 3\)"):
-        export.exported_tensors(
-            out, ModelConfig(vocab_size=60, dim=32, layers=3, heads=4, kv_heads=2, hidden=64)
-        )
+        export.exported_tensors(out, other, print)
     checkpoint = runs[True] / "checkpoints/step-00000006"
     with pytest.raises(UsageError, match="exists already"):
-        export.export(checkpoint, None, out, torch.float32, print)
+        export.export([checkpoint], None, out, torch.float32, print)
     with pytest.raises(UsageError, match=r"tokenizer\.json does not exist"):
-        export.export(checkpoint, tmp_path, tmp_path / "other", torch.float32, print)
+        export.export([checkpoint], tmp_path, tmp_path / "other", torch.float32, print)
     with pytest.raises(SystemExit) as caught:
         main(["export", "--run", str(tmp_path), "--tokenizer", "x", "--out", "y"])
     assert caught.value.code == 2

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,10 @@ from support import needs
 
 torch = needs("torch")
 from pretok.base.errors import Stopped
-from tests.train_support import model_file, random_shards
+from tests.train_support import Ranks, model_file, random_shards
 from train import __main__
+from train.checkpoint import HungSave, save
+from train.checkpoint.saved import SummedWriter
 from train.config import TrainConfig
 from train.run import loop, metrics, report
 from train.run.failures import explain
@@ -63,13 +68,13 @@ def test_without_torch_one_line_says_what_to_install(command: str) -> None:
     ],
 )
 def test_out_of_memory_names_what_to_lower(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train(config: TrainConfig) -> None:
+    def make_plan(config: TrainConfig, world: int) -> None:
         raise error
 
-    monkeypatch.setattr(loop, "train", train)
-    code, text = ended(capsys, "--shards", "x", "--micro-batch", 4)
+    monkeypatch.setattr(loop, "make_plan", make_plan)
+    code, text = ended(capsys, "--shards", "x", "--out", tmp_path / "run", "--micro-batch", 4)
     assert code == 2
     assert text.startswith("train: out of memory on rank 0 of ")
     assert "lower --micro-batch (now 4)" in text
@@ -192,3 +197,126 @@ def test_a_rank_that_fails_has_a_file_of_its_own_and_one_that_stops_none(tmp_pat
     assert path.name.startswith("train-rank3-")
     error, end = metrics.read_lines(path)
     assert (error["rank"], error["message"], end["event"]) == (3, "no such thing", "end")
+
+
+def _no_disk_on_rank_0() -> None:
+    import shutil
+
+    usage = shutil.disk_usage("/")
+    shutil.disk_usage = lambda path: usage._replace(free=0)  # type: ignore[assignment, misc]
+
+
+def _no_meta_on_rank_0() -> None:
+    def write_meta(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    save.write_meta = write_meta
+
+
+def _bug_on_rank_1() -> None:
+    from train.steps.data import Feed
+
+    if os.environ["RANK"] == "1":
+        Feed.__iter__ = lambda feed: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+
+
+@pytest.mark.parametrize(
+    ("before", "codes", "words", "tracebacks"),
+    [
+        (_no_disk_on_rank_0, [2, 2, 2], "GB free and needs", 0),
+        (
+            _no_meta_on_rank_0,
+            [2, 2, 2],
+            "checkpoint of step 1 could not be written: OSError: [Errno 28] No space",
+            0,
+        ),
+        (_bug_on_rank_1, [1, 1, 1], "rank 1 ended the run: ZeroDivisionError", 1),
+    ],
+)
+def test_what_ends_one_rank_ends_all_with_its_words(
+    shards: Path, tmp_path: Path, before: Callable[[], None], codes: list[int], words: str, tracebacks: int
+) -> None:
+    arguments = [
+        "--shards",
+        shards,
+        "--model",
+        model_file(tmp_path),
+        "--out",
+        tmp_path / "run",
+        "--seq-len",
+        16,
+    ]
+    ranks = Ranks(
+        3,
+        [*arguments, "--global-batch", 6, "--steps", 5, "--workers", 0, "--save-every", 1],
+        tmp_path,
+        before,
+    )
+    assert ranks.wait() == codes, ranks.text()
+    assert ranks.text().count(words) >= 2
+    assert ranks.text().count("Traceback") == tracebacks
+
+
+def test_a_save_that_hangs_ends_the_run(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    original = SummedWriter.write_data
+
+    def write(self: SummedWriter, *arguments: Any) -> Any:
+        released.wait(60)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(SummedWriter, "write_data", write)
+    config = TrainConfig(
+        shards=str(shards), model=model_file(tmp_path), out=str(tmp_path / "run"), seq_len=16, global_batch=8,
+        steps=2, workers=0, warmup=1, timeout=2,
+    )  # fmt: skip
+    with pytest.raises(
+        HungSave, match=r"checkpoint of step 2 could not be written: not done after --timeout 2 s"
+    ):
+        loop.train(config)
+    released.set()
+
+
+def test_what_cannot_be_deleted_is_told_and_ends_nothing(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(save, "_delete", refuse)
+    config = TrainConfig(
+        shards=str(shards), model=model_file(tmp_path), out=str(tmp_path / "run"), seq_len=16, global_batch=8,
+        steps=3, workers=0, warmup=1, save_every="1", keep_last=1,
+    )  # fmt: skip
+    loop.train(config)
+    text = capsys.readouterr().out
+    assert "step-00000001 is no longer needed and cannot be deleted: Permission denied" in text
+    assert len(list((tmp_path / "run/checkpoints").glob("step-*"))) == 3
+
+
+def test_collectives_of_every_group_end_after_the_timeout(shards: Path, tmp_path: Path) -> None:
+    """Of a mesh, and of the saves beside training: their defaults are 10 and 30 minutes whatever --timeout says."""
+    data = ("--shards", shards, "--model", model_file(tmp_path), "--out", tmp_path / "run", "--seq-len", 16)
+    more = ("--global-batch", 8, "--steps", 2, "--workers", 0, "--timeout", 77, "--shard", 2)
+    ranks = Ranks(2, [*data, *more], tmp_path, _print_timeouts)
+    assert ranks.wait() == [0, 0], ranks.text()
+    assert ranks.text().count("timeouts {77.0}\n") == 2, ranks.text()
+
+
+def _print_timeouts() -> None:
+    import torch.distributed.distributed_c10d as c10d
+
+    from train.run import loop
+
+    original = loop._loop
+
+    def _loop(run: Any) -> None:
+        groups = list(c10d._world.pg_map)
+        found = {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}
+        assert len(groups) > 2
+        print("timeouts", found, flush=True)
+        original(run)
+
+    loop._loop = _loop

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,9 +14,10 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.model.loss import IGNORE, linear_cross_entropy
+from train.model.loss import IGNORE, linear_cross_entropy, token_scores
 from train.model.sizes import PRESETS, ModelConfig
 from train.model.transformer import (
+    Attention,
     Block,
     Decoder,
     document_ids,
@@ -61,6 +64,9 @@ def test_loss_and_gradients_equal_torchs(
     torch.testing.assert_close(logged, nll)
     torch.testing.assert_close(found, wanted)
     assert not found[1][vocab:].any()  # the padding learns nothing
+    losses, best = token_scores(hidden, weight, target, vocab, chunk=chunk)
+    torch.testing.assert_close(losses, F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="none"))
+    assert torch.equal(best, (logits.argmax(1) == target) | (target == IGNORE))
 
 
 def test_targets_give_the_loss_of_the_logits() -> None:
@@ -88,6 +94,36 @@ def test_attention_is_causal_and_positions_matter() -> None:
     )  # one value everywhere: attention cannot tell positions
     pair = model(torch.tensor([[1, 2, 3], [2, 1, 3]]))
     assert not torch.allclose(pair[0, 2], pair[1, 2])
+
+
+def test_norms_of_queries_and_keys_are_those_of_the_formula() -> None:
+    """Attention written out with sums: RMSNorm of every head with its weights, then positions, then softmax."""
+    config = replace(TINY, qk_norm=True)
+    attention = Attention(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.normal_(generator=generator)
+    x = torch.randn(2, 7, 32, generator=generator)
+    cos, sin = rotary_table(7, 8, config.rope_theta, torch.device("cpu"))
+
+    def heads(project: torch.nn.Linear, count: int, weight: torch.Tensor | None) -> torch.Tensor:
+        found = (x @ project.weight.T).view(2, 7, count, 8)
+        if weight is not None:
+            found = found / (found.square().mean(-1, keepdim=True) + config.norm_eps).sqrt() * weight
+            turned = torch.cat([-found[..., 4:], found[..., :4]], -1)
+            found = found * cos[:, None] + turned * sin[:, None]
+        return found.repeat_interleave(4 // count, 2)
+
+    assert attention.q_norm is not None
+    assert attention.k_norm is not None
+    q = heads(attention.q_proj, 4, attention.q_norm.weight)
+    k = heads(attention.k_proj, 2, attention.k_norm.weight)
+    scores = torch.einsum("nqhd,nkhd->nhqk", q, k) / math.sqrt(8)
+    scores = scores.masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
+    out = torch.einsum("nhqk,nkhd->nqhd", scores.softmax(-1), heads(attention.v_proj, 2, None))
+    wanted = out.reshape(2, 7, 32) @ attention.o_proj.weight.T
+    torch.testing.assert_close(attention(x, cos, sin, None), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_document_mask_equals_documents_alone() -> None:
@@ -131,9 +167,10 @@ def test_flex_mask_says_the_same_as_the_dense_one(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(flex, dense)
 
 
+@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("name", PRESETS)
-def test_parameters_are_counted(name: str) -> None:
-    config = PRESETS[name]
+def test_parameters_are_counted(name: str, qk_norm: bool) -> None:
+    config = replace(PRESETS[name], qk_norm=qk_norm)
     with torch.device("meta"):
         model = Decoder(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == config.parameters
@@ -146,17 +183,19 @@ def test_italia_9b() -> None:
     assert (config.vocab_size, config.padded_vocab, config.seq_len) == (50_000, 50_048, 4096)
 
 
-def test_flops_are_those_of_the_products() -> None:
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_flops_are_those_of_the_products(qk_norm: bool) -> None:
     """torch's counter sees every product of a forward pass; training is three times that."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    model = filled(TINY)
+    config = replace(TINY, qk_norm=qk_norm)
+    model = filled(config)
     counter = FlopCounterMode(display=False)
     # The counter does not know the CPU's fused attention.
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         model(torch.zeros(2, 16, dtype=torch.long))
-    assert TINY.flops_per_token(16) == pytest.approx(3 * counter.get_total_flops() / 32)
+    assert config.flops_per_token(16) == pytest.approx(3 * counter.get_total_flops() / 32)
 
 
 def test_initial_values_depend_on_seed_and_name_alone() -> None:
@@ -175,12 +214,30 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
     assert torch.equal(value(0, "layers.0.input_layernorm.weight"), torch.ones(shape))
 
 
+def test_truncated_values_are_those_of_a_normal_cut_at_three_deviations() -> None:
+    shape, cpu = torch.Size([1000, 400]), torch.device("cpu")
+    name = "layers.0.mlp.up_proj.weight"
+    assert initial_tensor(TINY, 0, name, shape, cpu).abs().max() > 0.07
+    cut = initial_tensor(TINY, 0, name, shape, cpu, truncated=True)
+    assert torch.equal(cut, initial_tensor(TINY, 0, name, shape, cpu, truncated=True))
+    assert 0.0599 < cut.abs().max() <= 0.0600001
+    # Variance of a normal cut at a: 1 - 2 a phi(a) / (2 Phi(a) - 1).
+    a = 3.0
+    inside = math.erf(a / math.sqrt(2))
+    variance = 1 - 2 * a * math.exp(-a * a / 2) / math.sqrt(2 * math.pi) / inside
+    assert cut.var().item() == pytest.approx(0.02**2 * variance, rel=0.01)
+    counts = torch.histc(cut / 0.02, 6, -3, 3) / cut.numel()
+    steps = [math.erf(edge / math.sqrt(2)) / 2 / inside for edge in range(-3, 4)]
+    expected = torch.tensor([high - low for low, high in itertools.pairwise(steps)])
+    torch.testing.assert_close(counts, expected, atol=0.003, rtol=0)
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("kv_heads", [2, 4])
-def test_kept_activations_are_counted(compiled: bool, kv_heads: int) -> None:
+@pytest.mark.parametrize(("kv_heads", "qk_norm"), [(2, False), (4, False), (2, True)])
+def test_kept_activations_are_counted(compiled: bool, kv_heads: int, qk_norm: bool) -> None:
     """What a block really keeps, storage by storage, is what `train plan` counts."""
-    config = ModelConfig(dim=256, layers=1, heads=4, kv_heads=kv_heads, hidden=768)
+    config = ModelConfig(dim=256, layers=1, heads=4, kv_heads=kv_heads, hidden=768, qk_norm=qk_norm)
     block: torch.nn.Module = Block(config).bfloat16()
     cos, sin = rotary_table(64, config.head_dim, config.rope_theta, torch.device("cpu"))
     known = {tensor.untyped_storage().data_ptr() for tensor in (*block.parameters(), cos, sin)}
@@ -199,4 +256,5 @@ def test_kept_activations_are_counted(compiled: bool, kv_heads: int) -> None:
     measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (2 * 64)
     counted = block_bytes_per_token(config, 1, 2, compiled)
     # Eagerly the CPU has no fused norm: it keeps two float32 tensors, the fused kernel its bf16 input.
-    assert measured == counted + (0 if compiled else 2 * 6 * config.dim)
+    normed = 2 * config.dim + ((config.dim + kv_heads * config.head_dim) if qk_norm else 0)
+    assert measured == counted + (0 if compiled else 6 * normed)

@@ -15,7 +15,7 @@ from tests.train_support import column, model_file, random_shards
 from train.config import TrainConfig
 from train.run import loop
 from train.steps import step
-from train.steps.optim import STATISTICS_AFTER, Guard, learning_rate
+from train.steps.optim import WINDOW, Guard, learning_rate
 
 
 @pytest.fixture(scope="module")
@@ -55,25 +55,105 @@ def test_schedules() -> None:
     assert rates(schedule="wsd", decay=0.0)[4:] == rates(schedule="constant")[4:] == [1.0] * 16
 
 
+class Judged:
+    """A guard that is asked step after step; `skips` are the numbers of the steps it would not take."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.config = TrainConfig(**settings)
+        self.guard = Guard.fresh(torch.device("cpu"))
+        self.skips: list[int] = []
+        self.asked = 0
+        self._noise = torch.Generator().manual_seed(0)
+
+    def __call__(self, norm: float, loss: float = 2.0, times: int = 1, growth: float = 1.0) -> list[int]:
+        """Judge noisy steps around these values, each norm `growth` times the one before; which were skipped now."""
+        before = len(self.skips)
+        for _ in range(times):
+            noise = 1 + 0.05 * torch.randn(2, generator=self._noise)
+            if self.guard.judge(norm * noise[0], loss * noise[1], self.config).item():
+                self.skips.append(self.asked)
+            self.asked += 1
+            norm *= growth
+        return self.skips[before:]
+
+
 def test_guard_skips_what_is_not_finite_or_far_out() -> None:
-    guard = Guard.fresh(torch.device("cpu"))
+    judge = Judged(clip=0.1)
+    assert judge(float("nan")) == [0]
+    assert judge(1.0, float("inf")) == [1]
+    assert judge(50.0) == []  # not yet enough to compare with
+    assert judge(1.0, times=2 * WINDOW) == []
+    now = judge.asked
+    assert judge(30.0) == [now]  # a spike of the norm
+    assert judge(1.0, 9.0) == [now + 1]  # and one of the loss
+    assert judge(float("inf")) == [now + 2]
+    assert (judge.guard.skipped.item(), judge.guard.in_a_row.item()) == (5, 3)
+    assert judge(1.0) == []
+    assert judge.guard.in_a_row.item() == 0
+    assert torch.isfinite(judge.guard.norms).all()
+    assert Judged(skip_sigma=0.0)(1.0, times=2 * WINDOW) == []
 
-    def judge(norm: float) -> bool:
-        return bool(guard.judge(torch.tensor(norm), 6.0).item())
 
-    assert judge(float("nan"))
-    assert not judge(50.0)  # no statistics yet
-    norms = torch.Generator().manual_seed(0)
-    assert not any(judge(1 + 0.1 * torch.randn((), generator=norms).item()) for _ in range(400))
-    assert STATISTICS_AFTER < 400
-    mean = guard.mean.item()
-    assert mean == pytest.approx(1.0, abs=0.1)
-    assert judge(30.0)
-    assert judge(float("inf"))
-    assert guard.mean.item() == mean  # what was skipped is no part of the statistics
-    assert (guard.skipped.item(), guard.in_a_row.item()) == (3, 2)
-    assert not judge(1.1)
-    assert guard.in_a_row.item() == 0
+@pytest.mark.parametrize("rise", [1.3, 1.5, 3.0, 100.0])
+def test_a_lasting_rise_is_skipped_a_few_times_and_then_usual(rise: float) -> None:
+    for values in ((rise, 2.0), (1.0, 2.0 * rise)):
+        judge = Judged(clip=0.1)
+        judge(1.0, times=2 * WINDOW)
+        assert len(judge(*values, times=5 * WINDOW)) <= 6 < TrainConfig().max_skips
+        assert judge.guard.in_a_row.item() == 0
+
+
+def test_spikes_are_skipped_again_and_again_and_do_not_hide_each_other() -> None:
+    judge = Judged(clip=0.1)
+    judge(1.0, times=2 * WINDOW)
+    for _ in range(10):
+        assert judge(20.0, times=1)
+        assert not judge(1.0, times=WINDOW)
+
+
+def test_slow_growth_and_what_is_clipped_little_are_no_outliers() -> None:
+    judge = Judged(clip=0.1)
+    assert judge(1.0, times=1000, growth=1.01) == []  # to 20,000 times what it was
+    judge = Judged(clip=1.0)
+    judge(0.01, times=2 * WINDOW)
+    assert judge(0.9) == []  # 90 times the usual, and below what clipping lets pass
+    assert len(judge(1.5)) == 1
+    judge = Judged()
+    judge(0.5, 2.0, times=2 * WINDOW)
+    judge.guard.losses.fill_(2.0)
+    assert not judge.guard.judge(torch.tensor(0.5), torch.tensor(2.09), judge.config).item()
+    assert judge.guard.judge(torch.tensor(0.5), torch.tensor(2.2), judge.config).item()
+
+
+def test_without_clipping_gradients_stay_as_they_are(shards: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    losses = []
+    for clip in (0.0, 1e9, 1e-9):
+        config = config_of(
+            shards, tmp_path, clip=clip, warmup=0, lr=0.01, eps=1.0, out=f"{run}{clip}", steps=4
+        )
+        loop.train(config)
+        losses.append(column(Path(f"{run}{clip}"), "loss"))
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_hyper_parameters_are_those_of_the_settings_after_a_resume(shards: Path, tmp_path: Path) -> None:
+    """Another weight decay and other betas take effect at once, as in a run that had them in those steps."""
+    changed = {"beta1": 0.5, "beta2": 0.6, "eps": 1e-3, "weight_decay": 5.0}
+    seen = []
+    original = step.update
+
+    def update(optimizer: Any, *rest: Any) -> Any:
+        names = ("betas", "eps", "weight_decay")
+        seen.append([tuple(group[name] for name in names) for group in optimizer.param_groups])
+        return original(optimizer, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step, "update", update)
+        loop.train(config_of(shards, tmp_path, steps=3))
+        loop.train(config_of(shards, tmp_path, steps=4, **changed))
+    assert seen[0] == [((0.9, 0.95), 1e-8, 0.0), ((0.9, 0.95), 1e-8, 0.1)]
+    assert seen[3] == [((0.5, 0.6), 1e-3, 0.0), ((0.5, 0.6), 1e-3, 5.0)]
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, bad_steps: set[int]) -> list[list[torch.Tensor]]:

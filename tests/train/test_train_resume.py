@@ -126,16 +126,16 @@ def _die_in_second_save() -> None:
 def _die_before_renaming_the_second() -> None:
     import train.checkpoint.save
 
-    original: Callable[[Path, object], None] = train.checkpoint.save.write_json
+    original = train.checkpoint.save.write_meta
     calls = []
 
-    def write(path: Path, value: object) -> None:
+    def write(*arguments: Any) -> None:
         calls.append(0)
-        original(path, value)
+        original(*arguments)
         if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    train.checkpoint.save.write_json = write  # type: ignore[assignment]
+    train.checkpoint.save.write_meta = write
 
 
 @pytest.mark.parametrize("before", [_die_in_second_save, _die_before_renaming_the_second])
@@ -203,7 +203,7 @@ def test_only_what_differs_is_named(shards: Path, whole: Path, tmp_path: Path) -
     shutil.copytree(whole, run)
     ranks = Ranks(1, arguments(shards, run, seq_len=12), tmp_path)
     assert ranks.wait() == [2]
-    assert "with these settings: model.seq_len was 16, is 12; stream was " in ranks.text()
+    assert "with these settings: seq_len was 16, is 12; stream was " in ranks.text()
     assert "vocab_size" not in ranks.text()
 
 

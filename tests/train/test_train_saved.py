@@ -102,7 +102,7 @@ def _export(checkpoint: Path, folder: Path, out: Path) -> None:
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
         patch.setattr("train.checkpoint.export.tokenizer_files", lambda *_: {})
-        export(checkpoint, None, out, torch.float32, print)
+        export([checkpoint], None, out, torch.float32, print)
 
 
 @pytest.mark.parametrize("load", [_resume, _init_from, _export])
@@ -209,7 +209,7 @@ def test_a_checkpoint_without_checksums_still_loads(
 def test_a_record_that_lacks_something_is_refused(run: Path) -> None:
     newest = run / "checkpoints" / "step-00000004"
     meta = json.loads((newest / "meta.json").read_text())
-    for text, message in ((json.dumps([]), "is no record"), (json.dumps({"step": 4}), "lacks .*identity")):
+    for text, message in ((json.dumps([]), "expected an object"), (json.dumps({"step": 4}), "lacks the key")):
         (newest / "meta.json").write_text(text)
         with pytest.raises(IntegrityError, match=message):
             read_meta(newest)
@@ -222,7 +222,7 @@ def test_a_list_of_files_that_is_none_is_refused(run: Path, files: Any) -> None:
     newest = run / "checkpoints" / "step-00000004"
     meta = json.loads((newest / "meta.json").read_text()) | {"files": files}
     (newest / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(IntegrityError, match=r"meta\.json does not list the files"):
+    with pytest.raises(IntegrityError, match=r"meta\.json.* files"):
         read_meta(newest)
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 import types
 from collections import Counter
 from pathlib import Path
@@ -21,12 +22,14 @@ from pretok.base.errors import UsageError
 from tests.support import make_shards
 from tests.train_support import column, model_file, random_shards, run_ranks
 from train.__main__ import main
+from train.checkpoint.meta import Identity, Meta, RunState
 from train.checkpoint.save import to_keep
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
 from train.parallel.mesh import Layout
 from train.run import loop
-from train.run.metrics import Goodput, append_line, cut_after, read_lines, summarize_goodput
+from train.run.goodput import Goodput, GoodputFile
+from train.run.metrics import append_line, cut_after, read_lines
 from train.tools import tune
 from train.tools.plan import GIB, count_tensors, largest_micro_batch, rule_of_thumb
 
@@ -46,6 +49,11 @@ def settings(shards: Path, folder: Path, **more: Any) -> TrainConfig:
 losses = st.none() | st.floats(0, 10)
 
 
+def meta_of(step: int, val_loss: float | None) -> Meta:
+    identity = Identity(PRESETS["debug"], 8, 0, "", "")
+    return Meta(step, RunState(step=step), val_loss, identity, {}, 0)
+
+
 @given(
     found=st.lists(st.tuples(st.integers(1, 500), losses), min_size=1, unique_by=lambda pair: pair[0]),
     last=st.integers(1, 4),
@@ -56,13 +64,13 @@ def test_retention_keeps_the_newest_the_best_and_milestones(
     found: list[tuple[int, float | None]], last: int, best: int, milestone: int
 ) -> None:
     found.sort()
-    metas = {Path(f"step-{step:08d}"): {"step": step, "val_loss": loss} for step, loss in found}
+    metas = {Path(f"step-{step:08d}"): meta_of(step, loss) for step, loss in found}
     kept = to_keep(metas, TrainConfig(keep_last=last, keep_best=best, milestone=milestone))
     assert set(list(metas)[-last:]) <= kept
     rated = sorted(loss for _, loss in found if loss is not None)
-    assert sum(metas[path]["val_loss"] in rated[:best] for path in kept) >= min(best, len(rated))
+    assert sum(metas[path].val_loss in rated[:best] for path in kept) >= min(best, len(rated))
     for path, meta in metas.items():
-        if milestone and meta["step"] % milestone == 0:
+        if milestone and meta.step % milestone == 0:
             assert path in kept
     milestones = [step for step, _ in found if milestone and step % milestone == 0]
     assert len(kept) <= last + best + len(milestones)
@@ -129,31 +137,52 @@ def test_metrics_files(tmp_path: Path) -> None:
         append_line(path, {"step": step})
     with path.open("a") as file:
         file.write('{"step": 6')  # a kill
-    assert cut_after(path, 3) == 2
+    assert [record["step"] for record in cut_after(path, 3)] == [4, 5]
     assert [record["step"] for record in read_lines(path)] == [1, 2, 3]
 
 
 def test_goodput_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 40.0, 45.0, 95.0])
-    monkeypatch.setattr("train.run.metrics.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("train.run.goodput.time.monotonic", lambda: next(clock))
     goodput = Goodput(0.0)
     goodput.enter("training")  # at 10
     with goodput.spent("saving"):  # from 40 to 45
         pass
-    goodput.take_from_training(8.0)
-    record = goodput.record(lost_steps=2, steps=10)
-    assert record == {
-        "initialisation": 10.0,
-        "training": 72.0,
-        "validation": 0.0,
-        "saving": 5.0,
-        "data": 8.0,
-        "steps": 10,
-        "lost_steps": 2,
-    }
-    append_line(tmp_path / "goodput.jsonl", record)
-    # 72 s of training less a fifth done twice, of 95 s.
-    assert summarize_goodput(tmp_path / "goodput.jsonl").startswith("goodput: 60.6% of 0.03 h in 1 segments")
+    path = tmp_path / "goodput.jsonl"
+    said = GoodputFile(path).write(goodput.segment(8.0, 10, 2, 14.4))
+    spent = {"initialisation": 10.0, "training": 72.0, "validation": 0.0, "saving": 5.0, "data": 8.0}
+    [line] = read_lines(path)
+    assert line == line | spent | {"steps": 10, "lost_steps": 2, "lost_seconds": 14.4}
+    # 72 s of training less 14.4 s done twice, of 95 s.
+    assert said.startswith("goodput: 60.6% of 0.03 h in 1 segments")
+
+
+def test_goodput_of_killed_segments(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed segment leaves its line, and what was lost is taken off in seconds: never less than nothing."""
+    original = loop.train_step
+
+    def killed(*arguments: Any, **named: Any) -> Any:
+        if arguments[2] == 7:
+            raise KeyboardInterrupt
+        return original(*arguments, **named)
+
+    config = settings(shards, tmp_path, steps=8, save_every="100", log_every=2)
+    path = tmp_path / "run/goodput.jsonl"
+    monkeypatch.setattr(loop, "train_step", killed)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            loop.train(config)
+        with path.open("a") as file:
+            file.write('{"initialisation": 3')  # a line that the kill cut short
+    monkeypatch.setattr(loop, "train_step", original)
+    loop.train(config)
+    first, second, third = read_lines(path)
+    assert (first["steps"], second["steps"], third["steps"]) == (5, 5, 8)  # the line before the kill
+    assert (first["lost_steps"], second["lost_steps"], third["lost_steps"]) == (0, 5, 5)
+    assert 0 < second["lost_seconds"] < 60
+    old = {"initialisation": 1.0, "training": 1.0, "validation": 0.0, "saving": 0.0, "data": 0.0, "steps": 10}
+    path.write_text(f"{json.dumps(old | {'lost_steps': 30})}\n")  # as written before there were seconds
+    assert GoodputFile(path).write(Goodput(time.monotonic()).segment(0, 0, 0, 0)).startswith("goodput: 50.0%")
 
 
 def test_wandb_is_offline_with_one_id_for_the_chain(
@@ -414,6 +443,9 @@ def test_what_a_checkpoint_records(shards: Path, tmp_path: Path) -> None:
         "position": 16,
         "data_hash": meta["progress"]["data_hash"],
         "best": [],
+        "tokens": 256,
+        "phase": 0,
+        "schedule": 0,
     }
     assert meta["provenance"]["torch"] == torch.__version__
     assert {"stream", "manifest"} <= set(meta["identity"])

@@ -1,8 +1,18 @@
 """A training state -> a folder that is complete or invisible, and back.
 
+- meta.py: meta.json: where the run was and what it was
 - saved.py: a checkpoint's files, their sizes and checksums
 - restore.py: a checkpoint's tensors; nothing in it is run
 - save.py: writes in the background, keeps the newest
+- state.py: what is saved of a model in training, by name
 - tokenizer.py: the shards' own tokenizer for an export
 - export.py: to transformers and back
 """
+
+from __future__ import annotations
+
+from pretok.base.errors import PretokError
+
+
+class HungSave(PretokError):
+    """A save was given up; its thread may never end, so the process must be ended without waiting for it."""

@@ -1,6 +1,6 @@
-"""To a `transformers` Llama checkpoint, and back in.
+"""To a `transformers` Llama checkpoint, or with norms on queries and keys a Qwen3 one, and back in.
 
-Enters: a checkpoint folder. Leaves: config.json, model.safetensors (the padding of the
+Enters: a checkpoint folder, or several to be averaged. Leaves: config.json, model.safetensors (the padding of the
 vocabulary cut off) and the files of the shards' tokenizer; no process group, no GPU. `exported_tensors` reads such a
 folder for --init-from.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from torch import Tensor
 
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.storage import TEMPORARY_SUFFIX, write_json
+from train.checkpoint.meta import read_meta
 from train.checkpoint.restore import Reader, restore
-from train.checkpoint.saved import check_files, read_meta
+from train.checkpoint.saved import check_files
 from train.checkpoint.tokenizer import tokenizer_files
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
@@ -33,11 +35,14 @@ def _outside_name(name: str) -> str:
     return name if name.startswith("lm_head") else f"model.{name}"
 
 
-def llama_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
-    """config.json of `transformers`' LlamaForCausalLM."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+def transformers_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
+    """config.json of `transformers`: a LlamaForCausalLM, or where queries and keys are normed a Qwen3ForCausalLM, which
+    is the same model with these norms."""
+    if model.qk_norm:
+        kind = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False}
+    else:
+        kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False}
+    return kind | {
         "vocab_size": model.vocab_size,
         "hidden_size": model.dim,
         "intermediate_size": model.hidden,
@@ -51,7 +56,6 @@ def llama_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
         "rope_theta": model.rope_theta,
         "rope_scaling": None,
         "attention_bias": False,
-        "mlp_bias": False,
         "tie_word_embeddings": model.tied,
         "bos_token_id": eod_id,
         "eos_token_id": eod_id,
@@ -60,38 +64,58 @@ def llama_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
 
 
 def export(
-    checkpoint: Path, tokenizer: Path | None, out: Path, dtype: torch.dtype, report: Callable[[str], None]
+    checkpoints: Sequence[Path],
+    tokenizer: Path | None,
+    out: Path,
+    dtype: torch.dtype,
+    report: Callable[[str], None],
 ) -> None:
-    """Write the Hugging Face folder `out`; tokenizer None: the copy in the shards.
+    """Write the Hugging Face folder `out` of one checkpoint, or of the mean of several (the last says all but the
+    weights); tokenizer None: the copy in the shards.
 
-    Raises UsageError when it exists or there is no tokenizer, MismatchError for another tokenizer, IntegrityError for
-    a damaged checkpoint.
+    Raises UsageError when it exists or there is no tokenizer, MismatchError for another tokenizer or checkpoints of
+    other sizes, IntegrityError for a damaged one.
     """
     if out.exists():
         raise UsageError(f"{out} exists already; name a new folder")
-    meta = read_meta(checkpoint)
+    meta = read_meta(checkpoints[-1])
     files = tokenizer_files(meta, tokenizer)
-    check_files(checkpoint, meta, report)
-    config = ModelConfig(**meta["identity"]["model"])
-    with torch.device("meta"):
-        names = {name: value.shape for name, value in Decoder(config).state_dict().items()}
-    state = {"model": {name: torch.empty(shape) for name, shape in names.items()}}
-    restore(state, Reader(checkpoint))
+    config = meta.identity.model
+    weights = _mean_weights(checkpoints, config, report)
     temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     tensors = {}
-    for name, value in state["model"].items():
+    for name, value in weights.items():
         rows = config.vocab_size if name in ("embed_tokens.weight", "lm_head.weight") else len(value)
         tensors[_outside_name(name)] = value[:rows].to(dtype).contiguous()
     _write_tensors(temporary, tensors)
     write_json(
         temporary / "config.json",
-        llama_config(config, meta["eod_id"]) | {"torch_dtype": str(dtype).removeprefix("torch.")},
+        transformers_config(config, meta.eod_id) | {"torch_dtype": str(dtype).removeprefix("torch.")},
     )
     for name, content in files.items():
         (temporary / name).write_bytes(content)
     temporary.rename(out)
+
+
+def _mean_weights(
+    checkpoints: Sequence[Path], config: ModelConfig, report: Callable[[str], None]
+) -> dict[str, Tensor]:
+    """The mean of each parameter, float32; two copies of the model are in memory at a time."""
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in Decoder(config).state_dict().items()}
+    total: dict[str, Tensor] = {}
+    for checkpoint in checkpoints:
+        meta = read_meta(checkpoint)
+        if replace(meta.identity.model, seq_len=config.seq_len) != config:
+            raise MismatchError(f"{checkpoint} holds a model of other sizes than {checkpoints[-1]}")
+        check_files(checkpoint, meta, report)
+        state = {"model": {name: torch.empty(shape) for name, shape in shapes.items()}}
+        restore(state, Reader(checkpoint))
+        for name, value in state["model"].items():
+            total[name] = total[name].add_(value) if name in total else value
+    return {name: value.div_(len(checkpoints)) for name, value in total.items()}
 
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -118,13 +142,15 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     )
 
 
-def exported_tensors(folder: Path, config: ModelConfig) -> Callable[[str, torch.Size, torch.device], Tensor]:
+def exported_tensors(
+    folder: Path, config: ModelConfig, report: Callable[[str], None]
+) -> Callable[[str, torch.Size, torch.device], Tensor]:
     """Values of parameters by name from a Hugging Face Llama folder; rows of padding are zero.
 
-    Raises MismatchError when its sizes are not those of `config`.
+    Another rope_theta is told. Raises MismatchError when its sizes are not those of `config`.
     """
     theirs = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    wanted = llama_config(config, 0)
+    wanted = transformers_config(config, 0)
     keys = [key for key in wanted if key.endswith("_size") or key.startswith("num_")]
     keys += ["model_type", "rms_norm_eps", "tie_word_embeddings"]
     if different := [
@@ -133,7 +159,7 @@ def exported_tensors(folder: Path, config: ModelConfig) -> Callable[[str, torch.
         raise MismatchError(f"{folder} holds another model: {'; '.join(different)}")
     theta = theirs.get("rope_theta") or (theirs.get("rope_parameters") or {}).get("rope_theta")
     if theta != config.rope_theta:
-        raise MismatchError(f"{folder} has rope_theta {theta}, the model here {config.rope_theta}")
+        report(f"rope_theta was {theta} in {folder}, is {config.rope_theta}")
     index = folder / "model.safetensors.index.json"
     places = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.exists() else {}
 

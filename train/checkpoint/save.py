@@ -10,26 +10,27 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
-from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open, write_json
+from pretok.base.errors import IntegrityError, PretokError, UsageError
+from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open
+from train.checkpoint import HungSave
+from train.checkpoint.meta import Meta, read_meta, write_meta
 from train.checkpoint.restore import Reader, first_failure, restore
-from train.checkpoint.saved import META, SummedWriter, check_files, complete_checkpoints, read_meta
+from train.checkpoint.saved import SummedWriter, check_files, complete_checkpoints
 from train.config import TrainConfig
-from train.model.sizes import ModelConfig
 from train.parallel.mesh import first_problem
 
 SETTLE_SECONDS = 300.0
@@ -40,19 +41,18 @@ SETTLE_SECONDS = 300.0
 class _Pending:
     future: Future[Any]
     writer: SummedWriter
-    step: int
-    meta: dict[str, Any]
+    meta: Meta
     started: float
 
 
-def to_keep(metas: dict[Path, dict[str, Any]], config: TrainConfig) -> set[Path]:
+def to_keep(metas: dict[Path, Meta], config: TrainConfig) -> set[Path]:
     """Which checkpoints stay: the last, the best by validation loss, milestones. metas: oldest first."""
     paths = list(metas)
     kept = set(paths[-config.keep_last :])
-    rated = [path for path in paths if metas[path]["val_loss"] is not None]
-    kept |= set(sorted(rated, key=lambda path: (metas[path]["val_loss"], path.name))[: config.keep_best])
+    rated = [(loss, path.name, path) for path in paths if (loss := metas[path].val_loss) is not None]
+    kept |= {path for *_, path in sorted(rated)[: config.keep_best]}
     if config.milestone:
-        kept |= {path for path in paths if metas[path]["step"] % config.milestone == 0}
+        kept |= {path for path in paths if metas[path].step % config.milestone == 0}
     return kept
 
 
@@ -63,7 +63,10 @@ def _delete(path: Path) -> None:
 
 
 class Checkpoints:
-    """Saves and loads; every method is called by all ranks. `report` prints a line on rank 0."""
+    """Saves and loads; every method is called by all ranks. `report` prints a line on rank 0.
+
+    A save that takes longer than --timeout is given up, as every other collective is.
+    """
 
     def __init__(
         self, folder: Path, config: TrainConfig, pinned: bool, report: Callable[[str], None]
@@ -73,14 +76,15 @@ class Checkpoints:
         self._config = config
         self._report = report
         self._pending: _Pending | None = None
-        # Its own group: a save talks while training talks.
-        self._group = dist.new_group(backend="gloo")
+        # Its own group: a save talks while training talks. A rank that writes slowly keeps the others waiting in it.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.timeout))
         self._rank = dist.get_rank()
         self._stager = DefaultStager(StagingOptions(pinned, False, False, pinned))
         if self._rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+                with self._telling("was left behind and cannot be deleted", leftover):
+                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         dist.barrier(group=self._group)
 
     def check_space(self, checkpoint_bytes: int) -> None:
@@ -99,11 +103,11 @@ class Checkpoints:
                 "Free space, or lower --keep-last or --keep-best"
             )
 
-    def save(self, step: int, state: dict[str, Any], meta: dict[str, Any]) -> None:
+    def save(self, state: dict[str, Any], meta: Meta) -> None:
         """Copy the state to host memory, write it in the background. Waits for an unfinished save first."""
         self.wait()
         started = time.monotonic()
-        temporary = self._temporary(step)
+        temporary = self._temporary(meta.step)
         if self._rank == 0:
             temporary.mkdir()
         dist.barrier(group=self._group)
@@ -114,11 +118,11 @@ class Checkpoints:
             process_group=self._group,
             async_stager=self._stager,
         )
-        self._pending = _Pending(future, writer, step, meta | {"step": step}, started)
+        self._pending = _Pending(future, writer, meta, started)
 
     def poll(self) -> None:
-        """Finish a save whose data is on disk; returns at once otherwise."""
-        if self._pending is not None and self._pending.future.done():
+        """Finish a save whose data is on disk, or give up one that hangs; returns at once otherwise."""
+        if self._pending is not None and (self._pending.future.done() or self._left(self._pending) < 0):
             self._finish(self._pending)
 
     def wait(self) -> None:
@@ -144,31 +148,39 @@ class Checkpoints:
     def _temporary(self, step: int) -> Path:
         return self.folder / f".step-{step:08d}{TEMPORARY_SUFFIX}"
 
+    def _left(self, pending: _Pending) -> float:
+        """Seconds it still has."""
+        return pending.started + self._config.timeout - time.monotonic()
+
     def _finish(self, pending: _Pending) -> None:
         self._pending = None
-        temporary = self._temporary(pending.step)
-        final = self.folder / f"step-{pending.step:08d}"
+        step = pending.meta.step
+        temporary = self._temporary(step)
+        final = self.folder / f"step-{step:08d}"
         try:
-            pending.future.result()  # done on every rank once it is done on one: its last act is collective
+            # Done on every rank once it is done on one: its last act is collective.
+            pending.future.result(max(0.0, self._left(pending)))
             self.save_seconds = time.monotonic() - pending.started
             if self._rank:
                 return
             files = pending.writer.records()
-            write_json(temporary / META, pending.meta | {"files": files})
+            write_meta(temporary, pending.meta, files)
             read_meta(temporary)  # compares the sizes on disk with what was written
             if final.exists():  # broken, or resume would have started after it
                 _delete(final)
             temporary.rename(final)
         except (Exception, CheckpointException) as error:
-            if not self._rank:  # on a full disk it takes the space that is needed to go on
+            slow = isinstance(error, FutureTimeout) and not pending.future.done()
+            if not self._rank and not slow:  # on a full disk it takes the space that is needed to go on
                 shutil.rmtree(temporary, ignore_errors=True)
-            raise PretokError(
-                f"the checkpoint of step {pending.step} could not be written: {first_failure(error)}; the one "
+            told = f"not done after --timeout {self._config.timeout} s" if slow else first_failure(error)
+            raise (HungSave if slow else PretokError)(
+                f"the checkpoint of step {step} could not be written: {told}; the one "
                 "before is untouched. Mend the cause (space, rights) and run the same command to go on from there"
             ) from error
         with atomic_open(self.folder / "latest", "w") as file:
             file.write(final.name + "\n")
-        size = sum(record["size"] for record in files.values()) / 1e9
+        size = sum(record.size for record in files.values()) / 1e9
         self._report(f"saved {final} ({size:.2f} GB in {self.save_seconds:.1f} s)")
         self._retain()
 
@@ -183,12 +195,19 @@ class Checkpoints:
                 metas[path] = read_meta(path)
             except PretokError as error:
                 self._report(f"not counted among the checkpoints, and not deleted: {error}")
-        for path in set(metas) - to_keep(metas, self._config):
-            _delete(path)
+        for path in sorted(set(metas) - to_keep(metas, self._config)):
+            with self._telling("is no longer needed and cannot be deleted", path):
+                _delete(path)
 
-    def load_newest(
-        self, state: dict[str, Any], check: Callable[[dict[str, Any]], None]
-    ) -> dict[str, Any] | None:
+    @contextmanager
+    def _telling(self, what: str, path: Path) -> Iterator[None]:
+        """What cannot be deleted takes space and harms nothing: a line says so, and the next save tries again."""
+        try:
+            yield
+        except OSError as error:
+            self._report(f"warning: {path} {what}: {error.strerror}")
+
+    def load_newest(self, state: dict[str, Any], check: Callable[[Meta], None]) -> Meta | None:
         """Load the newest usable checkpoint into `state`, return its meta; None when there is none.
 
         A broken one is reported and the one before is used. `check(meta)` raises when it must not be loaded.
@@ -203,29 +222,31 @@ class Checkpoints:
             self._report(f"{path} is broken, trying the one before: {problem}")
         if candidates[0]:
             raise IntegrityError(
-                f"no checkpoint in {self.folder} can be read; move the folder away to start anew"
+                f"no checkpoint in {self.folder} can be read; the lines above say why. None was changed: bring back "
+                "what they name, or start another run with another --out"
             )
         return None
 
     def _try_load(
-        self, path: Path, state: dict[str, Any], check: Callable[[dict[str, Any]], None]
-    ) -> tuple[str | None, dict[str, Any]]:
-        opened = _open(path, self._report, self._group)
+        self, path: Path, state: dict[str, Any], check: Callable[[Meta], None]
+    ) -> tuple[str | None, Meta | None]:
+        opened = open_checkpoint(path, self._report, self._group)
         if isinstance(opened, str):
-            return opened, {}
+            return opened, None
         meta, reader = opened
         check(meta)
         problem: str | None = None
         try:
-            restore(state, reader, self._group)
+            # Statistics of bad steps begin anew where another version kept others.
+            restore(state | {"guard": reader.known("guard", state["guard"])}, reader, self._group)
         except IntegrityError as error:
             problem = f"{error}"
         return first_problem(problem, self._group), meta
 
 
-def _open(
+def open_checkpoint(
     checkpoint: Path, report: Callable[[str], None], group: dist.ProcessGroup | None
-) -> tuple[dict[str, Any], Reader] | str:
+) -> tuple[Meta, Reader] | str:
     """On all ranks: a checkpoint's meta and reader, its files compared with their checksums; or what is wrong."""
     problem: str | None = None
     try:
@@ -236,28 +257,3 @@ def _open(
         problem = f"{error}"
     problem = first_problem(problem, group)
     return (meta, reader) if problem is None else problem
-
-
-def load_weights(
-    model: torch.nn.Module, checkpoint: Path, config: ModelConfig, report: Callable[[str], None]
-) -> None:
-    """Load the model alone from a checkpoint folder, of any mesh.
-
-    Raises IntegrityError for a damaged one, MismatchError for one of other sizes.
-    """
-    opened = _open(checkpoint, report, None)
-    if isinstance(opened, str):
-        raise IntegrityError(opened)
-    meta, reader = opened
-    saved = meta["identity"]["model"]
-    ours = {name: getattr(config, name) for name in saved}
-    different = [
-        f"{name} {saved[name]} (here {ours[name]})"
-        for name in saved
-        if name != "seq_len" and saved[name] != ours[name]
-    ]
-    if different:
-        raise MismatchError(f"{checkpoint} holds a model of other sizes: {', '.join(different)}")
-    state = {"model": get_model_state_dict(model)}
-    restore(state, reader)
-    set_model_state_dict(model, state["model"])

@@ -1,4 +1,4 @@
-"""A checkpoint's folder on disk: what meta.json says of its files, and whether they are what was written.
+"""A checkpoint's files on disk: whether they are what was written.
 
 Enters: the bytes torch's distributed checkpoint writes, or a folder. Leaves: size and checksum of every file, summed up
 while the bytes pass on their way to the disk: nothing is read again, no rank waits, and what is damaged between memory
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +24,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from pretok.base.errors import IntegrityError, PretokError, UsageError
-from pretok.base.storage import checksum, read_json
+from pretok.base.storage import checksum
+from train.checkpoint.meta import FileRecord, Meta, read_meta
 
-META = "meta.json"
 _NAME = re.compile(r"step-\d{8}")
-_KEYS = {"step", "progress", "val_loss", "identity", "config", "eod_id", "files"}
 _THREADS = 4
 """Files that one rank reads at a time: one stream does not fill a parallel file system."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """One file as meta.json describes it. checksum None: written before checkpoints had checksums."""
-
-    size: int
-    checksum: str | None
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -60,41 +51,14 @@ def find_checkpoints(run: Path, step: int | None) -> list[Path]:
     return wanted
 
 
-def file_records(checkpoint: Path, meta: dict[str, Any]) -> dict[str, FileRecord]:
-    """The files that a meta.json lists, by name. IntegrityError when that is not a list of files."""
-    records = {}
-    try:
-        for name, entry in meta["files"].items():
-            record = FileRecord(entry, None) if isinstance(entry, int) else FileRecord(**entry)
-            if Path(name).name != name or type(record.size) is not int:
-                raise TypeError(f"{name!r} is no file with a size")
-            records[name] = record
-    except (AttributeError, KeyError, TypeError) as error:
-        raise IntegrityError(f"{checkpoint / META} does not list the files: {error}") from None
-    return records
-
-
-def read_meta(checkpoint: Path) -> dict[str, Any]:
-    """meta.json of a checkpoint whose files all have the sizes it states; else IntegrityError."""
-    meta = read_json(checkpoint / META)
-    if not isinstance(meta, dict) or (missing := _KEYS - meta.keys()):
-        lacks = f" lacks {sorted(missing)}" if isinstance(meta, dict) else " is no record"
-        raise IntegrityError(f"{checkpoint / META}{lacks}; it was damaged or edited")
-    for name, record in file_records(checkpoint, meta).items():
-        path = checkpoint / name
-        if not path.is_file() or path.stat().st_size != record.size:
-            raise IntegrityError(f"{path} is missing or has not the {record.size} bytes that were written")
-    return meta
-
-
 def check_files(
-    checkpoint: Path, meta: dict[str, Any], report: Callable[[str], None], rank: int = 0, ranks: int = 1
+    checkpoint: Path, meta: Meta, report: Callable[[str], None], rank: int = 0, ranks: int = 1
 ) -> None:
     """Compare the checksums of this rank's share of the files; IntegrityError names the first that differs.
 
     Every file is read once by one rank. A checkpoint without checksums is reported, and its sizes must do.
     """
-    records = file_records(checkpoint, meta)
+    records = meta.files
     if any(record.checksum is None for record in records.values()):
         report(f"{checkpoint} was saved before checkpoints had checksums: only sizes of files are compared")
         return
@@ -200,6 +164,6 @@ class SummedWriter(FileSystemWriter):
                 result.file for result in rank_results if isinstance(result, _SummedResult)
             )
 
-    def records(self) -> dict[str, dict[str, Any]]:
+    def records(self) -> dict[str, FileRecord]:
         """meta.json's `files`."""
-        return {name: asdict(record) for name, record in sorted(self._files.records.items())}
+        return dict(sorted(self._files.records.items()))

@@ -14,13 +14,14 @@ from typing import Any
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
 from pretok.base.storage import fingerprint, read_json
 from pretok.shards.manifest import load_manifest
+from train.checkpoint.meta import Meta
 
 TOKENIZER_FILE = "tokenizer.json"
 PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
 """What decides ids, of which `pretok` takes a tokenizer's fingerprint."""
 
 
-def tokenizer_files(meta: dict[str, Any], named: Path | None) -> dict[str, bytes]:
+def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     """Contents by file name: tokenizer.json, tokenizer_config.json, special_tokens_map.json.
 
     named None: the copy in the shards' folder. The last two are taken from beside tokenizer.json or, where they are
@@ -46,13 +47,13 @@ def tokenizer_files(meta: dict[str, Any], named: Path | None) -> dict[str, bytes
             f"{path} is another tokenizer (fingerprint {found}) than the one the model was trained with "
             f"({expected}); {shards / TOKENIZER_FILE} is a copy of the right one"
         )
-    name = _token(data, meta["eod_id"])
+    name = _token(data, meta.eod_id)
     made = {
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": name,
             "clean_up_tokenization_spaces": False,
-            "model_max_length": meta["identity"]["model"]["seq_len"],
+            "model_max_length": meta.identity.model.seq_len,
         },
         "special_tokens_map.json": {"eos_token": name},
     }
@@ -64,16 +65,16 @@ def tokenizer_files(meta: dict[str, Any], named: Path | None) -> dict[str, bytes
     return files
 
 
-def _of_shards(meta: dict[str, Any]) -> tuple[str | None, Path]:
+def _of_shards(meta: Meta) -> tuple[str | None, Path]:
     """(fingerprint of the tokenizer, folder of the shards) of a checkpoint; None where neither it nor they tell."""
-    if "tokenizer" in meta:
-        return meta["tokenizer"]["fingerprint"], Path(meta["tokenizer"]["shards"])
-    shards = Path(meta["config"]["shards"])  # saved before checkpoints named the tokenizer
+    if meta.tokenizer is not None:
+        return meta.tokenizer.fingerprint, Path(meta.tokenizer.shards)
+    shards = Path(meta.config["shards"])  # saved before checkpoints named the tokenizer
     try:
         manifest = load_manifest(shards)
     except PretokError:
         return None, shards
-    same = manifest.fingerprint == meta["identity"]["manifest"]
+    same = manifest.fingerprint == meta.identity.manifest
     return manifest.contents.tokenizer.fingerprint if same else None, shards
 
 

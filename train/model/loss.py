@@ -6,6 +6,8 @@ second product.
 
 A matrix that is sharded by rows (a DTensor of tensor parallelism) gives each rank a slice of the vocabulary;
 three small all-reduces per chunk then replace the gathering of logits.
+
+`token_scores` is the same without gradients and token by token, for what is scored and not learned.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ IGNORE = -100
 """A target that carries no loss, as torch's cross_entropy has it."""
 
 
-def chunk_loss(
-    logits: Tensor, target: Tensor, columns: int, offset: int, z_loss: float, group: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses of one chunk and their gradient.
+def _exponentials(
+    logits: Tensor, target: Tensor, columns: int, offset: int, group: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What a softmax is made of; the arguments are those of `chunk_loss`.
 
-    logits: (n, v) for vocabulary entries offset .. offset + v, of which the first `columns` exist (the rest
-    is padding); target: (n,) int64. Returns nll (n,), z (n,) and the gradient of nll + z_loss * z, (n, v),
-    all float32.
+    Returns the target's column in this rank's slice (n,) int64, whether it is in there (n,) bool, and in float32
+    exp(logits - top) (n, v), top (n,), and (2, n): the sum of the exponentials and the target's logit. top, the largest
+    logit of a row, and the last pair are of the whole vocabulary, equal on every rank.
     """
     logits = logits.float()
     logits[:, columns:] = -torch.inf
@@ -44,6 +46,19 @@ def chunk_loss(
     sums = torch.stack([shifted.sum(1), at_target])
     if group is not None:
         dist.all_reduce(sums, group=group)
+    return local, mine, shifted, top, sums
+
+
+def chunk_loss(
+    logits: Tensor, target: Tensor, columns: int, offset: int, z_loss: float, group: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses of one chunk and their gradient.
+
+    logits: (n, v) for vocabulary entries offset .. offset + v, of which the first `columns` exist (the rest
+    is padding); target: (n,) int64. Returns nll (n,), z (n,) and the gradient of nll + z_loss * z, (n, v),
+    all float32.
+    """
+    local, mine, shifted, top, sums = _exponentials(logits, target, columns, offset, group)
     log_z = sums[0].log() + top
     counted = target != IGNORE
     nll = torch.where(counted, log_z - sums[1], 0.0)
@@ -105,6 +120,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight.mul_(scale).to(ctx.dtype), *[None] * 8
 
 
+def _local_rows(weight: Tensor, vocab_size: int) -> tuple[Tensor, int, int, Any]:
+    """This rank's rows of the output matrix, how many of them exist, the first one's id, and who has the others."""
+    group, offset, rows = None, 0, weight
+    if isinstance(weight, DTensor):
+        group = weight.device_mesh.get_group()
+        rows = weight.to_local()
+        offset = dist.get_rank(group) * (weight.shape[0] // dist.get_world_size(group))
+    return rows, max(0, min(len(rows), vocab_size - offset)), offset, group
+
+
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -122,14 +147,30 @@ def linear_cross_entropy(
     squared log-partition (PaLM, section 5) and carries the gradient; nll is what is logged. `fuse` compiles
     the work on logits.
     """
-    group, offset, rows = None, 0, weight
-    if isinstance(weight, DTensor):
-        group = weight.device_mesh.get_group()
-        rows = weight.to_local()
-        offset = dist.get_rank(group) * (weight.shape[0] // dist.get_world_size(group))
-    columns = max(0, min(len(rows), vocab_size - offset))
+    rows, columns, offset, group = _local_rows(weight, vocab_size)
     needs_grad = torch.is_grad_enabled()
     result: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
         hidden, rows, target, columns, offset, chunk, z_loss, group, fuse, needs_grad
     )  # type: ignore[no-untyped-call]
     return result
+
+
+@torch.no_grad()
+def token_scores(
+    hidden: Tensor, weight: Tensor, target: Tensor, vocab_size: int, *, chunk: int = 4096
+) -> tuple[Tensor, Tensor]:
+    """Of each token -log softmax(hidden @ weight.T)[target] and whether no other entry is more likely.
+
+    hidden, weight, target as for `linear_cross_entropy`. Returns (n,) float32, zero where target is IGNORE, and (n,)
+    bool, true there.
+    """
+    rows, columns, offset, group = _local_rows(weight, vocab_size)
+    losses, best = [], []
+    for start in range(0, len(hidden), chunk):
+        wanted = target[start : start + chunk]
+        logits = hidden[start : start + chunk] @ rows.T
+        *_, top, sums = _exponentials(logits, wanted, columns, offset, group)
+        ignored = wanted == IGNORE
+        losses.append((sums[0].log() + top - sums[1]).masked_fill(ignored, 0.0))
+        best.append((sums[1] >= top) | ignored)
+    return torch.cat(losses), torch.cat(best)

@@ -15,7 +15,8 @@ from pretok.base.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """Sizes of a decoder. `vocab_size` is the tokenizer's; matrices have `padded_vocab` rows."""
+    """Sizes of a decoder. `vocab_size` is the tokenizer's; matrices have `padded_vocab` rows. qk_norm: RMSNorm of every
+    head's queries and keys before the rotary positions."""
 
     vocab_size: int = 50_000
     dim: int
@@ -27,6 +28,7 @@ class ModelConfig:
     tied: bool = True
     rope_theta: float = 500_000.0
     norm_eps: float = 1e-5
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         if self.dim % self.heads or self.heads % self.kv_heads or (self.dim // self.heads) % 2:
@@ -48,8 +50,13 @@ class ModelConfig:
     @property
     def block_parameters(self) -> int:
         """Parameters of one block."""
+        return self.block_weights + 2 * self.dim + (2 * self.head_dim if self.qk_norm else 0)
+
+    @property
+    def block_weights(self) -> int:
+        """Those of a block's matrix products."""
         attention = 2 * self.dim * self.dim + 2 * self.dim * self.kv_heads * self.head_dim
-        return attention + 3 * self.dim * self.hidden + 2 * self.dim
+        return attention + 3 * self.dim * self.hidden
 
     @property
     def parameters(self) -> int:
@@ -67,7 +74,7 @@ class ModelConfig:
         Source: PaLM, appendix B: attention counted whole, as if not causal; recomputation not counted. The
         lookup of embeddings multiplies nothing; the output matrix counts once, tied or not.
         """
-        weights = self.layers * (self.block_parameters - 2 * self.dim) + self.padded_vocab * self.dim
+        weights = self.layers * self.block_weights + self.padded_vocab * self.dim
         return 6.0 * weights + 12.0 * self.layers * self.dim * seq_len
 
 

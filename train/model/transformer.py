@@ -1,12 +1,13 @@
 """One Llama-style decoder, ignorant of parallelism.
 
 Enters: token ids (n, L). Leaves: logits, or the summed loss when targets are given. RMSNorm, rotary
-positions, grouped-query attention, SwiGLU, tied or untied embeddings; parameter names map one to one to
-`transformers`' Llama.
+positions, grouped-query attention, SwiGLU, tied or untied embeddings, and when wanted norms on queries and keys;
+parameter names map one to one to `transformers`' Llama, or with those norms to its Qwen3.
 
 Sources: Touvron et al. 2023 (LLaMA); rotary positions in the halves convention of `transformers`; Ainslie et
 al. 2023 (grouped queries); initialisation as GPT-2: normal 0.02, projections into the residual divided by
-sqrt(2 layers).
+sqrt(2 layers). Norms on queries and keys: Dehghani et al. 2023 (ViT-22B), per head as in Qwen3: logits of attention
+cannot grow without bound, which is what ends large runs at high learning rates (Wortsman et al. 2023).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 
-from train.model.loss import linear_cross_entropy
+from train.model.loss import linear_cross_entropy, token_scores
 from train.model.sizes import ModelConfig
 
 
@@ -79,6 +81,29 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
     return result
 
 
+def attention_kernel(
+    config: ModelConfig, parts: int, dtype: torch.dtype, device: torch.device, *, documents: bool
+) -> str:
+    """The name of the kernel by which torch computes `attend` in training, the heads split in so many parts."""
+    if documents and device.type == "cuda":
+        return "flex_attention"
+    q, k = (
+        torch.empty(
+            (1, heads // parts, config.seq_len, config.head_dim),
+            dtype=dtype,
+            device=device,
+            requires_grad=True,
+        )
+        for heads in (config.heads, config.kv_heads)
+    )
+    mask = document_mask(torch.zeros((1, config.seq_len), dtype=torch.int32)) if documents else None
+    chosen = torch._fused_sdp_choice(
+        q, k, k, mask, 0.0, mask is None, enable_gqa=config.heads != config.kv_heads
+    )
+    kernels = {kernel.value: name for name, kernel in SDPBackend.__members__.items()}
+    return f"scaled_dot_product_attention, {kernels[chosen].lower()}"
+
+
 class Attention(nn.Module):
     """Grouped-query attention. The projections may hold a part of the heads only."""
 
@@ -90,14 +115,20 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.dim, kv_dim, bias=False)
         self.v_proj = nn.Linear(config.dim, kv_dim, bias=False)
         self.o_proj = nn.Linear(config.dim, config.dim, bias=False)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None for _ in range(2)
+        )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
         """x: (n, L, dim)."""
         n, length, _ = x.shape
         q, k, v = (
-            project(x).view(n, length, -1, self.head_dim).transpose(1, 2)
+            project(x).view(n, length, -1, self.head_dim)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, mask)
         result: Tensor = self.o_proj(out.transpose(1, 2).reshape(n, length, -1))
         return result
@@ -149,8 +180,16 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.lm_head = None if config.tied else nn.Linear(config.dim, config.padded_vocab, bias=False)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Any:
-        """Logits (n, L, padded vocabulary), or with targets the pair (total, nll) of `linear_cross_entropy`.
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        documents: Tensor | None = None,
+        *,
+        each: bool = False,
+    ) -> Any:
+        """Logits (n, L, padded vocabulary), or with targets the pair (total, nll) of `linear_cross_entropy`, or with
+        `each` that of `token_scores`, (n, L) each.
 
         tokens, targets: (n, L) integers; documents: (n, L) from `document_ids` to mask other documents.
         """
@@ -164,6 +203,11 @@ class Decoder(nn.Module):
         weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         if targets is None:
             return F.linear(x, weight)
+        if each:
+            flat = token_scores(
+                x.flatten(0, 1), weight, targets.flatten(), config.vocab_size, chunk=self.loss_chunk
+            )
+            return tuple(score.view_as(targets) for score in flat)
         return linear_cross_entropy(
             x.flatten(0, 1),
             weight,
@@ -176,13 +220,25 @@ class Decoder(nn.Module):
 
 
 def initial_tensor(
-    config: ModelConfig, seed: int, name: str, shape: torch.Size, device: torch.device
+    config: ModelConfig,
+    seed: int,
+    name: str,
+    shape: torch.Size,
+    device: torch.device,
+    *,
+    truncated: bool = False,
 ) -> Tensor:
-    """The whole initial float32 value of one parameter; depends on seed and name alone, not on ranks."""
+    """The whole initial float32 value of one parameter; depends on seed and name alone, not on ranks.
+
+    truncated: no value lies more than 3 standard deviations out; the deviation is that before the cut.
+    """
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
     key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
     into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
     std = 0.02 / math.sqrt(2 * config.layers) if into_residual else 0.02
+    if truncated:
+        value = torch.empty(shape, device=device)
+        return nn.init.trunc_normal_(value, std=std, a=-3 * std, b=3 * std, generator=generator)
     return torch.randn(shape, generator=generator, device=device) * std

@@ -8,7 +8,10 @@ one says n/a.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -76,3 +79,27 @@ def find_device() -> Device:
         source,
         properties.total_memory,
     )
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """While the body runs, only operations that give the same bits each time; one that cannot raises RuntimeError.
+
+    The same bits need the same software, devices and mesh too. Entered before the first matrix product, because cuBLAS
+    reads its workspace setting once.
+    """
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    settings: Any = torch.utils.deterministic
+    fills = settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    settings.fill_uninitialized_memory = (
+        False  # a guard against reading what nobody wrote; costs a write each
+    )
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        settings.fill_uninitialized_memory = fills

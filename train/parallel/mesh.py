@@ -7,8 +7,10 @@ FSDP replicate = 1, one process 1 x 1 x 1: all of them are one code path, FSDP2'
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,11 +22,19 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from pretok.base.errors import PretokError, UsageError
@@ -32,6 +42,7 @@ from pretok.base.lock import hold
 from train.config import TrainConfig, parse_checkpointing
 from train.model.transformer import Decoder
 from train.parallel.devices import Device
+from train.parallel.ending import cause, linger
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +112,12 @@ def run_folder(out: Path) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def process_group(device: Device, timeout: int, out: Path) -> Iterator[None]:
+def process_group(
+    device: Device, timeout: int, out: Path, explain: Callable[[Exception], PretokError | None]
+) -> Iterator[None]:
     """Join the ranks named by the environment (torchrun's variables), or be the only one.
+
+    What ends one rank ends all, with its words (see `ending`); explain: the words for errors of the machine.
 
     A collective that hangs `timeout` seconds ends the process; NCCL's flight recorder then leaves
     RUN/flight/rank-*.
@@ -117,24 +132,44 @@ def process_group(device: Device, timeout: int, out: Path) -> Iterator[None]:
     }.items():
         os.environ.setdefault(name, value)
     limit = timedelta(seconds=timeout)
-    if "RANK" in os.environ:
-        dist.init_process_group(device.backend, timeout=limit)
-    else:
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(device.backend, timeout=limit, store=store, rank=0, world_size=1)
+    store, rank, ranks = _find_store(limit)
+    dist.init_process_group(device.backend, timeout=limit, store=store, rank=rank, world_size=ranks)
     try:
         yield
-    finally:
+    except Exception as error:
+        known = explain(error) or error
+        told = cause(store, known, rank)
+        # Others notice when connections close: what still holds a group must let go of it.
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
         dist.destroy_process_group()
+        linger(store, ranks)
+        if told is error:
+            raise
+        raise told from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
-def build_mesh(device: Device, layout: Layout) -> DeviceMesh:
-    """Ranks in order: tensor innermost and shard next, so both stay inside a node."""
-    return init_device_mesh(
-        device.device.type,
-        (layout.replicate, layout.shard, layout.tensor),
-        mesh_dim_names=("replicate", "shard", "tensor"),
+def _find_store(limit: timedelta) -> tuple[Store, int, int]:
+    """Where the ranks meet, this one's number, and how many there are."""
+    if "RANK" not in os.environ:
+        return dist.HashStore(), 0, 1  # type: ignore[attr-defined]
+    store, rank, ranks = next(rendezvous("env://", timeout=limit))
+    store.set_timeout(limit)
+    return store, rank, ranks
+
+
+def build_mesh(device: Device, layout: Layout, timeout: int) -> DeviceMesh:
+    """Ranks in order: tensor innermost and shard next, so both stay inside a node. timeout: of collectives, seconds."""
+    names = ("replicate", "shard", "tensor")
+    mesh = init_device_mesh(
+        device.device.type, (layout.replicate, layout.shard, layout.tensor), mesh_dim_names=names
     )
+    for name in names:  # groups of a mesh do not inherit it
+        _set_pg_timeout(timedelta(seconds=timeout), mesh[name].get_group())
+    return mesh
 
 
 def data_rank(mesh: DeviceMesh) -> int:
@@ -151,6 +186,12 @@ def _split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
     into, out_of = ColwiseParallel, RowwiseParallel
     for block in model.layers:
         plan: dict[str, Any] = {f"self_attn.{name}": into() for name in ("q_proj", "k_proj", "v_proj")}
+        if config.qk_norm:
+            # Each rank norms its own heads, dimension 2; the gradient of the one weight is the sum of theirs.
+            plan |= {
+                f"self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True)
+                for name in ("q_norm", "k_norm")
+            }
         plan |= {"self_attn.o_proj": out_of(), "mlp.gate_proj": into(), "mlp.up_proj": into()}
         parallelize_module(block, mesh, plan | {"mlp.down_proj": out_of()})
     lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
@@ -189,6 +230,12 @@ def _checkpoint_activations(model: Decoder, setting: str) -> None:
             model.layers[index] = checkpoint_wrapper(block)
 
 
+def pass_dtype(config: TrainConfig, device: Device) -> torch.dtype:
+    """What matrix products are computed in."""
+    low = config.precision == "bf16" or (config.precision == "auto" and device.is_gpu)
+    return torch.bfloat16 if low else torch.float32
+
+
 def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: Device) -> None:
     """Apply tensor parallelism, checkpointing, compilation and `fully_shard`, in this order, in place."""
     if mesh["tensor"].size() > 1:
@@ -198,14 +245,13 @@ def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: D
         for block in model.layers:
             block.compile(fullgraph=config.attention == "causal")
         model.fuse_loss = True
-    low = config.precision == "bf16" or (config.precision == "auto" and device.is_gpu)
     options: dict[str, Any] = {
         "mesh": mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
         # Inputs are not cast: the embedding already gives the right dtype, and rotary tables must stay
         # float32.
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if low else None,
-            reduce_dtype=torch.float32,
+            param_dtype=torch.bfloat16 if pass_dtype(config, device) == torch.bfloat16 else None,
+            reduce_dtype=torch.bfloat16 if config.reduce == "bf16" else torch.float32,
             cast_forward_inputs=False,
         ),
     }

@@ -2,7 +2,12 @@
 
 - report.py: lines for a person, never a minute of silence
 - failures.py: no memory, space or package -> one line
-- metrics.py: a line a step, MFU, goodput
+- memory.py: what held a GPU's memory when it ran out
+- goodput.py: what the time was spent on
+- metrics.py: a line a step, MFU
+- phases.py: what is in force at which step, and what may go on with it
+- changes.py: what was changed in mid-run
 - setup.py: settings -> something that can be trained
+- start.py: what the loop works on
 - loop.py: the run
 """

@@ -1,7 +1,7 @@
-"""What a run tells about itself: a line a step, the time it spent on what, and what software it was.
+"""What a run tells about itself: a line a step, and what software it was.
 
-Enters: numbers of finished steps. Leaves: RUN/metrics.jsonl (always), RUN/validation.jsonl,
-RUN/goodput.jsonl, and the same numbers in Weights & Biases or TensorBoard when asked. Only rank 0 writes.
+Enters: numbers of finished steps. Leaves: RUN/metrics.jsonl (always), RUN/validation.jsonl, RUN/evaluation.jsonl, and
+the same numbers in Weights & Biases or TensorBoard when asked. Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,16 +46,17 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         file.write(json.dumps(record | when_and_where()) + "\n")
 
 
-def cut_after(path: Path, step: int) -> int:
-    """Drop records after `step` (they were not saved and will be done again); returns how many."""
+def cut_after(path: Path, step: int) -> list[dict[str, Any]]:
+    """Drop records after `step` (they were not saved and will be done again) and return them."""
     records = read_lines(path)
     kept = [record for record in records if record["step"] <= step]
     if path.exists():
         with atomic_open(path, "w") as file:
             file.writelines(json.dumps(record) + "\n" for record in kept)
-    return len(records) - len(kept)
+    return [record for record in records if record["step"] > step]
 
 
+@cache
 def provenance() -> dict[str, Any]:
     """Code version, software and machine of this process, as JSON values."""
     git = subprocess.run(
@@ -78,61 +78,6 @@ def provenance() -> dict[str, Any]:
     }
 
 
-class Goodput:
-    """Seconds by kind, without overlap; `data` is what training waited for data."""
-
-    KINDS = ("initialisation", "training", "validation", "saving", "data")
-
-    def __init__(self, started: float) -> None:
-        self.seconds = dict.fromkeys(self.KINDS, 0.0)
-        self._since = started
-        self.kind = "initialisation"
-
-    def enter(self, kind: str) -> None:
-        """From now on time counts as `kind`."""
-        now = time.monotonic()
-        self.seconds[self.kind] += now - self._since
-        self._since, self.kind = now, kind
-
-    @contextmanager
-    def spent(self, kind: str) -> Iterator[None]:
-        """Count the body as `kind`, then return to what was before."""
-        before = self.kind
-        self.enter(kind)
-        try:
-            yield
-        finally:
-            self.enter(before)
-
-    def take_from_training(self, data: float) -> None:
-        """Of the training time, `data` seconds were spent waiting for data."""
-        self.seconds["training"] -= data
-        self.seconds["data"] += data
-
-    def record(self, lost_steps: int, steps: int) -> dict[str, Any]:
-        """One segment's line: seconds by kind, steps done, steps of earlier segments done again."""
-        self.enter(self.kind)
-        return {kind: round(value, 3) for kind, value in self.seconds.items()} | {
-            "steps": steps,
-            "lost_steps": lost_steps,
-        }
-
-
-def summarize_goodput(path: Path) -> str:
-    """All segments of a run in one line: hours and the part of them spent on steps that counted."""
-    records = read_lines(path)
-    total = {kind: sum(record[kind] for record in records) for kind in Goodput.KINDS}
-    hours = sum(total.values())
-    steps = sum(record["steps"] for record in records)
-    lost = sum(record["lost_steps"] for record in records)
-    useful = total["training"] * (1 - lost / steps) if steps else 0.0
-    parts = ", ".join(f"{kind} {value / hours:.1%}" for kind, value in total.items()) if hours else ""
-    return (
-        f"goodput: {useful / hours if hours else 0:.1%} of {hours / 3600:.2f} h in {len(records)} segments; "
-        f"{parts}; {lost} steps done twice"
-    )
-
-
 class MetricsLog:
     """Writes step records everywhere they go. On ranks other than 0 every method does nothing."""
 
@@ -145,8 +90,9 @@ class MetricsLog:
         rank: int,
         step: int,
         steps: int,
+        manifest: str,
     ) -> None:
-        self.lost_steps = 0
+        self.lost_steps, self.lost_seconds = 0, 0.0  # of the segment before, done again
         self._rank = rank
         self._config = config
         self._device = device
@@ -160,12 +106,16 @@ class MetricsLog:
         if rank:
             return
         if config.wandb is not None:  # what may be refused first: nothing is open yet
-            self._wandb = _open_wandb(out, config)
+            self._wandb = _open_wandb(out, config, manifest)
         if config.tensorboard:
             self._tensorboard = _open_tensorboard(out / "tensorboard", step)
-        for name in ("metrics", "validation"):
+        for name in ("metrics", "validation", "evaluation"):
             lost = cut_after(out / f"{name}.jsonl", step)
-            self.lost_steps = lost if name == "metrics" else self.lost_steps
+            if name == "metrics":
+                self.lost_steps, self.lost_seconds = (
+                    len(lost),
+                    sum((record["seconds"] for record in lost), 0.0),
+                )
             self._files[name] = (out / f"{name}.jsonl").open("a", buffering=1, encoding="utf-8")
 
     def step(self, record: dict[str, Any]) -> None:
@@ -202,10 +152,27 @@ class MetricsLog:
         if self._rank:
             return
         self._write("validation", record)
-        losses = "  ".join(f"{name} {loss:.4f}" for name, loss in record["sources"].items())
-        self._report(
-            f"{clock()} step {record['step']}/{self._steps}  validation loss {record['val_loss']:.4f}  {losses}"
+        bits = record["bits_per_byte"]
+        losses = "  ".join(
+            f"{name} {loss:.4f} ({bits[name]:.4f})" for name, loss in record["sources"].items()
         )
+        self._report(
+            f"{clock()} step {record['step']}/{self._steps}  validation loss {record['val_loss']:.4f} "
+            f"({record['val_bits_per_byte']:.4f} bits per byte)  {losses}"
+        )
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        """The answers to one set of questions."""
+        if self._rank:
+            return
+        self._write("evaluation", record)
+        parts = []
+        for name, result in record["questions"].items():
+            chance = "" if result["chance"] is None else f" (chance {result['chance']:.1%})"
+            parts.append(
+                f"{name} {result['accuracy']:.1%}{chance}, {result['bits_per_byte']:.4f} bits per byte"
+            )
+        self._report(f"{clock()} step {record['step']}/{self._steps}  answers: {'; '.join(parts)}")
 
     def close(self) -> None:
         """Close all files."""
@@ -223,6 +190,9 @@ class MetricsLog:
         }
         self._files[name].write(json.dumps(clean | when_and_where()) + "\n")
         flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
+        for name, result in record.get("questions", {}).items():
+            flat |= {f"{name}_{key}": value for key, value in result.items()}
+        flat |= {f"val_bits_{source}": bits for source, bits in record.get("bits_per_byte", {}).items()}
         numbers = {key: value for key, value in flat.items() if isinstance(value, int | float)}
         step = numbers.pop("step")
         if self._wandb is not None:
@@ -241,7 +211,7 @@ class MetricsLog:
             return None
 
 
-def _open_wandb(out: Path, config: TrainConfig) -> Any:
+def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
     try:
         import wandb
     except ImportError:
@@ -257,7 +227,7 @@ def _open_wandb(out: Path, config: TrainConfig) -> Any:
         resume="allow",
         dir=str(out),
         mode=os.environ.get("WANDB_MODE", "offline"),
-        config=config.as_dict(),
+        config=config.as_dict() | {"provenance": provenance() | {"manifest": manifest}},
     )
 
 

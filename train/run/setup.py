@@ -1,35 +1,31 @@
-"""From settings to something that can be trained: the view, the sizes, the split and filled model, the
-optimizer.
+"""From settings to something that can be trained: the split and filled model, the optimizer.
 
-Enters: a TrainConfig inside a process group. Leaves: a Trainee and the View it learns from, and the facts of
-the run that a checkpoint must agree with to be resumed.
+Enters: a TrainConfig inside a process group. Leaves: a Plan, a Trainee, what of it changes with a phase, and words
+that say what will run.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-import pretok.stream
-from pretok.base.errors import MismatchError, UsageError
-from pretok.stream import View
+from pretok.base.errors import UsageError
 from train.checkpoint.export import exported_tensors
-from train.checkpoint.save import load_weights
 from train.checkpoint.saved import complete_checkpoints
-from train.config import Batch, TrainConfig, solve_batch
-from train.model.sizes import ModelConfig, model_config
-from train.model.transformer import Decoder, initial_tensor
+from train.checkpoint.state import load_weights
+from train.config import Batch, PhaseSettings, TrainConfig
+from train.model.sizes import ModelConfig
+from train.model.transformer import Decoder, attention_kernel, initial_tensor
 from train.parallel.devices import Device
-from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, solve_layout
-from train.steps.optim import Guard, NormGroups, build_optimizer, learning_rate
+from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, pass_dtype, solve_layout
+from train.run.phases import Leg, Phase, open_phases
+from train.steps.optim import Guard, NormGroups, build_optimizer, set_hyper_parameters
 from train.steps.step import Trainee
 
 OPTIMIZER_BYTES = 12
@@ -38,87 +34,33 @@ OPTIMIZER_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The solved sizes of a run. `steps` is its whole length, resumed parts included."""
+    """The settings, what they mean in each phase, and the ranks. The sizes of the model are those of every phase."""
 
     config: TrainConfig
-    view: View
-    model: ModelConfig
+    phases: tuple[Phase, ...]
     layout: Layout
-    batch: Batch
-    steps: int
 
-    def identity(self) -> dict[str, Any]:
-        """What a checkpoint and a run that resumes it must have in common."""
-        sizes = {name: getattr(self.model, name) for name in self.model.__slots__}
-        return {
-            "model": sizes,
-            "global_batch": self.batch.global_batch,
-            "seed": self.config.seed,
-            "stream": self.view.fingerprint,
-            "manifest": self.view.manifest_fingerprint,
-        }
-
-    def tokenizer(self) -> dict[str, str]:
-        """Which tokenizer the ids are of, and where a copy of it lies."""
-        return {
-            "fingerprint": self.view.tokenizer["fingerprint"],
-            "shards": str(Path(self.config.shards).absolute()),
-        }
+    @property
+    def model(self) -> ModelConfig:
+        """Sizes, with what the first phase says of lengths and positions."""
+        return self.phases[0].model
 
 
 def make_plan(config: TrainConfig, world: int) -> Plan:
-    """Open the data and solve every size. UsageError when something does not divide or is too short."""
+    """Open the data and solve every size. UsageError when something does not divide."""
     if not config.shards:
         raise UsageError("--shards is missing: the folder that pretok tokenize wrote")
-    preset = model_config(config.model)
-    seq_len = config.seq_len or (None if config.mix else preset.seq_len)
-    view = pretok.stream.open(config.shards, config.mix, seq_len=seq_len, seed=config.seed)
-    model = replace(preset, vocab_size=view.vocab_size, seq_len=view.seq_len)
+    if config.init_moments and config.init_from is None:
+        raise UsageError("--init-moments needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     layout = solve_layout(world, per_node, config.shard, config.tensor)
-    batch = solve_batch(layout.data_ranks, config.global_batch, config.micro_batch, config.accumulation)
-    if config.steps is not None and config.tokens is not None:
-        raise UsageError("give --steps or --tokens, not both")
-    available = len(view) // batch.global_batch
-    steps = config.steps
-    if config.tokens is not None:
-        steps = config.tokens // (batch.global_batch * view.seq_len)
-    steps = available if steps is None else steps
-    if not 0 < steps <= available:
-        raise UsageError(
-            f"{steps} steps of {batch.global_batch} sequences do not fit: the data has {len(view)} "
-            f"sequences of {view.seq_len} tokens, enough for {available} steps"
-        )
-    return Plan(config, view, model, layout, batch, steps)
-
-
-def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> list[str]:
-    """Each value of `ours` that is another in `theirs`, down to the single sizes of a model."""
-    found = []
-    for key, value in ours.items():
-        other = theirs.get(key)
-        if isinstance(value, dict) and isinstance(other, dict):
-            found += differences(other, value, f"{of}{key}.")
-        elif other != value:
-            found.append(f"{of}{key} was {other}, is {value}")
-    return found
-
-
-def check_identity(plan: Plan, meta: dict[str, Any]) -> None:
-    """MismatchError when the checkpoint belongs to another model, batch, seed or data."""
-    ours = plan.identity()
-    if different := differences(meta["identity"], ours):
-        raise MismatchError(
-            f"{plan.config.out} holds a run that cannot be continued with these settings: "
-            f"{'; '.join(different)}. "
-            "Give it back its settings, or another --out (with --init-from to keep the weights)"
-        )
+    return Plan(config, open_phases(config, layout.data_ranks), layout)
 
 
 def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> Trainee:
     """The model on its mesh with initial weights (random, or those of --init-from), and its optimizer."""
     config = plan.config
-    mesh = build_mesh(device, plan.layout)
+    mesh = build_mesh(device, plan.layout, config.timeout)
     with torch.device("meta"):
         model = Decoder(plan.model, loss_chunk=config.loss_chunk, z_loss=config.z_loss)
     parallelize(model, mesh, config, device)
@@ -126,49 +68,100 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     # A run that is resumed has its own weights; the folder it began from may be gone.
     resumed = complete_checkpoints(Path(config.out) / "checkpoints")
     source = Path(config.init_from) if config.init_from and not resumed else None
-    if source is not None and (source / "config.json").exists():
-        value = exported_tensors(source, plan.model)
+    if source is not None and not source.is_dir():
+        raise UsageError(f"--init-from: {source} is no folder; name one of train export, or a checkpoint's")
+    exported = source is not None and (source / "config.json").exists()
+    if source is not None and exported:
+        if config.init_moments:
+            raise UsageError(
+                f"--init-moments: {source} is an exported model and has none; name a checkpoint of its run"
+            )
+        value = exported_tensors(source, plan.model, report)
     else:
-        value = partial(initial_tensor, plan.model, config.seed)
+        value = partial(initial_tensor, plan.model, config.seed, truncated=config.init == "truncated")
     materialize(model, place, value)
-    if source is not None and not (source / "config.json").exists():
-        load_weights(model, source, plan.model, report)
-    parameters: list[nn.Parameter] = list(model.parameters())
+    optimizer = build_optimizer(model, config)
+    if source is not None and not exported:
+        load_weights(model, optimizer if config.init_moments else None, source, plan.model, report)
+    phase = plan.phases[0]
     return Trainee(
         model=model,
-        parameters=parameters,
-        optimizer=build_optimizer(model, config),
+        parameters=list(model.parameters()),
+        optimizer=optimizer,
         guard=Guard.fresh(place),
         mesh=mesh,
         groups=NormGroups.of(mesh),
-        batch=plan.batch,
+        batch=phase.batch,
         config=config,
         device=device.device,
-        eod_id=plan.view.eod_id,
-        seq_len=plan.view.seq_len,
+        eod_id=phase.view.eod_id,
+        seq_len=phase.view.seq_len,
     )
 
 
-def describe(plan: Plan, device: Device) -> str:
+def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
+    """Let the next step be of this phase. before: the phase that ends now; None where a run goes on inside of one."""
+    trainee.config, trainee.batch, trainee.seq_len = phase.config, phase.batch, phase.view.seq_len
+    trainee.model.config, trainee.model.z_loss = phase.model, phase.config.z_loss
+    set_hyper_parameters(trainee.optimizer, phase.config)
+    if before is not None and before.learns_from() != phase.learns_from():
+        trainee.guard.forget()
+
+
+def describe(plan: Plan, legs: Sequence[Leg], device: Device) -> str:
     """What will run, in a few lines."""
-    layout, batch, model = plan.layout, plan.batch, plan.model
+    layout, model = plan.layout, plan.model
     peak = "n/a" if device.peak is None else f"{device.peak / 1e12:.1f} TFLOP/s"
+    first = legs[0].phase
     lines = [
         f"model {plan.config.model}: {model.parameters:,} parameters, sequences of "
-        f"{plan.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
+        f"{first.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
         f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
         f"{layout.tensor} tensor parallel on {device.name}, peak {peak} ({device.peak_source})",
-        f"global batch {batch.global_batch} = micro-batch {batch.micro_batch} x accumulation "
-        f"{batch.accumulation} x {batch.ranks} data-parallel ranks",
-        f"{plan.steps} steps, {plan.steps * batch.global_batch * plan.view.seq_len:,} tokens of "
-        f"{len(plan.view) * plan.view.seq_len:,}",
+        f"global batch {_in_words(first.batch)}",
+        f"{legs[-1].last_step} steps, {legs[-1].tokens_after(legs[-1].last_step):,} tokens"
+        + (f" of {len(first.view) * first.view.seq_len:,}" if len(plan.phases) == 1 else ""),
     ]
-    warmup = plan.config.warmup
-    if warmup >= plan.steps:
-        highest = learning_rate(plan.config, plan.steps - 1, plan.steps)
-        lines.append(
-            f"warning: the warm-up of {warmup} steps takes the whole run of {plan.steps}: the learning rate only "
-            f"rises, to {highest:.2e} at its end, and does not decay; a --warmup of {max(1, plan.steps // 20)} "
-            "leaves room for the schedule"
-        )
-    return "\n".join(lines)
+    begins = {leg.phase.at: f"step {leg.step}" for leg in legs[1:]}
+    for phase, settings in zip(plan.phases[1:], plan.config.phases, strict=True):
+        when = begins.get(phase.at, "begun" if phase.at <= first.at else "not reached")
+        lines.append(f"phase at {phase.at:,} tokens ({when}): {_changes(settings) or 'nothing changes'}")
+    return "\n".join([*lines, f"attention: {_attention(plan, device)}", *_warnings(legs)])
+
+
+def _in_words(batch: Batch) -> str:
+    """512 = micro-batch 4 x accumulation 2 x 64 data-parallel ranks."""
+    return (
+        f"{batch.global_batch} = micro-batch {batch.micro_batch} x accumulation {batch.accumulation} x "
+        f"{batch.ranks} data-parallel ranks"
+    )
+
+
+def _changes(phase: PhaseSettings) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in phase.settings.items())
+
+
+def _warnings(legs: Sequence[Leg]) -> list[str]:
+    leg = legs[0]
+    warmup, steps = leg.phase.config.warmup, (leg.schedule_end - leg.schedule) // leg.unit
+    if warmup < steps:
+        return []
+    highest = leg.rate(leg.last_step - 1)
+    return [
+        f"warning: the warm-up of {warmup} steps takes the whole run of {steps}: the learning rate only "
+        f"rises, to {highest:.2e} at its end, and does not decay; a --warmup of {max(1, steps // 20)} "
+        "leaves room for the schedule"
+    ]
+
+
+def _attention(plan: Plan, device: Device) -> str:
+    """What a token sees and which of torch's kernels computes it, asked for one sequence of the run."""
+    seen = {"causal": "all before it in its sequence", "document": "what is before it in its document"}
+    kernel = attention_kernel(
+        plan.model,
+        plan.layout.tensor,
+        pass_dtype(plan.config, device),
+        device.device,
+        documents=plan.config.attention == "document",
+    )
+    return f"a token sees {seen[plan.config.attention]}; kernel {kernel}"

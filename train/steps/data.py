@@ -64,7 +64,7 @@ def _ignore_signals(_worker: int) -> None:
 class Feed:
     """Iterates over (tokens (n, seq_len + 1) on the device, checksum).
 
-    `waited` adds up the seconds spent waiting.
+    `waited` adds up the seconds spent waiting, to those of a feed before.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Feed:
         end: int,
         config: TrainConfig,
         device: torch.device,
+        waited: float = 0.0,
     ) -> None:
         sampler = PositionSampler(
             end,
@@ -101,7 +102,7 @@ class Feed:
         # On a stream of its own the copy runs beside the previous micro-batch, which the host has only
         # queued.
         self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.waited = 0.0
+        self.waited = waited
 
     def __iter__(self) -> Generator[tuple[Tensor, int], None, None]:
         batches = iter(self._loader)

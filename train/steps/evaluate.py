@@ -1,12 +1,24 @@
-"""Validation loss of every source.
+"""Validation loss of every source, per token and per byte of text.
 
-Enters: the validation split of the shards. Leaves: mean loss in nats per token, by source and over all, equal
-on all ranks; None when a stop was asked for on the way.
+Enters: the validation split of the shards. Leaves: mean loss in nats per token and in bits per byte, by source and over
+all, equal on all ranks; None when a stop was asked for on the way.
+
+Nats per token depend on the vocabulary, bits per byte do not. With S the scored tokens of a source, nats the sum of
+their losses, and tokens and bytes those of the source's whole validation split in the manifest (end-of-document tokens
+are tokens and no bytes; bytes are of text in UTF-8),
+
+    bits per byte = nats / ln 2 / (S x bytes / tokens)
+
+(Gao et al. 2020, The Pile, section 3.1). What an end-of-document token costs is in the sum: a model of text must also
+say where it ends. The bytes of what was scored are thus S tokens at the split's mean bytes per token, which is exact
+when the whole split is scored but for its first token and the last, incomplete sequence. Over all sources nats and
+bytes are summed first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,37 +37,64 @@ from train.steps.step import Trainee
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Mean losses by source, and over all evaluated tokens."""
+    """Losses by source and over all evaluated tokens: `sources` and `loss` in nats per token, the others in bits per
+    byte."""
 
     sources: dict[str, float]
     loss: float
+    source_bits: dict[str, float]
+    bits: float
 
 
-def validation_views(config: TrainConfig, seq_len: int) -> dict[str, View]:
-    """A view of each source's validation split that holds a sequence; UsageError when none does."""
+@dataclass(frozen=True, slots=True)
+class ValidationSource:
+    """The validation split of one source, and the bytes of text that a token of it stands for on average."""
+
+    view: View
+    bytes_per_token: float
+
+
+def validation_sources(config: TrainConfig, seq_len: int) -> dict[str, ValidationSource]:
+    """Each source whose validation split holds a sequence; UsageError when none does."""
     manifest = load_manifest(Path(config.shards))
-    views = {}
+    found = {}
     for name in manifest.sources:
         if sum(shard.tokens for shard in manifest.of(name, "val")) > seq_len:
-            views[name] = pretok.stream.open(config.shards, seq_len=seq_len, split="val", source=name)
-    if not views:
+            view = pretok.stream.open(config.shards, seq_len=seq_len, split="val", source=name)
+            counts = manifest.contents.sources[name].val
+            found[name] = ValidationSource(view, counts.bytes / counts.tokens)
+    if not found:
         raise UsageError(
             f"{config.shards} holds no validation sequence of {seq_len} tokens: "
             "tokenize with --val-fraction, or do without --val-every and --keep-best"
         )
-    return views
+    return found
 
 
-def evaluate(trainee: Trainee, views: dict[str, View], stop: Callable[[], bool]) -> Validation | None:
+def bits_per_byte(nats: float, text_bytes: float) -> float:
+    """nats, a sum over tokens, in bits over the bytes of text these stand for."""
+    return nats / math.log(2) / text_bytes
+
+
+def stop_agreed(stop: Callable[[], bool], device: torch.device) -> bool:
+    """Whether any rank was asked to stop; the same on all of them."""
+    flag = torch.tensor(float(stop()), device=device)
+    dist.all_reduce(flag)
+    return bool(flag.item())
+
+
+def evaluate(
+    trainee: Trainee, sources: Mapping[str, ValidationSource], stop: Callable[[], bool]
+) -> Validation | None:
     """Evaluate the first `val_sequences` of each source. The stop flag is looked at after every batch."""
     mesh = trainee.mesh
     sums: dict[str, torch.Tensor] = {}
     try:
-        for name, view in views.items():
+        for name, source in sources.items():
             total = torch.zeros(2, dtype=torch.float64, device=trainee.device)
             batches = validation_batches(
-                view,
-                min(len(view), trainee.config.val_sequences),
+                source.view,
+                min(len(source.view), trainee.config.val_sequences),
                 trainee.batch.micro_batch,
                 data_rank(mesh),
                 trainee.batch.ranks,
@@ -66,14 +105,22 @@ def evaluate(trainee: Trainee, views: dict[str, View], stop: Callable[[], bool])
                     _, nll = trainee.model(inputs, targets, trainee.documents(inputs))
                 total[0] += nll
                 total[1] += (targets >= 0).sum()
-                flag = torch.tensor(float(stop()), device=trainee.device)
-                dist.all_reduce(flag)
-                if flag.item():
+                if stop_agreed(stop, trainee.device):
                     return None
             dist.all_reduce(total)
             sums[name] = total
     finally:
         reshard(trainee.model)
-    everything = sum(sums.values(), torch.zeros(2, dtype=torch.float64, device=trainee.device))
-    losses = {name: (total[0] / total[1]).item() for name, total in sums.items()}
-    return Validation(losses, (everything[0] / everything[1]).item())
+    return _summarize({name: total.tolist() for name, total in sums.items()}, sources)
+
+
+def _summarize(sums: Mapping[str, list[float]], sources: Mapping[str, ValidationSource]) -> Validation:
+    """sums: (nats, tokens) by source, each a sum over all ranks, those that share their data too."""
+    text_bytes = {name: tokens * sources[name].bytes_per_token for name, (_, tokens) in sums.items()}
+    all_nats, all_tokens = (sum(column) for column in zip(*sums.values(), strict=True))
+    return Validation(
+        {name: nats / tokens for name, (nats, tokens) in sums.items()},
+        all_nats / all_tokens,
+        {name: bits_per_byte(nats, text_bytes[name]) for name, (nats, _) in sums.items()},
+        bits_per_byte(all_nats, sum(text_bytes.values())),
+    )

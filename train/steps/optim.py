@@ -1,7 +1,7 @@
 """AdamW, its learning rate and the guard that skips bad steps without asking the host.
 
 Enters: the model's (sharded) parameters with their gradients. Leaves: updated parameters, or untouched ones
-when the gradient norm is not finite or far above its running statistics. Everything stays on the device.
+when the gradient norm or the loss is not finite or far above those of late. Everything stays on the device.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from torch.distributed.tensor import DTensor
 
 from train.config import TrainConfig
 
-STATISTICS_AFTER = 100
-"""Accepted steps before an outlying norm is skipped; the first ones fall steeply."""
-STATISTICS_RATE = 0.02
-"""Weight of a new norm in the running mean and variance: about the last 50 steps."""
+WINDOW = 128
+"""Steps whose gradient norm and loss are looked back upon; none is judged before there are so many."""
+LEAST_RISE = 0.1
+"""Nats per token: a loss that lies less above the mean is no spike, however alike the losses before it were."""
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Fused AdamW. Groups differ in decay (none on norms; embeddings by config) and in mesh.
+    """Fused AdamW, its hyper-parameters from the settings. Norms do not decay, embeddings by `decay_embeddings`.
 
-    A fused update of DTensors must not mix meshes, and with tensor parallelism norms are not on it.
+    A fused update of DTensors must not mix meshes, and with tensor parallelism norms are not on it; so there may be
+    several groups of one kind. `decays` says which, and checkpoints know parameters by name.
     """
     groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -36,17 +37,10 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         groups.setdefault((decays, mesh), []).append(parameter)
     optimizer = torch.optim.AdamW(
-        [
-            {"params": parameters, "weight_decay": config.weight_decay if decays else 0.0}
-            for (decays, _), parameters in groups.items()
-        ],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
+        [{"params": parameters, "decays": decays} for (decays, _), parameters in groups.items()], fused=True
     )
-    # Where there is no state, torch's checkpointing makes one by a step that moves nothing and yet counts, and every
-    # bias correction after it is off by one.
+    set_hyper_parameters(optimizer, config)
+    # Made now and not at the first step, so that a checkpoint can be loaded into it.
     for parameter in model.parameters():
         optimizer.state[parameter] = {
             "step": torch.zeros((), device=parameter.device),
@@ -56,11 +50,19 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     return optimizer
 
 
-def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """Rate of step `step` (from 0) of a run of `steps`.
+def set_hyper_parameters(optimizer: torch.optim.AdamW, config: TrainConfig) -> None:
+    """Give every group what the settings say; the learning rate comes with each step."""
+    for group in optimizer.param_groups:
+        group["betas"] = (config.beta1, config.beta2)
+        group["eps"] = config.eps
+        group["weight_decay"] = config.weight_decay if group["decays"] else 0.0
+
+
+def learning_rate(config: TrainConfig, step: float, steps: float, step_tokens: float = 1) -> float:
+    """Rate of step `step` (from 0) of a schedule of `steps`, both in steps of `step_tokens` tokens.
 
     Linear warm-up; then cosine to min_lr x lr, or constant, or constant with a linear decay over the last
-    `decay` part (warm-up, stable, decay; Hu et al. 2024, MiniCPM).
+    `decay` part or `decay_tokens` (warm-up, stable, decay; Hu et al. 2024, MiniCPM).
     """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
@@ -68,8 +70,10 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
         done = (step - config.warmup) / max(1, steps - config.warmup)
         left = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
     else:
-        length = round(config.decay * steps) if config.schedule == "wsd" else 0
-        left = min(1.0, (steps - step) / length) if length else 1.0
+        length = float(round(config.decay * steps))
+        if config.decay_tokens is not None:
+            length = config.decay_tokens / step_tokens
+        left = min(1.0, (steps - step) / length) if config.schedule == "wsd" and length else 1.0
     return config.lr * (config.min_lr + (1 - config.min_lr) * left)
 
 
@@ -100,6 +104,12 @@ class NormGroups:
         )
 
 
+def _is_split(tensor: DTensor, dimension: str) -> bool:
+    """Whether ranks along a dimension of the mesh hold different pieces of it."""
+    names = tensor.device_mesh.mesh_dim_names or ()
+    return dimension in names and not tensor.placements[names.index(dimension)].is_replicate()
+
+
 def global_norm(tensors: Sequence[Tensor], groups: NormGroups) -> Tensor:
     """Euclidean norm of all ranks' pieces together, a float32 scalar on the tensors' device.
 
@@ -108,8 +118,7 @@ def global_norm(tensors: Sequence[Tensor], groups: NormGroups) -> Tensor:
     counted = [
         tensor
         for tensor in tensors
-        if groups.tensor_rank == 0
-        or (isinstance(tensor, DTensor) and "tensor" in (tensor.device_mesh.mesh_dim_names or ()))
+        if groups.tensor_rank == 0 or (isinstance(tensor, DTensor) and _is_split(tensor, "tensor"))
     ]
     local = local_tensors(counted)
     total = torch.stack([norm.float().square() for norm in torch._foreach_norm(local)]).sum()
@@ -121,37 +130,54 @@ def global_norm(tensors: Sequence[Tensor], groups: NormGroups) -> Tensor:
 
 @dataclass
 class Guard:
-    """Running statistics of the gradient norm and the counters of skipped steps, as device scalars."""
+    """The last WINDOW gradient norms and losses, and the counters of skipped steps, on the device.
 
-    mean: Tensor
-    variance: Tensor
-    accepted: Tensor
+    A step is bad when its norm or its loss is not finite, or lies `sigma` standard deviations above the mean of the
+    window. What is finite enters the window, bad or not: k equal outliers among n values lie sqrt((n - k) / k)
+    deviations above their mean, so a lasting rise of any size is skipped about n / (sigma^2 + 1) times, four for 6
+    sigma, before it is what is usual. OLMo-core's SkipStepOptimizer looks back in the same way.
+    """
+
+    norms: Tensor
+    losses: Tensor
+    seen: Tensor
     skipped: Tensor
     in_a_row: Tensor
 
     @classmethod
     def fresh(cls, device: torch.device) -> Guard:
         """No step seen yet."""
-        return cls(*(torch.zeros((), device=device) for _ in range(5)))
+        windows = (torch.zeros(WINDOW, device=device) for _ in range(2))
+        return cls(*windows, *(torch.zeros((), device=device) for _ in range(3)))
 
     def state(self) -> dict[str, Tensor]:
         """The tensors, to be saved and loaded in place."""
         return vars(self)
 
-    def judge(self, norm: Tensor, sigma: float) -> Tensor:
-        """1.0 when the step must be skipped, else 0.0; takes an accepted norm into the statistics."""
-        bad = ~torch.isfinite(norm)
-        if sigma:
-            limit = self.mean + sigma * self.variance.sqrt()
-            bad |= (self.accepted >= STATISTICS_AFTER) & (norm > limit)
-        rate = torch.where(self.accepted == 0, 1.0, STATISTICS_RATE)
-        delta = norm - self.mean
-        good = ~bad
-        self.mean.copy_(torch.where(good, self.mean + rate * delta, self.mean))
-        # The first norm sets the mean and leaves the variance at zero.
-        spread = (1 - rate) * (self.variance + rate * delta.square())
-        self.variance.copy_(torch.where(good, spread, self.variance))
-        self.accepted.add_(good)
+    def forget(self) -> None:
+        """Empty the window: what comes is another data or another loss."""
+        self.seen.zero_()
+
+    def judge(self, norm: Tensor, loss: Tensor, config: TrainConfig) -> Tensor:
+        """1.0 when the step must be skipped, else 0.0; takes it into the window.
+
+        norm: before clipping, below --clip it is never bad; loss: mean of the step in nats per token.
+        """
+        loss = loss.to(norm)
+        finite = torch.isfinite(norm) & torch.isfinite(loss)
+        bad = ~finite
+        if config.skip_sigma:
+            full = self.seen >= WINDOW
+            for value, window, least in (
+                (norm, self.norms, torch.full_like(norm, config.clip)),
+                (loss, self.losses, self.losses.mean() + LEAST_RISE),
+            ):
+                spread, mean = torch.std_mean(window, correction=0)
+                bad |= full & (value > torch.maximum(mean + config.skip_sigma * spread, least))
+        place = (self.seen % WINDOW).long()[None]
+        for value, window in ((norm, self.norms), (loss, self.losses)):
+            window.index_copy_(0, place, torch.where(finite, value, window[place]).view(1))
+        self.seen.add_(finite)
         self.skipped.add_(bad)
         self.in_a_row.copy_(torch.where(bad, self.in_a_row + 1, 0.0))
         return bad.float()
@@ -164,12 +190,17 @@ def update(
     guard: Guard,
     config: TrainConfig,
     rate: float,
+    loss: Tensor,
 ) -> Tensor:
-    """Clip, judge, step and clear the gradients. Returns the gradient norm before clipping, on the device."""
+    """Clip, judge, step and clear the gradients; loss: the step's, equal on all ranks.
+
+    Returns the gradient norm before clipping, on the device.
+    """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = global_norm(gradients, groups)
-    skip = guard.judge(norm, config.skip_sigma)
-    torch._foreach_mul_(local_tensors(gradients), (config.clip / (norm + 1e-6)).clamp(max=1.0))
+    skip = guard.judge(norm, loss, config)
+    if config.clip:
+        torch._foreach_mul_(local_tensors(gradients), (config.clip / (norm + 1e-6)).clamp(max=1.0))
     for group in optimizer.param_groups:
         group["lr"] = rate
     # The fused kernel reads this flag on the device, as it does for torch.amp's scaler: 1 leaves everything

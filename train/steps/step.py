@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from train.checkpoint.state import named_state
 from train.config import Batch, TrainConfig
 from train.model.transformer import Decoder, document_ids
 from train.parallel.mesh import gradient_sync
@@ -43,6 +44,10 @@ class Trainee:
     def documents(self, inputs: Tensor) -> Tensor | None:
         """Document ids of (n, L) inputs when attention is to stay inside documents."""
         return document_ids(inputs, self.eod_id) if self.config.attention == "document" else None
+
+    def state(self) -> dict[str, Any]:
+        """All tensors that a checkpoint holds; loading fills them in place."""
+        return named_state(self.model, self.optimizer, self.guard.state())
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +83,11 @@ class Mark:
 
 
 class Readback:
-    """Numbers on their way from the device: an all-reduced float64 vector copied without blocking."""
+    """Numbers on their way from the device: a float64 vector, equal on all ranks, copied without blocking."""
 
-    def __init__(self, step: int, local: Tensor, shared: Tensor, tokens: int, copies: int) -> None:
-        """local: (loss sum, checksum, stop, save) of this rank, reduced here; shared: equal everywhere already.
-
-        tokens: in the whole step; copies: ranks that hold the same data.
-        """
-        dist.all_reduce(local)
-        packed = torch.cat([local, shared.double()])
-        self._step, self._tokens, self._copies = step, tokens, copies
+    def __init__(self, step: int, packed: Tensor, copies: int) -> None:
+        """packed: (loss, checksum, stop, save, norm, skipped, in a row), the checksum `copies` times what it is."""
+        self._step, self._copies = step, copies
         self._host = packed
         if packed.is_cuda:
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
@@ -101,7 +101,7 @@ class Readback:
         loss, checksum, stop, save, norm, skipped, in_a_row = self._host.tolist()
         return Numbers(
             step=self._step,
-            loss=loss / self._copies / self._tokens,
+            loss=loss,
             grad_norm=norm,
             skipped=int(skipped),
             skipped_in_a_row=int(in_a_row),
@@ -134,15 +134,24 @@ def train_step(
         total, nll = model(inputs, targets, trainee.documents(inputs))
         (total / rank_tokens).backward()  # fully_shard averages over data-parallel ranks
         loss += nll
-    norm = update(trainee.optimizer, trainee.parameters, trainee.groups, trainee.guard, trainee.config, rate)
+    copies = dist.get_world_size() // batch.ranks  # ranks that read the same data
     host = torch.tensor([float(checksums), float(stop), float(save)], dtype=torch.float64)
     if trainee.device.type == "cuda":
         host = host.pin_memory()
-    local = torch.cat([loss[None], host.to(trainee.device, non_blocking=True)])
-    shared = torch.stack([norm, trainee.guard.skipped, trainee.guard.in_a_row]).to(
-        trainee.device, non_blocking=True
+    numbers = torch.cat([loss[None], host.to(trainee.device, non_blocking=True)])
+    dist.all_reduce(numbers)
+    numbers[0] /= rank_tokens * batch.ranks * copies
+    norm = update(
+        trainee.optimizer,
+        trainee.parameters,
+        trainee.groups,
+        trainee.guard,
+        trainee.config,
+        rate,
+        numbers[0],
     )
-    return Readback(step, local, shared, rank_tokens * batch.ranks, trainee.mesh.size(2))
+    shared = torch.stack([norm, trainee.guard.skipped, trainee.guard.in_a_row])
+    return Readback(step, torch.cat([numbers, shared.to(numbers, non_blocking=True)]), copies)
 
 
 def chain_hash(previous: str, checksum: int) -> str:

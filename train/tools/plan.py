@@ -64,7 +64,7 @@ def _shapes(model: ModelConfig, tensor: int) -> tuple[list[tuple[int, int]], lis
     dim, hidden, kv = model.dim, model.hidden // tensor, model.kv_heads * model.head_dim // tensor
     heads = dim // tensor
     block = [(heads, dim), (kv, dim), (kv, dim), (dim, heads), (hidden, dim), (hidden, dim), (dim, hidden)]
-    block += [(dim, 1), (dim, 1)]
+    block += [(dim, 1), (dim, 1)] + [(model.head_dim, 1)] * (2 if model.qk_norm else 0)
     vocabulary = model.padded_vocab // tensor
     return block, [(vocabulary, dim)] * (1 if model.tied else 2) + [(dim, 1)]
 
@@ -74,11 +74,13 @@ def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled:
 
     Residual and norm output twice, q, attention output: 6 x dim; k, v; feed-forward: gate, up, their product,
     and eagerly silu(gate) too; float32: the attention's log-sum and two norms' scales. Norms are counted as
-    the fused kernel of a GPU keeps them.
+    the fused kernel of a GPU keeps them: those of queries and keys keep these, and a scale for each head.
     """
     dim, kv = model.dim, model.kv_heads * model.head_dim
     whole = 4 * dim * width + 8
     split = (2 * dim + 2 * kv + (3 if compiled else 4) * model.hidden) * width + 4 * model.heads
+    if model.qk_norm:
+        split += (dim + kv) * width + 4 * (model.heads + model.kv_heads)
     return whole + split // tensor
 
 
@@ -121,15 +123,16 @@ def count_tensors(
     # The root stays gathered; of the blocks, the one at work and the next, or all of them without resharding.
     blocks_gathered = 2 if config.reshard else model.layers
     gathered = width * (whole_size(root) + blocks_gathered * whole_size(block))
-    # Gradients of one block in the pass's width, and its float32 input of the reduce-scatter.
-    gathered += (width + 4) * whole_size(block)
+    # Gradients of one block in the pass's width, and the reduce-scatter's input in its own.
+    reduced = 2 if config.reduce == "bf16" else 4
+    gathered += (width + reduced) * whole_size(block)
     tokens = micro_batch * seq_len
     activations = _activations(model, config, layout, tokens, width)
     gradients = 0 if config.offload else 4 * own
     if accumulation == 1:
         gradients = max(0, gradients - activations)
     elif config.sync == "last":
-        gradients += 4 * (model.layers * whole_size(block) + whole_size(root))
+        gradients += reduced * (model.layers * whole_size(block) + whole_size(root))
     chunk = min(config.loss_chunk, tokens)
     vocabulary = model.padded_vocab // layout.tensor
     # Logits in the pass's width, twice in float32, their gradient; the matrix's gradient in float32 and that

@@ -70,6 +70,7 @@ def run_trial(
         out=str(folder),
         val_every=0,
         save_every="never",
+        phases=(),
     )
     launcher = [sys.executable, "-m"]
     if processes > 1:

@@ -1,0 +1,248 @@
+"""trace: which positions and steps of a mix or a run read a document, and which documents a position reads.
+
+Enters: a mix.json or the folder of a run, and a document of its shards, or a position. Leaves: `Reading`s, `Passage`s.
+Both directions are arithmetic (`stream.order`): a document is a range of its source's tokens, a range falls into
+sequences, a sequence stands at one position of each epoch. Nothing is replayed, whatever the length of the run. A run
+whose data or batch changed between two steps is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pretok.stream
+from pretok.audit.documents import find_shard, origin
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.storage import read_json
+from pretok.shards.format import ShardReader
+from pretok.shards.manifest import Manifest, Shard, load_manifest
+from pretok.stream import View
+
+RUN_FILE = "config.json"
+"""What `train` writes into the folder of a run: its settings, and what it made of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """An order of sequences over shards. global_batch: sequences of a step, 0 where no run is known; steps: how many
+    the run has done, as far as its checkpoints say."""
+
+    view: View
+    manifest: Manifest
+    global_batch: int = 0
+    steps: int = 0
+
+    def step_of(self, position: int) -> int | None:
+        """The step that reads a position; steps count from 1."""
+        return position // self.global_batch + 1 if self.global_batch else None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One sequence that reads a document. first, tokens: which of the document's tokens it holds, from 0, and how many;
+    the last token of a sequence is only predicted. done: whether the run has come so far; None without a run."""
+
+    position: int
+    step: int | None
+    epoch: int
+    sequence: int
+    first: int
+    tokens: int
+    done: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A part of a document in a sequence. document: its number in the source's split, from 0; first, tokens: which of
+    its tokens, from 0, and how many."""
+
+    source: str
+    split: str
+    document: int
+    first: int
+    tokens: int
+
+
+def open_traced(target: Path, shards: Path | None) -> Traced:
+    """A mix.json, or the folder of a run; `shards`: where the documents are, if not where the run read them or beside
+    the mix. Raises UsageError, IntegrityError; MismatchError where these do not belong together."""
+    if target.is_dir():
+        return _open_run(target, shards)
+    folder = shards or target.parent / "shards"
+    return Traced(pretok.stream.open(folder, target), _documents(folder))
+
+
+def _open_run(run: Path, shards: Path | None) -> Traced:
+    if not (run / RUN_FILE).exists():
+        raise UsageError(f"{run} is no folder of a run: it has no {RUN_FILE}; give RUN or a mix.json")
+    config: Any = read_json(run / RUN_FILE)
+    try:
+        resolved, folder = config["resolved"], Path(config["shards"])
+        mix, seq_len, seed = config["mix"], resolved["model"]["seq_len"], config["seed"]
+        stream, global_batch = resolved["stream"], resolved["global_batch"]
+    except (KeyError, TypeError) as error:
+        raise IntegrityError(f"{run / RUN_FILE} is not what train writes: it lacks {error}") from None
+    if not folder.exists() and shards:
+        folder = shards
+    view = pretok.stream.open(folder, mix, seq_len=seq_len, seed=seed)
+    if view.fingerprint != stream:
+        raise MismatchError(f"{run} read the stream {stream}; {mix or folder} is {view.fingerprint} now")
+    return Traced(view, _documents(shards or folder, view), global_batch, _steps_done(run, global_batch))
+
+
+def _documents(folder: Path, view: View | None = None) -> Manifest:
+    """The shards that hold whole documents."""
+    manifest = load_manifest(folder)
+    if manifest.contents.materialized is not None:
+        raise UsageError(f"{folder} holds a mix in its order; name the shards it was made of with --shards")
+    if view is not None and manifest.fingerprint != view.manifest_fingerprint:
+        raise MismatchError(
+            f"{folder} has the fingerprint {manifest.fingerprint}, the run read shards with "
+            f"{view.manifest_fingerprint}"
+        )
+    return manifest
+
+
+def _steps_done(run: Path, global_batch: int) -> int:
+    """The steps of the newest checkpoint: what was done after it does not count, a resumed run does it again.
+
+    UsageError where steps and positions do not go together as they would without a change of batch or data.
+    """
+    changes = run / "changes.jsonl"
+    lines = [json.loads(line) for line in changes.read_text().splitlines()] if changes.exists() else []
+    names = sorted(path.name for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdigit())
+    if names:
+        meta: Any = read_json(run / "checkpoints" / names[-1] / "meta.json")
+        lines.append({"step": meta["step"], "position": meta["progress"]["position"]})
+    if any(line["position"] != line["step"] * global_batch for line in lines):
+        raise UsageError(
+            f"{run} changed its data or its global batch between two steps (see changes.jsonl there), so its steps "
+            "are not told; give a mix.json instead, of which positions are"
+        )
+    return int(lines[-1]["step"]) if names else 0
+
+
+def readings(traced: Traced, name: str, split: str, document: int) -> list[Reading]:
+    """Every sequence that reads a document, which has this number in a source's split, in the order of the stream; none
+    where the mix leaves its source or split out, or its tokens lie after the last whole sequence."""
+    view = traced.view
+    shard, number = find_shard(traced.manifest, name, split, document)
+    source = next((source for source in view.mix.sources if source.name == name), None)
+    if source is None or split != view.mix.split or not source.sequences:
+        return []
+    shards = traced.manifest.of(name, split)
+    length, before = view.seq_len, sum(other.tokens for other in shards[: shards.index(shard)])
+    start, end = (before + int(offset) for offset in _offsets(shard)[number : number + 2])
+    # Sequence i holds the tokens i * length to (i + 1) * length, both included.
+    indexes = np.arange(max(start - 1, 0) // length, min((end - 1) // length + 1, source.sequences))
+    found = []
+    for index, positions in zip(indexes.tolist(), view.positions(source.name, indexes).tolist(), strict=True):
+        first, last = max(start, index * length), min(end, (index + 1) * length + 1)
+        for epoch, position in enumerate(positions):
+            if position >= 0:
+                step = traced.step_of(position)
+                done = None if step is None else step <= traced.steps
+                found.append(Reading(position, step, epoch, index, first - start, last - first, done))
+    return sorted(found, key=lambda reading: reading.position)
+
+
+def passages(traced: Traced, position: int) -> Iterator[Passage]:
+    """The documents that a position reads, in the order of their tokens."""
+    view = traced.view
+    if not 0 <= position < len(view):
+        raise UsageError(f"there is no position {position}; the stream has {len(view)}, from 0")
+    source, _, index = view.origin(position)
+    start, end = index * view.seq_len, (index + 1) * view.seq_len + 1
+    before = numbered = 0
+    for shard in traced.manifest.of(source, view.mix.split):
+        if before < end and before + shard.tokens > start:
+            offsets = _offsets(shard) + before
+            document = int(np.searchsorted(offsets, start, side="right")) - 1 if before <= start else 0
+            while document < shard.documents and offsets[document] < end:
+                first, last = max(start, int(offsets[document])), min(end, int(offsets[document + 1]))
+                if last > first:
+                    begins = first - int(offsets[document])
+                    yield Passage(source, view.mix.split, numbered + document, begins, last - first)
+                document += 1
+        before, numbered = before + shard.tokens, numbered + shard.documents
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """A document where it is read, for a person: `Reading` and `Passage` with the input it came from."""
+
+    position: int
+    step: int | None
+    done: bool | None
+    epoch: int
+    sequence: int
+    source: str
+    document: int
+    first: int
+    tokens: int
+    file: str
+    line: int
+
+
+def document_rows(traced: Traced, source: str, split: str, document: int) -> list[TraceRow]:
+    """A row for each sequence that reads the document."""
+    file, line, _ = origin(traced.manifest, *find_shard(traced.manifest, source, split, document))
+    return [
+        TraceRow(
+            r.position, r.step, r.done, r.epoch, r.sequence, source, document, r.first, r.tokens, file, line
+        )
+        for r in readings(traced, source, split, document)
+    ]
+
+
+def passage_rows(traced: Traced, position: int) -> list[TraceRow]:
+    """A row for each document that a position reads."""
+    rows = []
+    for passage in passages(traced, position):
+        _, epoch, sequence = traced.view.origin(position)
+        shard = find_shard(traced.manifest, passage.source, passage.split, passage.document)
+        file, line, _ = origin(traced.manifest, *shard)
+        step = traced.step_of(position)
+        done = None if step is None else step <= traced.steps
+        rows.append(
+            TraceRow(
+                position,
+                step,
+                done,
+                epoch,
+                sequence,
+                passage.source,
+                passage.document,
+                passage.first,
+                passage.tokens,
+                file,
+                line,
+            )
+        )
+    return rows
+
+
+def positions_of_step(traced: Traced, step: int) -> range:
+    """The positions that a step of the run reads."""
+    if not traced.global_batch:
+        raise UsageError("a mix has positions and no steps: give --position, or the folder of a run")
+    steps = len(traced.view) // traced.global_batch
+    if not 1 <= step <= steps:
+        raise UsageError(f"there is no step {step}; the stream has enough for {steps}, from 1")
+    return range((step - 1) * traced.global_batch, step * traced.global_batch)
+
+
+@lru_cache(maxsize=4)
+def _offsets(shard: Shard) -> Any:
+    """(documents + 1,) int64, where each document of a shard starts in its tokens. IntegrityError."""
+    reader = ShardReader(shard.prefix)
+    if (len(reader), len(reader.tokens)) != (shard.documents, shard.tokens):
+        raise IntegrityError(f"{shard.path} is not what the manifest says; see pretok verify")
+    return reader.offsets

@@ -1,0 +1,371 @@
+"""Runs of words that two sets of texts share, whatever the case, accents, punctuation and white space.
+
+Enters: documents as one array of bytes with offsets; once, the passages that are looked for. Leaves: the grams of the
+passages, and which of them stand in each document. A word is what `folding` leaves between separators; a gram is GRAM
+words in a row, or all words of a passage that has fewer, down to SHORTEST.
+
+A gram is found by a 64-bit rolling hash in a Bloom filter and a table, then its folded text is compared with that of
+the document, letter by letter: no collision of hashes makes a hit. (Two different grams of the passages that share a
+hash are taken for one, which of five million happens once in a million times.) What a word costs is what it misses in
+the caches, so each asks two filters and hardly ever the table: one for whole grams, one for the first SHORTEST words of
+passages that are shorter than a gram, which alone are looked for in all their lengths, and only after those words.
+Words are hashed a block ahead, so that the processor loads what they will ask for meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from pretok.kernels.compile import BYTES, I64, U8, U64, njit
+from pretok.kernels.eight_bytes import prefetch_u64
+from pretok.kernels.folding import PASSED_OVER, SEPARATOR, SEVERAL, fold_tables
+
+GRAM = 13
+"""Words of a gram, as in the overlap studies since "Language Models are Few-Shot Learners" (Brown et al., 2020)."""
+SHORTEST = 8
+"""Words of the shortest passage that is looked for; fewer meet by chance."""
+BITS_PER_GRAM = 16
+"""Of the filter of grams, at least. Three bits a gram in one word of 64: of what is not looked for, less than 1 %
+passes."""
+BITS_PER_OPENING = 64
+"""Of the filter of openings: there are few, and what passes it is looked up in six lengths at each of six words."""
+
+BLOCK = 128
+"""Words that are hashed before the first of them is looked for; more than GRAM."""
+
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_LETTER = np.uint64(0xD6E8FEB86659FD93)
+_MIX = np.uint64(0xFF51AFD7ED558CCD)
+_POWERS = np.array([pow(0x9E3779B97F4A7C15, m, 1 << 64) for m in range(GRAM + 1)], np.uint64)
+_POWER = pow(0x9E3779B97F4A7C15, GRAM, 1 << 64)
+_RING = 15
+"""Mask of the places of a ring that holds the last words."""
+
+_ENTRIES = types.CPointer(types.uint32)
+_I32 = types.Array(types.int32, 1, "C", readonly=True)
+_U32 = types.Array(types.uint32, 1, "C", readonly=True)
+_NEW_I64, _NEW_I32, _NEW_U64 = (
+    types.Array(kind, 1, "C") for kind in (types.int64, types.int32, types.uint64)
+)
+
+
+@njit(types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, _ENTRIES))
+def _beyond_ascii(data: Any, i: Any, end: Any, entries: Any) -> Any:
+    """(entry of the code point of several bytes at i, position after it); bytes that are cut off separate."""
+    lead = np.int64(data[i])
+    size = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+    if i + size > end:
+        return np.int64(SEPARATOR), end
+    code = lead & (0x7F >> size)
+    for k in range(1, size):
+        code = code << 6 | np.int64(data[i + k]) & 0x3F
+    return np.int64(entries[min(code, 0x10FFFF)]), i + size
+
+
+@njit(types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, _ENTRIES), inline=True)
+def _entry(data: Any, i: Any, end: Any, entries: Any) -> Any:
+    """(entry of the code point at i, position after it)."""
+    if data[i] < 0x80:
+        return np.int64(entries[data[i]]), i + 1
+    return _beyond_ascii(data, i, end, entries)
+
+
+_WORD = types.Tuple((types.int64, types.int64, types.uint64, types.int64))
+
+
+@njit(_WORD(BYTES, types.int64, types.int64, _ENTRIES, _ENTRIES), inline=True)
+def _next_word(data: Any, i: Any, end: Any, entries: Any, several: Any) -> Any:
+    """(start, end, hash of its folded letters, where to go on) of the first word from i on; start is -1 without one."""
+    start = stop = np.int64(-1)
+    h = np.uint64(0)
+    while i < end:
+        at = i
+        entry, i = _entry(data, i, end, entries)
+        if entry > PASSED_OVER:
+            if start < 0:
+                start = at
+            stop = i
+            if entry < SEVERAL:
+                h = (h + np.uint64(entry)) * _LETTER
+            else:
+                place = entry - SEVERAL
+                for k in range(place + 1, place + 1 + several[place]):
+                    h = (h + np.uint64(several[k])) * _LETTER
+        elif entry == SEPARATOR and start >= 0:
+            break
+    h = (h ^ (h >> np.uint64(32))) * _MIX
+    return start, stop, h ^ (h >> np.uint64(29)), i
+
+
+@njit(types.uint64(types.uint64, types.uint64, types.uint64, types.int64), inline=True)
+def _key(now: Any, before: Any, power: Any, words: Any) -> Any:
+    """The hash of the last `words` words, from the rolling hashes after them and before them."""
+    h = now - before * power + np.uint64(words)
+    h = (h ^ (h >> np.uint64(32))) * _MIX
+    return h ^ (h >> np.uint64(29))
+
+
+@njit(types.uint64(types.uint64), inline=True)
+def _bits_of(key: Any) -> Any:
+    """The three bits of a key in its word of a filter; the word is chosen by the lowest bits of the key."""
+    six, one = np.uint64(63), np.uint64(1)
+    return (
+        one << (key >> np.uint64(58))
+        | one << ((key >> np.uint64(52)) & six)
+        | one << ((key >> np.uint64(46)) & six)
+    )
+
+
+_GRAMS = types.Tuple((_NEW_U64, _NEW_I64, _NEW_I64, _NEW_I64, _NEW_U64))
+
+
+@njit(_GRAMS(U8, I64, _U32, _U32, U64))
+def _list_grams(data: Any, offsets: Any, entries: Any, several: Any, powers: Any) -> Any:
+    """All grams of the passages data[offsets[p]:offsets[p + 1]]: (keys, passages, starts, ends, openings), each
+    (grams,); opening: the key of the first SHORTEST words of a short gram, 0 for others."""
+    room = len(data) // 2 + 1  # a word and what separates it from the next take two bytes
+    keys, passages = np.empty(room, np.uint64), np.empty(room, np.int64)
+    starts, ends, openings = np.empty(room, np.int64), np.empty(room, np.int64), np.zeros(room, np.uint64)
+    hashes, begins = np.zeros(_RING + 1, np.uint64), np.zeros(_RING + 1, np.int64)
+    text, table, expansions = data.ctypes, entries.ctypes, several.ctypes
+    found = 0
+    for p in range(len(offsets) - 1):
+        i, n, now, last = offsets[p], 0, np.uint64(0), np.int64(0)
+        hashes[0] = 0
+        while True:
+            start, stop, h, i = _next_word(text, i, offsets[p + 1], table, expansions)
+            if start < 0:
+                break
+            begins[n & _RING] = start
+            last, now, n = stop, now * _BASE + h, n + 1
+            hashes[n & _RING] = now
+            if n >= GRAM:
+                keys[found] = _key(now, hashes[(n - GRAM) & _RING], powers[GRAM], GRAM)
+                passages[found], starts[found], ends[found] = p, begins[(n - GRAM) & _RING], stop
+                found += 1
+        if SHORTEST <= n < GRAM:
+            keys[found] = _key(now, np.uint64(0), powers[n], n)
+            passages[found], starts[found], ends[found] = p, begins[0], last
+            openings[found] = _key(hashes[SHORTEST], np.uint64(0), powers[SHORTEST], SHORTEST)
+            found += 1
+    return (
+        keys[:found].copy(),
+        passages[:found].copy(),
+        starts[:found].copy(),
+        ends[:found].copy(),
+        openings[:found].copy(),
+    )
+
+
+@njit(types.UniTuple(types.int64, 3)(BYTES, types.int64, types.int64, types.int64, _ENTRIES, _ENTRIES))
+def _next_letter(data: Any, i: Any, end: Any, k: Any, entries: Any, several: Any) -> Any:
+    """(folded code point, 0 between words, -1 at the end; where to go on; letters taken of the entry there)."""
+    while i < end:
+        entry, after = _entry(data, i, end, entries)
+        if entry == SEPARATOR:
+            while after < end:
+                entry, beyond = _entry(data, after, end, entries)
+                if entry > PASSED_OVER:
+                    break
+                after = beyond
+            return np.int64(SEPARATOR), after, np.int64(0)
+        if entry >= SEVERAL:
+            place = entry - SEVERAL
+            letter = np.int64(several[place + 1 + k])
+            return (letter, i, k + 1) if k + 1 < several[place] else (letter, after, np.int64(0))
+        if entry > PASSED_OVER:
+            return entry, after, np.int64(0)
+        i = after
+    return np.int64(-1), i, np.int64(0)
+
+
+_SAME = types.boolean(
+    BYTES, types.int64, types.int64, BYTES, types.int64, types.int64, _ENTRIES, _ENTRIES
+)  # fmt: skip
+
+
+@njit(_SAME)
+def _same_text(data: Any, i: Any, end: Any, other: Any, j: Any, stop: Any, entries: Any, several: Any) -> Any:
+    """Whether data[i:end] and other[j:stop], each from its first letter to its last, fold to the same words."""
+    k, m = np.int64(0), np.int64(0)
+    while True:
+        a, i, k = _next_letter(data, i, end, k, entries, several)
+        b, j, m = _next_letter(other, j, stop, m, entries, several)
+        if a != b:
+            return False
+        if a < 0:
+            return True
+
+
+@njit(types.void(U64, _NEW_U64))
+def _fill_filter(keys: Any, bits: Any) -> Any:
+    """Enter keys into a filter of words of 64 bits, their number a power of two."""
+    for key in keys:
+        bits[key & np.uint64(len(bits) - 1)] |= _bits_of(key)
+
+
+@njit(types.void(U64, _NEW_I32))
+def _fill_table(keys: Any, slots: Any) -> Any:
+    """Enter the numbers of distinct keys into an empty table of -1, its size a power of two."""
+    mask = len(slots) - 1
+    for g in range(len(keys)):
+        slot = np.int64(keys[g] >> np.uint64(24)) & mask
+        while slots[slot] >= 0:
+            slot = (slot + 1) & mask
+        slots[slot] = g
+
+
+@njit(types.boolean(types.uint64, U64), inline=True)
+def _may_hold(key: Any, bits: Any) -> Any:
+    """Whether a filter holds the key, or three bits of others say so."""
+    wanted = _bits_of(key)
+    return bits[key & np.uint64(len(bits) - 1)] & wanted == wanted
+
+
+@njit(types.int64(types.uint64, _I32, U64))
+def _look_up(key: Any, slots: Any, keys: Any) -> Any:
+    """The number of a key in the table, or -1."""
+    mask = len(slots) - 1
+    slot = np.int64(key >> np.uint64(24)) & mask
+    while slots[slot] >= 0 and keys[slots[slot]] != key:
+        slot = (slot + 1) & mask
+    return np.int64(slots[slot])
+
+
+_HASHED = types.UniTuple(types.int64, 2)
+
+
+@njit(_HASHED(BYTES, types.int64, types.int64, _ENTRIES, _ENTRIES, U64, _NEW_I64, _NEW_I64, _NEW_U64))
+def _hash_words(
+    text: Any, i: Any, end: Any, entries: Any, several: Any, bits: Any, begins: Any, ends: Any, hashes: Any
+) -> Any:
+    """Take up to BLOCK words from i on; (how many, where to go on).
+
+    begins, ends, hashes: (GRAM + BLOCK,) the last GRAM words before, then these: their bounds and the rolling hash
+    after each. The words of the filter that their grams will ask for are on their way when this returns.
+    """
+    power, last = np.uint64(_POWER), np.uint64(len(bits) - 1)
+    filter_words, now, n = bits.ctypes, hashes[GRAM - 1], 0
+    while n < BLOCK:
+        start, stop, h, i = _next_word(text, i, end, entries, several)
+        if start < 0:
+            break
+        now = now * _BASE + h
+        at = GRAM + n
+        begins[at], ends[at], hashes[at] = start, stop, now
+        key = _key(now, hashes[n], power, GRAM)
+        prefetch_u64(filter_words, np.int64(key & last))
+        n += 1
+    return n, i
+
+
+_FOUND = types.Tuple((_NEW_I64, _NEW_I32))
+
+
+@njit(_FOUND(U8, I64, _U32, _U32, U64, U64, U64, _I32, U64, U8, I64, I64))
+def _find(
+    data: Any, offsets: Any, entries: Any, several: Any, powers: Any,
+    bits: Any, openings: Any, slots: Any, keys: Any, passages: Any, starts: Any, ends: Any,
+) -> Any:  # fmt: skip
+    """See `find_grams`."""
+    hit_offsets, hits, count = np.zeros(len(offsets), np.int64), np.empty(256, np.int32), 0
+    seen = np.zeros(len(keys), np.uint8)
+    begins, stops = np.zeros(GRAM + BLOCK, np.int64), np.zeros(GRAM + BLOCK, np.int64)
+    hashes = np.zeros(GRAM + BLOCK, np.uint64)
+    text, table, expansions = data.ctypes, entries.ctypes, several.ctypes
+    for d in range(len(offsets) - 1):
+        i, before, last_short = offsets[d], 0, -1
+        hashes[:GRAM] = 0
+        while True:
+            n, i = _hash_words(text, i, offsets[d + 1], table, expansions, bits, begins, stops, hashes)
+            for at in range(GRAM, GRAM + n):
+                words = before + at - GRAM + 1
+                shortest = GRAM + 1
+                if words >= GRAM and _may_hold(_key(hashes[at], hashes[at - GRAM], powers[GRAM], GRAM), bits):
+                    shortest = GRAM
+                if words >= SHORTEST and _may_hold(
+                    _key(hashes[at], hashes[at - SHORTEST], powers[SHORTEST], SHORTEST), openings
+                ):
+                    last_short = words + GRAM - 1 - SHORTEST
+                if words <= last_short:
+                    shortest = SHORTEST
+                for length in range(shortest, min(GRAM, words) + 1):
+                    key = _key(hashes[at], hashes[at - length], powers[length], length)
+                    gram = _look_up(key, slots, keys)
+                    if gram >= 0 and not seen[gram] and _same_text(
+                        text, begins[at - length + 1], stops[at],
+                        passages.ctypes, starts[gram], ends[gram], table, expansions,
+                    ):  # fmt: skip
+                        if count == len(hits):
+                            hits = np.append(hits, np.empty(len(hits), np.int32))
+                        hits[count] = gram
+                        seen[gram] = 1
+                        count += 1
+            before += n
+            if n < BLOCK:
+                break
+            begins[:GRAM], hashes[:GRAM] = begins[BLOCK:], hashes[BLOCK:]
+        for k in range(hit_offsets[d], count):
+            seen[hits[k]] = 0
+        hit_offsets[d + 1] = count
+    return hit_offsets, hits[:count].copy()
+
+
+@dataclass(frozen=True, slots=True)
+class Grams:
+    """The distinct grams of passages, ready to be looked for.
+
+    data: uint8, the text of the passages; keys, starts, ends: (grams,), the hash of each and where one place of it is
+    in the text; bits: a filter of the keys; openings: a filter of the first words of short ones; slots: a table of the
+    keys.
+    """
+
+    data: npt.NDArray[np.uint8]
+    keys: npt.NDArray[np.uint64]
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    bits: npt.NDArray[np.uint64]
+    openings: npt.NDArray[np.uint64]
+    slots: npt.NDArray[np.int32]
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()
+
+
+def _filter(keys: npt.NDArray[np.uint64], bits_per_key: int) -> npt.NDArray[np.uint64]:
+    bits = np.zeros(_power_of_two(len(keys) * bits_per_key // 64), np.uint64)
+    _fill_filter(keys, bits)
+    return bits
+
+
+def list_grams(
+    data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
+) -> tuple[Grams, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The grams of the passages data[offsets[p]:offsets[p + 1]]; which gram, and which passage, each of their places
+    is, both (places,) in the order of the passages."""
+    keys, passages, starts, ends, openings = _list_grams(data, offsets, *fold_tables(), _POWERS)
+    distinct, first, gram = np.unique(keys, return_index=True, return_inverse=True)
+    slots = np.full(_power_of_two(2 * len(distinct)), -1, np.int32)
+    _fill_table(distinct, slots)
+    long = _filter(distinct, BITS_PER_GRAM)
+    short = _filter(np.unique(openings[openings != 0]), BITS_PER_OPENING)
+    grams = Grams(data, distinct, starts[first], ends[first], long, short, slots)
+    return grams, gram, passages
+
+
+def find_grams(
+    grams: Grams, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """The distinct grams of each document data[offsets[d]:offsets[d + 1]], in the order in which they first stand
+    there: hits[at[d]:at[d + 1]]; (at, hits)."""
+    found: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]] = _find(
+        data, offsets, *fold_tables(), _POWERS,
+        grams.bits, grams.openings, grams.slots, grams.keys, grams.data, grams.starts, grams.ends,
+    )  # fmt: skip
+    return found

@@ -1,0 +1,137 @@
+"""Benchmark items of the user's own -> what documents are searched for.
+
+Enters: a folder of JSON Lines (plain, .gz, .zst), one item a line. Leaves: a `Benchmark`, also as a file for workers.
+
+Every text in an item, however deep (question, context, each choice, solution), is a passage of its own; names of fields
+mean nothing. A passage of `ngrams.GRAM` words or more is looked for in grams of that many words, a shorter one as a
+whole, and one below `ngrams.SHORTEST` words not at all: an item that holds nothing longer is listed as not checkable.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pretok.base.errors import UsageError
+from pretok.base.storage import atomic_open
+from pretok.kernels.ngrams import GRAM, SHORTEST, Grams, list_grams
+from pretok.read.files import CorruptInputError, list_inputs, read_bytes
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+_VERSION = 1
+"""Part of the fingerprint: rises when other grams are made of the same items."""
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Items and their grams.
+
+    fingerprint: 32 hexadecimal digits of the items and how grams are made of them; names: FILE:LINE of each item, the
+    file relative to the folder; sizes: (items,) in how many places an item has a gram, 0 if it is not checkable;
+    starts: (grams + 1,) and holders: (places,) int32: the items that hold gram g are holders[starts[g]:starts[g + 1]],
+    an item as often as it holds it.
+    """
+
+    fingerprint: str
+    names: tuple[str, ...]
+    grams: Grams
+    sizes: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int64]
+    holders: npt.NDArray[np.int32]
+
+    @property
+    def not_checkable(self) -> list[str]:
+        """The items that have no passage of SHORTEST words."""
+        return [self.names[item] for item in np.flatnonzero(self.sizes == 0)]
+
+
+def read_benchmark(folder: Path) -> Benchmark:
+    """The items of all JSON Lines files in a folder and those inside it. UsageError names a file and line that hold
+    none."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder; --against takes one with benchmark items as JSON Lines")
+    paths = sorted(path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
+    if not paths:
+        raise UsageError(f"{folder} holds no file named {', '.join(f'*{suffix}' for suffix in SUFFIXES)}")
+    names: list[str] = []
+    passages: list[bytes] = []
+    item_of: list[int] = []
+    for file in list_inputs([glob.escape(str(path)) for path in paths], "jsonl")[0]:
+        name = Path(file.path).relative_to(folder)
+        try:
+            lines = b"".join(read_bytes(file.path, file.compression)).split(b"\n")
+        except CorruptInputError as error:
+            raise UsageError(f"{file.path} cannot be read: {error}") from None
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                texts = [text.encode("utf-8", "replace") for text in _texts(_item(line, file.path, number))]
+                item_of += [len(names)] * len(texts)
+                passages += texts
+                names.append(f"{name}:{number}")
+    return _index(names, passages, np.array(item_of, np.int64))
+
+
+def _item(line: bytes, path: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path}, line {number} is not JSON: {error}; JSON Lines has one item a line"
+        ) from None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
+
+
+def _index(names: list[str], passages: list[bytes], item_of: npt.NDArray[np.int64]) -> Benchmark:
+    digest = hashlib.blake2b(f"{_VERSION}\0{GRAM}\0{SHORTEST}\0".encode(), digest_size=16)
+    for name in names:
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+    for item, passage in zip(item_of.tolist(), passages, strict=True):
+        digest.update(b"%d\0%d\0%b" % (item, len(passage), passage))
+    data = np.frombuffer(b"".join(passages), np.uint8)
+    offsets = np.cumsum([0, *map(len, passages)], dtype=np.int64)
+    grams, gram, passage_of = list_grams(data, offsets)
+    item = item_of[passage_of].astype(np.int32)
+    order = np.argsort(gram, kind="stable")
+    starts = np.searchsorted(gram[order], np.arange(len(grams.keys) + 1))
+    sizes = np.bincount(item, minlength=len(names)).astype(np.int32)
+    return Benchmark(digest.hexdigest(), tuple(names), grams, sizes, starts, item[order])
+
+
+_ARRAYS = ("sizes", "starts", "holders")
+_GRAM_ARRAYS = tuple(field.name for field in fields(Grams))
+
+
+def save_benchmark(benchmark: Benchmark, path: Path) -> None:
+    """Write a file that `load_benchmark` opens."""
+    arrays = {name: getattr(benchmark, name) for name in _ARRAYS}
+    arrays |= {f"gram_{name}": getattr(benchmark.grams, name) for name in _GRAM_ARRAYS}
+    about = json.dumps([benchmark.fingerprint, benchmark.names]).encode()
+    with atomic_open(path) as file:
+        np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)
+
+
+@cache
+def load_benchmark(path: Path, fingerprint: str) -> Benchmark:
+    """What was saved, once in a process. `fingerprint` keeps different benchmarks at one path apart."""
+    with np.load(path) as file:
+        kept, names = json.loads(file["about"].tobytes())
+        if kept != fingerprint:
+            raise AssertionError(f"{path} holds the benchmark {kept}, not {fingerprint}")
+        grams = Grams(**{name: file[f"gram_{name}"] for name in _GRAM_ARRAYS})
+        return Benchmark(kept, tuple(names), grams, *(file[name] for name in _ARRAYS))

@@ -1,0 +1,117 @@
+"""Hashes of documents -> which of them are copies of an earlier one.
+
+Enters: lists of 128-bit hashes (`shards.ledger.hash_texts`), in the order in which documents count as first. Leaves:
+for each list which of its documents are copies, and of which; and a file of the copies of a partition, for the task
+that leaves them out. Two documents are copies where their hashes are equal; that any two of 10^12 different texts have
+the same has a probability of 10^-15.
+
+Memory is bounded: in each of several passes only the hashes of a part of all values are held.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pretok.base.storage import atomic_open
+
+Hashes = npt.NDArray[np.uint64]
+Int64s = npt.NDArray[np.int64]
+
+MEMORY = 4 << 30
+"""Bytes that a pass may hold: 50 million documents. Each pass reads all hashes again."""
+_BYTES = 80
+"""Of a document in a pass: two hashes, list and row, and the sort's copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The copies in one list: (n,) rows, ascending, and of which row of which list each is a copy."""
+
+    rows: Int64s
+    of_list: Int64s
+    of_row: Int64s
+
+
+def find_copies(counts: Sequence[int], load: Callable[[int], Hashes], memory: int = MEMORY) -> list[Copies]:
+    """The copies in each list. counts: documents in each; load: the (documents, 2) hashes of one.
+
+    A document is a copy of the first one with its hash: of the earliest list, there of the lowest row.
+    """
+    passes = max(1, -(-sum(counts) * _BYTES // memory))
+    found: list[list[Int64s]] = [[] for _ in counts]
+    for number in range(passes):
+        for copies in _pass(number, passes, len(counts), load):
+            for one in np.unique(copies[:, 0]):
+                found[one].append(copies[copies[:, 0] == one, 1:])
+    made = []
+    for parts in found:
+        rows = np.concatenate([np.empty((0, 3), np.int64), *parts])
+        rows = rows[np.argsort(rows[:, 0])]
+        made.append(Copies(rows[:, 0], rows[:, 1], rows[:, 2]))
+    return made
+
+
+def _pass(number: int, passes: int, lists: int, load: Callable[[int], Hashes]) -> Iterator[Int64s]:
+    """(copies, 4): list, row, list and row of the first, of the hashes that are this pass's."""
+    hashes, origins = [np.empty((0, 2), np.uint64)], [np.empty((0, 2), np.int64)]
+    for one in range(lists):
+        theirs = load(one)
+        rows = np.flatnonzero((theirs[:, 1] >> np.uint64(40)) % np.uint64(passes) == number)
+        hashes.append(theirs[rows])
+        origins.append(np.stack([np.full(len(rows), one), rows], axis=1))
+    values, where = np.concatenate(hashes), np.concatenate(origins)
+    order = np.lexsort((values[:, 1], values[:, 0]))  # stable: equal hashes stay in the order of the lists
+    values, where = values[order], where[order]
+    starts = np.ones(len(values), np.bool_)
+    starts[1:] = (values[1:] != values[:-1]).any(axis=1)
+    first = np.flatnonzero(starts)[np.cumsum(starts) - 1] if len(values) else np.empty(0, np.int64)
+    yield np.concatenate([where, where[first]], axis=1)[~starts]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesOfPartition:
+    """The copies in one partition: (n,) the piece and record of each, from 0, ascending; and of which document it is a
+    copy: the file (its place in `names`), and the start and record there, as a ledger has them."""
+
+    pieces: Int64s
+    records: Int64s
+    names: Sequence[str]
+    files: Int64s
+    starts: Int64s
+    lines: Int64s
+
+    def of(self, piece: int, numbers: Int64s) -> list[tuple[int, str]]:
+        """(record, which document it is a copy of) of those of the records `numbers`, ascending, that are copies."""
+        start, end = np.searchsorted(self.pieces, [piece, piece + 1])
+        at = start + np.flatnonzero(np.isin(self.records[start:end], numbers))
+        return [(int(self.records[row]), self._first(row)) for row in at]
+
+    def _first(self, row: int) -> str:
+        """FILE:LINE; where the start is not 0, only the whole file would tell the line or row."""
+        start = int(self.starts[row])
+        place = f"{self.names[self.files[row]]}:{self.lines[row] + 1}"
+        return f"{place}, counted from byte {start}" if start else place
+
+
+_ARRAYS = ("pieces", "records", "files", "starts", "lines")
+
+
+def save_copies(path: Path, copies: CopiesOfPartition) -> None:
+    """Write a file that `load_copies` reads."""
+    names = np.frombuffer(json.dumps(list(copies.names)).encode(), np.uint8)
+    with atomic_open(path) as file:
+        np.savez(file, names=names, **{name: getattr(copies, name) for name in _ARRAYS})
+
+
+def load_copies(path: Path) -> CopiesOfPartition:
+    """What was saved."""
+    with np.load(path) as file:
+        return CopiesOfPartition(
+            names=json.loads(file["names"].tobytes()), **{name: file[name] for name in _ARRAYS}
+        )

@@ -1,0 +1,113 @@
+"""Batches of documents -> the same without what is not wanted, and with what was found out about the rest.
+
+Enters: batches as `read` gives them, and a `Screening`. Leaves: batches whose refused documents are rejects, with the
+reasons `duplicate` and `contaminated`, and whose others have more kept columns, where these are looked for:
+
+    duplicate_of        text   where the first document with this text is, as FILE:LINE; null where this is the first
+    contaminated_share  float  the largest share of a benchmark item that the document holds, see `contamination`
+    contaminated_by     text   that item, as FILE:LINE of the benchmark's folder; null where it holds of none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pretok.read.batches import Reject, TextBatch, buffers
+from pretok.read.kept import TYPES, KeptColumn
+from pretok.read.readers import Damage
+from pretok.screen.benchmark import load_benchmark
+from pretok.screen.contamination import ContaminationFinder, ItemCount
+from pretok.screen.copies import CopiesOfPartition, load_copies
+
+DUPLICATE = (KeptColumn("duplicate_of", "", "text"),)
+CONTAMINATED = (KeptColumn("contaminated_share", "", "float"), KeptColumn("contaminated_by", "", "text"))
+
+
+@dataclass(frozen=True, slots=True)
+class Screening:
+    """What is looked for. benchmark: the file of a `Benchmark`, and its fingerprint, "" for none; reject: documents
+    that hold at least this share of an item are refused, None for none; duplicates: whether copies of earlier
+    documents are kept as any other, marked as such, or dropped."""
+
+    benchmark: Path | None = None
+    fingerprint: str = ""
+    reject: Fraction | None = None
+    duplicates: Literal["keep", "mark", "drop"] = "keep"
+
+    @property
+    def columns(self) -> tuple[KeptColumn, ...]:
+        """What each document is given."""
+        marks = DUPLICATE if self.duplicates == "mark" else ()
+        return (*marks, *(CONTAMINATED if self.benchmark else ()))
+
+
+class Screen:
+    """Applies a Screening to the batches of a partition, one after the other. copies: the file of its copies."""
+
+    def __init__(self, screening: Screening, copies: Path) -> None:
+        self._reject = screening.reject
+        self._drop = screening.duplicates == "drop"
+        self._finder: ContaminationFinder | None = None
+        self._copies: CopiesOfPartition | None = None
+        if screening.benchmark:
+            self._finder = ContaminationFinder(load_benchmark(screening.benchmark, screening.fingerprint))
+        if screening.duplicates != "keep":
+            self._copies = load_copies(copies)
+
+    def __call__(self, batch: TextBatch | Damage) -> TextBatch | Damage:
+        """The batch without refused documents, with what was found of the others."""
+        if isinstance(batch, Damage):
+            return batch
+        if self._copies is not None:
+            batch = self._without_copies(batch, self._copies.of(batch.piece, batch.numbers))
+        if self._finder is None:
+            return batch
+        shares, items = self._finder.search(*buffers(batch.texts))
+        names = self._finder.benchmark.names
+        by = pa.array([names[item] if item >= 0 else None for item in items.tolist()], TYPES["text"])
+        batch = replace(batch, kept=(*batch.kept, pa.array(shares), by))
+        if self._reject is None:
+            return batch
+        refused_too = np.flatnonzero((items >= 0) & (shares >= float(self._reject))).tolist()
+        return _without(
+            batch,
+            [
+                Reject(int(batch.numbers[row]), "contaminated", f"{shares[row]:.2f} of {names[items[row]]}")
+                for row in refused_too
+            ],
+        )
+
+    def _without_copies(self, batch: TextBatch, copies: list[tuple[int, str]]) -> TextBatch:
+        if self._drop:
+            rejects = [Reject(record, "duplicate", f"the same text as {first}") for record, first in copies]
+            return _without(batch, rejects)
+        firsts = dict(copies)
+        column = pa.array([firsts.get(record) for record in batch.numbers.tolist()], TYPES["text"])
+        return replace(batch, kept=(*batch.kept, column))
+
+    def take(self) -> tuple[ItemCount, ...]:
+        """What was found of each benchmark item since the last call."""
+        return self._finder.take() if self._finder else ()
+
+
+def _without(batch: TextBatch, rejects: Sequence[Reject]) -> TextBatch:
+    """The batch without documents that are rejects instead."""
+    if not rejects:
+        return batch
+    left: npt.NDArray[np.bool_] = ~np.isin(batch.numbers, [reject.record for reject in rejects])
+    mask = pa.array(left)
+    return replace(
+        batch,
+        texts=batch.texts.filter(mask),
+        numbers=batch.numbers[left],
+        rejects=sorted([*batch.rejects, *rejects], key=lambda reject: reject.record),
+        kept=tuple(column.filter(mask) for column in batch.kept),
+    )

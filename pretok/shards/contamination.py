@@ -1,0 +1,124 @@
+"""What stands beside shards of the benchmark that their documents were searched for.
+
+Enters: a Benchmark, and what the parts of a source found of its items. Leaves, in SHARDS:
+
+    benchmark.json             fingerprint, gram, shortest, files [{file, items, not_checkable [lines]}]
+    contamination/SOURCE.json  items [{item, size, documents, grams}]: the items of which anything was found, of how
+                               many grams each is, in how many documents a part of it stands, and how many of its grams
+                               the one held that held most
+
+Documents that were rejected count. `found_items` adds up the sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from pretok.base.records import read_record, to_json
+from pretok.base.storage import read_json, write_json
+from pretok.base.tell import Table, Teller, table
+from pretok.base.units import counted
+from pretok.kernels.ngrams import GRAM, SHORTEST
+from pretok.screen.benchmark import Benchmark, save_benchmark
+from pretok.screen.contamination import ItemCount, sum_items
+
+FOLDER = "contamination"
+HALF = 0.5
+"""The table tells how many items stand in some document by at least this share."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkFile:
+    """A file of items; not_checkable: lines of items that have no passage of SHORTEST words."""
+
+    file: str
+    items: int
+    not_checkable: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkEntry:
+    """benchmark.json; gram, shortest: words of a gram, and of the shortest passage that is looked for."""
+
+    fingerprint: str
+    gram: int
+    shortest: int
+    files: tuple[BenchmarkFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was found in a source."""
+
+    items: tuple[ItemCount, ...]
+
+
+def benchmark_path(shards: Path) -> Path:
+    """Where the benchmark is described."""
+    return shards / "benchmark.json"
+
+
+def kept_benchmark(state: Path) -> Path:
+    """Where workers find the benchmark while the shards are made."""
+    return state / "benchmark.npz"
+
+
+def keep_benchmark(shards: Path, state: Path, benchmark: Benchmark, tell: Teller) -> None:
+    """Describe the benchmark, and leave it for workers."""
+    items: dict[str, list[int]] = {}
+    for name in benchmark.names:
+        items.setdefault(name.rpartition(":")[0], [])
+    counts = dict.fromkeys(items, 0)
+    for name, size in zip(benchmark.names, benchmark.sizes.tolist(), strict=True):
+        file, _, line = name.rpartition(":")
+        counts[file] += 1
+        if not size:
+            items[file].append(int(line))
+    files = tuple(BenchmarkFile(file, counts[file], tuple(lines)) for file, lines in items.items())
+    write_json(benchmark_path(shards), to_json(BenchmarkEntry(benchmark.fingerprint, GRAM, SHORTEST, files)))
+    short = sum(len(lines) for lines in items.values())
+    tell.notice(
+        f"benchmark: {counted(len(benchmark.names), 'item')}, {len(benchmark.grams.keys):,} different runs of words; "
+        f"not checkable, because no text in them has {SHORTEST} words: {counted(short, 'item')}"
+    )
+    save_benchmark(benchmark, kept_benchmark(state))
+
+
+def found_path(shards: Path, source: str) -> Path:
+    """Where it stands what was found in a source."""
+    return shards / FOLDER / f"{source}.json"
+
+
+def write_found(shards: Path, source: str, parts: Iterable[tuple[ItemCount, ...]]) -> Path:
+    """Write what the parts of a source found; no file where nothing was looked for. The file's path."""
+    path = found_path(shards, source)
+    if benchmark_path(shards).exists():
+        write_json(path, to_json(_Found(sum_items(chain.from_iterable(parts)))))
+    return path
+
+
+def found_items(shards: Path, sources: Iterable[str]) -> tuple[ItemCount, ...]:
+    """What was found in all these sources together. Raises IntegrityError."""
+    paths = [path for source in sources if (path := found_path(shards, source)).exists()]
+    return sum_items(chain.from_iterable(read_record(_Found, read_json(path), path).items for path in paths))
+
+
+def contamination_table(shards: Path, sources: Iterable[str]) -> Table | None:
+    """A row for each file of the benchmark; None where there is none. Raises IntegrityError."""
+    path = benchmark_path(shards)
+    if not path.exists():
+        return None
+    files = read_record(BenchmarkEntry, read_json(path), path).files
+    found = found_items(shards, sources)
+    rows = []
+    for file in files:
+        held = [item for item in found if item.item.rpartition(":")[0] == file.file]
+        most = max((item.grams / item.size for item in held), default=0.0)
+        half = sum(item.grams >= HALF * item.size for item in held)
+        numbers = (file.items, len(file.not_checkable), len(held), half)
+        rows.append((file.file, *(f"{number:,}" for number in numbers), f"{most:.2f}"))
+    columns = ("benchmark", "items", "not checkable", "found in part", "half or more", "largest share")
+    return table("contamination", columns, rows)

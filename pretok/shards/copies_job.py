@@ -1,0 +1,199 @@
+"""Which documents are copies of earlier ones, settled before tokenizing: every worker is then told its copies.
+
+Enters: the tasks of all partitions that are not sealed, and the shards that are. Leaves: beside the state of each
+partition the file of its copies (`screen.copies`). Workers seal shards one by one and never change one afterwards, so
+who is first must be known before the first is sealed: a pass over the texts hashes them, which costs a read and spares
+the encoding of every copy.
+
+What counts as first does not depend on workers: documents of sealed sources; then those of partitions for which it
+was settled before; then partitions in the order of the manifest (names of sources, files, lines), those with a damaged
+input last, so that nothing is left out for the sake of a file that will be mended. What is settled stays: a kill, or an
+input mended later, changes nothing about shards that may be sealed already.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pretok.base.execute import Engine
+from pretok.base.failures import TaskError
+from pretok.base.progress import Progress
+from pretok.base.tell import Table, Teller, table
+from pretok.base.units import counted
+from pretok.read.partition import Partition
+from pretok.read.partition_runs import expect, run_partitions
+from pretok.screen.copies import (
+    Copies,
+    CopiesOfPartition,
+    Hashes,
+    Int64s,
+    find_copies,
+    load_copies,
+    save_copies,
+)
+from pretok.shards.contents import Contents
+from pretok.shards.hash_task import HashTask, hash_partition, load_hashes
+from pretok.shards.ledger import ledger_column, ledger_path
+from pretok.shards.task import TokenizeTask, copies_path, hashes_path
+
+Place = tuple[str, int, int]
+Failures = list[tuple[Partition, TaskError]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Documents:
+    """Documents of a source in a row. count: of them; load: their (count, 2) hashes; places: of those with these
+    numbers the file, and the start and record there, as a ledger has them."""
+
+    source: str
+    count: int
+    load: Callable[[], Hashes]
+    places: Callable[[Int64s], list[Place]]
+
+
+def settle_copies(
+    tasks: Sequence[TokenizeTask], sealed: Contents | None, engine: Engine, progress: Progress, tell: Teller
+) -> Failures:
+    """Leave the file of its copies for every task; the partitions that could not be hashed, which have none.
+
+    sealed: the shards of other sources, which stay.
+    """
+    tasks = sorted(tasks, key=lambda task: (task.partition.source, task.partition.number))
+    unsettled = [task for task in tasks if not copies_path(task).exists()]
+    if not unsettled:
+        return []
+    failures = _hash(unsettled, engine, progress, tell)
+    failed = {partition.name for partition, _ in failures}
+    unsettled = [task for task in unsettled if task.partition.name not in failed]
+    ours = {task.partition.source for task in tasks}
+    lists = _of_shards(tasks[0].shards_dir, sealed, ours)
+    lists += [_of_settled(task) for task in tasks if copies_path(task).exists()]
+    unsettled.sort(key=lambda task: load_hashes(hashes_path(task)).damaged)  # stable
+    first, lists = len(lists), lists + [_of_partition(task) for task in unsettled]
+    copies = find_copies([one.count for one in lists], lambda number: lists[number].load())
+    for task, of_partition in zip(unsettled, _located(unsettled, lists, copies[first:]), strict=True):
+        save_copies(copies_path(task), of_partition)
+    tell.show(_table(lists, first, copies))
+    return failures
+
+
+def _table(lists: Sequence[_Documents], first: int, copies: Sequence[Copies]) -> Table:
+    """What was found in the lists from `first` on, by source."""
+    documents, within, across = Counter[str](), Counter[str](), Counter[str]()
+    for one, found in zip(lists[first:], copies[first:], strict=True):
+        documents[one.source] += one.count
+        firsts, counts = np.unique(found.of_list, return_counts=True)
+        same = sum(
+            n
+            for of, n in zip(firsts.tolist(), counts.tolist(), strict=True)
+            if lists[of].source == one.source
+        )
+        within[one.source] += same
+        across[one.source] += len(found.rows) - same
+    rows = [
+        (name, *(f"{counts[name]:,}" for counts in (documents, within, across))) for name in sorted(documents)
+    ]
+    return table("copies", ("source", "documents", "copies of its own", "of other sources"), rows)
+
+
+def _hash(tasks: Sequence[TokenizeTask], engine: Engine, progress: Progress, tell: Teller) -> Failures:
+    work = [
+        HashTask(task.partition, task.record, task.keep, task.normalization, hashes_path(task))
+        for task in tasks
+    ]
+    expect(work, progress)
+    tell.notice(f"{counted(len(work), 'partition')} to read first for copies")
+    if place := engine.choose(sum(task.partition.estimate for task in work)):
+        tell.notice(place)
+    outcomes = run_partitions(hash_partition, work, 0, engine, progress, tell)
+    return [(task.partition, o.result) for task, o in outcomes if isinstance(o.result, TaskError)]
+
+
+def _of_shards(folder: Path, sealed: Contents | None, without: set[str]) -> list[_Documents]:
+    """The documents of sealed shards, by their ledgers."""
+    found = []
+    for shard in sealed.shards if sealed else ():
+        if shard.source not in without:
+            path = ledger_path((folder / shard.path).with_suffix(""))
+            found.append(
+                _Documents(shard.source, shard.documents, partial(_hash_values, path), partial(_places, path))
+            )
+    return found
+
+
+def _hash_values(path: Path) -> Hashes:
+    column = ledger_column(path, "hash")
+    values = np.frombuffer(column.buffers()[1], ">u8").reshape(-1, 2)
+    return values[column.offset : column.offset + len(column)].astype(np.uint64)
+
+
+def _places(path: Path, rows: Int64s) -> list[Place]:
+    columns = [
+        ledger_column(path, name).take(pa.array(rows)).to_pylist() for name in ("file", "start", "record")
+    ]
+    return list(zip(*columns, strict=True))
+
+
+def _of_partition(task: TokenizeTask) -> _Documents:
+    """All documents of a partition."""
+    return _listed(task, np.arange(len(load_hashes(hashes_path(task)).hashes)))
+
+
+def _of_settled(task: TokenizeTask) -> _Documents:
+    """The documents of a partition that are no copies: those left out must not be the first of others."""
+    hashed, copies = load_hashes(hashes_path(task)), load_copies(copies_path(task))
+    gone = np.zeros(len(hashed.hashes), np.bool_)
+    for piece in np.unique(copies.pieces):
+        here = hashed.pieces == piece
+        gone[here] = np.isin(hashed.records[here], copies.records[copies.pieces == piece])
+    return _listed(task, np.flatnonzero(~gone))
+
+
+def _listed(task: TokenizeTask, rows: Int64s) -> _Documents:
+    def places(numbers: Int64s) -> list[Place]:
+        hashed, found = load_hashes(hashes_path(task)), []
+        for row in rows[numbers].tolist():
+            piece = task.partition.pieces[int(hashed.pieces[row])]
+            start, first = piece.origin
+            found.append((piece.file.path, start, first + int(hashed.records[row])))
+        return found
+
+    return _Documents(
+        task.partition.source, len(rows), lambda: load_hashes(hashes_path(task)).hashes[rows], places
+    )
+
+
+def _located(
+    tasks: Sequence[TokenizeTask], lists: Sequence[_Documents], copies: Sequence[Copies]
+) -> Iterator[CopiesOfPartition]:
+    """The copies of each task with the places of what they are copies of. Each list is asked once, for all tasks."""
+    of_list, of_row = (
+        np.concatenate([np.empty(0, np.int64), *(getattr(one, name) for one in copies)])
+        for name in ("of_list", "of_row")
+    )
+    where = np.zeros((len(of_list), 3), np.int64)
+    names: dict[str, int] = {}
+    order = np.argsort(of_list, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(of_list[order])) + 1) if len(order) else ():
+        places = lists[of_list[rows[0]]].places(of_row[rows])
+        where[rows] = [(names.setdefault(file, len(names)), start, record) for file, start, record in places]
+    known, end = list(names), 0
+    for task, one in zip(tasks, copies, strict=True):
+        hashed, begin = load_hashes(hashes_path(task)), end
+        end += len(one.rows)
+        used, files = np.unique(where[begin:end, 0], return_inverse=True)
+        yield CopiesOfPartition(
+            pieces=hashed.pieces[one.rows],
+            records=hashed.records[one.rows],
+            names=[known[name] for name in used.tolist()],
+            files=files,
+            starts=where[begin:end, 1],
+            lines=where[begin:end, 2],
+        )

@@ -1,0 +1,158 @@
+"""Which positions read a document, and which documents a position reads: against all positions read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import EOD, make_shards
+
+import pretok.stream
+from pretok.audit.trace import Reading, Traced, open_traced, passages, positions_of_step, readings
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.storage import write_json
+from pretok.shards.manifest import load_manifest
+from pretok.stream.mix_job import MixRequest, run_mix
+from pretok.stream.quota import parse_limit, parse_stage
+
+LENGTHS = {"en": [1, 90, 3, 0, 40, 17, 2, 16], "it": [300, 1, 0, 5, 250, 33, 4, 4, 60, 8, 7]}
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every document repeats an id of its own, so that a token says whose it is; three epochs of one source, not one
+    of the other, in two stages."""
+    folder = tmp_path_factory.mktemp("out")
+    documents, number = {}, 1
+    for source, lengths in LENGTHS.items():
+        documents[source] = [[number + n] * length for n, length in enumerate(lengths)]
+        number += len(lengths)
+    make_shards(folder / "shards", documents, val={"it": [[900, 901]]})
+    stages = (parse_stage("300:it=0.2,en=0.8"), parse_stage("512:it=0.6,en=0.4"))
+    run_mix(folder / "shards", folder / "mix.json", MixRequest(stages, 16, 3, "train", parse_limit(9, False)))
+    return folder / "mix.json"
+
+
+def owners() -> dict[int, tuple[str, int]]:
+    """Id -> (source, number of the document)."""
+    places = [(source, number) for source, lengths in LENGTHS.items() for number in range(len(lengths))]
+    return dict(enumerate(places, 1))
+
+
+def test_every_document_is_read_where_its_tokens_are(mix: Path) -> None:
+    """Every token of every position is some document's at some place in it; EOD belongs to what stands before it."""
+    traced = open_traced(mix, None)
+    whose, view = owners(), traced.view
+    expected: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    for position in range(len(view)):
+        tokens = view[position]
+        for id_ in set(tokens.tolist()) - {EOD}:
+            expected[whose[id_]][position] = int(np.count_nonzero(tokens == id_))
+    epochs = set()
+    for source, lengths in LENGTHS.items():
+        for document, length in enumerate(lengths):
+            found = readings(traced, source, "train", document)
+            assert [reading.position for reading in found] == sorted(reading.position for reading in found)
+            without_eod = {
+                r.position: min(r.first + r.tokens, length) - r.first for r in found if r.first < length
+            }
+            assert without_eod == expected[source, document]
+            for reading in found:
+                assert view.origin(reading.position) == (source, reading.epoch, reading.sequence)
+                assert 0 < reading.tokens <= length + 1 - reading.first
+                epochs.add(reading.epoch)
+    assert len(epochs) > 2
+
+
+def test_a_position_reads_the_documents_that_its_tokens_are_of(mix: Path) -> None:
+    traced = open_traced(mix, None)
+    whose = {where: number for number, where in owners().items()}
+    back: dict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
+    for position in range(len(traced.view)):
+        held: list[int] = []
+        for passage in passages(traced, position):
+            number = whose[passage.source, passage.document]
+            assert passage.split == "train"
+            length = int(np.concatenate([LENGTHS["en"], LENGTHS["it"]])[number - 1])
+            held += ([number] * length + [EOD])[passage.first : passage.first + passage.tokens]
+            back[passage.source, passage.document].append((position, passage.first, passage.tokens))
+        assert held == traced.view[position].tolist()
+    for source, document in whose:
+        found = [(r.position, r.first, r.tokens) for r in readings(traced, source, "train", document)]
+        assert found == back[source, document]
+
+
+def test_what_a_mix_leaves_out_is_read_nowhere(mix: Path) -> None:
+    traced = open_traced(mix, None)
+    assert readings(traced, "it", "val", 0) == []
+    alone = Traced(pretok.stream.open(mix.parent / "shards", seq_len=16, source="en"), traced.manifest)
+    assert readings(alone, "it", "train", 0) == []
+    assert readings(alone, "en", "train", 1)
+
+
+def write_run(folder: Path, mix: Path, **changes: object) -> Path:
+    """What train leaves of a run."""
+    view = pretok.stream.open(mix.parent / "shards", mix)
+    resolved = {
+        "model": {"seq_len": 16},
+        "stream": view.fingerprint,
+        "global_batch": 4,
+        "steps": 9,
+        **changes,
+    }
+    settings = {"shards": str(mix.parent / "shards"), "mix": str(mix), "seed": 0, "resolved": resolved}
+    write_json(folder / "config.json", settings)
+    for step, position in ((3, 12), (5, 20)):
+        meta = {"step": step, "progress": {"position": position}}
+        write_json(folder / "checkpoints" / f"step-{step:08d}" / "meta.json", meta)
+    return folder
+
+
+def test_steps_are_those_of_the_run(mix: Path, tmp_path: Path) -> None:
+    """Of a global batch of 4, position 11 is read in step 3; five steps are done."""
+    traced = open_traced(write_run(tmp_path / "run", mix), None)
+    found = readings(traced, "it", "train", 0)
+    assert len(found) > 10
+    for reading in found:
+        assert isinstance(reading, Reading)
+        assert reading.step == reading.position // 4 + 1
+        assert reading.position in positions_of_step(traced, reading.step)
+        assert reading.done == (reading.position < 20)
+    assert {reading.done for reading in found} == {True, False}
+    with pytest.raises(UsageError, match="no step 0"):
+        positions_of_step(traced, 0)
+    with pytest.raises(UsageError, match="no step 13; the stream has enough for 12"):
+        positions_of_step(traced, 13)
+
+
+def test_what_does_not_belong_together_is_refused(mix: Path, tmp_path: Path) -> None:
+    with pytest.raises(MismatchError, match="read the stream 1234"):
+        open_traced(write_run(tmp_path / "run", mix, stream="1234"), None)
+    with pytest.raises(UsageError, match="is no folder of a run"):
+        open_traced(tmp_path, None)
+    write_json(tmp_path / "config.json", {"shards": "x"})
+    with pytest.raises(IntegrityError, match="lacks 'resolved'"):
+        open_traced(tmp_path, None)
+    traced = open_traced(mix, None)
+    with pytest.raises(UsageError, match="no position 50"):
+        list(passages(traced, 50_000))
+    with pytest.raises(UsageError, match="a mix has positions and no steps"):
+        positions_of_step(traced, 1)
+    assert traced.manifest == load_manifest(mix.parent / "shards")
+
+
+def test_a_run_that_changed_its_batch_has_no_steps_to_tell(mix: Path, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", mix)
+    (run / "changes.jsonl").write_text(
+        '{"step": 2, "position": 8, "by": "hand", "changes": {"lr": [1, 2]}}\n'
+    )
+    assert open_traced(run, None).steps == 5
+    (run / "changes.jsonl").write_text('{"step": 2, "position": 0, "by": "phase", "changes": {}}\n')
+    with pytest.raises(UsageError, match="changed its data or its global batch"):
+        open_traced(run, None)
+    (run / "changes.jsonl").unlink()
+    write_json(run / "checkpoints" / "step-00000005" / "meta.json", {"step": 5, "progress": {"position": 24}})
+    with pytest.raises(UsageError, match="changed its data or its global batch"):
+        open_traced(run, None)

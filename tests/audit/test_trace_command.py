@@ -1,0 +1,89 @@
+"""Documents found by hash and by file and line, and the command that says where a mix reads them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tokenizing import recipe, run
+
+from pretok.audit.documents import origin
+from pretok.audit.find import find_named
+from pretok.audit.trace import open_traced, readings
+from pretok.base.errors import UsageError
+from pretok.base.execute import Engine
+from pretok.cli import run_command
+from pretok.shards.ledger import ledger_path
+from pretok.shards.manifest import Manifest, load_manifest
+from pretok.stream.mix_job import MixRequest, run_mix
+from pretok.stream.quota import parse_limit, parse_stage
+
+
+@pytest.fixture
+def manifest(folder: Path, vocab_dir: Path, here: Engine) -> Manifest:
+    inputs: dict[str, list[Path | str]] = {
+        "it": [folder / "in" / "it-0.jsonl", folder / "in" / "it-1.jsonl"],
+        "en": [folder / "in" / "en.jsonl"],
+    }
+    made = recipe(folder / "out", vocab_dir, inputs)
+    run(made, here)
+    return load_manifest(made.shards_dir)
+
+
+def test_every_document_is_found_by_hash_and_by_place(manifest: Manifest) -> None:
+    by_hash: dict[str, list[tuple[str, str, int]]] = {}
+    places = []
+    before: Counter[tuple[str, str]] = Counter()
+    for shard in manifest.shards:
+        for number, row in enumerate(pq.read_table(ledger_path(shard.prefix)).to_pylist()):
+            place = (shard.source, shard.split, before[shard.source, shard.split] + number)
+            by_hash.setdefault(row["hash"].hex(), []).append(place)
+            places.append((origin(manifest, shard, number)[:2], place))
+        before[shard.source, shard.split] += shard.documents
+    for digits, expected in list(by_hash.items())[::7]:
+        assert find_named(manifest, digits.upper(), 99) == expected
+    for (file, position), expected_place in places[::7]:
+        for name in (file, Path(file).name):
+            assert find_named(manifest, f"{name}:{position}", 99) == [expected_place]
+
+
+def test_a_name_of_no_document_is_explained(manifest: Manifest) -> None:
+    lines = (manifest.folder.parents[1] / "in" / "en.jsonl").read_text("utf-8").count("\n")
+    with pytest.raises(UsageError, match="a record that was rejected"):
+        find_named(manifest, f"en.jsonl:{lines}", 9)
+    with pytest.raises(UsageError, match="a line that is not there"):
+        find_named(manifest, "en.jsonl:100000", 9)
+    with pytest.raises(UsageError, match="the hash of no text"):
+        find_named(manifest, 32 * "0", 9)
+    with pytest.raises(UsageError, match="no ledger has a column 'id'"):
+        find_named(manifest, "other.jsonl:1", 9)
+
+
+def test_the_command_says_what_the_functions_say(
+    manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = manifest.folder.parent / "mix.json"
+    request = MixRequest((parse_stage("20000:it=0.3,en=0.7"),), 64, 0, "train", parse_limit(9, False))
+    run_mix(manifest.folder, path, request)
+    shard = manifest.of("en")[0]
+    file, line, _ = origin(manifest, shard, 3)
+    found = readings(open_traced(path, None), "en", "train", 3)
+    assert run_command(["trace", str(path), "--doc", f"{file}:{line}", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(row["position"], row["first"], row["tokens"]) for row in told] == [
+        (reading.position, reading.first, reading.tokens) for reading in found
+    ]
+    assert {(row["file"], row["line"], row["document"], row["step"]) for row in told} == {
+        (file, line, 3, None)
+    }
+    assert run_command(["trace", str(path), "--position", str(found[0].position), "--json"]) == 0
+    there = json.loads(capsys.readouterr().out)
+    assert told[0] in there
+    assert sum(row["tokens"] for row in there) == 65
+    assert run_command(["trace", str(path), "--doc", f"{file}:{line}"]) == 0
+    assert str(found[-1].position) in capsys.readouterr().out
+    assert run_command(["trace", str(path)]) == 2
+    assert "one of --doc, --position and --step" in capsys.readouterr().err

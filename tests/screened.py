@@ -1,0 +1,34 @@
+"""Helpers of the tests that tokenize with a benchmark or without copies: inputs, rejects, rows of ledgers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pretok.config import Recipe
+from pretok.shards.ledger import ledger_path
+from pretok.shards.manifest import load_manifest
+from pretok.shards.seal import rejects_path
+
+
+def write(path: Path, texts: list[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def rejects(made: Recipe, source: str) -> list[dict[str, Any]]:
+    path = rejects_path(made.shards_dir, source)
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def rows(made: Recipe, source: str) -> list[dict[str, Any]]:
+    """The ledgers of a source, train and val, by file and record."""
+    found = []
+    for shard in load_manifest(made.shards_dir).shards:
+        if shard.source == source:
+            found += pq.read_table(ledger_path(shard.prefix)).to_pylist()
+    return sorted(found, key=lambda row: (row["file"], row["start"], row["record"]))

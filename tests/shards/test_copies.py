@@ -1,0 +1,246 @@
+"""tokenize without copies: against brute force, the same bytes whatever the workers and kills."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from screened import rejects, rows, write
+from telling import Told
+from tokenizing import contents, recipe, run
+
+from pretok.base.errors import MismatchError, PartitionsFailed
+from pretok.base.execute import Engine
+from pretok.base.stop import StopFlag
+from pretok.base.tell import Table
+from pretok.config import Recipe
+from pretok.shards.copies_job import settle_copies
+from pretok.shards.format import ShardWriter
+from pretok.shards.job import run_tokenize
+from pretok.shards.ledger import hash_texts
+from pretok.shards.manifest import load_manifest
+
+
+@pytest.fixture(scope="module")
+def texts(sample_texts: dict[str, list[str]]) -> list[str]:
+    return list(
+        dict.fromkeys(text[:400] for text in sample_texts["it"] + sample_texts["en"] if len(text) > 60)
+    )
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> dict[str, list[Path | str]]:
+    """Copies within a file, between files, and between sources, in JSON Lines (cut in parts) and Parquet."""
+    folder = tmp_path_factory.mktemp("copies")
+    write(folder / "a.jsonl", texts[:40] + texts[5:25] + texts[5:9])
+    write(folder / "b.jsonl", [*texts[30:50], "", *texts[2:4], *texts[45:52]])
+    more = texts[60:100] + texts[:3] + texts[60:70] + texts[98:110]
+    pq.write_table(pa.table({"text": more}), folder / "c.parquet", row_group_size=15)
+    return {"it": [folder / "c.parquet"], "en": [folder / "a.jsonl", folder / "b.jsonl"]}
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, list[Path | str]], vocab_dir: Path
+) -> Recipe:
+    made = recipe(tmp_path_factory.mktemp("out"), vocab_dir, inputs, duplicates="drop", size=4000)
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        run(made, engine)
+    return made
+
+
+def _documents(inputs: dict[str, list[Path | str]]) -> Iterator[tuple[str, str, int, str]]:
+    """(source, file, line or row, text) in the order of the manifest."""
+    for source in sorted(inputs):
+        for path in sorted(str(p) for p in inputs[source]):
+            if path.endswith(".parquet"):
+                found = pq.read_table(path)["text"].to_pylist()
+            else:
+                found = [json.loads(line)["text"] for line in Path(path).read_text().splitlines()]
+            yield from ((source, path, position, text) for position, text in enumerate(found, 1))
+
+
+def test_the_first_of_each_text_stays(finished: Recipe, inputs: dict[str, list[Path | str]]) -> None:
+    first: dict[str, str] = {}
+    kept: dict[str, list[str]] = {"it": [], "en": []}
+    gone: dict[str, list[tuple[str, int, str]]] = {"it": [], "en": []}
+    for source, path, position, text in _documents(inputs):
+        if text in first:
+            gone[source].append((path, position, first[text]))
+        elif text:
+            kept[source].append(text)
+            first[text] = path
+    assert len(gone["en"]) > 30
+    assert {path for path, _, of in gone["it"]} != {of for path, _, of in gone["it"]}
+    for source, expected in kept.items():
+        digests = {row["hash"] for row in rows(finished, source)}
+        hashes = hash_texts(pa.array(expected, pa.large_string())).astype(">u8")
+        assert digests == {row.tobytes() for row in hashes}
+        assert len(rows(finished, source)) == len(expected)
+        found = [r for r in rejects(finished, source) if r["reason"] == "duplicate"]
+        assert [(r["file"], r["position"]) for r in found] == [(path, at) for path, at, _ in gone[source]]
+        for reject, (_, _, of) in zip(found, gone[source], strict=True):
+            assert reject["detail"].startswith(f"the same text as {of}:")
+    assert load_manifest(finished.shards_dir).contents.totals.rejected == {
+        "duplicate": len(gone["it"] + gone["en"]),
+        "empty_text": 1,
+    }
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_workers_and_the_order_of_sources_change_nothing(
+    workers: int,
+    ray_address: str,
+    tmp_path: Path,
+    inputs: dict[str, list[Path | str]],
+    finished: Recipe,
+    vocab_dir: Path,
+) -> None:
+    backwards = {name: paths[::-1] for name, paths in reversed(inputs.items())}
+    made = recipe(tmp_path, vocab_dir, backwards, duplicates="drop", size=4000)
+    with StopFlag() as stop, Engine(workers, ray_address, stop) as engine:
+        run(made, engine)
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
+
+
+@pytest.mark.parametrize("where", ["hash", "settle", "save", "seal"])
+def test_a_kill_anywhere_changes_nothing(
+    where: str,
+    tmp_path: Path,
+    inputs: dict[str, list[Path | str]],
+    finished: Recipe,
+    vocab_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    here: Engine,
+) -> None:
+    """When two partitions are hashed, before anything is settled, when it is for two, when two shards are sealed."""
+    import pretok.shards.copies_job as job
+    import pretok.shards.hash_task as task
+
+    made = recipe(tmp_path, vocab_dir, inputs, duplicates="drop", size=4000)
+    module, name = {
+        "hash": (task, "hash_texts"),
+        "settle": (job, "find_copies"),
+        "save": (job, "save_copies"),
+        "seal": (ShardWriter, "seal"),
+    }[where]
+    real, calls = getattr(module, name), 0
+
+    class Killed(KeyboardInterrupt):
+        """Passes through everything."""
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > (0 if where == "settle" else 2):
+            raise Killed
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, dying)
+        with pytest.raises(Killed):
+            run(made, here)
+    run(made, here)
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
+
+
+def test_what_is_sealed_comes_first(tmp_path: Path, vocab_dir: Path, texts: list[str], here: Engine) -> None:
+    """A source added later gives up its copies of one that is sealed, though its name comes before."""
+    z = write(tmp_path / "in" / "z.jsonl", texts[:10])
+    a = write(tmp_path / "in" / "a.jsonl", texts[8:14])
+    run(recipe(tmp_path / "out", vocab_dir, {"z": [z]}, duplicates="drop"), here)
+    before = contents(tmp_path / "out" / "shards" / "z")
+    made = recipe(tmp_path / "out", vocab_dir, {"z": [z], "a": [a]}, duplicates="drop")
+    run(made, here)
+    assert contents(tmp_path / "out" / "shards" / "z") == before
+    details = [reject["detail"] for reject in rejects(made, "a")]
+    assert details == [f"the same text as {z}:9", f"the same text as {z}:10"]
+    assert len(rows(made, "a")) == 4
+
+
+def test_a_mended_input_loses_no_text(
+    tmp_path: Path, vocab_dir: Path, texts: list[str], here: Engine
+) -> None:
+    """While a file is damaged, the other keeps what both hold; mended, it gives up its copies."""
+    whole = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts[:60]).encode())
+    a = tmp_path / "in" / "a.jsonl.gz"
+    b = write(tmp_path / "in" / "b.jsonl", texts[3:9] + texts[100:103])
+    a.write_bytes(whole[: len(whole) // 2])
+    made = recipe(tmp_path / "out", vocab_dir, {"a": [a], "b": [b]}, duplicates="drop")
+    with pytest.raises(PartitionsFailed, match=r"a\.jsonl\.gz"):
+        run(made, here)
+    assert rejects(made, "b") == []
+    assert [reject["position"] for reject in rejects(made, "a")] == [4, 5, 6, 7, 8, 9]
+    a.write_bytes(whole)
+    run(made, here)
+    assert [reject["position"] for reject in rejects(made, "a")] == [4, 5, 6, 7, 8, 9]
+    assert len(rows(made, "a")) == 54
+    assert len(rows(made, "b")) == 9
+
+
+def test_the_choice_binds_the_shards(
+    finished: Recipe, inputs: dict[str, list[Path | str]], vocab_dir: Path, here: Engine
+) -> None:
+    other = recipe(finished.out, vocab_dir, inputs, size=4000)
+    with pytest.raises(MismatchError, match="duplicates was 'drop' and is None"):
+        run(other, here)
+
+
+def test_nothing_is_hashed_where_all_is_settled(here: Engine) -> None:
+    assert settle_copies([], None, here, Told(), Told()) == []
+
+
+def test_a_copy_of_what_was_left_out_is_no_copy(
+    tmp_path: Path,
+    vocab_dir: Path,
+    texts: list[str],
+    here: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An input breaks after copies were settled: done again, it is not compared with what was left out for its sake."""
+    import pretok.shards.job as job
+
+    a = write(tmp_path / "in" / "a.jsonl", texts[:20])
+    b = write(tmp_path / "in" / "b.jsonl", texts[15:30])
+    whole = a.read_bytes()
+    made = recipe(tmp_path / "out", vocab_dir, {"s": [a, b]}, duplicates="drop", size=2000)
+
+    def breaking(*arguments: Any) -> Any:
+        failures = settle_copies(*arguments)
+        a.write_bytes(whole[:2000])
+        return failures
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "settle_copies", breaking)
+        with pytest.raises(PartitionsFailed, match=r"a\.jsonl"):
+            run(made, here)
+    assert [Path(reject["file"]).name for reject in rejects(made, "s")] == 5 * ["b.jsonl"]
+    assert (made.shards_dir / ".state" / "s").exists()  # and in it what was settled for b
+    a.write_bytes(whole)
+    run(made, here)
+    assert len(rows(made, "s")) == len({row["hash"] for row in rows(made, "s")}) == 30
+
+
+def test_copies_are_marked_where_they_are_wanted(
+    tmp_path: Path, inputs: dict[str, list[Path | str]], finished: Recipe, vocab_dir: Path, here: Engine
+) -> None:
+    """The documents that would be dropped, and only these, say of which they are copies; a table adds them up."""
+    made, told = recipe(tmp_path, vocab_dir, inputs, duplicates="mark", size=4000), Told()
+    run_tokenize(made, here, told)
+    counts = []
+    for source in ("en", "it"):
+        marked = [row["duplicate_of"] for row in rows(made, source) if row["duplicate_of"]]
+        dropped = [
+            reject["detail"] for reject in rejects(finished, source) if reject["reason"] == "duplicate"
+        ]
+        assert [f"the same text as {first}" for first in marked] == dropped
+        own = sum(any(first.startswith(f"{path}:") for path in inputs[source]) for first in marked)
+        counts.append((source, f"{len(rows(made, source)):,}", f"{own:,}", f"{len(marked) - own:,}"))
+    assert counts in [shown.rows for shown in told.shown if isinstance(shown, Table)]
+    assert all(row["hash"] for row in rows(made, "it"))

@@ -1,0 +1,302 @@
+"""Phases: what changes in mid-run, what goes on as if nothing had been, and what is refused by name."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import needs
+
+torch = needs("torch")
+import pretok.stream
+from pretok.base.errors import MismatchError, PretokError, UsageError
+from pretok.base.storage import read_json
+from pretok.cluster.chain import _train_arguments as train_arguments
+from pretok.config import make_recipe
+from pretok.shards.manifest import load_manifest
+from pretok.stream.mix_file import Mix, mix_sources, write_mix
+from tests.train_support import column, model_file, random_shards, run_ranks
+from train.config import TrainConfig, add_flags, from_mapping, parse
+from train.run import loop
+from train.run.metrics import read_lines
+
+BATCH, LENGTH = 8, 16
+STEP = BATCH * LENGTH
+"""Tokens of a step."""
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_shards(tmp_path_factory.mktemp("shards"))
+
+
+def mix_of(shards: Path, path: Path, *stages: tuple[int, ...], seq_len: int = LENGTH, seed: int = 0) -> str:
+    """A mix of the sources en and it with these quotas."""
+    manifest = load_manifest(shards)
+    sources = mix_sources(manifest, "train", seq_len, manifest.sources)
+    write_mix(path, Mix(manifest.fingerprint, "train", seq_len, seed, sources, stages), {})
+    return str(path)
+
+
+def settings(shards: Path, folder: Path, out: str = "run", **more: Any) -> TrainConfig:
+    values: dict[str, Any] = {"shards": str(shards), "out": str(folder / out), "model": model_file(folder)}
+    values |= {
+        "global_batch": BATCH,
+        "steps": 8,
+        "workers": 0,
+        "lr": 0.01,
+        "warmup": 2,
+        "save_every": "never",
+    }
+    if more.get("mix") is None:
+        values["seq_len"] = LENGTH
+    values |= more
+    return from_mapping({name: value for name, value in values.items() if value is not None}, "test")
+
+
+def numbers(folder: Path, out: str = "run") -> list[list[Any]]:
+    return [column(folder / out, name) for name in ("loss", "grad_norm", "lr", "tokens", "data_hash")]
+
+
+def test_phases_of_a_file_are_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+
+    def parsed(text: str) -> TrainConfig:
+        path.write_text(text)
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        add_flags(parser)
+        return parse(parser, ["--config", str(path), "--lr", "1"])[0]
+
+    config = parsed(
+        'steps = 9\n[[phases]]\nat = "1k"\nglobal-batch = 16\n[[phases]]\nat = 2000\nz_loss = 1\n'
+    )
+    assert [(phase.at, phase.settings) for phase in config.phases] == [
+        (1000, {"global_batch": 16}),
+        (2000, {"z_loss": 1.0}),
+    ]
+    starts = config.in_phases()
+    assert [(at, c.global_batch, c.z_loss, c.lr) for at, c in starts] == [
+        (0, None, 0, 1), (1000, 16, 0, 1), (2000, 16, 1, 1),
+    ]  # fmt: skip
+    written = {name: value for name, value in config.as_dict().items() if value is not None}
+    assert from_mapping(written, "again") == config
+    recipe = make_recipe(
+        {
+            "out": tmp_path,
+            "sources": {"it": {"inputs": ["sample:it"]}},
+            "train": {"phases": config.as_dict()["phases"]},
+        },
+        "",
+    )
+    flags = train_arguments(recipe)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    assert parse(parser, flags)[0].phases == config.phases
+    for text, message in (
+        ("[[phases]]\nlr = 1", "phase 1 does not say at how many tokens it begins"),
+        (
+            "[[phases]]\nat = 5\nlearning_rate = 1",
+            "phase 1: unknown setting 'learning_rate'; the nearest known is 'lr'",
+        ),
+        ("[[phases]]\nat = 5\nmodel = '1b'", "phase 1: unknown setting 'model'"),
+        ("[[phases]]\nat = 5\n[[phases]]\nat = 5", "one at 5 tokens comes after one at 5"),
+        ("[[phases]]\nat = 5\nlr = -1", "lr is -1.0; it must be at least 0"),
+        ("phases = 3", "phases is no list of tables"),
+        ("phases = '{'", "phases is not JSON"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            parsed(text)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+def test_a_phase_that_changes_nothing_changes_no_bit(shards: Path, tmp_path: Path, schedule: str) -> None:
+    mix = mix_of(shards, tmp_path / "mix.json", (30, 60))
+    phases = [
+        {"at": 2 * STEP - 3},
+        {"at": 4 * STEP, "mix": mix, "seq_len": LENGTH, "global_batch": BATCH, "clip": 1},
+    ]
+    loop.train(settings(shards, tmp_path, "plain", mix=mix, schedule=schedule))
+    loop.train(settings(shards, tmp_path, "phases", mix=mix, schedule=schedule, phases=phases))
+    assert numbers(tmp_path, "phases") == numbers(tmp_path, "plain")
+    begun = read_lines(tmp_path / "phases/changes.jsonl")
+    assert [(line["step"], line["by"], line["changes"]) for line in begun] == [
+        (2, "phase", {}),
+        (4, "phase", {"seq_len": [None, LENGTH]}),
+    ]
+
+
+def test_data_length_batch_and_positions_change_and_moments_stay(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the same steps of two runs; the sequences are those of the streams, in their order."""
+    first = mix_of(shards, tmp_path / "first.json", (30, 60))
+    long = mix_of(shards, tmp_path / "long.json", (10, 12), seq_len=2 * LENGTH, seed=5)
+    read: list[list[list[int]]] = []
+    original = loop.train_step
+
+    def train_step(trainee: Any, batches: Any, *rest: Any, **named: Any) -> Any:
+        def watched() -> Any:
+            for tokens, checksum in batches:
+                read.append(tokens.tolist())
+                yield tokens, checksum
+
+        seen.append(
+            (trainee.model.config.rope_theta, trainee.optimizer.state[trainee.parameters[0]]["step"].item())
+        )
+        return original(trainee, watched(), *rest, **named)
+
+    seen: list[tuple[float, float]] = []
+    monkeypatch.setattr(loop, "train_step", train_step)
+    phase = {
+        "at": 3 * STEP,
+        "mix": long,
+        "rope_theta": 1e6,
+        "global_batch": 4,
+        "lr": 0.001,
+        "schedule": "constant",
+    }
+    loop.train(settings(shards, tmp_path, mix=first, steps=6, phases=[phase | {"warmup": 0}]))
+    views = pretok.stream.open(shards, first), pretok.stream.open(shards, long)
+    assert read == [
+        *(views[0].batch(range(BATCH * n, BATCH * n + BATCH)).tolist() for n in range(3)),
+        *(views[1].batch(range(4 * n, 4 * n + 4)).tolist() for n in range(3)),
+    ]
+    assert [theta for theta, _ in seen] == [5e5] * 3 + [1e6] * 3
+    assert [step for _, step in seen] == list(range(6))
+    assert column(tmp_path / "run", "tokens") == [
+        STEP,
+        2 * STEP,
+        *(3 * STEP + n * 8 * LENGTH for n in range(4)),
+    ]
+    lr = column(tmp_path / "run", "lr")
+    assert lr[:2] == [0.005, 0.01]
+    assert lr[2] == pytest.approx(0.01)  # the first schedule ends where the second begins
+    assert lr[3:] == [0.001] * 3
+    text = capsys.readouterr().out
+    assert f"phase at {3 * STEP:,} tokens (step 3): mix = {long}" in text
+    assert "rope_theta was None, is 1000000.0" in text
+    assert "reads its stream from sequence 0 on" in text
+
+
+def test_a_stop_anywhere_and_other_ranks_give_the_same_run(shards: Path, tmp_path: Path) -> None:
+    """Also at the very step where a phase begins."""
+    first = mix_of(shards, tmp_path / "first.json", (30, 60))
+    other = mix_of(shards, tmp_path / "other.json", (40, 20), seed=5)
+    toml = tmp_path / "run.toml"
+    toml.write_text(
+        f'[[phases]]\nat = {2 * STEP}\nmix = "{other}"\n[[phases]]\nat = {4 * STEP}\nglobal_batch = {2 * BATCH}\n'
+    )
+    shared = [
+        "--config",
+        toml,
+        "--shards",
+        shards,
+        "--mix",
+        first,
+        "--model",
+        model_file(tmp_path),
+        "--workers",
+        0,
+    ]
+    shared += [
+        "--global-batch",
+        BATCH,
+        "--lr",
+        0.01,
+        "--warmup",
+        1,
+        "--schedule",
+        "constant",
+        "--keep-last",
+        99,
+    ]
+    run_ranks(1, [*shared, "--steps", 6, "--out", tmp_path / "whole"], tmp_path)
+    for number, (ranks, steps) in enumerate([(1, 2), (2, 3), (1, 4), (2, 6)]):
+        text = run_ranks(ranks, [*shared, "--steps", steps, "--out", tmp_path / "run"], tmp_path)
+        assert ("resumed from step" in text) == (number > 0)
+    assert column(tmp_path / "run", "data_hash") == column(tmp_path / "whole", "data_hash")
+    assert column(tmp_path / "run", "loss") == pytest.approx(column(tmp_path / "whole", "loss"), rel=1e-5)
+    begun = [line for line in read_lines(tmp_path / "run/changes.jsonl") if line["by"] == "phase"]
+    assert [(line["step"], line["position"]) for line in begun] == [(2, 0), (4, 2 * BATCH)]
+    whole = read_lines(tmp_path / "whole/changes.jsonl")
+    assert [line["step"] for line in whole] == [2, 4]
+
+
+def test_what_may_change_by_hand_is_shown_and_kept(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Batch, learning rate and positions; and a mix that begins as the one before, of which the file is told too."""
+    short = mix_of(shards, tmp_path / "short.json", (16, 24))
+    longer = mix_of(shards, tmp_path / "longer.json", (16, 24), (10, 70))
+    common = {"save_every": "99", "schedule": "constant"}
+    loop.train(settings(shards, tmp_path, mix=short, steps=3, **common))
+    loop.train(
+        settings(shards, tmp_path, mix=longer, steps=6, global_batch=16, rope_theta=1e4, z_loss=0.1, **common)
+    )
+    text = capsys.readouterr().out
+    assert "setting global_batch was 8, is 16\n" in text
+    assert "setting rope_theta was None, is 10000.0\n" in text
+    [line] = read_lines(tmp_path / "run/changes.jsonl")
+    assert (line["step"], line["tokens"], line["position"], line["by"]) == (3, 3 * STEP, 3 * BATCH, "hand")
+    assert line["changes"]["mix"] == [short, longer]
+    assert column(tmp_path / "run", "tokens") == [STEP * n for n in (1, 2, 3, 5, 7, 9)]
+    # The beginning is the same, so the sequences are those of the longer mix from the first to the last.
+    loop.train(settings(shards, tmp_path, "whole", mix=longer, steps=3, **common))
+    assert column(tmp_path / "whole", "data_hash") == column(tmp_path / "run", "data_hash")[:3]
+    assert read_json(tmp_path / "run/config.json")["resolved"]["global_batch"] == 16
+
+
+def test_what_must_not_change_is_refused_by_name(shards: Path, tmp_path: Path) -> None:
+    mix = mix_of(shards, tmp_path / "mix.json", (16, 24), (30, 40))
+    apart = mix_of(shards, tmp_path / "apart.json", (16, 24), (40, 30))
+    other = mix_of(shards, tmp_path / "other.json", (17, 24), (30, 40))
+    common = {"save_every": "99", "schedule": "constant"}
+    loop.train(settings(shards, tmp_path, mix=mix, steps=6, **common))
+
+    def again(**more: Any) -> None:
+        loop.train(settings(shards, tmp_path, **{"mix": mix, "steps": 7, **common, **more}))
+
+    (tmp_path / "wide").mkdir()
+    wide = Path(model_file(tmp_path / "wide"))
+    wide.write_text(wide.read_text().replace("hidden = 64", "hidden = 32"))
+    for change, message in (
+        ({"model": str(wide)}, r"model\.hidden was 64, is 32\. Give"),
+        ({"seed": 3}, "seed was 0, is 3"),
+        ({"mix": other}, "they part at sequence 0, 48 are read"),
+        ({"mix": apart}, rf"they part at sequence 40, 48 are read; .*at = {6 * STEP} and"),
+        ({"mix": None, "seq_len": 8}, "seq_len was 16, is 8; stream was"),
+        (
+            {"phases": [{"at": 2 * STEP, "mix": other}]},
+            f"the phase at {2 * STEP} tokens lies before the {6 * STEP}",
+        ),
+    ):
+        with pytest.raises(MismatchError, match=message):
+            again(**change)
+    with pytest.raises(UsageError, match="6 steps are done already"):
+        again(steps=5)
+    again(phases=[{"at": 6 * STEP, "mix": other}])  # and so it is done
+    assert len(column(tmp_path / "run", "loss")) == 7
+    with pytest.raises(MismatchError, match=f"in the phase that began at {6 * STEP} tokens"):
+        again(steps=8)
+
+
+def test_too_little_data_in_a_phase_is_told_at_the_start(shards: Path, tmp_path: Path) -> None:
+    small = mix_of(shards, tmp_path / "small.json", (5, 6))
+    with pytest.raises(UsageError, match="8 steps of 8 sequences do not fit: the data has 11 sequences"):
+        loop.train(settings(shards, tmp_path, phases=[{"at": 4 * STEP, "mix": small}]))
+    with pytest.raises(PretokError, match="phase at 512 tokens: global_batch 9 is not a multiple"):
+        loop.train(settings(shards, tmp_path, micro_batch=2, phases=[{"at": 4 * STEP, "global_batch": 9}]))
+
+
+def test_decay_in_tokens(shards: Path, tmp_path: Path) -> None:
+    """As many tokens, however the batch grows."""
+    phases = [{"at": 4 * STEP, "global_batch": 2 * BATCH}]
+    loop.train(
+        settings(shards, tmp_path, schedule="wsd", decay_tokens=6 * STEP, min_lr=0, warmup=0, phases=phases)
+    )
+    # 12 steps' worth of tokens in 8 steps; the last 6 of them decay.
+    assert column(tmp_path / "run", "lr") == pytest.approx(
+        [0.01 * left / 6 for left in (6, 6, 6, 6, 6, 6, 4, 2)]
+    )

@@ -1,0 +1,142 @@
+"""What a run says of itself beside its numbers, and the settings that make it tell more or run otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import needs
+
+torch = needs("torch")
+from pretok.base.errors import UsageError
+from pretok.shards.manifest import load_manifest
+from tests.train_support import column, model_file, random_shards, run_ranks
+from train.config import TrainConfig
+from train.model.sizes import PRESETS
+from train.model.transformer import attention_kernel
+from train.parallel.devices import deterministic, find_device
+from train.parallel.mesh import Layout
+from train.run import loop
+from train.run.memory import memory_history
+from train.tools.plan import count_tensors
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_shards(tmp_path_factory.mktemp("shards"))
+
+
+def settings(shards: Path, folder: Path, **more: Any) -> TrainConfig:
+    values: dict[str, Any] = {"shards": str(shards), "out": str(folder / "run"), "seq_len": 16, "workers": 0}
+    return TrainConfig(
+        **values | {"model": model_file(folder), "global_batch": 8, "steps": 2, "warmup": 1} | more
+    )
+
+
+def test_wandb_knows_code_and_data(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    def init(**options: Any) -> Any:
+        told.append(options["config"])
+        return types.SimpleNamespace(log=lambda numbers, step: None, finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    loop.train(settings(shards, tmp_path, wandb="p"))
+    found = told[0]["provenance"]
+    assert found["manifest"] == load_manifest(shards).fingerprint
+    assert found["torch"] == torch.__version__
+    assert {"commit", "command", "environment", "host"} <= found.keys()
+    assert told[0]["seq_len"] == 16
+    text = capsys.readouterr().out
+    assert (
+        "attention: a token sees all before it in its sequence; kernel scaled_dot_product_attention, " in text
+    )
+
+
+def test_the_kernel_is_the_one_torch_takes() -> None:
+    """A mask or sums in float64 leave the fused kernels fewer choices."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    sizes, cpu = dataclasses.replace(PRESETS["debug"], seq_len=32), torch.device("cpu")
+    fused = attention_kernel(sizes, 1, torch.float32, cpu, documents=False)
+    assert fused == "scaled_dot_product_attention, flash_attention"
+    with sdpa_kernel(SDPBackend.MATH):
+        plain = attention_kernel(sizes, 2, torch.bfloat16, cpu, documents=True)
+    assert plain == "scaled_dot_product_attention, math"
+
+
+def test_deterministic_holds_while_a_run_goes_on(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    seen: list[tuple[bool, bool]] = []
+    original = loop.train_step
+
+    def train_step(*arguments: Any, **named: Any) -> Any:
+        fills = torch.utils.deterministic.fill_uninitialized_memory
+        seen.append((torch.are_deterministic_algorithms_enabled(), fills))
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(loop, "train_step", train_step)
+    for name, wanted in (("a", True), ("b", True), ("c", False)):
+        loop.train(settings(shards, tmp_path, out=str(tmp_path / name), deterministic=wanted))
+    assert seen == [(True, False)] * 4 + [(False, True)] * 2
+    assert column(tmp_path / "a", "loss") == column(tmp_path / "b", "loss")
+    with deterministic(True), pytest.raises(RuntimeError, match="deterministic"):
+        torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+    torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+
+
+def test_memory_that_ran_out_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: calls.append(path))
+    monkeypatch.setenv("RANK", "3")
+    gpu = dataclasses.replace(find_device(), device=torch.device("cuda", 0))
+
+    def run() -> None:
+        with memory_history(True, gpu, tmp_path):
+            assert len(calls) == 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run()
+    path = str(tmp_path / "memory/rank-3.pickle")
+    assert calls[1:] == [path, {"enabled": None}]
+    assert path in capsys.readouterr().err
+    calls.clear()
+    with memory_history(True, gpu, tmp_path), memory_history(False, gpu, tmp_path):
+        pass
+    assert calls[1:] == [{"enabled": None}]  # nothing ran out, nothing is written
+    with pytest.raises(UsageError, match="no GPU here"), memory_history(True, find_device(), tmp_path):
+        pass
+
+
+def test_gradients_can_travel_in_bf16(shards: Path, tmp_path: Path) -> None:
+    """Near the run whose gradients travel in float32, and not equal; the plan counts the smaller buffer."""
+    runs = {}
+    for width in ("fp32", "bf16"):
+        runs[width] = tmp_path / width
+        arguments: list[object] = ["--shards", shards, "--model", model_file(tmp_path), "--out", runs[width]]
+        arguments += ["--seq-len", 16, "--global-batch", 8, "--steps", 5, "--workers", 0, "--lr", 0.01]
+        run_ranks(2, [*arguments, "--warmup", 1, "--save-every", "never", "--reduce", width], tmp_path)
+    assert column(runs["bf16"], "loss") == pytest.approx(column(runs["fp32"], "loss"), rel=5e-3)
+    assert column(runs["bf16"], "grad_norm") != pytest.approx(column(runs["fp32"], "grad_norm"), rel=1e-6)
+    model = PRESETS["1b"]
+    wide, narrow = (
+        count_tensors(model, Layout(1, 4, 1), 1, 1, 4096, TrainConfig(reduce=width)) for width in runs
+    )
+    assert wide.gathered - narrow.gathered == 2 * model.block_parameters
+    wide, narrow = (
+        count_tensors(model, Layout(1, 4, 1), 1, 2, 4096, TrainConfig(reduce=width, sync="last"))
+        for width in runs
+    )
+    assert wide.gradients - narrow.gradients == 2 * model.parameters

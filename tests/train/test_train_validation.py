@@ -1,0 +1,82 @@
+"""Losses per token and per byte of the validation split, against sums written out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import needs
+
+torch = needs("torch")
+from pretok.shards.manifest import load_manifest
+from tests.support import make_shards
+from tests.train_support import model_file
+from train.config import TrainConfig
+from train.model.sizes import model_config
+from train.model.transformer import Decoder, initial_tensor
+from train.run import loop
+from train.run.metrics import read_lines
+
+LENGTH = 16
+
+
+def random_documents(seed: int, count: int, shortest: int, longest: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, 60, size=rng.integers(shortest, longest)).tolist() for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short documents have more end-of-document tokens: the two sources differ in bytes per token."""
+    return make_shards(
+        tmp_path_factory.mktemp("shards"),
+        {"it": random_documents(0, 20, 20, 90), "en": random_documents(1, 20, 20, 90)},
+        val={"it": random_documents(2, 6, 20, 90), "en": random_documents(3, 30, 1, 6)},
+        vocab_size=60,
+    )
+
+
+def untrained(config: TrainConfig) -> Decoder:
+    sizes = model_config(config.model)
+    model = Decoder(sizes)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_tensor(sizes, config.seed, name, parameter.shape, torch.device("cpu")))
+    return model
+
+
+def test_bits_per_byte_are_those_of_a_plain_sum(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values: dict[str, Any] = {"shards": str(shards), "out": str(tmp_path / "run"), "seq_len": LENGTH}
+    values |= {"workers": 0, "model": model_file(tmp_path), "global_batch": 4, "steps": 1, "val_every": 1}
+    config = TrainConfig(**values, lr=0.0, val_sequences=1000)
+    loop.train(config)
+    (record,) = read_lines(tmp_path / "run/validation.jsonl")
+    model, manifest = untrained(config), load_manifest(shards)
+    all_nats = all_bytes = 0.0
+    for name in ("it", "en"):
+        paths = [shards / shard.path for shard in manifest.of(name, "val")]
+        tokens = np.concatenate([np.fromfile(path, "<u2") for path in paths]).astype(np.int64)
+        nats, scored = 0.0, 0
+        for start in range(0, len(tokens) - LENGTH, LENGTH):
+            sequence = torch.from_numpy(tokens[start : start + LENGTH + 1])
+            with torch.no_grad():
+                logits = model(sequence[None, :-1])[0, :, :60].double()
+            chosen = logits.log_softmax(1).gather(1, sequence[1:, None])
+            nats, scored = nats - chosen.sum().item(), scored + LENGTH
+        ends = int((tokens == 0).sum())
+        text_bytes = (
+            scored * 4 * (len(tokens) - ends) / len(tokens)
+        )  # these shards have 4 bytes a token of text
+        assert record["sources"][name] == pytest.approx(nats / scored, rel=1e-5)
+        assert record["bits_per_byte"][name] == pytest.approx(nats / math.log(2) / text_bytes, rel=1e-5)
+        all_nats, all_bytes = all_nats + nats, all_bytes + text_bytes
+    assert record["val_bits_per_byte"] == pytest.approx(all_nats / math.log(2) / all_bytes, rel=1e-5)
+    assert record["bits_per_byte"]["en"] > 1.1 * record["bits_per_byte"]["it"]
+    line = next(line for line in capsys.readouterr().out.splitlines() if "validation loss" in line)
+    assert f"({record['val_bits_per_byte']:.4f} bits per byte)" in line
+    assert f"en {record['sources']['en']:.4f} ({record['bits_per_byte']['en']:.4f})" in line

@@ -1,0 +1,141 @@
+"""meta.json of a checkpoint: where the run was, what it was, and which files there are.
+
+Enters: the JSON of a checkpoint folder, of any version. Leaves: a `Meta`, or an IntegrityError that names the file and
+the key. Checkpoints live longer than the code that wrote them, so a field that is added here, or to `ModelConfig`, has
+the default that says what was so before it existed: read back, an older checkpoint is no different from one that states
+the default. Values are checked, never converted, but for a whole number where a fraction may stand.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.records import Signed, read_record, to_json
+from pretok.base.storage import read_json, write_json
+from train.model.sizes import ModelConfig
+
+META = "meta.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One file as meta.json describes it. checksum None: written before checkpoints had checksums."""
+
+    size: int
+    checksum: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Where a run is: `step` steps are done, `position` sequences of the stream read.
+
+    data_hash: of all sequences read; best: the lowest validation losses; tokens: done, None in a checkpoint older than
+    phases; phase: tokens at which the settings say that the phase begins; schedule: tokens that were done when that of
+    the learning rate began.
+    """
+
+    step: int = 0
+    position: int = 0
+    data_hash: str = ""
+    best: tuple[float, ...] = ()
+    tokens: int | None = None
+    phase: int = 0
+    schedule: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a run is. stream: fingerprint of the mix; manifest: that of the shards; mix: the mix itself, as its file has
+    it, None in a checkpoint older than phases."""
+
+    model: ModelConfig
+    global_batch: int
+    seed: Signed
+    stream: str
+    manifest: str
+    mix: dict[str, Any] | None = None
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step."""
+        return self.global_batch * self.model.seq_len
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerOrigin:
+    """Which tokenizer the ids are of, and the folder of shards where a copy of it lay."""
+
+    fingerprint: str
+    shards: str
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """All of meta.json. step: as in the folder's name; config: the settings; files: by name.
+
+    tokenizer and provenance None: written before checkpoints had them.
+    """
+
+    step: int
+    progress: RunState
+    val_loss: float | None
+    identity: Identity
+    config: dict[str, Any]
+    eod_id: int
+    tokenizer: TokenizerOrigin | None = None
+    provenance: dict[str, Any] | None = None
+    files: dict[str, FileRecord] = field(default_factory=dict)
+
+
+def write_meta(folder: Path, meta: Meta, files: dict[str, FileRecord]) -> None:
+    """Write meta.json, atomically. A loss that is not finite, which JSON cannot say, is left out."""
+    val_loss = None if meta.val_loss is None or not math.isfinite(meta.val_loss) else meta.val_loss
+    write_json(folder / META, to_json(replace(meta, val_loss=val_loss, files=files)))
+
+
+def read_meta(checkpoint: Path) -> Meta:
+    """meta.json of a checkpoint whose files all have the sizes it states; else IntegrityError."""
+    path = checkpoint / META
+    data = read_json(path)
+    if isinstance(data, dict):
+        data = data | {"files": _with_checksums(data.get("files"))}
+        if isinstance(identity := data.get("identity"), dict):
+            data["identity"] = identity | {"model": _with_fractions(identity.get("model"))}
+    try:
+        meta = read_record(Meta, data, path)
+    except UsageError as error:  # sizes that no model can have
+        raise IntegrityError(f"{path}: {error}; it was damaged or edited") from None
+    for name, record in meta.files.items():
+        file = checkpoint / name
+        if file.parent != checkpoint:
+            raise IntegrityError(f"{path} does not list its files: {name!r} leads out of the folder")
+        if not file.is_file() or file.stat().st_size != record.size:
+            raise IntegrityError(f"{file} is missing or has not the {record.size} bytes that were written")
+    if not meta.files:
+        raise IntegrityError(f"{path} lists no file; it was damaged or edited")
+    return meta
+
+
+def _with_checksums(files: Any) -> Any:
+    """The list of files of a checkpoint that was saved before there were checksums, which had sizes alone."""
+    if not isinstance(files, dict):
+        return files
+    return {
+        name: {"size": entry, "checksum": None} if isinstance(entry, int) else entry
+        for name, entry in files.items()
+    }
+
+
+def _with_fractions(model: Any) -> Any:
+    """Sizes as ModelConfig has them: a whole number from a TOML file stands for a fraction too."""
+    if not isinstance(model, dict):
+        return model
+    hints = get_type_hints(ModelConfig)
+    wide = {item.name for item in fields(ModelConfig) if hints[item.name] is float}
+    return {
+        key: float(value) if key in wide and type(value) is int else value for key, value in model.items()
+    }

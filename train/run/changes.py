@@ -1,0 +1,50 @@
+"""RUN/changes.jsonl: what was changed in mid-run, by hand between two starts or by a phase.
+
+Enters: a checkpoint and the settings it goes on with, or two phases. Leaves: a line for each change with the step it is
+in force from, and the same in words. Only rank 0 writes; what a run did again after a kill is there once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pretok.base.records import to_json
+from train.checkpoint.meta import Meta
+from train.config import TrainConfig
+from train.run.metrics import append_line, cut_after
+from train.run.phases import Leg, differences
+from train.run.report import Reporter
+
+
+class Changes:
+    """The file of a run whose next step is `step` (from 0)."""
+
+    def __init__(self, out: Path, rank: int, step: int, report: Reporter) -> None:
+        self._path = None if rank else out / "changes.jsonl"
+        self._report = report
+        if self._path is not None:
+            cut_after(self._path, step - 1)  # what is in force from this step on is told now
+
+    def by_hand(self, meta: Meta, config: TrainConfig, leg: Leg) -> None:
+        """Settings that are others than those the checkpoint was saved with."""
+        found = differences(TrainConfig().as_dict() | meta.config, config.as_dict())
+        sizes = differences(to_json(meta.identity.model), to_json(leg.phase.model))
+        if "rope_theta" not in found and meta.progress.phase == leg.phase.at and "rope_theta" in sizes:
+            found["rope_theta"] = sizes["rope_theta"]  # of a file of sizes
+        for name, (was, now) in found.items():
+            self._report(f"setting {name} was {was}, is {now}")
+        self._write("hand", leg, found)
+
+    def by_phase(self, before: TrainConfig, leg: Leg) -> None:
+        """A phase that begins."""
+        found = differences(before.as_dict(), leg.phase.config.as_dict())
+        told = ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in found.items())
+        where = f"reads its stream from sequence {leg.position} on"
+        self._report(f"phase at {leg.phase.at:,} tokens: {told or 'nothing changes'}; {where}")
+        self._write("phase", leg, found)
+
+    def _write(self, by: str, leg: Leg, found: dict[str, tuple[Any, Any]]) -> None:
+        if self._path is not None and (found or by == "phase"):
+            place = {"step": leg.step, "tokens": leg.tokens, "position": leg.position, "by": by}
+            append_line(self._path, place | {"changes": {name: list(pair) for name, pair in found.items()}})

@@ -1,0 +1,109 @@
+"""What the time of a run was spent on.
+
+Enters: what the run is doing now. Leaves: RUN/goodput.jsonl, one line for each time it was started, kept up to date
+while it goes on, so that a run that is killed has left one too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from pretok.base.joblog import when_and_where
+from pretok.base.records import read_record
+from train.run.metrics import read_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Seconds by kind, without overlap, from one start of the run to its end; data: training waited for it.
+
+    steps: done; lost_steps, lost_seconds: of the segments before, not saved and done again in this one.
+    """
+
+    initialisation: float
+    training: float
+    validation: float
+    saving: float
+    data: float
+    steps: int
+    lost_steps: int
+    lost_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.initialisation + self.training + self.validation + self.saving + self.data
+
+
+class Goodput:
+    """Seconds by kind since `started`."""
+
+    def __init__(self, started: float) -> None:
+        self._seconds = dict.fromkeys(("initialisation", "training", "validation", "saving"), 0.0)
+        self._since = started
+        self.kind = "initialisation"
+
+    def enter(self, kind: str) -> None:
+        """From now on time counts as `kind`."""
+        now = time.monotonic()
+        self._seconds[self.kind] += now - self._since
+        self._since, self.kind = now, kind
+
+    @contextmanager
+    def spent(self, kind: str) -> Iterator[None]:
+        """Count the body as `kind`, then return to what was before."""
+        before = self.kind
+        self.enter(kind)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def segment(self, waited: float, steps: int, lost_steps: int, lost_seconds: float) -> Segment:
+        """What was spent until now; `waited` seconds of the training went by waiting for data."""
+        self.enter(self.kind)
+        seconds = self._seconds | {"training": self._seconds["training"] - waited, "data": waited}
+        rounded = {kind: round(value, 3) for kind, value in seconds.items()}
+        return Segment(**rounded, steps=steps, lost_steps=lost_steps, lost_seconds=round(lost_seconds, 3))
+
+
+class GoodputFile:
+    """RUN/goodput.jsonl: the lines of earlier segments, and that of this one, written again and again in its place."""
+
+    def __init__(self, path: Path) -> None:
+        names = {item.name for item in fields(Segment)}  # and when and where the line was written
+        self._path = path
+        lines = read_lines(path)
+        self._earlier = [
+            read_record(Segment, {name: line[name] for name in names & line.keys()}, path) for line in lines
+        ]
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+            self._place = file.tell()
+
+    def write(self, segment: Segment) -> str:
+        """Put this segment's line in its place; returns the sum over all segments in words."""
+        with self._path.open("r+", encoding="utf-8") as file:
+            file.seek(self._place)
+            file.write(json.dumps(asdict(segment) | when_and_where()) + "\n")
+            file.truncate()
+        return summarize([*self._earlier, segment])
+
+
+def summarize(segments: list[Segment]) -> str:
+    """All segments of a run in one line: hours, and the part of them spent on steps that counted."""
+    whole = sum(segment.seconds for segment in segments)
+    kinds = ("initialisation", "training", "validation", "saving", "data")
+    total = {kind: sum(getattr(segment, kind) for segment in segments) for kind in kinds}
+    # A line may be a few steps older than the kill that ended its segment.
+    useful = max(0.0, total["training"] - sum(segment.lost_seconds for segment in segments))
+    parts = ", ".join(f"{kind} {value / whole:.1%}" for kind, value in total.items()) if whole else ""
+    return (
+        f"goodput: {useful / whole if whole else 0:.1%} of {whole / 3600:.2f} h in {len(segments)} segments; "
+        f"{parts}; {sum(segment.lost_steps for segment in segments)} steps done twice"
+    )

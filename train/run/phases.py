@@ -1,0 +1,274 @@
+"""A run in phases: what is in force at which step, and whether a checkpoint may go on with it.
+
+Enters: settings, the ranks, and where a run is. Leaves: `Phase`s, each with its own data, batch and sizes, and `Leg`s:
+from which step to which a phase lasts, at which position of its stream it begins, and the learning rate of its steps.
+
+A phase begins at the first step at or after its `at` tokens. Its stream goes on where the last one was when it is the
+same, or begins with the same sequences up to there; another stream is read from its first position. The model's weights
+and moments, its sizes and its tokenizer are those of the whole run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pretok.stream
+from pretok.base.errors import MismatchError, UsageError
+from pretok.base.records import to_json
+from pretok.stream import View
+from pretok.stream.mix_file import Mix, mix_json, parse_mix
+from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin
+from train.config import IN_PHASES, SCHEDULE, Batch, TrainConfig, solve_batch
+from train.model.sizes import ModelConfig, model_config
+from train.steps.optim import learning_rate
+
+MAY_CHANGE = {"model.seq_len", "model.rope_theta", "global_batch", "stream", "manifest", "mix"}
+"""Of an identity: what a phase may set. Data is judged by `parted`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What is in force from `at` tokens on; own_schedule: the learning rate's schedule begins with it."""
+
+    at: int
+    config: TrainConfig
+    view: View
+    model: ModelConfig
+    batch: Batch
+    own_schedule: bool
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step."""
+        return self.batch.global_batch * self.view.seq_len
+
+    def learns_from(self) -> tuple[object, ...]:
+        """What decides how large losses and gradients usually are."""
+        return self.view.fingerprint, self.model.rope_theta, self.batch.global_batch, self.config.z_loss
+
+    def tokenizer(self) -> TokenizerOrigin:
+        """Which tokenizer the ids are of, and where a copy of it lies."""
+        return TokenizerOrigin(self.view.tokenizer["fingerprint"], str(Path(self.config.shards).absolute()))
+
+    def identity(self) -> Identity:
+        """What a checkpoint says of it."""
+        view, seed = self.view, self.config.seed
+        mix = mix_json(view.mix)
+        batch = self.batch.global_batch
+        return Identity(self.model, batch, seed, view.fingerprint, view.manifest_fingerprint, mix)
+
+
+def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
+    """Open the data of all phases and solve their sizes. UsageError or MismatchError where one cannot be."""
+    found: list[Phase] = []
+    for (at, settings), named in zip(
+        config.in_phases(), [{}, *(p.settings for p in config.phases)], strict=True
+    ):
+        where = f"phase at {at} tokens: " if at else ""
+        try:
+            phase = _open(at, settings, data_ranks, bool(named.keys() & set(SCHEDULE)))
+        except (UsageError, MismatchError) as error:
+            raise type(error)(f"{where}{error}") from None
+        if found and (different := _fixed(found[0].identity(), phase.identity())):
+            raise MismatchError(f"{where}a phase cannot change {'; '.join(different)}")
+        if found and found[0].tokenizer().fingerprint != phase.tokenizer().fingerprint:
+            raise MismatchError(f"{where}{settings.shards} has another tokenizer than the shards before")
+        found.append(phase)
+    return tuple(found)
+
+
+def _open(at: int, config: TrainConfig, data_ranks: int, own_schedule: bool) -> Phase:
+    preset = model_config(config.model)
+    seq_len = config.seq_len or (None if config.mix else preset.seq_len)
+    view = pretok.stream.open(config.shards, config.mix, seq_len=seq_len, seed=config.seed)
+    theta = preset.rope_theta if config.rope_theta is None else config.rope_theta
+    model = replace(preset, vocab_size=view.vocab_size, seq_len=view.seq_len, rope_theta=float(theta))
+    batch = solve_batch(data_ranks, config.global_batch, config.micro_batch, config.accumulation)
+    return Phase(at, config, view, model, batch, own_schedule)
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Steps `step` to `last_step` - 1 (from 0) of a phase, its first with `tokens` done and at `position`.
+
+    The schedule of the learning rate goes from `schedule` to `schedule_end` tokens, in steps of `unit` tokens.
+    """
+
+    phase: Phase
+    step: int
+    last_step: int
+    tokens: int
+    position: int
+    schedule: int
+    schedule_end: int
+    unit: int
+
+    def tokens_after(self, step: int) -> int:
+        """Tokens done after `step` steps."""
+        return self.tokens + (step - self.step) * self.phase.step_tokens
+
+    def position_after(self, step: int) -> int:
+        """Sequences of the stream read after `step` steps."""
+        return self.position + (step - self.step) * self.phase.batch.global_batch
+
+    def rate(self, step: int) -> float:
+        """Learning rate of step `step` (from 0)."""
+        done, whole = self.tokens_after(step) - self.schedule, self.schedule_end - self.schedule
+        return learning_rate(self.phase.config, done / self.unit, whole / self.unit, self.unit)
+
+
+def plan_legs(phases: Sequence[Phase], state: RunState, saved: Identity | None) -> list[Leg]:
+    """From where a run is to its end. saved: of the checkpoint that `state` is of, None at the beginning.
+
+    Raises UsageError where there is too little data or nothing to do, MismatchError where the checkpoint's phase and
+    the settings disagree.
+    """
+    number, began = _phase_of(phases, state, saved)
+    step, tokens = state.step, _tokens(state, saved)
+    position = (
+        0 if began and saved and _parted(phases[number].view.mix, saved) < state.position else state.position
+    )
+    schedule = tokens if began and phases[number].own_schedule else state.schedule
+    legs: list[Leg] = []
+    while True:
+        phase, following = phases[number], phases[number + 1 :]
+        last = _last_step(phase, following[0].at if following else None, step, tokens, position)
+        source = next(p for p in reversed(phases[: number + 1]) if p.own_schedule or p is phases[0])
+        if legs and last == step:  # the run ends where this phase would begin
+            break
+        leg = Leg(phase, step, last, tokens, position, schedule, 0, source.step_tokens)
+        legs.append(leg)
+        step, tokens = last, leg.tokens_after(last)
+        if not following or tokens < following[0].at:
+            break
+        number += 1
+        same = _common(phase.view.mix, phases[number].view.mix)
+        position = leg.position_after(last) if same >= leg.position_after(last) else 0
+        schedule = tokens if phases[number].own_schedule else schedule
+    ends = {leg.schedule: leg.tokens_after(leg.last_step) for leg in legs}
+    return [replace(leg, schedule_end=ends[leg.schedule]) for leg in legs]
+
+
+def _tokens(state: RunState, saved: Identity | None) -> int:
+    if state.tokens is not None or saved is None:
+        return state.tokens or 0
+    return state.step * saved.step_tokens  # saved before there were phases
+
+
+def _phase_of(phases: Sequence[Phase], state: RunState, saved: Identity | None) -> tuple[int, bool]:
+    """(number of the phase of the next step, whether it begins with it)."""
+    if saved is None:
+        return 0, True
+    numbers = {phase.at: number for number, phase in enumerate(phases)}
+    if state.phase not in numbers:
+        raise MismatchError(
+            f"the checkpoint of step {state.step} is in the phase that began at {state.phase} tokens, which the "
+            "settings no longer have: give it back"
+        )
+    number, tokens = numbers[state.phase], _tokens(state, saved)
+    passed = [phase for phase in phases[number + 1 :] if phase.at <= tokens]
+    if not passed:
+        return number, False
+    if len(passed) > 1 or passed[0].at <= tokens - saved.step_tokens:
+        raise MismatchError(
+            f"the phase at {passed[0].at} tokens lies before the {tokens} tokens that are done: a phase begins at a "
+            "position to come, or is passed over by a change of the settings themselves"
+        )
+    return number + 1, True
+
+
+def _last_step(phase: Phase, next_at: int | None, step: int, tokens: int, position: int) -> int:
+    """How many steps are done when the next phase begins or the run ends."""
+    config, batch = phase.config, phase.batch.global_batch
+    available = step + (len(phase.view) - position) // batch
+    if config.steps is not None and config.tokens is not None:
+        raise UsageError("give --steps or --tokens, not both")
+    ends = [config.steps] if config.steps is not None else []
+    if config.tokens is not None:
+        ends.append(step + max(0, config.tokens - tokens) // phase.step_tokens)
+    if next_at is not None:
+        ends.append(step + -(-(next_at - tokens) // phase.step_tokens))
+    last = min(ends) if ends else available
+    if last < step:
+        raise UsageError(f"--steps {config.steps}: {step} steps are done already")
+    if not 0 < last <= available:
+        raise UsageError(
+            f"{last} steps of {batch} sequences do not fit: the data has {len(phase.view)} sequences of "
+            f"{phase.view.seq_len} tokens, enough for {available} steps"
+        )
+    return last
+
+
+def _common(one: Mix, other: Mix) -> int:
+    """How many positions two mixes begin with that are the same, stage by stage."""
+    if one.fingerprint == other.fingerprint:
+        return max(one.length, other.length)
+    if replace(one, stages=()) != replace(other, stages=()):
+        return 0
+    same = 0
+    for left, right in zip(one.stages, other.stages, strict=False):
+        if left != right:
+            break
+        same += sum(left)
+    return same
+
+
+def _parted(mix: Mix, saved: Identity) -> int:
+    """How many positions the stream of a checkpoint and a mix have in common at their beginning."""
+    if mix.fingerprint == saved.stream:
+        return mix.length
+    if saved.mix is not None:
+        return _common(parse_mix(saved.mix, Path(META)), mix)
+    # The mix itself is not known; it may be the first stages of this one.
+    beginnings = (replace(mix, stages=mix.stages[:count]) for count in range(1, len(mix.stages)))
+    return next((one.length for one in beginnings if one.fingerprint == saved.stream), 0)
+
+
+def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> dict[str, tuple[Any, Any]]:
+    """name -> (theirs, ours) where they differ, down to the single sizes of a model."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key, value in ours.items():
+        other = theirs.get(key)
+        if isinstance(value, dict) and isinstance(other, dict) and key != "mix":
+            found |= differences(other, value, f"{of}{key}.")
+        elif other != value:
+            found[f"{of}{key}"] = (other, value)
+    return found
+
+
+def _fixed(theirs: Identity, ours: Identity) -> list[str]:
+    """In words, what differs and must not."""
+    found = differences(to_json(theirs), to_json(ours))
+    return [f"{name} was {was}, is {now}" for name, (was, now) in found.items() if name not in MAY_CHANGE]
+
+
+def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
+    """MismatchError when a checkpoint cannot go on with these settings: another model, seed, tokenizer or data.
+
+    In mid-phase data may change only if what was read of it is the same.
+    """
+    number, began = _phase_of(phases, meta.progress, meta.identity)
+    phase, state, saved = phases[number], meta.progress, meta.identity
+    different = _fixed(saved, phase.identity())
+    tokenizer = phase.tokenizer().fingerprint
+    if meta.tokenizer is not None and meta.tokenizer.fingerprint != tokenizer:
+        different.append(f"tokenizer was {meta.tokenizer.fingerprint}, is {tokenizer}")
+    common = _parted(phase.view.mix, saved)
+    if not began and common < state.position:
+        names = (
+            ("seq_len", saved.model.seq_len, phase.model.seq_len),
+            ("stream", saved.stream, phase.view.fingerprint),
+        )
+        told = [f"{name} was {was}, is {now}" for name, was, now in names if was != now]
+        different.append(
+            f"{'; '.join(told)} (they part at sequence {common}, {state.position} are read; other data in mid-run is a "
+            f"phase: [[phases]] with at = {_tokens(state, saved)} and {' or '.join(IN_PHASES[:3])})"
+        )
+    if different:
+        raise MismatchError(
+            f"{out} holds a run that cannot be continued with these settings: {'; '.join(different)}. "
+            "Give it back its settings, or another --out (with --init-from to keep the weights)"
+        )

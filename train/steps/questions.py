@@ -1,0 +1,156 @@
+"""A user's questions -> rows of token ids to be scored.
+
+Enters: JSON Lines named by --evaluate, and the tokenizer of the shards. Leaves: Questions, the same on every rank. One
+object a line, all of a file of one kind; keys that are not named here are left alone:
+
+    {"question": "Qual è la capitale d'Italia?", "choices": ["Roma", "Parigi"], "answer": 0}
+    {"context": "La capitale d'Italia è", "choices": [" Roma", " Parigi"], "answer": 0}
+    {"context": "The capital of France is", "continuation": " Paris"}
+
+`answer` counts from 0. A choice follows a question after one space, unless there is white space already; after a
+context it follows as it is written, so "dell'" can be followed by "Italia". White space at the end of the first part is
+scored with the second, because vocabularies join it to the word that follows.
+
+A row is an end-of-document token, as before every document of a stream, the context and the continuation. They are
+encoded as one text where the context's own tokens are its beginning, else each alone: no token holds bytes of both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pretok.base.errors import MismatchError, UsageError
+from pretok.base.storage import fingerprint, read_json
+from pretok.shards.manifest import load_manifest
+from train.checkpoint.tokenizer import PARTS, TOKENIZER_FILE
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """ids: all tokens of a row; scored: how many at its end are the continuation; text_bytes: of that, in UTF-8."""
+
+    ids: list[int]
+    scored: int
+    text_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The rows of its choices, and which is right; a cloze has one row, which is right."""
+
+    rows: list[Row]
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """A file of questions, of one kind: `cloze`, or of several choices."""
+
+    name: str
+    cloze: bool
+    items: list[Question]
+
+
+def load_encode(shards: Path) -> Encode:
+    """Text -> ids of the shards' tokenizer, the names of special tokens being text.
+
+    Raises UsageError without the package `tokenizers` or the file, MismatchError when it is another tokenizer.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise UsageError("--evaluate needs the package tokenizers: pip install tokenizers") from None
+    path = shards / TOKENIZER_FILE
+    if not path.is_file():
+        raise UsageError(f"--evaluate needs {path}, the copy of the tokenizer that pretok tokenize leaves")
+    data = read_json(path)
+    found = fingerprint({part: data.get(part) for part in PARTS})
+    expected = load_manifest(shards).contents.tokenizer.fingerprint
+    if found != expected:
+        raise MismatchError(
+            f"{path} is another tokenizer (fingerprint {found}) than that of the shards ({expected})"
+        )
+    tokenizer = Tokenizer.from_str(json.dumps(data))
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def load_questions(files: Mapping[str, Path], shards: Path, eod_id: int, seq_len: int) -> list[Questions]:
+    """Read and encode the files, by name.
+
+    Raises UsageError, which names file and line, for what is no question and for a row of more than seq_len + 1 tokens,
+    which the model was never trained on; nothing is cut.
+    """
+    if not files:
+        return []
+    encode = load_encode(shards)
+    return [_read(name, path, encode, eod_id, seq_len) for name, path in files.items()]
+
+
+def _read(name: str, path: Path, encode: Encode, eod_id: int, seq_len: int) -> Questions:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--evaluate {name}: {path} cannot be read: {error}") from None
+    items: list[Question] = []
+    cloze = False
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            first, seconds, answer = _parts(record)
+            if items and cloze != ("continuation" in record):
+                raise ValueError(
+                    "the lines above are of the other kind, choices or continuation; use two files"
+                )
+            cloze = "continuation" in record
+            rows = [_row(first, second, encode, eod_id) for second in seconds]
+            if (longest := max(len(row.ids) for row in rows)) > seq_len + 1:
+                raise ValueError(f"{longest} tokens; the model is trained on {seq_len}, shorten or drop it")
+        except ValueError as error:
+            raise UsageError(f"{path}:{number}: {error}") from None
+        items.append(Question(rows, answer))
+    if not items:
+        raise UsageError(f"--evaluate {name}: {path} holds no question")
+    return Questions(name, cloze, items)
+
+
+def _parts(record: Any) -> tuple[str, list[str], int]:
+    """What comes first, what may follow, and which of these is right. ValueError says what is wrong."""
+    if not isinstance(record, dict) or ("question" in record) == ("context" in record):
+        raise ValueError('a line is an object with "question" or "context"')
+    if ("choices" in record) == ("continuation" in record):
+        raise ValueError('either "choices" with "answer" or "continuation" is needed')
+    first = record["question"] if "question" in record else record["context"]
+    seconds = record["choices"] if "choices" in record else [record["continuation"]]
+    answer = record.get("answer") if "choices" in record else 0
+    if not isinstance(seconds, list) or ("choices" in record and len(seconds) < 2):
+        raise ValueError('"choices" is a list of at least two texts')
+    if not all(isinstance(text, str) and text for text in [*seconds, first]):
+        raise ValueError("every text is a string and not empty")
+    if type(answer) is not int or not 0 <= answer < len(seconds):
+        raise ValueError(
+            f'"answer" is {answer!r}; it is the number of the right choice, 0 to {len(seconds) - 1}'
+        )
+    if "question" in record:
+        seconds = [text if first[-1].isspace() or text[0].isspace() else f" {text}" for text in seconds]
+    return first, seconds, answer
+
+
+def _row(first: str, second: str, encode: Encode, eod_id: int) -> Row:
+    context = first.rstrip()
+    continuation = first[len(context) :] + second
+    before, whole = encode(context), encode(context + continuation)
+    after = whole[len(before) :] if whole[: len(before)] == before else encode(continuation)
+    if not after:
+        raise ValueError(f"{continuation!r} has no tokens")
+    return Row([eod_id, *before, *after], len(after), len(continuation.encode()))

@@ -21,7 +21,7 @@ import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import Signed, read_record
 from pretok.base.storage import read_json
-from pretok.report.history import read_run
+from pretok.report.history import read_lines, read_run
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
 from pretok.stream.order import Int64s
@@ -161,6 +161,12 @@ def load_run(folder: Path) -> RunRecord:
     run = read_run(folder)
     if not run.metrics:
         raise UsageError(f"{folder}: no step is finished yet")
+    changes = read_lines(folder / "changes.jsonl")
+    if any(line["position"] != line["step"] * resolved.global_batch for line in changes):
+        raise UsageError(
+            f"{folder} changed its data or its global batch between two steps (see changes.jsonl there), so what its "
+            "steps read is not known from its files alone; give a mix (--mix, without --run) instead"
+        )
     last, seq_len = run.metrics[-1], int(resolved.model["seq_len"])
     steps = int(last["step"])
     if last["tokens"] != steps * resolved.global_batch * seq_len:

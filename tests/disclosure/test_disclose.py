@@ -101,24 +101,24 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any
     return answer
 
 
-def documents(
-    made: Recipe, rows: dict[str, list[dict[str, Any]]], name: str
-) -> list[tuple[int, dict[str, Any]]]:
-    """(tokens, record) of the training documents of a source, in the order of its shards."""
-    shards = load_manifest(made.shards_dir).of(name)
-    lengths = [n for shard in shards for n in ShardReader(shard.prefix).lengths.tolist()]
-    return [
-        (length, rows[name][run_inspect(made.shards_dir, name, number, "train").position - 1])
-        for number, length in enumerate(lengths)
-    ]
-
-
 Figures = dict[str, list[tuple[int, dict[str, Any]]]]
 
 
-def walk(
-    made: Recipe, rows: dict[str, list[dict[str, Any]]], view: pretok.stream.View, length: int
-) -> Figures:
+@pytest.fixture(scope="module")
+def documents(made: Recipe, rows: dict[str, list[dict[str, Any]]]) -> Figures:
+    """(tokens, record) of the training documents of each source, in the order of its shards."""
+    manifest = load_manifest(made.shards_dir)
+    found: Figures = {}
+    for name in manifest.sources:
+        lengths = [n for shard in manifest.of(name) for n in ShardReader(shard.prefix).lengths.tolist()]
+        found[name] = [
+            (length, rows[name][run_inspect(made.shards_dir, name, number, "train").position - 1])
+            for number, length in enumerate(lengths)
+        ]
+    return found
+
+
+def walk(documents: Figures, view: pretok.stream.View, length: int) -> Figures:
     """Position by position: (tokens read, record) of each document of which any was read."""
     read = {source.name: np.zeros(max(source.tokens, 1), np.int64) for source in view.mix.sources}
     for position in range(length):
@@ -127,7 +127,7 @@ def walk(
     found: Figures = {}
     for name, counts in read.items():
         at, found[name] = 0, []
-        for tokens, row in documents(made, rows, name):
+        for tokens, row in documents[name]:
             if taken := int(counts[at : at + tokens].sum()):
                 found[name].append((taken, row))
             at += tokens
@@ -184,10 +184,10 @@ def check(said: dict[str, Any], figures: Figures) -> None:
 
 
 def test_shards_are_every_training_document_once(
-    made: Recipe, rows: dict[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+    made: Recipe, documents: Figures, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = ask(capsys, made.out)
-    check(said, {name: documents(made, rows, name) for name in ("en", "it")})
+    check(said, documents)
     counts = load_manifest(made.shards_dir).contents.sources
     for source in said["sources"]["sources"]:
         train, val = counts[source["name"]].train, counts[source["name"]].val
@@ -198,11 +198,11 @@ def test_shards_are_every_training_document_once(
 
 
 def test_a_mix_is_what_its_positions_read(
-    made: Recipe, rows: dict[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+    made: Recipe, documents: Figures, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = ask(capsys, made.out, "--mix", made.out / "mix.json")
     view = pretok.stream.open(made.shards_dir, made.out / "mix.json")
-    check(said, walk(made, rows, view, len(view)))
+    check(said, walk(documents, view, len(view)))
     report = json.loads((made.out / "mix.json").read_text())["report"]["sources"]
     for source in said["sources"]["sources"]:
         assert (source["sequences"], source["tokens"]) == (
@@ -217,7 +217,7 @@ def test_a_mix_is_what_its_positions_read(
 @pytest.mark.parametrize("steps", [1, 7, 23])
 def test_a_run_is_what_its_steps_read(
     made: Recipe,
-    rows: dict[str, list[dict[str, Any]]],
+    documents: Figures,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     steps: int,
@@ -226,7 +226,7 @@ def test_a_run_is_what_its_steps_read(
     mix = made.out / "mix.json" if mixed else None
     said = ask(capsys, made.out, "--run", write_run(made, tmp_path / "run", steps, mix))
     view = pretok.stream.open(made.shards_dir, mix, seq_len=SEQ_LEN, seed=3)
-    check(said, walk(made, rows, view, steps * BATCH))
+    check(said, walk(documents, view, steps * BATCH))
     general = said["general"]
     assert general["tokens"] == steps * BATCH * SEQ_LEN
     assert (general["model"]["steps"], general["model"]["steps_skipped"]) == (steps, steps // 5)
@@ -359,11 +359,14 @@ def test_what_does_not_fit_is_refused(
     gone = write_run(made, tmp_path / "gone", 3, made.out / "mix.json")
     config = json.loads((gone / "config.json").read_text())
     (gone / "config.json").write_text(json.dumps({**config, "mix": "/nowhere/mix.json"}))
+    changed = write_run(made, tmp_path / "changed", 3, made.out / "mix.json")
+    (changed / "changes.jsonl").write_text('{"step": 2, "position": 12}\n')
     for arguments, message in (
         (["--run", good, "--mix", other], "name the shards and the mix"),
         (["--run", none], "no step is finished"),
         (["--run", tmp_path], "not the folder of a training run"),
         (["--run", gone], "--mix MIX"),
+        (["--run", changed], "changed its data or its global batch"),
         (["--format", "xml"], "known are json"),
         (["--column", "language=tongue"], "kept is copy_of, created, id"),
         (["--column", "colour=lang"], "a column may tell language"),

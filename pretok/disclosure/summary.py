@@ -8,7 +8,7 @@ person must fill it in. Nothing is guessed, no threshold or size band of the tem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -302,9 +302,10 @@ def _source(manifest: Manifest, split: str, figures: SourceFigures, domains: int
     contents, reading = manifest.contents, figures.reading
     counts = contents.sources[figures.name]
     known = figures.amount.bytes is not None
-    of: Callable[[str, int | None], Values | None] = lambda kind, most: (  # noqa: E731
-        _values(figures.values[kind], most, known) if kind in figures.values else None
-    )
+
+    def of(kind: str, most: int | None) -> Values | None:
+        return _values(figures.values[kind], most, known) if kind in figures.values else None
+
     return Source(
         name=figures.name,
         category=None,

@@ -5,6 +5,7 @@ torch takes seconds to import, so one server process imports it once and every r
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -83,6 +84,7 @@ def _rank_jobs(rank: int, jobs: Sequence[tuple[int, int, Sequence[str]]], output
     _write_to(output)
     from train.__main__ import main
 
+    gc.unfreeze = lambda: None  # what a run leaves frozen stays so: a collection of all of torch is half of a short job
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # as under torchrun: the store is another process's
     for count, port, arguments in jobs:
         if rank < count:

@@ -18,6 +18,7 @@ In this folder:
     mix_file.py     a mix and its file
     flat_tokens.py  many shards as one array of tokens
     loader.py       the part of each batch that a rank reads
+    continued.py    a mix that goes on with another, and how long two mixes are the same
     mix_job.py      the job: weights and a budget -> mix.json and its report
     materialize.py  a mix written as shards in its order
     foreign.py      what other trainers need to read the shards
@@ -36,8 +37,11 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import to_json
 from pretok.base.tokens import Tokens
 from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
+from pretok.stream.continued import same_until
 from pretok.stream.flat_tokens import FlatTokens, Int64s
 from pretok.stream.mix_file import Mix, check_sources, load_mix, natural_mix, parse_mix
+
+__all__ = ["View", "open", "same_until"]
 
 AHEAD = 1024
 """Positions whose addresses are computed at once for a reader that moves forward."""
@@ -77,7 +81,8 @@ def open(
     if plan.manifest != manifest.fingerprint:
         raise MismatchError(
             f"{mix} was made for shards with fingerprint {plan.manifest}, {manifest.folder} has "
-            f"{manifest.fingerprint}; make the mix again for these shards"
+            f"{manifest.fingerprint}; make the mix again for these shards, or go on with it in them, if they have only "
+            "grown by sources (pretok mix --continue)"
         )
     check_sources(plan, manifest, Path(mix))
     _check_seq_len(plan, seq_len, str(mix))

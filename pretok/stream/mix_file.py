@@ -8,18 +8,25 @@ file. numpy and the standard library only.
     manifest    fingerprint of the shards it belongs to
     split, seq_len, seed
     sources     [{name, tokens, sequences}]    what the shards hold, in the order of quotas
-    stages      [{quotas: [n, ...]}]           sequences that each source gives
+    stages      [{quotas: [n, ...], length}]   sequences that each source gives; `length` only where the next stage
+                                               begins after so many positions, before all quotas are given
+    earlier     [{manifest, length}]           only where the shards have grown since a mix that this one goes on with
     report      what follows from these, for people and other programs
 
 A source of T tokens holds (T - 1) // seq_len sequences: sequence i is its tokens i * seq_len up to and including
 (i + 1) * seq_len, the last of which is only a target.
+
+A mix that goes on with another (`stream.continued`) has its stages, the last of them cut at the position where the two
+part, and then its own. So which positions two mixes have in common follows from their files alone, and a mix that was
+never continued has the file it always had.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +52,20 @@ class MixSource:
     sequences: int
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The first `length` positions were planned for shards with this fingerprint, all of which the mix's own have."""
+
+    manifest: str
+    length: int
+
+
 @dataclass(frozen=True)
 class Mix:
-    """The whole description of an order. `stages` holds the quotas of each stage, in the order of `sources`."""
+    """The whole description of an order. `stages` holds the quotas of each stage, in the order of `sources`.
+
+    taken: positions of each stage, empty where all stages are whole; earlier: shards of before, ever longer.
+    """
 
     manifest: str
     split: str
@@ -55,11 +73,20 @@ class Mix:
     seed: int
     sources: tuple[MixSource, ...]
     stages: tuple[tuple[int, ...], ...]
+    taken: tuple[int, ...] = ()
+    earlier: tuple[Earlier, ...] = ()
 
     def identity(self) -> dict[str, Any]:
         """Everything the order depends on, as JSON; its fingerprint is the mix's."""
-        stages = [{"quotas": list(quotas)} for quotas in self.stages]
-        return {"format": FORMAT, "version": VERSION, **to_json(self), "stages": stages}
+        stages = [
+            {"quotas": list(quotas)} | ({"length": length} if length != sum(quotas) else {})
+            for quotas, length in zip(self.stages, self.lengths, strict=True)
+        ]
+        data = {"format": FORMAT, "version": VERSION, **to_json(self), "stages": stages}
+        del data["taken"]
+        if not self.earlier:
+            del data["earlier"]
+        return data
 
     @cached_property
     def fingerprint(self) -> str:
@@ -67,17 +94,37 @@ class Mix:
         return fingerprint(self.identity())
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Positions of each stage."""
+        return self.taken or tuple(sum(quotas) for quotas in self.stages)
+
+    @property
     def length(self) -> int:
         """Sequences in all stages; of any size, unlike `len`."""
-        return sum(sum(quotas) for quotas in self.stages)
+        return sum(self.lengths)
 
     def __len__(self) -> int:
         return self.length
 
+    def first(self, positions: int) -> Mix:
+        """The mix of these positions, of which there are 1 to `length`."""
+        ends = list(accumulate(self.lengths))
+        count = next(number for number, end in enumerate(ends, 1) if end >= positions)
+        taken = (*self.lengths[: count - 1], positions - (ends[count - 2] if count > 1 else 0))
+        stages = self.stages[:count]
+        whole = taken == tuple(sum(quotas) for quotas in stages)
+        earlier = tuple(
+            Earlier(part.manifest, min(part.length, positions))
+            for part, before in zip(self.earlier, (0, *(part.length for part in self.earlier)), strict=False)
+            if before < positions
+        )
+        return replace(self, stages=stages, taken=() if whole else taken, earlier=earlier)
+
     def order(self) -> Order:
         """The order of its positions."""
         names = [source.name for source in self.sources]
-        return Order(names, [source.sequences for source in self.sources], self.stages, self.seed)
+        sizes = [source.sequences for source in self.sources]
+        return Order(names, sizes, self.stages, self.seed, self.lengths)
 
     def problem(self) -> str | None:
         """Why there is no such stream whatever the shards hold, or None."""
@@ -99,8 +146,15 @@ class Mix:
                 return f"source {source.name} has {source.tokens} tokens, not {source.sequences} sequences"
             if not source.sequences and any(quotas[number] for quotas in self.stages):
                 return f"source {source.name} has not one sequence to give"
-        if not 0 < len(self.stages) <= MAX_STAGES or not any(any(quotas) for quotas in self.stages):
+        if len(self.lengths) != len(self.stages) or any(
+            not 0 <= length <= sum(quotas) for length, quotas in zip(self.lengths, self.stages, strict=True)
+        ):
+            return f"its stages cannot be of {self.lengths} positions"
+        if not 0 < len(self.stages) <= MAX_STAGES or not self.length:
             return f"it has {len(self.stages)} stages and {self.length} sequences"
+        ends = [0, *(part.length for part in self.earlier), self.length]
+        if any(end <= before for before, end in pairwise(ends)):
+            return f"its segments cannot end at {ends[1:]}"
         try:
             self.order()
         except UsageError as error:
@@ -113,6 +167,7 @@ class _StageEntry:
     """A stage as the file has it."""
 
     quotas: tuple[int, ...]
+    length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +183,7 @@ class _MixFile:
     seed: Signed
     sources: tuple[MixSource, ...]
     stages: tuple[_StageEntry, ...]
+    earlier: tuple[Earlier, ...] = ()
     report: dict[str, Any] | None = None
 
 
@@ -208,7 +264,10 @@ def parse_mix(data: Any, where: Path) -> Mix:
         raise MismatchError(f"{where}: mix version {data.get('version')!r}, this program reads {VERSION}")
     file = read_record(_MixFile, data, where)
     stages = tuple(stage.quotas for stage in file.stages)
-    mix = Mix(file.manifest, file.split, file.seq_len, file.seed, file.sources, stages)
+    taken = tuple(sum(stage.quotas) if stage.length is None else stage.length for stage in file.stages)
+    if all(stage.length is None for stage in file.stages):
+        taken = ()
+    mix = Mix(file.manifest, file.split, file.seq_len, file.seed, file.sources, stages, taken, file.earlier)
     if problem := mix.problem():
         raise IntegrityError(f"{where}: the mix is damaged ({problem}); make it again with pretok mix")
     if file.fingerprint != mix.fingerprint:

@@ -8,6 +8,7 @@ Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `stream.mix_fi
     sources  {NAME: {sequences, tokens, epochs, repeated_tokens, unused_tokens, tail_tokens}}
     left_out {NAME: tokens}                sources of the shards without a place in the mix
     notes    [...]                         what --cap changed
+    continued_at                           only of a mix that goes on with another: sequences that are the other's
     failed   [{partition, file, error}]    inputs that the shards lack
 
 `unused_tokens` are whole sequences not drawn even once, `tail_tokens` the end of a source that fills no sequence.
@@ -16,8 +17,9 @@ Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `stream.mix_fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +42,15 @@ Language Models", 2023."""
 
 @dataclass(frozen=True, slots=True)
 class MixRequest:
-    """What a mix is asked to be."""
+    """What a mix is asked to be. `after`: the stages follow these positions (`stream.continued`), of the same sequence
+    length, seed and split."""
 
     stages: tuple[Stage, ...]
     seq_len: int = 4096
     seed: int = 0
     split: str = "train"
     limit: Limit = field(default_factory=lambda: Limit(MAX_EPOCHS, cap=False))
+    after: Mix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +102,39 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> dict[str, Any]:
 def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, dict[str, Any]]:
     """The mix and its report. Raises UsageError for unknown sources, or budgets and weights that do not fit."""
     sources = _sources(manifest, request)
-    drawn = [0] * len(sources)
-    quotas: list[tuple[int, ...]] = []
+    empty = Mix(manifest.fingerprint, request.split, request.seq_len, request.seed, sources, ())
+    start = empty if request.after is None else _with_sources(request.after, sources)
+    drawn = [0] * len(sources) if request.after is None else start.order().prefix(len(start)).tolist()
+    quotas = list(start.stages)
     notes: list[str] = []
     for stage in request.stages:
         given, changed = stage_quotas(stage, sources, drawn, request.seq_len, request.limit)
         drawn = [before + quota for before, quota in zip(drawn, given, strict=True)]
         quotas.append(tuple(given))
         notes += changed
-    mix = Mix(manifest.fingerprint, request.split, request.seq_len, request.seed, sources, tuple(quotas))
-    possible(mix)
+    taken = (*start.taken, *map(sum, quotas[len(start.stages) :])) if start.taken else ()
+    mix = possible(replace(start, stages=tuple(quotas), taken=taken))
     return mix, _report(manifest, request, mix, notes)
+
+
+def _with_sources(mix: Mix, sources: tuple[MixSource, ...]) -> Mix:
+    """The same positions of a mix that has more sources, which stand behind its own."""
+    none = (0,) * (len(sources) - len(mix.sources))
+    return replace(mix, sources=sources, stages=tuple((*quotas, *none) for quotas in mix.stages))
+
+
+def _given(mix: Mix) -> list[list[int]]:
+    """Sequences that each source gives to each stage."""
+    order = mix.order()
+    counts = [order.prefix(end).tolist() for end in accumulate(mix.lengths, initial=0)]
+    return [[b - a for a, b in zip(*ends, strict=True)] for ends in pairwise(counts)]
 
 
 def what_if(manifest: Manifest, request: MixRequest) -> list[WhatIf]:
     """The last stage with a quarter, half, twice and four times its budget, one epoch, and the most that fits."""
     mix, _ = plan_mix(manifest, request)
     last = request.stages[-1]
-    before = [sum(quotas) for quotas in zip(*mix.stages[:-1], strict=True)] or [0] * len(mix.sources)
+    before = mix.order().prefix(len(mix) - mix.lengths[-1]).tolist()
     weights = shares_of(last, mix.sources, mix.seq_len)
     room = [
         int(request.limit.max_epochs * source.sequences) - drawn
@@ -146,23 +165,33 @@ def _what_if(mix: Mix, before: Sequence[int], stage: Stage, request: MixRequest)
 
 
 def _sources(manifest: Manifest, request: MixRequest) -> tuple[MixSource, ...]:
-    """The sources any stage names, sorted; all of them when a stage is natural."""
+    """The sources any stage names, sorted, behind those of the mix before; all of them when a stage is natural."""
     names: set[str] = set()
     for stage in request.stages:
         names |= set(manifest.sources if stage.weights is None else stage.weights)
-    return mix_sources(manifest, request.split, request.seq_len, sorted(names))
+    first = [source.name for source in request.after.sources] if request.after else []
+    return mix_sources(manifest, request.split, request.seq_len, [*first, *sorted(names.difference(first))])
 
 
 def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str]) -> dict[str, Any]:
     names = [source.name for source in mix.sources]
+    given = _given(mix)
+    asked = [shares_of(stage, mix.sources, mix.seq_len) for stage in request.stages]
+    kept = mix.stages[: -len(asked)]  # what was asked for of the mix before is not known any more
     stages = []
-    for stage, quotas in zip(request.stages, mix.stages, strict=True):
-        weights = shares_of(stage, mix.sources, mix.seq_len)
+    for weights, quotas, counts in zip(
+        [*([Fraction(quota, max(sum(quotas), 1)) for quota in quotas] for quotas in kept), *asked],
+        mix.stages,
+        given,
+        strict=True,
+    ):
         stages.append(
             {
-                "tokens": sum(quotas) * mix.seq_len,
+                "tokens": sum(counts) * mix.seq_len,
                 "weights": dict(zip(names, map(str, weights), strict=True)),
-                "shares": {name: quota / sum(quotas) for name, quota in zip(names, quotas, strict=True)},
+                "shares": {
+                    name: count / max(sum(counts), 1) for name, count in zip(names, counts, strict=True)
+                },
                 "prefix_bound_tokens": {
                     name: prefix_bound(quotas, quota) * mix.seq_len
                     for name, quota in zip(names, quotas, strict=True)
@@ -170,7 +199,7 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
             }
         )
     sources = {}
-    for source, *drawn in zip(mix.sources, *mix.stages, strict=True):
+    for source, *drawn in zip(mix.sources, *given, strict=True):
         sequences = sum(drawn)
         sources[source.name] = {
             "sequences": sequences,
@@ -191,6 +220,7 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
             if name not in names
         },
         "notes": notes,
+        **({"continued_at": len(request.after)} if request.after else {}),
         "failed": to_json(manifest.contents.failed),
     }
 
@@ -202,6 +232,10 @@ def show_mix(manifest: Manifest, request: MixRequest, report: dict[str, Any], te
         bound = max(stage["prefix_bound_tokens"].values())
         tell.notice(
             f"stage {number}: {stage['tokens']:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it"
+        )
+    if at := report.get("continued_at"):
+        tell.notice(
+            f"the first {at:,} sequences are those of the mix before, and its sources go on from there"
         )
     columns = ("source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail")
     rows = [

@@ -71,6 +71,10 @@ class Schedule:
         positions: Int64s = before.sum(axis=1) + np.argsort(order, axis=1)[rows, source]
         return positions
 
+    def first(self, length: int) -> Int64s:
+        """(sources,): how many of the first `length` positions each source has."""
+        return self.quotas if length == self.length else self.prefix(np.array([length]))[0]
+
     def prefix(self, lengths: Int64s) -> Int64s:
         """lengths: (n,) in 0..length -> (n, sources): how many of the first `lengths` positions each source has."""
         if self.length == 0:
@@ -201,18 +205,27 @@ class Order:
     """Positions of a whole mix -> sequences of its sources.
 
     names, sizes: the sources and how many sequences each has; stages: the quotas of each stage, in the order of
-    `names`. Each stage goes on in every source where the one before stopped.
+    `names`; lengths: how many positions of each stage there are, all by default. Each stage goes on in every source
+    where the one before stopped.
     """
 
     def __init__(
-        self, names: Sequence[str], sizes: Sequence[int], stages: Sequence[Sequence[int]], seed: int
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        stages: Sequence[Sequence[int]],
+        seed: int,
+        lengths: Sequence[int] | None = None,
     ) -> None:
         self.names = tuple(names)
         self.sizes: Int64s = np.array(sizes, np.int64)
         self.seed = seed
         self._stages = [Schedule(quotas) for quotas in stages]
-        self._starts: Int64s = np.cumsum([0, *(stage.length for stage in self._stages)], dtype=np.int64)
-        quotas = np.array([np.zeros(len(self.names), np.int64), *(stage.quotas for stage in self._stages)])
+        if lengths is None:
+            lengths = [stage.length for stage in self._stages]
+        self._starts: Int64s = np.cumsum([0, *lengths], dtype=np.int64)
+        given = [stage.first(length) for stage, length in zip(self._stages, lengths, strict=True)]
+        quotas = np.array([np.zeros(len(self.names), np.int64), *given])
         self._drawn: Int64s = np.cumsum(quotas, axis=0)  # by each source before each stage
         self._keys: dict[tuple[int, int], UInt64s] = {}
         self.length = int(self._starts[-1])
@@ -250,8 +263,7 @@ class Order:
     def prefix(self, length: int) -> Int64s:
         """(sources,): how many of the first `length` positions each source has."""
         stage = min(int(np.searchsorted(self._starts, length, side="right")) - 1, len(self._stages) - 1)
-        inside = np.array([length - self._starts[stage]])
-        counts: Int64s = self._drawn[stage] + self._stages[stage].prefix(inside)[0]
+        counts: Int64s = self._drawn[stage] + self._stages[stage].first(length - int(self._starts[stage]))
         return counts
 
     def drawn(self, source: int, low: int, high: int) -> Int64s:

@@ -14,6 +14,7 @@ from pretok.audit.trace import Reading, Traced, open_traced, passages, positions
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.storage import write_json
 from pretok.shards.manifest import load_manifest
+from pretok.stream.continued import beginning
 from pretok.stream.mix_job import MixRequest, run_mix
 from pretok.stream.quota import parse_limit, parse_stage
 
@@ -41,8 +42,15 @@ def owners() -> dict[int, tuple[str, int]]:
     return dict(enumerate(places, 1))
 
 
-def test_every_document_is_read_where_its_tokens_are(mix: Path) -> None:
-    """Every token of every position is some document's at some place in it; EOD belongs to what stands before it."""
+@pytest.mark.parametrize("at", [None, 11, 33])
+def test_every_document_is_read_where_its_tokens_are(mix: Path, at: int | None) -> None:
+    """Every token of every position is some document's at some place in it; EOD belongs to what stands before it. In a
+    mix that goes on with the other too."""
+    if at is not None:
+        after = beginning(load_manifest(mix.parent / "shards"), mix, at)
+        wish = MixRequest((parse_stage("640:it=0.6,en=0.4"),), 16, 3, "train", parse_limit(9, False), after)
+        mix = mix.parent / f"at-{at}.json"
+        run_mix(mix.parent / "shards", mix, wish)
     traced = open_traced(mix, None)
     whose, view = owners(), traced.view
     expected: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)

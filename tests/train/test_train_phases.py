@@ -12,11 +12,14 @@ from support import needs
 torch = needs("torch")
 import pretok.stream
 from pretok.base.errors import MismatchError, PretokError, UsageError
-from pretok.base.storage import read_json
+from pretok.base.storage import read_json, write_json
 from pretok.cluster.chain import _train_arguments as train_arguments
 from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest
+from pretok.stream.continued import beginning, run_position
 from pretok.stream.mix_file import Mix, mix_sources, write_mix
+from pretok.stream.mix_job import MixRequest, run_mix
+from pretok.stream.quota import parse_stage
 from tests.train_support import column, model_file, random_shards, run_ranks
 from train.config import TrainConfig, add_flags, from_mapping, parse
 from train.run import loop
@@ -246,6 +249,33 @@ def test_what_may_change_by_hand_is_shown_and_kept(
     loop.train(settings(shards, tmp_path, "whole", mix=longer, steps=3, **common))
     assert column(tmp_path / "whole", "data_hash") == column(tmp_path / "run", "data_hash")[:3]
     assert read_json(tmp_path / "run/config.json")["resolved"]["global_batch"] == 16
+
+
+def test_a_run_goes_on_with_a_continued_mix(shards: Path, tmp_path: Path) -> None:
+    """In the middle of a stage, where the newest checkpoint is; what was read by then must be the same."""
+    first = mix_of(shards, tmp_path / "first.json", (16, 64))
+    common = {"save_every": "99", "schedule": "constant"}
+    loop.train(settings(shards, tmp_path, mix=first, steps=3, **common))
+    manifest, new = load_manifest(shards), {}
+    for name, at in (("early", 2 * BATCH), ("new", run_position(tmp_path / "run", Path(first)))):
+        after = beginning(manifest, Path(first), at)
+        stage = parse_stage(f"{8 * STEP}:en=0.75,it=0.25")
+        run_mix(shards, tmp_path / f"{name}.json", MixRequest((stage,), LENGTH, after.seed, after=after))
+        new[name] = str(tmp_path / f"{name}.json")
+    for _ in range(2):
+        with pytest.raises(MismatchError, match="they part at sequence 16, 24 are read"):
+            loop.train(settings(shards, tmp_path, mix=new["early"], steps=6, **common))
+        [meta] = (tmp_path / "run").glob("checkpoints/*/meta.json")  # and as before there were phases
+        data = read_json(meta)
+        data["identity"].pop("mix", None)
+        write_json(meta, data)
+    loop.train(settings(shards, tmp_path, mix=new["new"], steps=6, **common))
+    loop.train(settings(shards, tmp_path, "whole", mix=new["new"], steps=6, **common))
+    assert numbers(tmp_path) == numbers(tmp_path, "whole")
+    loop.train(settings(shards, tmp_path, "old", mix=first, steps=6, **common))
+    hashes = [column(tmp_path / out, "data_hash") for out in ("run", "old")]
+    assert hashes[0][:3] == hashes[1][:3]
+    assert hashes[0][3] != hashes[1][3]
 
 
 def test_what_must_not_change_is_refused_by_name(shards: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_it_is_a_qwen3_of_transformers(folder: Path, tmp_path: Path) -> None:
     main(["export", "--run", str(folder / "run"), "--out", str(out)])
     assert json.loads((out / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
     config = replace(model_config(str(folder / "qk.toml")), vocab_size=60, seq_len=16)
-    model, value = Decoder(config), exported_tensors(out, config)
+    model, value = Decoder(config), exported_tensors(out, config, print)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(value(name, parameter.shape, torch.device("cpu")))
@@ -72,7 +72,7 @@ def test_it_is_a_qwen3_of_transformers(folder: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens).logits, model(tokens)[..., :60], rtol=1e-4, atol=1e-5)
     with pytest.raises(MismatchError, match=r"model_type qwen3 \(here llama\)"):
-        exported_tensors(out, replace(config, qk_norm=False))
+        exported_tensors(out, replace(config, qk_norm=False), print)
 
 
 def test_a_model_file_says_true_or_false(tmp_path: Path) -> None:

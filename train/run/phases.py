@@ -18,7 +18,7 @@ from typing import Any
 import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import to_json
-from pretok.stream import View
+from pretok.stream import View, same_until
 from pretok.stream.mix_file import Mix, mix_json, parse_mix
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin
 from train.config import IN_PHASES, SCHEDULE, Batch, TrainConfig, solve_batch
@@ -145,7 +145,7 @@ def plan_legs(phases: Sequence[Phase], state: RunState, saved: Identity | None) 
         if not following or tokens < following[0].at:
             break
         number += 1
-        same = _common(phase.view.mix, phases[number].view.mix)
+        same = same_until(phase.view.mix, phases[number].view.mix)
         position = leg.position_after(last) if same >= leg.position_after(last) else 0
         schedule = tokens if phases[number].own_schedule else schedule
     ends = {leg.schedule: leg.tokens_after(leg.last_step) for leg in legs}
@@ -202,29 +202,17 @@ def _last_step(phase: Phase, next_at: int | None, step: int, tokens: int, positi
     return last
 
 
-def _common(one: Mix, other: Mix) -> int:
-    """How many positions two mixes begin with that are the same, stage by stage."""
-    if one.fingerprint == other.fingerprint:
-        return max(one.length, other.length)
-    if replace(one, stages=()) != replace(other, stages=()):
-        return 0
-    same = 0
-    for left, right in zip(one.stages, other.stages, strict=False):
-        if left != right:
-            break
-        same += sum(left)
-    return same
-
-
 def _parted(mix: Mix, saved: Identity) -> int:
     """How many positions the stream of a checkpoint and a mix have in common at their beginning."""
     if mix.fingerprint == saved.stream:
         return mix.length
     if saved.mix is not None:
-        return _common(parse_mix(saved.mix, Path(META)), mix)
+        return same_until(parse_mix(saved.mix, Path(META)), mix)
     # The mix itself is not known; it may be the first stages of this one.
-    beginnings = (replace(mix, stages=mix.stages[:count]) for count in range(1, len(mix.stages)))
-    return next((one.length for one in beginnings if one.fingerprint == saved.stream), 0)
+    beginnings = (
+        replace(mix, stages=mix.stages[:count], taken=(), earlier=()) for count in range(1, len(mix.stages))
+    )
+    return next((same_until(one, mix) for one in beginnings if one.fingerprint == saved.stream), 0)
 
 
 def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> dict[str, tuple[Any, Any]]:

@@ -26,6 +26,8 @@ from pretok.shards.manifest import Manifest
 from pretok.stream import View
 from pretok.stream.order import Int64s
 
+DATA = {"shards", "mix", "seed", "seq_len", "global_batch"}
+"""Settings of a run that say what its steps read."""
 BLOCK = 1 << 20
 """Sequences whose places are computed at once."""
 
@@ -162,7 +164,8 @@ def load_run(folder: Path) -> RunRecord:
     if not run.metrics:
         raise UsageError(f"{folder}: no step is finished yet")
     changes = read_lines(folder / "changes.jsonl")
-    if any(line["position"] != line["step"] * resolved.global_batch for line in changes):
+    moved = any(line["position"] != line["step"] * resolved.global_batch for line in changes)
+    if moved or any(DATA & line.get("changes", {}).keys() for line in changes):
         raise UsageError(
             f"{folder} changed its data or its global batch between two steps (see changes.jsonl there), so what its "
             "steps read is not known from its files alone; give a mix (--mix, without --run) instead"

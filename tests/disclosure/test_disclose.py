@@ -361,12 +361,16 @@ def test_what_does_not_fit_is_refused(
     (gone / "config.json").write_text(json.dumps({**config, "mix": "/nowhere/mix.json"}))
     changed = write_run(made, tmp_path / "changed", 3, made.out / "mix.json")
     (changed / "changes.jsonl").write_text('{"step": 2, "position": 12}\n')
+    phased = write_run(made, tmp_path / "phased", 3, made.out / "mix.json")
+    phase = {"step": 2, "position": 2 * BATCH, "by": "phase", "changes": {"mix": ["a.json", "b.json"]}}
+    (phased / "changes.jsonl").write_text(json.dumps(phase) + "\n")
     for arguments, message in (
         (["--run", good, "--mix", other], "name the shards and the mix"),
         (["--run", none], "no step is finished"),
         (["--run", tmp_path], "not the folder of a training run"),
         (["--run", gone], "--mix MIX"),
         (["--run", changed], "changed its data or its global batch"),
+        (["--run", phased], "changed its data or its global batch"),
         (["--format", "xml"], "known are json"),
         (["--column", "language=tongue"], "kept is copy_of, created, id"),
         (["--column", "colour=lang"], "a column may tell language"),

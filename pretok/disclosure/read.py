@@ -163,7 +163,7 @@ def load_run(folder: Path) -> RunRecord:
     run = read_run(folder)
     if not run.metrics:
         raise UsageError(f"{folder}: no step is finished yet")
-    changes = read_lines(folder / "changes.jsonl")
+    changes = list(read_lines(folder / "changes.jsonl"))
     moved = any(line["position"] != line["step"] * resolved.global_batch for line in changes)
     if moved or any(DATA & line.get("changes", {}).keys() for line in changes):
         raise UsageError(

@@ -166,16 +166,27 @@ def walks(checkout: Path) -> tuple[list[str], list[str]]:
 
 
 def names_used_twice(checkout: Path) -> dict[str, list[str]]:
-    """Public classes and functions at module level that two modules define; commands name the jobs they call."""
+    """Public classes, functions and types at module level that two modules define; commands share names with jobs."""
     places = defaultdict(list)
     for path in modules(checkout):
         if "commands" in path.parts or path.name == "__main__.py":
             continue
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            named = isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
-            if named and node.name != "main":
-                places[node.name].append(str(path.relative_to(checkout)))
+            name = _defined(node)
+            if name and not name.startswith("_") and name != "main":
+                places[name].append(str(path.relative_to(checkout)))
     return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+
+
+def _defined(node: ast.stmt) -> str | None:
+    """The class, function or type (`Tokens = NDArray[...]`, in mixed case; no TypeVar) that a statement defines."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return node.name
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        name, made = node.targets[0].id, ast.unparse(node.value)
+        if name[0].isupper() and not name.isupper() and not made.startswith("TypeVar"):
+            return name
+    return None
 
 
 def annotations(checkout: Path) -> tuple[int, int, int]:

@@ -1,8 +1,8 @@
-"""Random tokens as a shards folder, for the benchmarks of the trainer; numpy and the standard library only."""
+"""Shards folders without inputs, for benchmarks and tests, also of random tokens. numpy and standard library only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,10 +40,10 @@ def write_random_shards(folder: Path, tokens: int, vocab_size: int = 50_000) -> 
     return folder
 
 
-def bare_contents(vocab_size: int, shards: Sequence[ShardEntry]) -> Contents:
-    """The contents of a manifest of shards that no input stands behind."""
+def bare_contents(vocab_size: int, shards: Sequence[ShardEntry], empty: Iterable[str] = ()) -> Contents:
+    """The contents of a manifest of shards that no input stands behind. empty: sources that may have no shard."""
     counts = {}
-    for name in sorted({shard.source for shard in shards}):
+    for name in sorted({shard.source for shard in shards}.union(empty)):
         held = [shard for shard in shards if shard.source == name]
         counts[name] = count_source(held, sum(shard.documents for shard in held), {})
     return Contents(

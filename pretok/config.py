@@ -12,7 +12,7 @@ import glob
 import os
 import string
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -228,8 +228,8 @@ class Recipe(Part):
     vocab: Vocab = Vocab()
     shards: Shards = Shards()
     mix: MixTable | None = None
-    train: dict[str, Any] = {}
-    slurm: dict[str, Any] = {}
+    train: dict[str, object] = {}
+    slurm: dict[str, object] = {}
 
     @property
     def vocab_dir(self) -> Path:
@@ -252,7 +252,7 @@ class Recipe(Part):
         return self.out / "mix.json"
 
 
-def load_toml(path: Path) -> dict[str, Any]:
+def load_toml(path: Path) -> dict[str, object]:
     """A recipe file as a mapping, not validated, its relative paths led to the recipe's folder.
 
     UsageError when it cannot be read or is not TOML.
@@ -267,7 +267,7 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
 
 
-def _anchor(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _anchor(data: dict[str, object], folder: Path) -> dict[str, object]:
     """A recipe whose relative paths start at the current folder instead of `folder`, which is that of its file."""
 
     def lead(value: Any, base: str) -> Any:
@@ -280,8 +280,9 @@ def _anchor(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     if "out" in data:
         data["out"] = lead(data["out"], literal)
     for name, key in (("vocab", "path"), ("shards", "against")):
-        if isinstance(data.get(name), dict) and key in data[name]:
-            data[name][key] = lead(data[name][key], literal)
+        table = data.get(name)
+        if isinstance(table, dict) and key in table:
+            table[key] = lead(table[key], literal)
     for source in sources.values() if isinstance(sources, dict) else ():
         if isinstance(source, dict) and isinstance(source.get("inputs"), list):
             source["inputs"] = [lead(value, escaped) for value in source["inputs"]]
@@ -294,7 +295,7 @@ def load_recipe(path: Path) -> Recipe:
 
 
 def make_recipe(
-    data: dict[str, Any], origin: str, field: str | None = None, keep: Sequence[str] = ()
+    data: dict[str, object], origin: str, field: str | None = None, keep: Sequence[str] = ()
 ) -> Recipe:
     """Validate a recipe given as a mapping; `origin` is named in errors; `field`, `keep`: those of every source instead
     of its own."""
@@ -303,7 +304,7 @@ def make_recipe(
     except ValidationError as error:
         lines = [_explain(detail) for detail in error.errors()]
         raise UsageError(f"{origin}: " + "; ".join(lines)) from None
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     if field is not None:
         changes["field"] = field
     if keep:
@@ -323,10 +324,15 @@ def _explain(detail: Any) -> str:
     table: type[Part] = Recipe
     for part in detail["loc"][:-1]:
         table = _TABLES.get(str(part), table)
-    known = sorted(table.model_fields)
-    near = difflib.get_close_matches(str(detail["loc"][-1]), known, 1, 0.4)
-    return f"unknown key {where}" + (
-        f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(known)})"
+    return unknown_key(where, table.model_fields)
+
+
+def unknown_key(where: str, known: Iterable[str]) -> str:
+    """A sentence for a key that is none of `known`, with the nearest of them; where: its dotted name."""
+    names = sorted(known)
+    near = difflib.get_close_matches(where.rpartition(".")[2], names, 1, 0.4)
+    return f"unknown key {where} " + (
+        f"(did you mean {near[0]}?)" if near else f"(known: {', '.join(names)})"
     )
 
 
@@ -335,9 +341,9 @@ _TABLES: dict[str, type[Part]] = {
 }  # fmt: skip
 
 
-def parse_inputs(arguments: list[str]) -> dict[str, dict[str, Any]]:
+def parse_inputs(arguments: list[str]) -> dict[str, dict[str, list[str]]]:
     """`NAME=GLOB` arguments -> the `sources` table of a recipe; a repeated name adds inputs."""
-    sources: dict[str, dict[str, Any]] = {}
+    sources: dict[str, dict[str, list[str]]] = {}
     for argument in arguments:
         name, equals, pattern = argument.partition("=")
         if not equals or not name or not pattern:

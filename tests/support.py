@@ -10,16 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.train_shards import bare_contents
 from pretok.base.tokens import token_dtype
-from pretok.shards.contents import (
-    Contents,
-    ShardEntry,
-    SourceCounts,
-    TokenizerEntry,
-    count_source,
-    shard_entry,
-    sum_sources,
-)
+from pretok.shards.contents import ShardEntry, shard_entry
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import write_manifest
 
@@ -55,35 +48,12 @@ def make_shards(
 ) -> Path:
     """Write a shards folder with its manifest. Documents come without EOD (id 0), which is added; returns `folder`."""
     shards: list[ShardEntry] = []
-    counts: dict[str, SourceCounts] = {}
     dtype = token_dtype(vocab_size)
     for name in sorted(sources):
-        entries: list[ShardEntry] = []
         for split, documents in (("train", sources[name]), ("val", (val or {}).get(name, ()))):
-            entries += _write_split(folder, name, split, list(documents), dtype, documents_per_shard)
-        counts[name] = count_source(entries, sum(entry.documents for entry in entries), {})
-        shards += entries
-    write_manifest(folder, make_contents(vocab_size, shards, counts))
+            shards += _write_split(folder, name, split, list(documents), dtype, documents_per_shard)
+    write_manifest(folder, bare_contents(vocab_size, shards, sources))
     return folder
-
-
-def make_contents(
-    vocab_size: int, shards: Sequence[ShardEntry], counts: Mapping[str, SourceCounts]
-) -> Contents:
-    """The contents of a manifest of shards that no input stands behind."""
-    return Contents(
-        tokenizer=TokenizerEntry("0" * 32, vocab_size, EOD, token_dtype(vocab_size).name),
-        totals=sum_sources(counts.values()),
-        sources=dict(counts),
-        failed=(),
-        shards=tuple(shards),
-        side_files=(),
-        files=(),
-        plans={},
-        parts={},
-        config={},
-        software={},
-    )
 
 
 def _write_split(

@@ -84,7 +84,9 @@ def _rank_jobs(rank: int, jobs: Sequence[tuple[int, int, Sequence[str]]], output
     _write_to(output)
     from train.__main__ import main
 
-    gc.unfreeze = lambda: None  # what a run leaves frozen stays so: a collection of all of torch is half of a short job
+    gc.unfreeze = lambda: (
+        None
+    )  # what a run leaves frozen stays so: a collection of all of torch is half of a short job
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # as under torchrun: the store is another process's
     for count, port, arguments in jobs:
         if rank < count:

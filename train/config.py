@@ -397,7 +397,10 @@ def parse(
         name = unknown[0].partition("=")[0]
         if not name.startswith("-"):
             raise UsageError(f"{name!r} belongs to no option")
-        known = {option: action.help or "" for action in parser._actions for option in action.option_strings}
+        meaning = dict.fromkeys(vars(space), "") | {
+            item.name: item.metadata["help"] for item in fields(TrainConfig)
+        }
+        known = {"--" + option.replace("_", "-"): text for option, text in meaning.items()}
         raise UsageError(f"unknown argument {name!r}; the nearest known is {_nearest(name, known)!r}")
     names = {item.name for item in fields(TrainConfig)}
     flags = {name: value for name, value in vars(space).items() if name in names}

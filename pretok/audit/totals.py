@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pretok.base.records import to_json
+from pretok.base.failures import Failure
 from pretok.base.tell import Teller, table
 from pretok.base.units import counted
-from pretok.shards.contents import SPLITS, SourceCounts
+from pretok.shards.contents import SPLITS, MismatchEntry, SourceCounts, TokenizerEntry
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.seal import rejects_path
 from pretok.shards.unfinished import incomplete, refuse_unfinished
 
 
-def stats_json(shards: Path) -> dict[str, Any]:
-    """Totals and per source: tokens, documents, bytes, rejected by reason, train and val; the tokenizer; what failed;
-    kept values that had another type; and, as sentences under `incomplete`, all that is missing. Raises
-    IntegrityError."""
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What `pretok stats --json` prints. mismatches: kept values that had another type, by source; incomplete: all that
+    is missing, as sentences."""
+
+    totals: SourceCounts
+    sources: dict[str, SourceCounts]
+    tokenizer: TokenizerEntry
+    failed: tuple[Failure, ...]
+    mismatches: dict[str, tuple[MismatchEntry, ...]]
+    incomplete: tuple[str, ...]
+    fingerprint: str
+
+
+def stats_of(shards: Path) -> Stats:
+    """The counts of a folder of shards. Raises IntegrityError."""
     manifest = _load(shards)
-    contents = manifest.contents
-    return {
-        "totals": to_json(contents.totals),
-        "sources": to_json(contents.sources),
-        "tokenizer": to_json(contents.tokenizer),
-        "failed": to_json(contents.failed),
-        "mismatches": to_json(contents.mismatches or {}),
-        "incomplete": incomplete(manifest),
-        "fingerprint": manifest.fingerprint,
-    }
+    held = manifest.contents
+    return Stats(
+        totals=held.totals,
+        sources=held.sources,
+        tokenizer=held.tokenizer,
+        failed=held.failed,
+        mismatches=held.mismatches or {},
+        incomplete=tuple(incomplete(manifest)),
+        fingerprint=manifest.fingerprint,
+    )
 
 
 def show_stats(shards: Path, tell: Teller, *, result: bool = False) -> None:

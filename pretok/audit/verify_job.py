@@ -7,16 +7,17 @@ problem but worth telling are the `notes`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.errors import PretokError
 from pretok.base.execute import Engine
-from pretok.base.failures import TaskError, raise_failures
+from pretok.base.failures import Failure, TaskError, raise_failures
 from pretok.base.lock import LOCK_FILE
 from pretok.base.progress import Progress
 from pretok.base.records import to_json
@@ -229,13 +230,25 @@ def _check_totals(manifest: Manifest) -> list[str]:
     return problems
 
 
-def report_json(manifest: Manifest, problems: list[str]) -> dict[str, Any]:
-    """What `pretok verify --json` prints."""
-    return {
-        "ok": not problems,
-        "problems": problems,
-        "notes": notes(manifest),
-        "shards": len(manifest.shards),
-        "failed": to_json(manifest.contents.failed),
-        "fingerprint": manifest.fingerprint,
-    }
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `pretok verify --json` prints. ok: there is no problem; notes: what is worth telling and no problem."""
+
+    ok: bool
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    shards: int
+    failed: tuple[Failure, ...]
+    fingerprint: str
+
+
+def verify_report(manifest: Manifest, problems: Sequence[str]) -> VerifyReport:
+    """What was found, and what else there is to tell."""
+    return VerifyReport(
+        ok=not problems,
+        problems=tuple(problems),
+        notes=tuple(notes(manifest)),
+        shards=len(manifest.shards),
+        failed=manifest.contents.failed,
+        fingerprint=manifest.fingerprint,
+    )

@@ -22,7 +22,9 @@ from pretok.tokenizer.reference import ReferenceEngine, Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
 
 BLOCK_TOKENS = 1 << 22
+"""Tokens checked at once: 8 or 16 MiB, whatever the size of the shard."""
 ENCODE_DOCUMENTS = 64
+"""Documents encoded again at once: their texts and ids are in memory together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from rich.text import Text
 from pretok import __version__
 from pretok.base.gauge import Gauge
 from pretok.base.joblog import JobLog
+from pretok.base.records import to_json
 from pretok.base.tell import Table
 
 FIRST_LINE = 3.0
@@ -268,8 +269,8 @@ def _gaps() -> Iterator[float]:
 
 
 def print_json(value: object) -> None:
-    """A command's result on standard output."""
+    """A command's result, JSON or a record, on standard output."""
     import json
 
-    json.dump(value, sys.stdout, ensure_ascii=False, indent=1)
+    json.dump(to_json(value), sys.stdout, ensure_ascii=False, indent=1)
     sys.stdout.write("\n")

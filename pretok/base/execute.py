@@ -43,8 +43,10 @@ RAY_START_SECONDS = 8.0
 BYTES_PER_SECOND = 60e6
 """Text that one worker takes in, about: counting 65 MB/s, encoding 70 MB/s and more."""
 POLL_SECONDS = 1.0
+"""How often a driver that waits looks whether it was told to stop."""
 NO_INDEX = -1
 REPORT_SECONDS = 1.0
+"""How often a worker sends its increments: one actor takes those of all workers of a cluster."""
 WORKER_ENVIRONMENT = {
     # One task, one core: the libraries inside must not start a thread per core of the node.
     "OMP_NUM_THREADS": "1",
@@ -222,7 +224,7 @@ class _Ray:
         self._ray = ray
         self._reaper: subprocess.Popen[bytes] | None = None
         self._servers: dict[int, str] = {}
-        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        quiet: dict[str, object] = {"logging_level": logging.ERROR, "log_to_driver": False}
         variables = dict(WORKER_ENVIRONMENT)
         if "PYTHONPATH" in os.environ:  # a checkout that is not installed
             variables["PYTHONPATH"] = os.environ["PYTHONPATH"]

@@ -20,8 +20,8 @@ from pretok.base.units import counted, duration, short, short_bytes
 
 NEARLY = 99
 """Most percent shown before the end: the whole is an estimate, and may be too small."""
-SOURCES_SHOWN = 6
-LEAST_BAR = 10
+SOURCES_SHOWN, LEAST_BAR = 6, 10
+"""Sources with a bar of their own, and columns below which a bar is left out."""
 ORDER = ("partitions", "documents", "tokens", "rejected")
 OF_SOURCE = "bytes:"
 """How the bytes of one source are named among the counts."""

@@ -4,7 +4,7 @@ Enters: a value that `json` read, and the dataclass it must be. Leaves: that dat
 the file and the key: an unknown or missing key, another type, a number out of range. Nothing is converted or defaulted,
 so what was damaged, or written by another version, never passes for something else. Standard library only.
 
-Understood are str, int, bool, float, Any, X | None, tuple[X, ...], dict[str, X] and dataclasses of these. An int counts
+Understood are str, int, bool, float, object, X | None, tuple[X, ...], dict[str, X], dataclasses of these. An int counts
 something, so it is in 0..2**63-1 unless `Annotated` with another `Range`. A field may be missing if it has a default.
 """
 
@@ -21,10 +21,10 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 from pretok.base.errors import IntegrityError
 
 T = TypeVar("T")
-Reader = Callable[[Any], Any]
+_Reader = Callable[[Any], Any]
 
 MAX_DEPTH = 32
-"""How deep `Any` may be nested: settings are tables of tables; beyond lies what ends in a RecursionError."""
+"""How deep `object` may be nested: settings are tables of tables; beyond lies what ends in a RecursionError."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,10 +81,10 @@ def _field_names(kind: type) -> list[tuple[str, bool]]:
 
 
 @cache
-def _reader(hint: Any) -> Reader:
+def _reader(hint: Any) -> _Reader:
     """What checks a value against a type hint and returns it, in tuples and dataclasses instead of lists and dicts."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
+    if hint in (Any, object):
         return _read_any
     if dataclasses.is_dataclass(hint):
         return _record_reader(cast("type", hint))
@@ -102,7 +102,7 @@ def _reader(hint: Any) -> Reader:
     return _plain_reader(hint)
 
 
-def _record_reader(kind: type) -> Reader:
+def _record_reader(kind: type) -> _Reader:
     hints = get_type_hints(kind, include_extras=True)
     fields = dataclasses.fields(kind)
     readers = {field.name: _reader(hints[field.name]) for field in fields}
@@ -121,7 +121,7 @@ def _record_reader(kind: type) -> Reader:
     return read
 
 
-def _read_items(value: dict[str, Any], readers: dict[str, Reader]) -> dict[str, Any]:
+def _read_items(value: dict[str, Any], readers: dict[str, _Reader]) -> dict[str, Any]:
     made = {}
     for key, item in value.items():
         try:
@@ -132,7 +132,7 @@ def _read_items(value: dict[str, Any], readers: dict[str, Reader]) -> dict[str, 
     return made
 
 
-def _list_reader(inner: Reader) -> Reader:
+def _list_reader(inner: _Reader) -> _Reader:
     def read(value: Any) -> Any:
         if type(value) is not list:
             raise _WrongValueError(f"expected a list, found {_shown(value)}")
@@ -148,7 +148,7 @@ def _list_reader(inner: Reader) -> Reader:
     return read
 
 
-def _dict_reader(inner: Reader) -> Reader:
+def _dict_reader(inner: _Reader) -> _Reader:
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise _WrongValueError(f"expected an object, found {_shown(value)}")
@@ -157,7 +157,7 @@ def _dict_reader(inner: Reader) -> Reader:
     return read
 
 
-def _int_reader(bounds: Range) -> Reader:
+def _int_reader(bounds: Range) -> _Reader:
     low, high = bounds.low, bounds.high
 
     def read(value: Any) -> int:
@@ -168,7 +168,7 @@ def _int_reader(bounds: Range) -> Reader:
     return read
 
 
-def _plain_reader(kind: type) -> Reader:
+def _plain_reader(kind: type) -> _Reader:
     name = {str: "a text", bool: "true or false", float: "a number"}[kind]
 
     def read(value: Any) -> Any:

@@ -198,3 +198,14 @@ def read_json_lines(path: Path) -> Iterator[Any]:
                 yield json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise IntegrityError(f"{path}, line {number} is not valid JSON ({error})") from None
+
+
+def read_lines(path: Path) -> list[Any]:
+    """The objects of a JSON Lines file that others may be adding to, such as a log or metrics.
+
+    A last line that is not ended, by a writer at work or killed, is left out; empty where there is no file.
+    """
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -1,11 +1,20 @@
-"""Token ids: in which type they are kept."""
+"""The arrays that stages hand to each other: texts as bytes with offsets, token ids, and the types of these."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
+Bytes = npt.NDArray[np.uint8]
+"""Texts in a row, UTF-8."""
+Ints = npt.NDArray[np.int64]
+"""Offsets, positions, counts."""
+Hashes = npt.NDArray[np.uint64]
+"""Of documents, as `kernels.hashing` gives them."""
+Ids = npt.NDArray[np.uint32]
+"""Token ids as tokenizers give them."""
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+"""Token ids as shards keep them."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.int32]:

@@ -9,7 +9,6 @@ Between stages a job waits for the success of the one before (afterok), between 
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pretok.base.errors import PretokError, UsageError
-from pretok.config import Recipe
+from pretok.config import Recipe, unknown_key
 
 StageName = Literal["vocab", "tokenize", "mix", "train"]
 STAGES: tuple[StageName, ...] = ("vocab", "tokenize", "mix", "train")
@@ -60,7 +59,7 @@ class SlurmSettings(BaseModel):
     train: StageSettings = StageSettings()
 
 
-def read_settings(table: dict[str, Any], overrides: dict[str, Any]) -> SlurmSettings:
+def read_settings(table: dict[str, object], overrides: dict[str, object]) -> SlurmSettings:
     """The [slurm] table with `overrides` (nested in the same way) over it. UsageError names what is wrong."""
     merged = dict(table)
     for key, value in overrides.items():
@@ -78,11 +77,7 @@ def _explain(detail: Any) -> str:
     where = ".".join(["slurm", *tables, key])
     if detail["type"] != "extra_forbidden":
         return f"{where}: {detail['msg']}"
-    known = sorted((StageSettings if tables else SlurmSettings).model_fields)
-    near = difflib.get_close_matches(key, known, 1, 0.4)
-    return f"unknown key {where}" + (
-        f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(known)})"
-    )
+    return unknown_key(where, (StageSettings if tables else SlurmSettings).model_fields)
 
 
 def parse_time(text: str) -> int:

@@ -1,8 +1,8 @@
 """Pre-flight: is this node fit for a long job? And over all nodes: a table, and the names of the bad ones.
 
-Enters: the folder the job will write to and what the node should have. Leaves: one report per node, a JSON object
-{"node": NAME, "checks": [{"name", "value", "problem"}, ...]}, `problem` empty where all is well. Reports of the
-same form come from `train.preflight`, which adds a matrix product and an all-reduce; `judge` takes both.
+Enters: the folder the job will write to and what the node should have. Leaves: one `NodeReport` per node, in a log one
+line of JSON. Lines of the same form come from `train.preflight`, which adds a matrix product and an all-reduce; `judge`
+takes both.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import shutil
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from pretok.base.records import read_record
 from pretok.base.storage import TEMPORARY_SUFFIX
 
 WRITE_BYTES = 64 << 20
+"""Written and flushed to measure the speed: three seconds at the 20 MB/s that are asked for."""
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 SLOWEST = 0.5
 """A node whose speed is below this part of the median of all nodes is bad."""
@@ -52,7 +54,15 @@ class Check:
     number: float | None = None
 
 
-def node_report(folder: Path, limits: Limits) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What one node says of itself."""
+
+    node: str
+    checks: tuple[Check, ...]
+
+
+def node_report(folder: Path, limits: Limits) -> NodeReport:
     """Check this node; writes and removes one file of 64 MiB in `folder`."""
     checks = [
         *_space(folder, limits),
@@ -61,7 +71,7 @@ def node_report(folder: Path, limits: Limits) -> dict[str, Any]:
         _memory(limits),
         _gpus(limits),
     ]
-    return {"node": os.uname().nodename, "checks": [asdict(check) for check in checks]}
+    return NodeReport(os.uname().nodename, tuple(checks))
 
 
 UNITS = {"GB": 1e9, "MB/s": 1e6, "": 1.0}
@@ -149,15 +159,16 @@ def _gpus(limits: Limits) -> Check:
     return Check("GPUs", str(found), problem)
 
 
-def report_line(report: dict[str, Any]) -> str:
+def report_line(report: NodeReport) -> str:
     """A report as the one line that `read_reports` finds among whatever else a log holds."""
-    return json.dumps(report) + "\n"
+    return json.dumps(asdict(report)) + "\n"
 
 
-def read_reports(folder: Path) -> list[dict[str, Any]]:
-    """The report lines of all .json files in `folder`."""
+def read_reports(folder: Path) -> list[NodeReport]:
+    """The report lines of all .json files in `folder`. Raises IntegrityError."""
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob("*.json"))]
-    return [json.loads(line) for text in texts for line in text.splitlines() if line.startswith('{"node"')]
+    lines = [line for text in texts for line in text.splitlines() if line.startswith('{"node"')]
+    return [read_record(NodeReport, json.loads(line), folder) for line in lines]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +180,7 @@ class Verdict:
     shared: list[str]
 
 
-def judge(reports: list[dict[str, Any]], nodes: list[str]) -> Verdict:
+def judge(reports: Sequence[NodeReport], nodes: list[str]) -> Verdict:
     """Which of `nodes`, and of all that reported, are bad.
 
     A node that misses a check which others report is bad, and so is one far slower than the others (`SLOWEST`). A
@@ -177,7 +188,7 @@ def judge(reports: list[dict[str, Any]], nodes: list[str]) -> Verdict:
     """
     checks: dict[str, dict[str, Check]] = {node: {} for node in nodes}
     for report in reports:
-        checks.setdefault(report["node"], {}).update({c["name"]: Check(**c) for c in report["checks"]})
+        checks.setdefault(report.node, {}).update({check.name: check for check in report.checks})
     bad = {
         node: [f"{c.name}: {c.problem}" for c in found.values() if c.problem]
         for node, found in checks.items()

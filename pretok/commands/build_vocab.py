@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -81,7 +81,7 @@ def build_vocab(
     from pretok.vocab.job import run_build_vocab
 
     wanted = _parse_sizes(sizes, vocab_size) if sizes else None
-    changes: dict[str, dict[str, Any]] = {
+    changes: dict[str, dict[str, object]] = {
         "vocab": {
             "size": max(wanted) if wanted else vocab_size,
             "sizes": wanted,

@@ -102,9 +102,7 @@ def mix(
     else:
         show_mix(manifest, request, report, tell)
     if out:
-        tell.notice(
-            f"{out}: {counted(report['sequences'], 'sequence')}, {counted(report['tokens'], 'token')}"
-        )
+        tell.notice(f"{out}: {counted(report.sequences, 'sequence')}, {counted(report.tokens, 'token')}")
     if materialize and out:
         from pretok.stream.materialize import run_materialize
 

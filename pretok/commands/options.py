@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -65,7 +65,7 @@ Shards = Annotated[
 def read_recipe(
     inputs: list[str],
     out: Path | None,
-    changes: dict[str, dict[str, Any]],
+    changes: Mapping[str, Mapping[str, object]],
     field: str | None = None,
     keep: Sequence[str] = (),
 ) -> Recipe:
@@ -78,7 +78,7 @@ def read_recipe(
     recipes = [value for value in inputs if value.endswith(".toml") and "=" not in value]
     if recipes and len(inputs) > 1:
         raise UsageError("give either one recipe or NAME=GLOB inputs, not both")
-    data: dict[str, Any] = load_toml(Path(recipes[0])) if recipes else {"sources": parse_inputs(inputs)}
+    data: dict[str, object] = load_toml(Path(recipes[0])) if recipes else {"sources": parse_inputs(inputs)}
     if out is not None:
         data["out"] = out
     if "out" not in data:
@@ -93,7 +93,7 @@ def read_recipe(
     return recipe
 
 
-def _with(table: Any, values: dict[str, Any]) -> Any:
+def _with(table: object, values: Mapping[str, object]) -> object:
     """A table with `values` over its own; what is no table is left for the check of the recipe to name."""
     return {**table, **values} if isinstance(table, dict) else table
 

@@ -46,7 +46,7 @@ def preflight(
         if json:
             sys.stdout.write(report_line(report))
             return
-        verdict = judge([report], [report["node"]])
+        verdict = judge([report], [report.node])
     names = list(dict.fromkeys(name for found in verdict.checks.values() for name in found))
     rows = [
         [

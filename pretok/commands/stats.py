@@ -12,10 +12,10 @@ def stats(context: typer.Context, shards: Shards, json: Json = False) -> None:
 
     pretok stats work/shards --json
     """
-    from pretok.audit.totals import show_stats, stats_json
+    from pretok.audit.totals import show_stats, stats_of
     from pretok.base.console import print_json
 
     if json:
-        print_json(stats_json(shards))
+        print_json(stats_of(shards))
     else:
         show_stats(shards, terminal(context), result=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -58,7 +58,9 @@ def submit(
 
     loaded = read_recipe([str(recipe)], None, {})
     check_train_arguments(train_arguments or [])
-    overrides: dict[str, Any] = _per_stage({"nodes": nodes, "links": links, "time": time}, job.STAGES)
+    overrides: dict[str, object] = dict(
+        _per_stage({"nodes": nodes, "links": links, "time": time}, job.STAGES)
+    )
     overrides |= {key: value for key, value in (("account", account), ("exclude", exclude)) if value}
     chain = job.plan_chain(
         loaded,
@@ -80,9 +82,9 @@ def submit(
     _show_ids(chain, ids, tell)
 
 
-def _per_stage(options: dict[str, list[str] | None], stages: tuple[str, ...]) -> dict[str, Any]:
+def _per_stage(options: dict[str, list[str] | None], stages: tuple[str, ...]) -> dict[str, dict[str, str]]:
     """{'nodes': ['train=4']} -> {'train': {'nodes': '4'}}."""
-    found: dict[str, Any] = {}
+    found: dict[str, dict[str, str]] = {}
     for name, values in options.items():
         for value in values or []:
             stage, equals, amount = value.partition("=")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -63,7 +63,7 @@ def tokenize(
     from pretok.commands.steps import tokenize_step
     from pretok.shards.manifest import FILE_NAME, load_manifest
 
-    changes: dict[str, dict[str, Any]] = {
+    changes: dict[str, dict[str, object]] = {
         "vocab": {"path": vocab},
         "shards": {
             "val_fraction": val_fraction,
@@ -81,9 +81,9 @@ def tokenize(
     with start_engine(workers, address) as engine:
         tokenize_step(recipe, engine, tell)
     manifest = load_manifest(shards)
-    totals = manifest.data["totals"]
+    totals = manifest.contents.totals
     if manifest.fingerprint == before:
-        counts = f"{counted(totals['tokens'], 'token')} of {counted(totals['documents'], 'document')}"
+        counts = f"{counted(totals.tokens, 'token')} of {counted(totals.documents, 'document')}"
         tell.notice(f"{shards}: {counts}, complete and unchanged")
     else:
         show_stats(shards, tell)

@@ -25,7 +25,7 @@ def verify(
 
     pretok verify work/shards --full
     """
-    from pretok.audit.verify_job import notes, report_json, run_verify
+    from pretok.audit.verify_job import notes, run_verify, verify_report
     from pretok.base.console import print_json
     from pretok.base.errors import IntegrityError, PartitionsFailed
     from pretok.base.units import counted
@@ -37,7 +37,7 @@ def verify(
     for sentence in notes(manifest):
         tell.notice(sentence)
     if json:
-        print_json(report_json(manifest, problems))
+        print_json(verify_report(manifest, problems))
     if problems:
         raise IntegrityError(
             "\n".join([f"{counted(len(problems), 'problem')} in {shards}:", *(f"  {p}" for p in problems)])

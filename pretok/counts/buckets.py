@@ -15,17 +15,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError
+from pretok.base.tokens import Bytes, Ints
 from pretok.kernels.hashing import hash_documents
 from pretok.read.batches import buffers
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 BUCKET_BITS = 6
 BUCKETS = 1 << BUCKET_BITS

@@ -1,6 +1,6 @@
 """counts.json: what finished counts hold and what they were made from. This module alone knows the file.
 
-Enters: FOLDER/counts.json, or what `counts.job` counted. Leaves: the file, or `Counts`, of which all was checked.
+Enters: FOLDER/counts.json, or what `counts.job` counted. Leaves: the file, or `CorpusCounts`, of which all was checked.
 
     format, version
     sources  {NAME: {read, documents, bytes, heldout_documents, heldout_bytes, unsampled, rejected, errors}}
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,21 +23,14 @@ from pretok.base.failures import Failure
 from pretok.base.records import Signed, read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.counts.task import CountRecord
+from pretok.read.changes import SourceInputs
 from pretok.read.files import InputFile
 from pretok.read.normalize import Normalization
-from pretok.read.readers import RecordFormat
 
 FORMAT = "pretok-counts"
 VERSION = 1
 FILE_NAME = "counts.json"
 HELDOUT_FILE = "heldout.parquet"
-
-
-@dataclass(frozen=True, slots=True)
-class SourceInputs(RecordFormat):
-    """How the records of a source are found, and the files they are in."""
-
-    files: tuple[InputFile, ...] = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +65,7 @@ class CountConfig(CountSettings):
 class Addends:
     """The settings of each of the counts that were added, as they stood there."""
 
-    added: tuple[Any, ...]
+    added: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +96,11 @@ class _CountsFile:
     sources: dict[str, CountRecord]
     failed: tuple[Failure, ...]
     buckets: tuple[BucketFile, ...]
-    config: Any
+    config: object
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class CorpusCounts:
     """Finished counts in `folder`. records: source -> what was read of it, in the order of the row groups; fingerprint:
     identifies them by all that counts.json says."""
 
@@ -143,14 +135,14 @@ class Counts:
             return file.read_row_group(self.sources.index(source)).column("text").combine_chunks()
 
 
-def read_config(data: Any, where: Path) -> Config:
+def read_config(data: object, where: Path) -> Config:
     """What decides counts, from its JSON. Raises IntegrityError."""
     inputs = data.get("inputs") if isinstance(data, dict) else None
     is_sum = isinstance(inputs, dict) and isinstance(inputs.get("added"), list)
     return read_record(SumConfig, data, where) if is_sum else read_record(CountConfig, data, where)
 
 
-def load_counts(folder: Path) -> Counts:
+def load_counts(folder: Path) -> CorpusCounts:
     """Read FOLDER/counts.json. Raises IntegrityError (missing, damaged) or MismatchError (other format)."""
     path = folder / FILE_NAME
     data = read_json(path)
@@ -160,15 +152,15 @@ def load_counts(folder: Path) -> Counts:
         raise MismatchError(f"{path} has version {data.get('version')!r}, this program reads {VERSION}")
     file = read_record(_CountsFile, data, path)
     config = read_config(file.config, path)
-    return Counts(folder, file.sources, file.failed, file.buckets, config, fingerprint(data))
+    return CorpusCounts(folder, file.sources, file.failed, file.buckets, config, fingerprint(data))
 
 
 def write_counts(
     folder: Path, records: dict[str, CountRecord], buckets: Sequence[BucketFile], config: Config
-) -> Counts:
+) -> CorpusCounts:
     """Write FOLDER/counts.json atomically: last of all files, for it says that the others are complete."""
     failed = tuple(error for record in records.values() for error in record.errors)
     file = _CountsFile(FORMAT, VERSION, records, failed, tuple(buckets), to_json(config))
     data = to_json(file)
     write_json(folder / FILE_NAME, data)
-    return Counts(folder, records, failed, file.buckets, config, fingerprint(data))
+    return CorpusCounts(folder, records, failed, file.buckets, config, fingerprint(data))

@@ -40,10 +40,9 @@ from pretok.counts.counts_file import (
     Addends,
     BucketFile,
     Config,
+    CorpusCounts,
     CountConfig,
-    Counts,
     CountSettings,
-    SourceInputs,
     SumConfig,
     load_counts,
     read_config,
@@ -59,7 +58,7 @@ from pretok.counts.task import (
     reduce_buckets,
 )
 from pretok.kernels.unicode import FILE as UNICODE_FILE
-from pretok.read.changes import refuse, refuse_changes, shared_inputs
+from pretok.read.changes import SourceInputs, refuse, refuse_changes, shared_inputs
 from pretok.read.files import InputFile, list_inputs
 from pretok.read.partition import Partition, plan, shard_bytes
 from pretok.read.partition_runs import expect, run_partitions
@@ -88,7 +87,7 @@ def run_count(
     engine: Engine,
     tell: Teller,
     config: CountConfig | None = None,
-) -> Counts:
+) -> CorpusCounts:
     """Count what the recipe names, or return the counts that are there. MismatchError when those are of other input.
 
     config: what `count_config` gave, from a caller that has listed the inputs already. PartitionsFailed when a
@@ -118,7 +117,7 @@ def run_count(
         return _enough(_finish(folder, config, records, reductions, texts, engine, tell), recipe)
 
 
-def _enough(counts: Counts, recipe: Recipe) -> Counts:
+def _enough(counts: CorpusCounts, recipe: Recipe) -> CorpusCounts:
     """The counts, or PartitionsFailed when a source gave too little."""
     sources = {name: (record.read, record.rejected) for name, record in counts.records.items()}
     if complaints := poor_sources(
@@ -129,7 +128,7 @@ def _enough(counts: Counts, recipe: Recipe) -> Counts:
     return counts
 
 
-def add_counts(parts: list[Counts], folder: Path, engine: Engine, tell: Teller) -> Counts:
+def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, tell: Teller) -> CorpusCounts:
     """Add up counts of several corpora into `folder`, or return the sum that is there; sources of one name become one.
 
     UsageError when the same counts are named twice; MismatchError when settings differ, or when `folder` holds another
@@ -168,7 +167,7 @@ def add_counts(parts: list[Counts], folder: Path, engine: Engine, tell: Teller) 
 
 
 @contextmanager
-def _claim(folder: Path, config: Config) -> Iterator[Counts | None]:
+def _claim(folder: Path, config: Config) -> Iterator[CorpusCounts | None]:
     """Have `folder` for the counts that `config` describes; those that are there, or None if they are to be made.
 
     Raises MismatchError that names the differences when it holds others, finished or begun.
@@ -196,7 +195,7 @@ def _claim(folder: Path, config: Config) -> Iterator[Counts | None]:
         yield None
 
 
-def _finished(folder: Path, config: Config) -> Counts | None:
+def _finished(folder: Path, config: Config) -> CorpusCounts | None:
     """The finished counts in `folder`; None if there are none or if they hold no document and are of something else."""
     if not (folder / FILE_NAME).exists():
         return None
@@ -213,6 +212,8 @@ def _finished(folder: Path, config: Config) -> Counts | None:
 def _refuse_others(folder: Path, old: Config, new: Config) -> None:
     """MismatchError when counts made from `old` are not those of `new`."""
     before, now = old.added, new.added
+    if isinstance(old, SumConfig) and isinstance(new, CountConfig):
+        refuse("the counts", folder, ["they are a sum of other counts"])
     if sorted(before.values()) == sorted(now.values()):
         same = CountSettings(*new.settings()) if now else new  # the same counts, perhaps under other paths
         refuse_changes("the counts", folder, to_json(old), to_json(same))
@@ -335,7 +336,7 @@ def _finish(
     texts: Mapping[str, Sequence[Path | pa.LargeStringArray]],
     engine: Engine,
     tell: Teller,
-) -> Counts:
+) -> CorpusCounts:
     """Reduce the buckets, collect held-out texts, write counts.json, drop the state."""
     share = max(1, BUCKETS // (4 * engine.parallel))  # Ray takes 4 ms for a task, a small bucket 15
     groups = [reductions[k : k + share] for k in range(0, BUCKETS, share)]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from pretok.base.tokens import Bytes, Ints
 from pretok.counts.buckets import WordCounts
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import load64, prefetch_u64
@@ -23,12 +24,10 @@ from pretok.kernels.hashing import P1, P2, P3, hash_bytes, rotate_left
 from pretok.kernels.pretokenize import code_of, next_word
 from pretok.kernels.unicode import class_table
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
-
 SHORT = 15
 """Words of at most so many bytes are kept in the table itself."""
 _LONG = np.uint64(0xFF << 56)
+"""In the second integer of the key of a longer word, where a short one has its size, of at most SHORT."""
 _AHEAD = 32
 """Words scanned before the first of them is counted."""
 _HEADER = 8

@@ -221,6 +221,7 @@ class _Counter:
         with atomic_open(self._task.heldout_path) as file:
             texts = pa.chunked_array(self._texts, pa.large_string())
             pq.write_table(pa.table([texts], schema=TEXT_SCHEMA), file, compression="zstd")
+        # Last: that this file stands says that all of the partition is done.
         with atomic_open(self._task.path) as file:
             write_groups(file, groups, to_json(self._record))
         return self._record

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from pretok.base.errors import UsageError
-from pretok.counts.buckets import Ints, Words, concatenate, read_group
+from pretok.base.tokens import Ints
+from pretok.counts.buckets import Words, concatenate, read_group
 from pretok.counts.table import WordTable
 
 THREADS = 4

@@ -1,7 +1,7 @@
 """Ledgers and what is read of each source -> exact figures: documents, tokens, bytes, and the same by language,
 licence, domain and date where kept columns tell them.
 
-Enters: a manifest and a `Reading`. Leaves: `SourceFigures`. A document counts when at least one of its tokens is read,
+Enters: a manifest and an `Extent`. Leaves: `ReadFigures`. A document counts when at least one of its tokens is read,
 once however often; `tokens` are those read, repetitions counted; `bytes` are of the whole texts of the documents that
 count. Shards without a ledger tell documents and tokens by their index, and nothing else.
 """
@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.errors import UsageError
-from pretok.disclosure.read import Reading, SourceReading
+from pretok.base.tokens import Ints
+from pretok.disclosure.read import Extent, SourceReading
 from pretok.report.values import ValueCounts, domains
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, Shard
-from pretok.stream.order import Int64s
 
 KINDS: dict[str, tuple[str, ...]] = {
     "language": ("language", "lang"),
@@ -90,12 +90,12 @@ class DateRange:
 
 
 @dataclass(slots=True)
-class SourceFigures:
+class ReadFigures:
     """Of one source. columns: kind -> the kept column that tells it; values: kind -> sums of (documents, tokens,
     bytes); duplicates: documents that the ledger names as copies."""
 
     name: str
-    reading: SourceReading
+    extent: SourceReading
     amount: Amount
     columns: dict[str, str]
     values: dict[str, ValueCounts]
@@ -103,10 +103,10 @@ class SourceFigures:
     duplicates: Amount | None = field(default=None)
 
 
-def count_sources(manifest: Manifest, reading: Reading, named: Mapping[str, str]) -> list[SourceFigures]:
+def count_sources(manifest: Manifest, extent: Extent, named: Mapping[str, str]) -> list[ReadFigures]:
     """Read every ledger once. named: kind -> the column that tells it, instead of its usual names. Raises UsageError
     for an unknown kind or a column that no ledger has, IntegrityError."""
-    schemas = {name: _columns(manifest, name, reading.split) for name in reading.sources}
+    schemas = {name: _columns(manifest, name, extent.split) for name in extent.sources}
     kept = sorted({column for columns in schemas.values() for column in columns})
     for kind, column in named.items():
         if kind not in KINDS:
@@ -116,7 +116,7 @@ def count_sources(manifest: Manifest, reading: Reading, named: Mapping[str, str]
                 f"--column {kind}={column}: no ledger has it; kept is {', '.join(kept) or 'nothing'}"
             )
     return [
-        _count(manifest, reading, name, {**_usual(columns), **_present(named, columns)})
+        _count(manifest, extent, name, {**_usual(columns), **_present(named, columns)})
         for name, columns in schemas.items()
     ]
 
@@ -143,17 +143,17 @@ def _present(named: Mapping[str, str], columns: list[str]) -> dict[str, str]:
     return {kind: column for kind, column in named.items() if column in columns}
 
 
-def _count(manifest: Manifest, reading: Reading, name: str, columns: dict[str, str]) -> SourceFigures:
-    source = reading.sources[name]
+def _count(manifest: Manifest, extent: Extent, name: str, columns: dict[str, str]) -> ReadFigures:
+    source = extent.sources[name]
     counted = {kind: ValueCounts(MOST_VALUES) for kind in columns if kind not in ("date", "duplicate")}
-    figures = SourceFigures(name, source, Amount(), columns, counted)
+    figures = ReadFigures(name, source, Amount(), columns, counted)
     figures.dates = DateRange() if "date" in columns else None
     figures.duplicates = Amount() if "duplicate" in columns else None
     first = 0  # of the window among the flat tokens of the source
-    for shard in manifest.of(name, reading.split):
+    for shard in manifest.of(name, extent.split):
         for rows in _windows(shard, sorted(set(columns.values()))):
             lengths = np.asarray(rows["tokens"]).astype(np.int64)
-            bounds: Int64s = first + np.concatenate([[0], np.cumsum(lengths)])
+            bounds: Ints = first + np.concatenate([[0], np.cumsum(lengths)])
             tokens = source.coverage.tokens(bounds) if source.coverage else lengths
             first = int(bounds[-1])
             _add(figures, rows.filter(pa.array(tokens > 0)), tokens[tokens > 0])
@@ -178,7 +178,7 @@ def _windows(shard: Shard, columns: list[str]) -> Iterator[pa.RecordBatch]:
         yield rows
 
 
-def _add(figures: SourceFigures, rows: pa.RecordBatch, tokens: npt.NDArray[np.int64]) -> None:
+def _add(figures: ReadFigures, rows: pa.RecordBatch, tokens: npt.NDArray[np.int64]) -> None:
     """Documents that are read, and the tokens read of each."""
     figures.amount.add(_amount(rows, tokens))
     sizes = pc.fill_null(rows["bytes"], 0)

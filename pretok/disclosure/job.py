@@ -20,7 +20,7 @@ from pretok.base.units import counted
 from pretok.disclosure.count import count_sources
 from pretok.disclosure.croissant import croissant
 from pretok.disclosure.read import read_mix, read_shards, read_steps
-from pretok.disclosure.summary import Summary, summarize
+from pretok.disclosure.summary import Summary, disclosed
 from pretok.shards.ledger import ledger_path
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import refuse_unfinished
@@ -68,11 +68,11 @@ def disclose(request: Request, tell: Teller) -> tuple[Manifest, Summary]:
             "tokens are known"
         )
     if request.run is not None:
-        reading = read_steps(manifest, request.run, request.mix)
+        extent = read_steps(manifest, request.run, request.mix)
     else:
-        reading = read_mix(manifest, request.mix) if request.mix is not None else read_shards(manifest)
-    figures = count_sources(manifest, reading, request.columns)
-    return manifest, summarize(manifest, reading, figures, request.domains)
+        extent = read_mix(manifest, request.mix) if request.mix is not None else read_shards(manifest)
+    figures = count_sources(manifest, extent, request.columns)
+    return manifest, disclosed(manifest, extent, figures, request.domains)
 
 
 def _page(summary: Summary) -> str:

@@ -1,7 +1,7 @@
 """Shards, a mix or a run -> which tokens of each source are read, and how often.
 
 Enters: a manifest; for a mix its file; for a run the files it writes as JSON (`config.json`, `metrics.jsonl`,
-`done.json`). Leaves: `Reading`. A source gives its sequences in a permuted order, epoch after epoch, so after k of its
+`done.json`). Leaves: `Extent`. A source gives its sequences in a permuted order, epoch after epoch, so after k of its
 n sequences each was read k // n times, and the first k mod n of the epoch in work once more: `Coverage` knows which.
 
 A token is read where it is the input of a prediction: a sequence of L + 1 tokens reads its first L. What is left over
@@ -20,11 +20,11 @@ import numpy.typing as npt
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import Signed, read_record
-from pretok.base.storage import read_json
-from pretok.report.history import read_lines, read_run
+from pretok.base.storage import read_json, read_lines
+from pretok.base.tokens import Ints
+from pretok.report.history import read_run
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
-from pretok.stream.order import Int64s
 
 DATA = {"shards", "mix", "seed", "seq_len", "global_batch"}
 """Settings of a run that say what its steps read."""
@@ -41,7 +41,7 @@ class Coverage:
     whole: int
     part: npt.NDArray[np.bool_]
 
-    def tokens(self, bounds: Int64s) -> Int64s:
+    def tokens(self, bounds: Ints) -> Ints:
         """How many tokens were read of each stretch between neighbours, repetitions counted.
 
         bounds: (stretches + 1,), not falling, places in the flat tokens. Returns (stretches,).
@@ -53,7 +53,7 @@ class Coverage:
         sequence, offset = np.divmod(inside, self.seq_len)
         sequence -= first
         read = before[sequence] * self.seq_len + part[sequence] * offset + self.whole * inside
-        tokens: Int64s = np.diff(read)
+        tokens: Ints = np.diff(read)
         return tokens
 
 
@@ -94,7 +94,7 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Extent:
     """scope: shards, mix or run; sequences: how many are read in all; sources: by name."""
 
     scope: str
@@ -117,18 +117,18 @@ class _Resolved:
     steps: int
 
 
-def read_shards(manifest: Manifest) -> Reading:
+def read_shards(manifest: Manifest) -> Extent:
     """Every document of the training split once."""
-    return Reading("shards", "train", {name: SourceReading() for name in manifest.sources})
+    return Extent("shards", "train", {name: SourceReading() for name in manifest.sources})
 
 
-def read_mix(manifest: Manifest, mix: Path) -> Reading:
+def read_mix(manifest: Manifest, mix: Path) -> Extent:
     """All sequences of a mix. Raises MismatchError when it belongs to other shards."""
     view = pretok.stream.open(manifest.folder, mix)
     return _prefix("mix", view, len(view), None)
 
 
-def read_steps(manifest: Manifest, folder: Path, mix: Path | None) -> Reading:
+def read_steps(manifest: Manifest, folder: Path, mix: Path | None) -> Extent:
     """The sequences of all steps that are on record in a run's folder; mix: where its mix is now, None: where it was.
 
     Raises UsageError where nothing was trained, MismatchError when the run read another order or other shards.
@@ -163,7 +163,7 @@ def load_run(folder: Path) -> RunRecord:
     run = read_run(folder)
     if not run.metrics:
         raise UsageError(f"{folder}: no step is finished yet")
-    changes = list(read_lines(folder / "changes.jsonl"))
+    changes = read_lines(folder / "changes.jsonl")
     moved = any(line["position"] != line["step"] * resolved.global_batch for line in changes)
     if moved or any(DATA & line.get("changes", {}).keys() for line in changes):
         raise UsageError(
@@ -195,7 +195,7 @@ def load_run(folder: Path) -> RunRecord:
     )
 
 
-def _prefix(scope: str, view: View, length: int, run: RunRecord | None) -> Reading:
+def _prefix(scope: str, view: View, length: int, run: RunRecord | None) -> Extent:
     sources = {}
     for entry in view.mix.sources:
         taken = view.prefix_counts(length)[entry.name]
@@ -204,4 +204,4 @@ def _prefix(scope: str, view: View, length: int, run: RunRecord | None) -> Readi
         for low in range(taken - rest, taken, BLOCK):
             part[view.drawn(entry.name, low, min(low + BLOCK, taken))] = True
         sources[entry.name] = SourceReading(taken, entry.sequences, Coverage(view.seq_len, whole, part))
-    return Reading(scope, view.mix.split, sources, view.fingerprint, length, view.seq_len, run)
+    return Extent(scope, view.mix.split, sources, view.fingerprint, length, view.seq_len, run)

@@ -14,8 +14,8 @@ from typing import Any
 
 from pretok import __version__
 from pretok.base.records import to_json
-from pretok.disclosure.count import MOST_VALUES, Amount, DateRange, SourceFigures
-from pretok.disclosure.read import Reading
+from pretok.disclosure.count import MOST_VALUES, Amount, DateRange, ReadFigures
+from pretok.disclosure.read import Extent
 from pretok.report.values import Sums, ValueCounts
 from pretok.shards.contents import SplitCounts
 from pretok.shards.manifest import Manifest
@@ -74,7 +74,7 @@ class Provider:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class TrainedModel:
     """size: the setting `model` of the run, with its sizes; the rest is blank, or of the run's files."""
 
     name: str | None
@@ -96,7 +96,7 @@ class General:
     """Part 1. dates: of documents; latest_acquisition: when data was last collected."""
 
     provider: Provider
-    model: Model
+    model: TrainedModel
     modalities: tuple[str, ...]
     size_band: str | None
     documents: int
@@ -111,7 +111,7 @@ class General:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceSummary:
     """A source of part 2. category: which of `CATEGORIES` it is; columns: which kept column told what; unread: what
     the shards hold of it in another split."""
 
@@ -151,7 +151,7 @@ class Sources:
     """Part 2. domains: of all sources that keep an address."""
 
     categories: tuple[str, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[SourceSummary, ...]
     crawlers: str | None
     domains: Values | None
 
@@ -184,25 +184,23 @@ class Summary:
         return {"format": FORMAT, "version": VERSION, "counted": COUNTED, **to_json(self)}
 
 
-def summarize(
-    manifest: Manifest, reading: Reading, figures: Sequence[SourceFigures], domains: int
-) -> Summary:
+def disclosed(manifest: Manifest, extent: Extent, figures: Sequence[ReadFigures], domains: int) -> Summary:
     """The summary; domains: how many are listed of each source and of all."""
     contents = manifest.contents
     return Summary(
         about=About(
-            reading.scope,
-            reading.split,
+            extent.scope,
+            extent.split,
             manifest.fingerprint,
-            reading.mix,
-            reading.sequences,
-            reading.seq_len,
+            extent.mix,
+            extent.sequences,
+            extent.seq_len,
             __version__,
         ),
-        general=_general(reading, figures),
+        general=_general(extent, figures),
         sources=Sources(
             CATEGORIES,
-            tuple(_source(manifest, reading.split, source, domains) for source in figures),
+            tuple(_source(manifest, extent.split, source, domains) for source in figures),
             None,
             _all_values(figures, "domain", domains),
         ),
@@ -219,13 +217,13 @@ def summarize(
     )
 
 
-def _general(reading: Reading, figures: Sequence[SourceFigures]) -> General:
-    total, run = _sum(source.amount for source in figures), reading.run
+def _general(extent: Extent, figures: Sequence[ReadFigures]) -> General:
+    total, run = _sum(source.amount for source in figures), extent.run
     duplicates = [source.duplicates for source in figures if source.duplicates]
     dates = [source.dates for source in figures if source.dates]
     return General(
         provider=Provider(None, None, None),
-        model=Model(
+        model=TrainedModel(
             name=None,
             versions=None,
             based_on=None,
@@ -260,7 +258,7 @@ def _sum(amounts: Iterable[Amount]) -> Amount:
     return total
 
 
-def _all_dates(figures: Sequence[SourceFigures]) -> DateRange:
+def _all_dates(figures: Sequence[ReadFigures]) -> DateRange:
     """Documents of sources without a column of dates are those without one."""
     dates = DateRange()
     for source in figures:
@@ -268,7 +266,7 @@ def _all_dates(figures: Sequence[SourceFigures]) -> DateRange:
     return dates
 
 
-def _all_values(figures: Sequence[SourceFigures], kind: str, most: int | None) -> Values | None:
+def _all_values(figures: Sequence[ReadFigures], kind: str, most: int | None) -> Values | None:
     """Of all sources together; documents of those that do not tell have no value. None where none tells."""
     if not any(kind in source.values for source in figures):
         return None
@@ -298,15 +296,15 @@ def _values(counts: ValueCounts, most: int | None, known: bool) -> Values:
     return Values(len(named), (*shown, *(entry for entry in found if entry.value is None)))
 
 
-def _source(manifest: Manifest, split: str, figures: SourceFigures, domains: int) -> Source:
-    contents, reading = manifest.contents, figures.reading
+def _source(manifest: Manifest, split: str, figures: ReadFigures, domains: int) -> SourceSummary:
+    contents, extent = manifest.contents, figures.extent
     counts = contents.sources[figures.name]
     known = figures.amount.bytes is not None
 
     def of(kind: str, most: int | None) -> Values | None:
         return _values(figures.values[kind], most, known) if kind in figures.values else None
 
-    return Source(
+    return SourceSummary(
         name=figures.name,
         category=None,
         description=None,
@@ -315,9 +313,9 @@ def _source(manifest: Manifest, split: str, figures: SourceFigures, domains: int
         documents=figures.amount.documents,
         tokens=figures.amount.tokens,
         bytes=figures.amount.bytes,
-        epochs=reading.epochs,
-        sequences=reading.sequences,
-        sequences_of=reading.of,
+        epochs=extent.epochs,
+        sequences=extent.sequences,
+        sequences_of=extent.of,
         columns=figures.columns,
         languages=of("language", None),
         licences=of("licence", None),

@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 from pretok.kernels.compile import BYTES, njit
 
 _U64 = types.uint64
+# One byte in all eight places of a word: to compare eight bytes by one subtraction.
 _ONES = np.uint64(0x0101010101010101)
 _HIGH = np.uint64(0x8080808080808080)
 _QUOTES = np.uint64(0x22 * 0x0101010101010101)

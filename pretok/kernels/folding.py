@@ -49,7 +49,7 @@ def fold(character: str) -> str:
     return "".join(folded) or character
 
 
-def write(path: Path = FILE) -> None:
+def write_folding(path: Path = FILE) -> None:
     """Write what letters and numbers become, where that is something else; a run of equal distances on one line."""
     lines = [f"# Unicode {unicodedata.unidata_version}, from Python's unicodedata"]
     runs: list[tuple[int, int, int]] = []
@@ -93,4 +93,4 @@ def fold_tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
 
 
 if __name__ == "__main__":
-    write()
+    write_folding()

@@ -23,6 +23,7 @@ P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 P3 = np.uint64(0x165667B19E3779F9)
 P4 = np.uint64(0x85EBCA77C2B2AE63)
 P5 = np.uint64(0x27D4EB2F165667C5)
+"""The primes of XXH64, as its specification numbers them."""
 
 
 @njit(types.uint64(types.uint64, types.uint64), inline=True)

@@ -64,7 +64,7 @@ def probe(find: Finder) -> npt.NDArray[np.uint8]:
     return table
 
 
-def write(table: npt.NDArray[np.uint8], origin: str, path: Path = FILE) -> None:
+def write_classes(table: npt.NDArray[np.uint8], origin: str, path: Path = FILE) -> None:
     """Write the ranges of equal class, after one line that says where they come from."""
     names = {flag: name for name, (flag, _) in CLASSES.items()}
     starts = np.flatnonzero(np.diff(table.astype(np.int16), prepend=-1))
@@ -93,4 +93,4 @@ if __name__ == "__main__":
     import tokenizers
 
     probed = probe(find_with_tokenizers)
-    write(probed, f"Unicode 16.0.0, probed from tokenizers {tokenizers.__version__}")
+    write_classes(probed, f"Unicode 16.0.0, probed from tokenizers {tokenizers.__version__}")

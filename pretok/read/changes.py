@@ -7,19 +7,28 @@ every difference; results of other settings are never mixed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from pretok.base.errors import MismatchError
+from pretok.base.records import read_record
 from pretok.read.files import InputFile, shorten
+from pretok.read.readers import RecordFormat
 
 SHOWN = 5
 INPUTS = "inputs"
-"""Key of settings that holds {source: {..., files: [InputFile as a mapping]}}; its changes are named file by file."""
+"""Key of settings that holds {source: SourceInputs}; its changes are named file by file."""
 
 
-def refuse_changes(what: str, folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """MismatchError when `what`, which is in `folder`, was made with settings `old`, and `new` differs."""
+@dataclass(frozen=True, slots=True)
+class SourceInputs(RecordFormat):
+    """How the records of a source are found, and the files they are in."""
+
+    files: tuple[InputFile, ...] = field(kw_only=True)
+
+
+def refuse_changes(what: str, folder: Path, old: Mapping[str, object], new: Mapping[str, object]) -> None:
+    """MismatchError when `what`, which is in `folder`, was made with settings `old`, and `new` (JSON) differs."""
     changes = []
     for key, value in new.items():
         if old.get(key) == value:
@@ -55,18 +64,17 @@ def input_changes(before: Sequence[InputFile], now: Sequence[InputFile]) -> list
     ]
 
 
-def _source_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def _source_changes(before: object, now: object) -> list[str]:
     """Changes of whole sources, of how they are read, and of their files."""
+    old, new = (read_record(dict[str, SourceInputs], side, INPUTS) for side in (before, now))
     changes = [f"source {name} is gone" for name in sorted(old.keys() - new.keys())]
     changes += [f"source {name} is new" for name in sorted(new.keys() - old.keys())]
     for name in sorted(old.keys() & new.keys()):
-        changes += input_changes(
-            *([InputFile(**file) for file in side[name]["files"]] for side in (old, new))
-        )
+        changes += input_changes(old[name].files, new[name].files)
         changes += [
-            f"{key} of source {name} was {old[name].get(key)!r} and is {value!r}"
-            for key, value in new[name].items()
-            if key != "files" and old[name].get(key) != value
+            f"{key} of source {name} was {getattr(old[name], key)!r} and is {getattr(new[name], key)!r}"
+            for key in (entry.name for entry in fields(RecordFormat))
+            if getattr(old[name], key) != getattr(new[name], key)
         ]
     return changes
 

@@ -26,6 +26,7 @@ from pretok.read.paths import HUB, expand, is_dataset, is_glob, is_remote
 from pretok.read.zstd_frames import FrameWalk
 
 IDENTITY_BYTES = 1 << 16
+"""Bytes hashed at both ends of a file: two reads, however large it is."""
 COMPRESSED_STEP = 1 << 15
 """Bytes of compressed input per step: 100 KB of text as a rule, 30 MB at most (zlib shrinks text a thousandfold)."""
 READ_SIZE = 1 << 22
@@ -33,6 +34,7 @@ READ_SIZE = 1 << 22
 
 _PARQUET = b"PAR1"
 """Begins and ends a Parquet file; a truncated one is recognised by its name and fails by name."""
+# Magic numbers: RFC 8878 (zstd), RFC 1952 (gzip).
 _COMPRESSIONS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip"}
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
 _SUFFIX_FORMAT = {

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 THREADS = 16
+"""Items at once: each waits for a file system more than it computes."""
 SERVE = "from pretok.read.guarded import serve; serve()"
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 """How a library ends its process; any other end is not the item's fault."""

@@ -11,18 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from numba import types
 
+from pretok.base.tokens import Bytes, Ints
 from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.read.json_values import MAX_DEPTH, Pointer, copy_string, skip_key, skip_space, skip_value
 from pretok.read.jsonl import key_end, same_key
 from pretok.read.kept import LONGEST_VALUE, TYPES, KeptColumn, KeptValues, parse_floats
-
-Bytes = npt.NDArray[np.uint8]
-Numbers = npt.NDArray[np.int64]
 
 _OUT = types.uint8[::1]
 _LONGS = types.int64[::1]
@@ -43,7 +40,7 @@ def _descend(
     at: int,
     end: int,
     names: Bytes,
-    keys: Numbers,
+    keys: Ints,
     first: int,
     last: int,
     closers: Bytes,
@@ -76,15 +73,15 @@ def _descend(
 @njit(types.void(U8, I64, I64, _SPANS, U8, I64, I64, types.int64, _SPANS, _SPANS))
 def _find_spans(
     block: Bytes,
-    starts: Numbers,
-    lines: Numbers,
-    texts: Numbers,
+    starts: Ints,
+    lines: Ints,
+    texts: Ints,
     names: Bytes,
-    keys: Numbers,
-    paths: Numbers,
+    keys: Ints,
+    paths: Ints,
     longest: int,
-    begins: Numbers,
-    ends: Numbers,
+    begins: Ints,
+    ends: Ints,
 ) -> None:
     """Fill where the value of each column begins and ends in each of `lines`; -1 where there is none.
 
@@ -140,7 +137,7 @@ def _find_spans(
 
 
 @njit(types.int64(BYTES, types.int64, types.int64, _LONGS, types.int64))
-def _parse_integer(block: Pointer, at: int, end: int, values: Numbers, row: int) -> int:
+def _parse_integer(block: Pointer, at: int, end: int, values: Ints, row: int) -> int:
     """Put the number into values[row]; whether it is a whole one of 64 bits."""
     negative = block[at] == char.MINUS
     value = 0
@@ -158,12 +155,12 @@ def _parse_integer(block: Pointer, at: int, end: int, values: Numbers, row: int)
 @njit(types.int64(U8, I64, I64, types.int64, _OUT, _LONGS, _LONGS, _OUT))
 def _convert(
     block: Bytes,
-    begins: Numbers,
-    ends: Numbers,
+    begins: Ints,
+    ends: Ints,
     kind: int,
     out: Bytes,
-    offsets: Numbers,
-    values: Numbers,
+    offsets: Ints,
+    values: Ints,
     found: Bytes,
 ) -> int:
     """Convert one column: texts, unescaped, and numbers for `parse_floats` to `out`, the others to `values`; `found`
@@ -201,7 +198,7 @@ def _convert(
 
 
 def kept_lines(
-    block: Bytes, starts: Numbers, lines: Numbers, texts: Numbers, columns: Sequence[KeptColumn]
+    block: Bytes, starts: Ints, lines: Ints, texts: Ints, columns: Sequence[KeptColumn]
 ) -> KeptValues:
     """The columns of `lines`, which are objects without fault that start at `starts` in the block.
 
@@ -223,7 +220,7 @@ def kept_lines(
     return KeptValues(arrays, found == _WRONG, show)
 
 
-def _paths(columns: Sequence[KeptColumn]) -> tuple[Bytes, Numbers, Numbers, int]:
+def _paths(columns: Sequence[KeptColumn]) -> tuple[Bytes, Ints, Ints, int]:
     """Names, keys and paths as `_find_spans` takes them, and the bytes of the longest name."""
     fields = [column.field.encode() + b"." for column in columns]
     names = np.frombuffer(b"".join(fields), np.uint8)
@@ -232,7 +229,7 @@ def _paths(columns: Sequence[KeptColumn]) -> tuple[Bytes, Numbers, Numbers, int]
     return names.copy(), keys, np.concatenate([[0], np.cumsum(counts)]), max(map(len, fields))
 
 
-def _column(block: Bytes, begins: Numbers, ends: Numbers, kind: str, found: Bytes) -> pa.Array:
+def _column(block: Bytes, begins: Ints, ends: Ints, kind: str, found: Bytes) -> pa.Array:
     rows = len(begins)
     room = int((ends - begins).sum()) if kind in ("text", "float") else 0
     out = np.empty(room, np.uint8)
@@ -245,7 +242,7 @@ def _column(block: Bytes, begins: Numbers, ends: Numbers, kind: str, found: Byte
     return parse_floats(texts) if kind == "float" else texts
 
 
-def _texts(data: Bytes, offsets: Numbers, found: Bytes) -> pa.LargeStringArray:
+def _texts(data: Bytes, offsets: Ints, found: Bytes) -> pa.LargeStringArray:
     """Texts with nulls; one that is not UTF-8 is of another type."""
 
     def array() -> pa.LargeStringArray:

@@ -12,14 +12,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import types
 
+from pretok.base.tokens import Bytes
 from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, U8, njit
 from pretok.kernels.eight_bytes import ends_plain_text, first_marked, load64, store64
 
-Bytes = npt.NDArray[np.uint8]
 Pointer = Any
 """What compiled functions of one value take instead of an array (`BYTES`)."""
 

@@ -13,16 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import types
 
+from pretok.base.tokens import Bytes, Ints
 from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import first_marked, load64, newlines
 from pretok.read.json_values import MAX_DEPTH, Pointer, copy_string, skip_key, skip_space, skip_value
-
-Bytes = npt.NDArray[np.uint8]
-Offsets = npt.NDArray[np.int64]
 
 (
     OK,
@@ -109,7 +106,7 @@ def _parse_object(
     at: int,
     end: int,
     field: Bytes,
-    path: Offsets,
+    path: Ints,
     longest: int,
     out: Pointer,
     size: int,
@@ -181,7 +178,7 @@ def _parse_line(
     at: int,
     end: int,
     field: Bytes,
-    path: Offsets,
+    path: Ints,
     longest: int,
     out: Pointer,
     size: int,
@@ -240,14 +237,14 @@ def _line_feeds(block: Bytes) -> int:
 def _parse_block(
     block: Bytes,
     field: Bytes,
-    path: Offsets,
+    path: Ints,
     longest: int,
     longest_line: int,
     out: Bytes,
-    offsets: Offsets,
-    starts: Offsets,
+    offsets: Ints,
+    starts: Ints,
     status: Bytes,
-    spans: Offsets,
+    spans: Ints,
 ) -> tuple[int, int]:
     """Parse all lines. Fills offsets and spans of the accepted texts, start and status of each line; (lines, texts)."""
     closers = np.empty(MAX_DEPTH, np.uint8)
@@ -282,7 +279,7 @@ def _parse_block(
 
 def parse_lines(
     block: Bytes, field: Bytes, longest: int = NO_LIMIT, longest_line: int = NO_LIMIT
-) -> tuple[Bytes, Offsets, Offsets, Bytes, Offsets]:
+) -> tuple[Bytes, Ints, Ints, Bytes, Ints]:
     """Parse a block of whole lines (uint8; the last one may lack its line end) for the string `field`.
 
     longest, longest_line: bytes of the longest text, and of the longest line that is parsed at all.

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from pretok.base.records import read_record, to_json
 from pretok.read.files import InputFile, open_input
@@ -55,12 +54,12 @@ class Partition:
         """Name of the partition and of its first shard, such as `it-00007`."""
         return f"{self.source}-{self.number:05d}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """For the plan on disk."""
         return {"number": self.number, "estimate": self.estimate, "pieces": to_json(self.pieces)}
 
     @classmethod
-    def from_json(cls, source: str, data: dict[str, Any]) -> Partition:
+    def from_json(cls, source: str, data: dict[str, object]) -> Partition:
         """Inverse of `to_json`. Raises IntegrityError."""
         entry = read_record(_PartitionEntry, data, f"a partition of source {source}")
         return cls(source, entry.number, entry.pieces, entry.estimate)

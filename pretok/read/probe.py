@@ -26,8 +26,8 @@ COMPRESSION_RATIO = 3.0
 """Assumed bytes of text per byte of a zstd or gzip file."""
 PROBED_FILES = 32
 """How many JSON Lines files of a source are looked into, at even distances: opening a million takes minutes."""
-PROBED_RECORDS = 20
-PROBED_BYTES = 1 << 20
+PROBED_RECORDS, PROBED_BYTES = 20, 1 << 20
+"""How much of such a file is read to see whether it has the field: what comes first of the two."""
 NULL = "null"
 """Type of a field that has no value."""
 NAMED = 10
@@ -137,7 +137,7 @@ def _first_records(file: InputFile) -> Iterator[Any]:
             continue
 
 
-def _texts(record: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _texts(record: dict[str, object], prefix: str) -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of everything in a record that is no record itself."""
     for key, value in record.items():
         if isinstance(value, dict):

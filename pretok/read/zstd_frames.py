@@ -50,7 +50,7 @@ class FrameWalk:
         if self._in_frame:
             if size < 3:
                 return 0
-            word = int.from_bytes(header, "little")
+            word = int.from_bytes(header, "little")  # last block: 1 bit, kind: 2, size: 21
             last, kind = word & 1, word >> 1 & 3
             self._skip = (1 if kind == _RLE else word >> 3) + (self._checksum if last else 0)
             self._in_frame = not last
@@ -59,11 +59,11 @@ class FrameWalk:
         if (
             size == 4
             and header != _FRAME
-            and not (header[0] & 0xF0 == 0x50 and header[1:] == b"\x2a\x4d\x18")
+            and not (header[0] & 0xF0 == 0x50 and header[1:] == b"\x2a\x4d\x18")  # of a skippable frame
         ):
             self._lost = True
         elif size == 5 and header.startswith(_FRAME):
-            flags = header[4]
+            flags = header[4]  # of what the frame header holds: window, dictionary, size of the content
             single = flags >> 5 & 1
             self._checksum = 4 * (flags >> 2 & 1)
             self._skip = (not single) + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]

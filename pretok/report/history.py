@@ -1,28 +1,27 @@
 """Logs of jobs and the records of a run -> what happened when.
 
-Enters: WORK/logs/*.jsonl (`pretok.base.joblog` says what a line holds) and the folder of a run. Leaves: `Job`s, oldest
-first, with their steps, tasks and failures; the throughput of the tasks over time; and of a run its curves. A last line
-that a kill cut short is left out.
+Enters: WORK/logs/*.jsonl (`pretok.base.joblog` says what a line holds) and the folder of a run. Leaves: `LoggedJob`s,
+the oldest first, with their steps, tasks and failures; the throughput of the tasks over time; and of a run its curves.
+A last line that a kill cut short is left out.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pretok.base.joblog import LOGS
+from pretok.base.storage import read_lines
 
 POINTS = 400
 """Points of a curve: more than a page is wide are not seen."""
 
 
 @dataclass(slots=True)
-class Job:
+class LoggedJob:
     """One command. began, ended: seconds since 1970; exit_code: None when it was killed; warnings: notices of failures
     and errors, as (time, message)."""
 
@@ -63,7 +62,7 @@ class NodeRow:
 
 
 @dataclass(slots=True)
-class Run:
+class RunHistory:
     """What a training run wrote. metrics, validation, segments: lines of its files; done: whether it is at its end."""
 
     folder: Path
@@ -73,27 +72,20 @@ class Run:
     done: bool
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects of a JSON Lines file, without a last line that was cut short; nothing where there is no file."""
-    if path.exists():
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.endswith("\n"):
-                    yield json.loads(line)
-
-
-def read_jobs(work: Path) -> list[Job]:
+def read_jobs(work: Path) -> list[LoggedJob]:
     """All jobs that left a log, oldest first."""
     jobs = [job for path in sorted((work / LOGS).glob("*.jsonl")) if (job := _job(path))]
     return sorted(jobs, key=lambda job: job.began)
 
 
-def _job(path: Path) -> Job | None:
+def _job(path: Path) -> LoggedJob | None:
     job = None
     for line in read_lines(path):
         now = _seconds(line["time"])
         if job is None:
-            job = Job(line["command"], line.get("argv", []), line["host"], line.get("job", ""), now, now)
+            job = LoggedJob(
+                line["command"], line.get("argv", []), line["host"], line.get("job", ""), now, now
+            )
         job.ended = now
         match line["event"]:
             case "task":
@@ -117,7 +109,7 @@ def _seconds(time: str) -> float:
     return datetime.fromisoformat(time).timestamp()
 
 
-def nodes(jobs: list[Job]) -> list[NodeRow]:
+def nodes(jobs: list[LoggedJob]) -> list[NodeRow]:
     """One row a node, by name."""
     rows: dict[str, NodeRow] = {}
     for task in (task for job in jobs for task in job.tasks):
@@ -128,7 +120,7 @@ def nodes(jobs: list[Job]) -> list[NodeRow]:
     return [rows[name] for name in sorted(rows)]
 
 
-def workers_over_time(jobs: list[Job], bins: int = POINTS) -> tuple[list[float], list[float]]:
+def workers_over_time(jobs: list[LoggedJob], bins: int = POINTS) -> tuple[list[float], list[float]]:
     """(times, mean number of tasks that ran) in `bins` equal spans over all jobs; empty without a task."""
     tasks = [task for job in jobs for task in job.tasks]
     if not tasks:
@@ -143,13 +135,13 @@ def workers_over_time(jobs: list[Job], bins: int = POINTS) -> tuple[list[float],
     return [first + (span + 0.5) * width for span in range(bins)], [busy[span] for span in range(bins)]
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RunHistory:
     """What a run wrote, however far it came."""
-    return Run(
+    return RunHistory(
         folder,
-        metrics=list(read_lines(folder / "metrics.jsonl")),
-        validation=list(read_lines(folder / "validation.jsonl")),
-        segments=list(read_lines(folder / "goodput.jsonl")),
+        metrics=read_lines(folder / "metrics.jsonl"),
+        validation=read_lines(folder / "validation.jsonl"),
+        segments=read_lines(folder / "goodput.jsonl"),
         done=(folder / "done.json").exists(),
     )
 

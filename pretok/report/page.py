@@ -16,18 +16,26 @@ from pretok.base.storage import atomic_open
 from pretok.base.units import duration, short, short_bytes
 from pretok.report import charts
 from pretok.report.gather import Facts, SourceFacts, gather
-from pretok.report.history import Job, Run, nodes, read_jobs, read_run, thinned, workers_over_time
+from pretok.report.history import (
+    LoggedJob,
+    RunHistory,
+    nodes,
+    read_jobs,
+    read_run,
+    thinned,
+    workers_over_time,
+)
 
 
 def run_report(work: Path, out: Path, run: Path | None = None) -> None:
     """Write the page of a WORK folder, and of a run. Raises IntegrityError, UsageError, OutputError."""
-    page = render(gather(work), read_jobs(work), read_run(run) if run else None)
+    page = fill_page(gather(work), read_jobs(work), read_run(run) if run else None)
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_open(out, "w") as file:
         file.write(page)
 
 
-def render(facts: Facts, jobs: list[Job], run: Run | None) -> str:
+def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> str:
     """The page. Every text from outside is escaped by the template."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -82,14 +90,14 @@ def _lengths(source: SourceFacts) -> str:
     return charts.bars(labelled, "documents by tokens, each bar from its label to twice that")
 
 
-def _workers(jobs: list[Job]) -> str:
+def _workers(jobs: list[LoggedJob]) -> str:
     times, busy = workers_over_time(jobs)
     return charts.lines(
         {"tasks": list(zip(times, busy, strict=True))}, "time (UTC)", "tasks at work", _time, zero=True
     )
 
 
-def _curves(run: Run) -> dict[str, str]:
+def _curves(run: RunHistory) -> dict[str, str]:
     """Title -> SVG, of what the run wrote."""
     metrics = thinned(run.metrics)
     losses: dict[str, list[tuple[float, float]]] = {"training": _curve(metrics, "loss")}

@@ -16,12 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from pretok.base.storage import atomic_open
-
-Hashes = npt.NDArray[np.uint64]
-Int64s = npt.NDArray[np.int64]
+from pretok.base.tokens import Hashes, Ints
 
 MEMORY = 4 << 30
 """Bytes that a pass may hold: 50 million documents. Each pass reads all hashes again."""
@@ -33,9 +30,9 @@ _BYTES = 80
 class Copies:
     """The copies in one list: (n,) rows, ascending, and of which row of which list each is a copy."""
 
-    rows: Int64s
-    of_list: Int64s
-    of_row: Int64s
+    rows: Ints
+    of_list: Ints
+    of_row: Ints
 
 
 def find_copies(counts: Sequence[int], load: Callable[[int], Hashes], memory: int = MEMORY) -> list[Copies]:
@@ -44,7 +41,7 @@ def find_copies(counts: Sequence[int], load: Callable[[int], Hashes], memory: in
     A document is a copy of the first one with its hash: of the earliest list, there of the lowest row.
     """
     passes = max(1, -(-sum(counts) * _BYTES // memory))
-    found: list[list[Int64s]] = [[] for _ in counts]
+    found: list[list[Ints]] = [[] for _ in counts]
     for number in range(passes):
         for copies in _pass(number, passes, len(counts), load):
             for one in np.unique(copies[:, 0]):
@@ -57,7 +54,7 @@ def find_copies(counts: Sequence[int], load: Callable[[int], Hashes], memory: in
     return made
 
 
-def _pass(number: int, passes: int, lists: int, load: Callable[[int], Hashes]) -> Iterator[Int64s]:
+def _pass(number: int, passes: int, lists: int, load: Callable[[int], Hashes]) -> Iterator[Ints]:
     """(copies, 4): list, row, list and row of the first, of the hashes that are this pass's."""
     hashes, origins = [np.empty((0, 2), np.uint64)], [np.empty((0, 2), np.int64)]
     for one in range(lists):
@@ -79,14 +76,14 @@ class CopiesOfPartition:
     """The copies in one partition: (n,) the piece and record of each, from 0, ascending; and of which document it is a
     copy: the file (its place in `names`), and the start and record there, as a ledger has them."""
 
-    pieces: Int64s
-    records: Int64s
+    pieces: Ints
+    records: Ints
     names: Sequence[str]
-    files: Int64s
-    starts: Int64s
-    lines: Int64s
+    files: Ints
+    starts: Ints
+    lines: Ints
 
-    def of(self, piece: int, numbers: Int64s) -> list[tuple[int, str]]:
+    def of(self, piece: int, numbers: Ints) -> list[tuple[int, str]]:
         """(record, which document it is a copy of) of those of the records `numbers`, ascending, that are copies."""
         start, end = np.searchsorted(self.pieces, [piece, piece + 1])
         at = start + np.flatnonzero(np.isin(self.records[start:end], numbers))

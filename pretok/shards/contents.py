@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any
 
 from pretok.base.failures import Failure
 from pretok.base.records import to_json
@@ -131,11 +130,11 @@ class Contents:
     shards: tuple[ShardEntry, ...]
     side_files: tuple[SideFile, ...]
     files: tuple[FileEntry, ...]
-    plans: dict[str, dict[str, Any]]
+    plans: dict[str, dict[str, object]]
     parts: dict[str, tuple[PartEntry, ...]]
-    config: dict[str, Any]
+    config: dict[str, object]
     software: dict[str, str]
-    materialized: dict[str, Any] | None = None
+    materialized: dict[str, object] | None = None
     mismatches: dict[str, tuple[MismatchEntry, ...]] | None = None
 
     @cached_property

@@ -26,14 +26,13 @@ from pretok.base.execute import Engine
 from pretok.base.failures import TaskError
 from pretok.base.progress import Progress
 from pretok.base.tell import Table, Teller, table
+from pretok.base.tokens import Hashes, Ints
 from pretok.base.units import counted
 from pretok.read.partition import Partition
 from pretok.read.partition_runs import expect, run_partitions
 from pretok.screen.copies import (
     Copies,
     CopiesOfPartition,
-    Hashes,
-    Int64s,
     find_copies,
     load_copies,
     save_copies,
@@ -43,7 +42,7 @@ from pretok.shards.hash_task import HashTask, hash_partition, load_hashes
 from pretok.shards.ledger import ledger_column, ledger_path
 from pretok.shards.task import TokenizeTask, copies_path, hashes_path
 
-Place = tuple[str, int, int]
+_Place = tuple[str, int, int]
 Failures = list[tuple[Partition, TaskError]]
 
 
@@ -55,7 +54,7 @@ class _Documents:
     source: str
     count: int
     load: Callable[[], Hashes]
-    places: Callable[[Int64s], list[Place]]
+    places: Callable[[Ints], list[_Place]]
 
 
 def settle_copies(
@@ -134,7 +133,7 @@ def _hash_values(path: Path) -> Hashes:
     return values[column.offset : column.offset + len(column)].astype(np.uint64)
 
 
-def _places(path: Path, rows: Int64s) -> list[Place]:
+def _places(path: Path, rows: Ints) -> list[_Place]:
     columns = [
         ledger_column(path, name).take(pa.array(rows)).to_pylist() for name in ("file", "start", "record")
     ]
@@ -156,8 +155,8 @@ def _of_settled(task: TokenizeTask) -> _Documents:
     return _listed(task, np.flatnonzero(~gone))
 
 
-def _listed(task: TokenizeTask, rows: Int64s) -> _Documents:
-    def places(numbers: Int64s) -> list[Place]:
+def _listed(task: TokenizeTask, rows: Ints) -> _Documents:
+    def places(numbers: Ints) -> list[_Place]:
         hashed, found = load_hashes(hashes_path(task)), []
         for row in rows[numbers].tolist():
             piece = task.partition.pieces[int(hashed.pieces[row])]

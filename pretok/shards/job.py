@@ -13,13 +13,13 @@ A source whose inputs and settings equal what the manifest says is left alone; o
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine
-from pretok.base.failures import TaskError, raise_failures
+from pretok.base.failures import Failure, TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.storage import remove_leftovers
@@ -69,7 +69,7 @@ class TokenizeSummary:
     peak: int
 
 
-def shared_config(recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None) -> dict[str, Any]:
+def shared_config(recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None) -> dict[str, object]:
     """What every source of an output has in common; a change needs another output folder. What is not used is None, as
     in shards that were made before it could be."""
     reject = recipe.shards.reject_contaminated
@@ -110,7 +110,7 @@ class _Work:
     """What is to do. config: see `shared_config`; sealed: what stands already; tasks: of all partitions of sources that
     are not sealed; open_tasks: of those that are not done."""
 
-    config: dict[str, Any]
+    config: dict[str, object]
     sealed: Contents | None
     plans: list[SourcePlan]
     tasks: list[TokenizeTask]
@@ -188,9 +188,9 @@ def _tokenize(
         crashed = [_failure(partition, error.message) for partition, error in run.failures]
         unsealed = [p for p in plans if (state / p.name).exists()]
         failed = seal(shards, state, unsealed, work.config, vocab, crashed)
-        failed = [failure for failure in failed if failure not in crashed]
+        failed = tuple(failure for failure in failed if failure not in crashed)
     else:
-        failed = load_manifest(shards).data["failed"]
+        failed = load_manifest(shards).contents.failed
     if run.failures and failed:
         tell.notice(_describe_failures(failed, shards))
     raise_failures([(partition.name, error) for partition, error in run.failures], tell)
@@ -241,13 +241,13 @@ class _Run:
         return TokenizeSummary(len(self._tasks), dict(sorted(usage.nodes.items())), usage.idle, usage.peak)
 
 
-def _failure(partition: Partition, message: str) -> dict[str, Any]:
+def _failure(partition: Partition, message: str) -> Failure:
     files = ", ".join(sorted({piece.file.path for piece in partition.pieces}))
-    return {"partition": partition.name, "file": files, "error": message}
+    return Failure(partition.name, files, message)
 
 
-def _describe_failures(failed: list[dict[str, Any]], shards: Path) -> str:
-    lines = [f"  {f['partition']}: {f['file']}: {f['error']}" for f in failed[:20]]
+def _describe_failures(failed: Sequence[Failure], shards: Path) -> str:
+    lines = [f"  {f.partition}: {f.file}: {f.error}" for f in failed[:20]]
     more = (
         [f"  and {len(failed) - 20} more, under `failed` in {shards / FILE_NAME}"] if len(failed) > 20 else []
     )

@@ -31,11 +31,10 @@ import xxhash
 
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import temporary_of, writing
+from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
 from pretok.read.batches import buffers
 from pretok.read.kept import TYPES, KeptColumn
-
-Hashes = npt.NDArray[np.uint64]
 
 SUFFIX = ".docs.parquet"
 WINDOW = 65_536

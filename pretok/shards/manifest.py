@@ -176,7 +176,7 @@ def _missing(path: Path) -> str:
     return f"{path} does not exist: the folder holds no finished shards; run pretok tokenize"
 
 
-def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
+def _from_version_1(data: dict[str, object]) -> dict[str, object]:
     """The body of a manifest of version 1 as one of this version; what is wrong in it the reader will name."""
     shards = data.get("shards")
     if isinstance(shards, list):

@@ -8,7 +8,7 @@ what has written no document binds nothing.
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class SourcePlan:
     partitions: list[Partition]
     kept: tuple[KeptColumn, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """For `plan.json` and the manifest."""
         return {
             "settings": self.settings,
@@ -51,7 +51,7 @@ class SourcePlan:
         }
 
     @classmethod
-    def from_json(cls, name: str, data: dict[str, Any]) -> SourcePlan:
+    def from_json(cls, name: str, data: dict[str, object]) -> SourcePlan:
         """Inverse of `to_json`. Raises IntegrityError."""
         plan = read_record(_PlanEntry, data, f"the plan of source {name}")
         partitions = [Partition.from_json(name, partition) for partition in plan.partitions]
@@ -64,18 +64,18 @@ class _PlanEntry:
 
     settings: dict[str, Any]
     inputs: tuple[InputFile, ...]
-    partitions: tuple[dict[str, Any], ...]
+    partitions: tuple[dict[str, object], ...]
     kept: tuple[KeptColumn, ...] = ()
 
 
 def plan_source(
     name: str,
     source: Source,
-    config: dict[str, Any],
+    config: dict[str, object],
     size: int,
     itemsize: int,
     state: Path,
-    sealed: dict[str, Any] | None,
+    sealed: dict[str, object] | None,
     tell: Teller,
 ) -> SourcePlan:
     """The plan of a source: the stored one if nothing changed; a new one, written to disk, if there is none.
@@ -110,7 +110,11 @@ def plan_source(
 
 
 def _continue(
-    old: SourcePlan, inputs: list[InputFile], config: dict[str, Any], settings: dict[str, Any], state: Path
+    old: SourcePlan,
+    inputs: list[InputFile],
+    config: dict[str, object],
+    settings: dict[str, object],
+    state: Path,
 ) -> SourcePlan:
     """The stored plan, in which mended files stand as they are now. Raises MismatchError.
 
@@ -167,8 +171,8 @@ def is_complete(state: Path, partition: str) -> bool:
 
 
 def _replace_files(old: SourcePlan, files: dict[str, InputFile]) -> SourcePlan:
-    data = old.to_json()
-    for partition in data["partitions"]:
-        for piece in partition["pieces"]:
-            piece["file"] = asdict(files[piece["file"]["path"]])
-    return SourcePlan.from_json(old.name, {**data, "inputs": [asdict(file) for file in files.values()]})
+    def mended(partition: Partition) -> Partition:
+        pieces = (replace(piece, file=files[piece.file.path]) for piece in partition.pieces)
+        return replace(partition, pieces=tuple(pieces))
+
+    return replace(old, inputs=list(files.values()), partitions=[mended(part) for part in old.partitions])

@@ -26,7 +26,6 @@ import numpy as np
 from pretok import __version__
 from pretok.base.errors import MismatchError
 from pretok.base.failures import Failure
-from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, checksum
 from pretok.base.tokens import token_dtype
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
@@ -66,7 +65,7 @@ class _Source:
     shards: tuple[ShardEntry, ...]
     side_files: tuple[SideFile, ...]
     files: tuple[FileEntry, ...]
-    plan: dict[str, Any]
+    plan: dict[str, object]
     parts: tuple[PartEntry, ...]
     mismatches: tuple[MismatchEntry, ...]
 
@@ -120,10 +119,10 @@ def seal(
     shards: Path,
     state: Path,
     plans: list[SourcePlan],
-    config: dict[str, Any],
+    config: dict[str, object],
     vocab: Vocabulary,
-    crashed: list[dict[str, Any]],
-) -> list[dict[str, Any]]:
+    crashed: Sequence[Failure],
+) -> tuple[Failure, ...]:
     """Merge, check and describe. Returns the failures, which the manifest lists too.
 
     Raises AssertionError if read = written + rejected fails for any source.
@@ -131,7 +130,7 @@ def seal(
     old = standing(shards, state)
     sources = {name: _of_source(old, name) for name in old.sources} if old else {}
     sources |= {plan.name: _seal_source(shards, state / plan.name, plan, vocab) for plan in plans}
-    for failure in (read_record(Failure, failure, state) for failure in crashed):
+    for failure in crashed:
         source = sources[failure.source]
         sources[failure.source] = replace(source, failed=(*source.failed, failure))
     tokenizer = TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, token_dtype(vocab.size).name)
@@ -151,7 +150,7 @@ def seal(
         if not sources[plan.name].failed:
             (state / plan.name).rename(state / f"{plan.name}{DONE}")  # at once: half a state is no state
     drop_finished(state)
-    return [to_json(failure) for failure in contents.failed]
+    return contents.failed
 
 
 def _of_source(contents: Contents, name: str) -> _Source:

@@ -28,7 +28,7 @@ from pretok.base.failures import Failure
 from pretok.base.progress import Counts
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, read_json, write_json
-from pretok.base.tokens import Tokens
+from pretok.base.tokens import Hashes, Tokens
 from pretok.kernels.hashing import hash_documents, select
 from pretok.read.batches import Reject, TextBatch, buffers
 from pretok.read.kept import Keep, Mismatch
@@ -38,7 +38,7 @@ from pretok.read.readers import Damage, RecordFormat, read_partition
 from pretok.screen.contamination import ItemCount
 from pretok.screen.screening import Screen, Screening
 from pretok.shards.format import SealedShard, ShardWriter
-from pretok.shards.ledger import Hashes, LedgerWriter, SealedLedger, hash_texts, ledger_rows, schema_with
+from pretok.shards.ledger import LedgerWriter, SealedLedger, hash_texts, ledger_rows, schema_with
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import load_vocab

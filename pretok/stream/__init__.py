@@ -35,10 +35,10 @@ import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import to_json
-from pretok.base.tokens import Tokens
+from pretok.base.tokens import Ints, Tokens
 from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.continued import same_until
-from pretok.stream.flat_tokens import FlatTokens, Int64s
+from pretok.stream.flat_tokens import FlatTokens
 from pretok.stream.mix_file import Mix, check_sources, load_mix, natural_mix, parse_mix
 
 __all__ = ["View", "open", "same_until"]
@@ -138,10 +138,10 @@ class View:
         self.materialized = materialized
         self._order = mix.order()
         # One address space for all sources, one after the other: a sequence lies inside its source.
-        self._bases: Int64s = np.cumsum([0, *(source.tokens for source in mix.sources)], dtype=np.int64)
+        self._bases: Ints = np.cumsum([0, *(source.tokens for source in mix.sources)], dtype=np.int64)
         shards = [shard for source in mix.sources for shard in manifest.of(source.name, mix.split)]
         self._tokens = FlatTokens(manifest.shards if materialized else shards, self.dtype, materialized)
-        self._ahead: Int64s = np.empty(0, np.int64)  # addresses of the positions from _ahead_start on
+        self._ahead: Ints = np.empty(0, np.int64)  # addresses of the positions from _ahead_start on
         self._ahead_start = self._expected = 0
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ class View:
     def __iter__(self) -> Iterator[Tokens]:
         return (self[position] for position in range(len(self)))
 
-    def batch(self, positions: Sequence[int] | Int64s, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
+    def batch(self, positions: Sequence[int] | Ints, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
         """Token ids at (n,) positions in any order: (n, seq_len + 1) of `dtype`. IndexError outside 0..len-1."""
         return self._read(self._checked(positions), np.dtype(dtype))
 
@@ -179,7 +179,7 @@ class View:
         source, epoch, index = self._order.locate(self._checked([position]))
         return self._order.names[source[0]], int(epoch[0]), int(index[0])
 
-    def positions(self, source: str, indexes: Sequence[int] | Int64s) -> Int64s:
+    def positions(self, source: str, indexes: Sequence[int] | Ints) -> Ints:
         """Inverse of `origin`, by arithmetic: (n,) indexes of sequences inside a source -> (n, epochs) positions, -1
         in an epoch that the stream does not get to. UsageError for an unknown source, IndexError for a sequence that
         is none of its."""
@@ -199,21 +199,21 @@ class View:
             raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
         return dict(zip(self._order.names, self._order.prefix(length).tolist(), strict=True))
 
-    def drawn(self, source: str, low: int, high: int) -> Int64s:
+    def drawn(self, source: str, low: int, high: int) -> Ints:
         """(high - low,): which of its sequences a source gives from its `low`-th on; `prefix_counts` says how many a
         prefix has."""
         return self._order.drawn(self._order.names.index(source), low, high)
 
-    def _checked(self, positions: Sequence[int] | Int64s) -> Int64s:
+    def _checked(self, positions: Sequence[int] | Ints) -> Ints:
         array = np.asarray(positions, np.int64)
         if array.size and not 0 <= array.min() <= array.max() < len(self):
             raise IndexError(f"positions {array.min()} to {array.max()}; the stream has {len(self)}")
         return array
 
-    def _read(self, positions: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def _read(self, positions: Ints, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         return self._tokens.read(self._addresses(positions), self.seq_len + 1).astype(dtype, copy=False)
 
-    def _addresses(self, positions: Int64s) -> Int64s:
+    def _addresses(self, positions: Ints) -> Ints:
         """Where the sequences at `positions` start in `_tokens`. A reader that moves forward gets them from a block
         computed at once: the arithmetic costs the same for one position as for a hundred."""
         if not len(positions):
@@ -230,7 +230,7 @@ class View:
             self._ahead_start = start
         return self._ahead[start - self._ahead_start : end - self._ahead_start]
 
-    def _locate(self, positions: Int64s) -> Int64s:
+    def _locate(self, positions: Ints) -> Ints:
         if self.materialized:
             return positions * (self.seq_len + 1)
         source, _, index = self._order.locate(positions)

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
+from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
 
-Int64s = npt.NDArray[np.int64]
-Part = tuple[npt.NDArray[Any], int, int]
+_Part = tuple[npt.NDArray[Any], int, int]
 """Where tokens go, from which shard, from which of its tokens on."""
 
 ANNOUNCED = 64
@@ -44,12 +44,12 @@ class FlatTokens:
         self._dtype = dtype
         self._sequential = sequential
         self._paths = [shard.path for shard in shards]
-        self._starts: Int64s = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
+        self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {key: value for key, value in self.__dict__.items() if key != "_files"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state, _files=self._own_files())
 
     def _own_files(self) -> OrderedDict[int, int]:
@@ -59,7 +59,7 @@ class FlatTokens:
         weakref.finalize(self, _close_all, files)
         return files
 
-    def read(self, addresses: Int64s, length: int) -> npt.NDArray[Any]:
+    def read(self, addresses: Ints, length: int) -> npt.NDArray[Any]:
         """(n,) addresses -> (n, length) tokens in the dtype of the shards. Raises IntegrityError."""
         out = np.empty((len(addresses), length), self._dtype)
         parts = self._parts(addresses, out)
@@ -72,7 +72,7 @@ class FlatTokens:
                 self._fill(row, shard, offset)
         return out
 
-    def _parts(self, addresses: Int64s, out: npt.NDArray[Any]) -> list[Part]:
+    def _parts(self, addresses: Ints, out: npt.NDArray[Any]) -> list[_Part]:
         """What to read into `out`, in the order of the shards: each is opened once, whatever the limit of files."""
         length = out.shape[1]
         first = np.searchsorted(self._starts, addresses, side="right") - 1
@@ -95,7 +95,7 @@ class FlatTokens:
             parts.sort(key=itemgetter(1))
         return parts
 
-    def _announce(self, parts: Sequence[Part]) -> None:
+    def _announce(self, parts: Sequence[_Part]) -> None:
         """Let the kernel fetch all parts at once instead of one after the other as they are read."""
         for row, shard, offset in parts:
             os.posix_fadvise(self._file(shard), offset * row.itemsize, row.nbytes, os.POSIX_FADV_WILLNEED)

@@ -87,7 +87,7 @@ class PositionSampler:
             self._yielded = number + 1
             yield list(range(at, at + self.micro_batch))
 
-    def state_dict(self, position: int | None = None) -> dict[str, Any]:
+    def state_dict(self, position: int | None = None) -> dict[str, object]:
         """{position, micro_batches, layout, identity}: all that was yielded or, where a loader reads ahead, `position`.
 
         `position` counts whole global batches; `micro_batches` is how many more of the next one this rank has read,

@@ -16,7 +16,6 @@ import platform
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,6 +39,7 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
 SHARD_BYTES = 1 << 30
 READ_SEQUENCES = 512
+"""Sequences read and written at once: 8 MiB of int32 at 4,096 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
     write_json(task.record, to_json(entry))
 
 
-def _keep_plan(out: Path, plan: dict[str, Any]) -> None:
+def _keep_plan(out: Path, plan: dict[str, object]) -> None:
     """What the finished shards in `out` belong to; another plan is refused."""
     path = out / STATE / "plan.json"
     if not path.exists():

@@ -11,7 +11,7 @@ file. numpy and the standard library only.
     stages      [{quotas: [n, ...], length}]   sequences that each source gives; `length` only where the next stage
                                                begins after so many positions, before all quotas are given
     earlier     [{manifest, length}]           only where the shards have grown since a mix that this one goes on with
-    report      what follows from these, for people and other programs
+    report      what follows from these (`mix_job.MixReport`), for people and other programs; outside of the fingerprint
 
 A source of T tokens holds (T - 1) // seq_len sequences: sequence i is its tokens i * seq_len up to and including
 (i + 1) * seq_len, the last of which is only a target.
@@ -28,7 +28,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import Signed, read_record, to_json
@@ -76,7 +75,7 @@ class Mix:
     taken: tuple[int, ...] = ()
     earlier: tuple[Earlier, ...] = ()
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Everything the order depends on, as JSON; its fingerprint is the mix's."""
         stages = [
             {"quotas": list(quotas)} | ({"length": length} if length != sum(quotas) else {})
@@ -184,7 +183,7 @@ class _MixFile:
     sources: tuple[MixSource, ...]
     stages: tuple[_StageEntry, ...]
     earlier: tuple[Earlier, ...] = ()
-    report: dict[str, Any] | None = None
+    report: dict[str, object] | None = None
 
 
 def _sequences(tokens: int, seq_len: int) -> int:
@@ -240,13 +239,13 @@ def check_sources(mix: Mix, manifest: Manifest, where: Path) -> None:
             )
 
 
-def write_mix(path: Path, mix: Mix, report: dict[str, Any]) -> None:
-    """Write mix.json atomically; `report` is kept beside the order for people and other programs. Raises UsageError."""
+def write_mix(path: Path, mix: Mix, report: object) -> None:
+    """Write mix.json atomically; `report`, a record, is kept beside the order for people. Raises OutputError."""
     with writing(path):
-        write_json(path, {**mix_json(mix), "report": report})
+        write_json(path, {**mix_json(mix), "report": to_json(report)})
 
 
-def mix_json(mix: Mix) -> dict[str, Any]:
+def mix_json(mix: Mix) -> dict[str, object]:
     """The JSON of a mix as `parse_mix` reads it."""
     return {"fingerprint": mix.fingerprint, **mix.identity()}
 
@@ -256,7 +255,7 @@ def load_mix(path: Path) -> Mix:
     return parse_mix(read_json(path), path)
 
 
-def parse_mix(data: Any, where: Path) -> Mix:
+def parse_mix(data: object, where: Path) -> Mix:
     """A Mix from its JSON; `where` names the file in errors."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise IntegrityError(f"{where} holds no mix; make one with pretok mix")

@@ -1,17 +1,6 @@
 """The mix job: shards and wishes -> mix.json, its report, and what other budgets would mean.
 
-Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `stream.mix_file`) and the report that is kept in it:
-
-    sequences, tokens                      of the whole mix
-    stages   [{tokens, weights, shares, prefix_bound_tokens}]   weights asked for, as exact fractions; shares given;
-                                           how far any prefix may be from them
-    sources  {NAME: {sequences, tokens, epochs, repeated_tokens, unused_tokens, tail_tokens}}
-    left_out {NAME: tokens}                sources of the shards without a place in the mix
-    notes    [...]                         what --cap changed
-    continued_at                           only of a mix that goes on with another: sequences that are the other's
-    failed   [{partition, file, error}]    inputs that the shards lack
-
-`unused_tokens` are whole sequences not drawn even once, `tail_tokens` the end of a source that fills no sequence.
+Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `stream.mix_file`) and the `MixReport` kept in it.
 """
 
 from __future__ import annotations
@@ -21,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pretok.base.errors import MismatchError, UsageError
-from pretok.base.records import to_json
+from pretok.base.failures import Failure
 from pretok.base.tell import Teller, table
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import failures
@@ -66,6 +55,45 @@ class WhatIf:
     problem: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """A stage by source. weights: as asked for, exact fractions; shares: as given; prefix_bound_tokens: how far any
+    prefix of it may be from them."""
+
+    tokens: int
+    weights: dict[str, str]
+    shares: dict[str, float]
+    prefix_bound_tokens: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """What a mix takes of a source. unused_tokens: whole sequences not drawn even once; tail_tokens: the end of the
+    source, which fills no sequence."""
+
+    sequences: int
+    tokens: int
+    epochs: float
+    repeated_tokens: int
+    unused_tokens: int
+    tail_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixReport:
+    """What follows from a mix. left_out: tokens of sources without a place in it; notes: what --cap changed;
+    continued_at: sequences that are those of the mix it goes on with; failed: inputs that the shards lack."""
+
+    sequences: int
+    tokens: int
+    stages: tuple[StageReport, ...]
+    sources: dict[str, SourceReport]
+    left_out: dict[str, int]
+    notes: tuple[str, ...]
+    continued_at: int | None = None
+    failed: tuple[Failure, ...]
+
+
 def recipe_request(mix: MixTable) -> MixRequest:
     """What the [mix] table of a recipe asks for."""
     stages = tuple(
@@ -78,7 +106,7 @@ def recipe_request(mix: MixTable) -> MixRequest:
     return MixRequest(stages, mix.seq_len, mix.seed, limit=Limit(mix.max_epochs, mix.cap))
 
 
-def run_mix(shards: Path, out: Path, request: MixRequest) -> dict[str, Any]:
+def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     """Plan a mix, write it to `out` and return its report. An equal file is left as it is.
 
     Raises UsageError (see `plan_mix`; `out` cannot be written), IntegrityError when `out` is no mix and MismatchError
@@ -99,7 +127,7 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> dict[str, Any]:
     return report
 
 
-def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, dict[str, Any]]:
+def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, MixReport]:
     """The mix and its report. Raises UsageError for unknown sources, or budgets and weights that do not fit."""
     sources = _sources(manifest, request)
     empty = Mix(manifest.fingerprint, request.split, request.seq_len, request.seed, sources, ())
@@ -173,7 +201,7 @@ def _sources(manifest: Manifest, request: MixRequest) -> tuple[MixSource, ...]:
     return mix_sources(manifest, request.split, request.seq_len, [*first, *sorted(names.difference(first))])
 
 
-def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str]) -> dict[str, Any]:
+def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str]) -> MixReport:
     names = [source.name for source in mix.sources]
     given = _given(mix)
     asked = [shares_of(stage, mix.sources, mix.seq_len) for stage in request.stages]
@@ -186,54 +214,52 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
         strict=True,
     ):
         stages.append(
-            {
-                "tokens": sum(counts) * mix.seq_len,
-                "weights": dict(zip(names, map(str, weights), strict=True)),
-                "shares": {
-                    name: count / max(sum(counts), 1) for name, count in zip(names, counts, strict=True)
-                },
-                "prefix_bound_tokens": {
+            StageReport(
+                tokens=sum(counts) * mix.seq_len,
+                weights=dict(zip(names, map(str, weights), strict=True)),
+                shares={name: count / max(sum(counts), 1) for name, count in zip(names, counts, strict=True)},
+                prefix_bound_tokens={
                     name: prefix_bound(quotas, quota) * mix.seq_len
                     for name, quota in zip(names, quotas, strict=True)
                 },
-            }
+            )
         )
     sources = {}
     for source, *drawn in zip(mix.sources, *given, strict=True):
         sequences = sum(drawn)
-        sources[source.name] = {
-            "sequences": sequences,
-            "tokens": sequences * mix.seq_len,
-            "epochs": sequences / source.sequences if source.sequences else 0.0,
-            "repeated_tokens": max(sequences - source.sequences, 0) * mix.seq_len,
-            "unused_tokens": max(source.sequences - sequences, 0) * mix.seq_len,
-            "tail_tokens": source.tokens - source.sequences * mix.seq_len,
-        }
-    return {
-        "sequences": len(mix),
-        "tokens": len(mix) * mix.seq_len,
-        "stages": stages,
-        "sources": sources,
-        "left_out": {
+        sources[source.name] = SourceReport(
+            sequences=sequences,
+            tokens=sequences * mix.seq_len,
+            epochs=sequences / source.sequences if source.sequences else 0.0,
+            repeated_tokens=max(sequences - source.sequences, 0) * mix.seq_len,
+            unused_tokens=max(source.sequences - sequences, 0) * mix.seq_len,
+            tail_tokens=source.tokens - source.sequences * mix.seq_len,
+        )
+    return MixReport(
+        sequences=len(mix),
+        tokens=len(mix) * mix.seq_len,
+        stages=tuple(stages),
+        sources=sources,
+        left_out={
             name: sum(shard.tokens for shard in manifest.of(name, mix.split))
             for name in manifest.sources
             if name not in names
         },
-        "notes": notes,
-        **({"continued_at": len(request.after)} if request.after else {}),
-        "failed": to_json(manifest.contents.failed),
-    }
+        notes=tuple(notes),
+        continued_at=len(request.after) if request.after else None,
+        failed=manifest.contents.failed,
+    )
 
 
-def show_mix(manifest: Manifest, request: MixRequest, report: dict[str, Any], tell: Teller) -> None:
+def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, tell: Teller) -> None:
     """Show the stages, the sources, what is left out or was changed, and the what-if table."""
-    for number, stage in enumerate(report["stages"], 1):
-        shares = ", ".join(f"{name} {share:.6%}" for name, share in stage["shares"].items())
-        bound = max(stage["prefix_bound_tokens"].values())
+    for number, stage in enumerate(report.stages, 1):
+        shares = ", ".join(f"{name} {share:.6%}" for name, share in stage.shares.items())
+        bound = max(stage.prefix_bound_tokens.values())
         tell.notice(
-            f"stage {number}: {stage['tokens']:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it"
+            f"stage {number}: {stage.tokens:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it"
         )
-    if at := report.get("continued_at"):
+    if at := report.continued_at:
         tell.notice(
             f"the first {at:,} sequences are those of the mix before, and its sources go on from there"
         )
@@ -241,19 +267,19 @@ def show_mix(manifest: Manifest, request: MixRequest, report: dict[str, Any], te
     rows = [
         (
             name,
-            f"{part['sequences']:,}",
-            f"{part['tokens']:,}",
-            f"{part['epochs']:.4f}",
-            *(f"{part[key]:,}" for key in ("repeated_tokens", "unused_tokens", "tail_tokens")),
+            f"{part.sequences:,}",
+            f"{part.tokens:,}",
+            f"{part.epochs:.4f}",
+            *(f"{tokens:,}" for tokens in (part.repeated_tokens, part.unused_tokens, part.tail_tokens)),
         )
-        for name, part in report["sources"].items()
+        for name, part in report.sources.items()
     ]
-    tell.show(table(f"{report['tokens']:,} tokens in sequences of {request.seq_len}", columns, rows))
-    for name, tokens in report["left_out"].items():
+    tell.show(table(f"{report.tokens:,} tokens in sequences of {request.seq_len}", columns, rows))
+    for name, tokens in report.left_out.items():
         tell.notice(f"not in the mix: {name}, {tokens:,} tokens")
-    for sentence in [*report["notes"], *failures(manifest)]:
+    for sentence in [*report.notes, *failures(manifest)]:
         tell.notice(sentence)
-    _show_what_if(manifest, request, list(report["sources"]), tell)
+    _show_what_if(manifest, request, list(report.sources), tell)
 
 
 def _show_what_if(manifest: Manifest, request: MixRequest, names: list[str], tell: Teller) -> None:

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import UsageError
+from pretok.base.tokens import Ints
 
-Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
 DIGIT = 21
@@ -50,16 +50,16 @@ class Schedule:
                 f"a stage of {self.length} sequences is too long; at most {MAX_SEQUENCES - 1} are possible: "
                 "split it into stages or take a larger sequence length"
             )
-        self.quotas: Int64s = np.array(quotas, np.int64)
+        self.quotas: Ints = np.array(quotas, np.int64)
 
-    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+    def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """positions: (n,) in 0..length-1 -> source (n,) and k (n,): the position holds the source's k-th sequence."""
         before, order, rank = self._unit_of(positions)
         rows = np.arange(len(positions))
         source = order[rows, rank]
         return source, before[rows, source]
 
-    def position(self, source: Int64s, k: Int64s) -> Int64s:
+    def position(self, source: Ints, k: Ints) -> Ints:
         """Inverse of `locate`: source: (n,), k: (n,) below the source's quota -> the positions (n,)."""
         rows = np.arange(len(source))
         low, high = np.ones_like(k), np.full_like(k, self.length)
@@ -68,30 +68,30 @@ class Schedule:
             enough = self._due(middle)[0][rows, source] > k
             low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
         before, order = self._unit_ending(low)
-        positions: Int64s = before.sum(axis=1) + np.argsort(order, axis=1)[rows, source]
+        positions: Ints = before.sum(axis=1) + np.argsort(order, axis=1)[rows, source]
         return positions
 
-    def first(self, length: int) -> Int64s:
+    def first(self, length: int) -> Ints:
         """(sources,): how many of the first `length` positions each source has."""
         return self.quotas if length == self.length else self.prefix(np.array([length]))[0]
 
-    def prefix(self, lengths: Int64s) -> Int64s:
+    def prefix(self, lengths: Ints) -> Ints:
         """lengths: (n,) in 0..length -> (n, sources): how many of the first `lengths` positions each source has."""
         if self.length == 0:
             return np.zeros((len(lengths), len(self.quotas)), np.int64)
         before, order, rank = self._unit_of(np.minimum(lengths, self.length - 1))
         ranks = np.argsort(order, axis=1)
-        counts: Int64s = before + (ranks < rank[:, None])
+        counts: Ints = before + (ranks < rank[:, None])
         counts[lengths == self.length] = self.quotas
         return counts
 
-    def _unit_of(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def _unit_of(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """The unit of time each position falls in: before and order as in `_unit_ending`; rank (n,), the place of the
         position in that order."""
         before, order = self._unit_ending(self._end_of_unit(positions))
         return before, order, positions - before.sum(axis=1)
 
-    def _unit_ending(self, time: Int64s) -> tuple[Int64s, Int64s]:
+    def _unit_ending(self, time: Ints) -> tuple[Ints, Ints]:
         """The unit of time that ends at each whole `time` (n,).
 
         Returns before (n, sources), the counts where the unit starts; order (n, sources), the sources by time inside
@@ -105,7 +105,7 @@ class Schedule:
         order = np.argsort(np.where(inside, -late, 1), axis=1, kind="stable")
         return counts - inside, order
 
-    def _end_of_unit(self, positions: Int64s) -> Int64s:
+    def _end_of_unit(self, positions: Ints) -> Ints:
         """The smallest whole time up to which more than `positions` sequences were due; (n,)."""
         sources = len(self.quotas)
         low = np.maximum(positions + 1 - (sources + 1) // 2, 1)
@@ -116,7 +116,7 @@ class Schedule:
             low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
         return low
 
-    def _due(self, time: Int64s) -> tuple[Int64s, Int64s]:
+    def _due(self, time: Ints) -> tuple[Ints, Ints]:
         """floor(q T / N + 1/2) and q T mod N, both (n, sources), by long division in two digits."""
         upper = self.quotas * (time >> DIGIT)[:, None]
         quotient = upper // self.length
@@ -133,7 +133,7 @@ def prefix_bound(quotas: Sequence[int], quota: int) -> float:
     return 0.5 + quota / sum(quotas) * sum(1 for other in quotas if other) / 2
 
 
-def _fraction(numerator: Int64s, denominator: Int64s) -> Int64s:
+def _fraction(numerator: Ints, denominator: Ints) -> Ints:
     """The first 42 binary digits of numerator / denominator < 1, as one integer.
 
     They tell apart the lateness of two sources: their due times differ by a multiple of N / (2 q1 q2), which is at
@@ -150,7 +150,7 @@ def round_keys(seed: int, source: str, epoch: int) -> UInt64s:
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
-def permute(index: Int64s, size: Int64s, keys: UInt64s) -> Int64s:
+def permute(index: Ints, size: Ints, keys: UInt64s) -> Ints:
     """Row by row the image of `index` under a keyed permutation of 0..size-1.
 
     index, size: (n,) with 0 <= index < size; keys: (n, ROUNDS). Returns (n,).
@@ -158,12 +158,12 @@ def permute(index: Int64s, size: Int64s, keys: UInt64s) -> Int64s:
     return _walk(index, size, keys, range(ROUNDS))
 
 
-def unpermute(image: Int64s, size: Int64s, keys: UInt64s) -> Int64s:
+def unpermute(image: Ints, size: Ints, keys: UInt64s) -> Ints:
     """Inverse of `permute`: what is mapped to `image`. Arguments and result alike."""
     return _walk(image, size, keys, range(ROUNDS - 1, -1, -1))
 
 
-def _walk(index: Int64s, size: Int64s, keys: UInt64s, rounds: range) -> Int64s:
+def _walk(index: Ints, size: Ints, keys: UInt64s, rounds: range) -> Ints:
     bits = np.maximum(np.frexp((size - 1).astype(np.float64))[1], 2).astype(np.uint64)
     result = index.copy()
     walking = np.arange(len(index))
@@ -218,19 +218,19 @@ class Order:
         lengths: Sequence[int] | None = None,
     ) -> None:
         self.names = tuple(names)
-        self.sizes: Int64s = np.array(sizes, np.int64)
+        self.sizes: Ints = np.array(sizes, np.int64)
         self.seed = seed
         self._stages = [Schedule(quotas) for quotas in stages]
         if lengths is None:
             lengths = [stage.length for stage in self._stages]
-        self._starts: Int64s = np.cumsum([0, *lengths], dtype=np.int64)
+        self._starts: Ints = np.cumsum([0, *lengths], dtype=np.int64)
         given = [stage.first(length) for stage, length in zip(self._stages, lengths, strict=True)]
         quotas = np.array([np.zeros(len(self.names), np.int64), *given])
-        self._drawn: Int64s = np.cumsum(quotas, axis=0)  # by each source before each stage
+        self._drawn: Ints = np.cumsum(quotas, axis=0)  # by each source before each stage
         self._keys: dict[tuple[int, int], UInt64s] = {}
         self.length = int(self._starts[-1])
 
-    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """positions: (n,) in 0..length-1 -> source, epoch and sequence inside the source, each (n,)."""
         stage_of = np.searchsorted(self._starts, positions, side="right") - 1
         source = np.empty_like(positions)
@@ -243,7 +243,7 @@ class Order:
         epoch, index = np.divmod(drawn, size)
         return source, epoch, permute(index, size, self._keys_of(source, epoch))
 
-    def positions(self, source: int, sequences: Int64s) -> Int64s:
+    def positions(self, source: int, sequences: Ints) -> Ints:
         """Inverse of `locate`. sequences: (n,) of one source -> (n, epochs): the position at which each epoch of the
         source has the sequence, -1 where the stream ends before."""
         size, end = int(self.sizes[source]), int(self._drawn[-1, source])
@@ -260,13 +260,13 @@ class Order:
                 found[rows, epoch] = self._starts[stage] + self._stages[stage].position(here[rows], k)
         return found
 
-    def prefix(self, length: int) -> Int64s:
+    def prefix(self, length: int) -> Ints:
         """(sources,): how many of the first `length` positions each source has."""
         stage = min(int(np.searchsorted(self._starts, length, side="right")) - 1, len(self._stages) - 1)
-        counts: Int64s = self._drawn[stage] + self._stages[stage].first(length - int(self._starts[stage]))
+        counts: Ints = self._drawn[stage] + self._stages[stage].first(length - int(self._starts[stage]))
         return counts
 
-    def drawn(self, source: int, low: int, high: int) -> Int64s:
+    def drawn(self, source: int, low: int, high: int) -> Ints:
         """(high - low,): the sequences inside a source that it gives as its `low`-th to `high - 1`-th, whatever the
         positions they fall on."""
         size = self.sizes[[source]]
@@ -274,7 +274,7 @@ class Order:
         sources = np.full_like(index, source)
         return permute(index, np.broadcast_to(size, index.shape), self._keys_of(sources, epoch))
 
-    def _keys_of(self, source: Int64s, epoch: Int64s) -> UInt64s:
+    def _keys_of(self, source: Ints, epoch: Ints) -> UInt64s:
         """(n, ROUNDS) round keys; those of an epoch are made once."""
         pairs, inverse = np.unique(epoch * len(self.names) + source, return_inverse=True)
         table = np.empty((len(pairs), ROUNDS), np.uint64)

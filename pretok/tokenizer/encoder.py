@@ -19,15 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import types
 
-from pretok.base.tokens import Tokens, token_dtype
+from pretok.base.tokens import Ids, Ints, Tokens, token_dtype
 from pretok.kernels.compile import I64, njit
 from pretok.kernels.pretokenize import disputed
 from pretok.kernels.unicode import MARK, UNASSIGNED, class_table
 from pretok.read.batches import buffers
 from pretok.tokenizer.reference import (
     EngineError,
-    Ids,
-    Offsets,
     ReferenceEngine,
     Unencodable,
     guarded,
@@ -55,7 +53,7 @@ NEW_SCRIPTS = range(0x10500, 0x17000)
 class BatchEncoder(Protocol):
     """Encodes a batch: (ids of all documents in a row, offsets (documents + 1,))."""
 
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]: ...
+    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]: ...
 
 
 class FastEngine:
@@ -73,7 +71,7 @@ class FastEngine:
         except EngineError as error:
             raise ValueError(str(error)) from None
 
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
         import awkward as ak
 
         data, offsets = buffers(texts)
@@ -93,7 +91,7 @@ class SuperwordEngine:
         self._words = FastEngine(json.dumps(stages.first))
         self._joiner = Joiner(stages)
 
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
         return self._joiner.join(*buffers(texts), *self._words.encode(texts))
 
 
@@ -239,7 +237,7 @@ class Encoder:
         _JOIN[self.dtype](ids, offsets, self._eod, out, lengths)
         return out, lengths
 
-    def ids(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+    def ids(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
         """(ids of all documents in a row, without EOD, offsets (documents + 1,)). Raises Unencodable.
 
         By the fast engine but for what is disputed, and for a batch with a text that it gives up on.
@@ -252,7 +250,7 @@ class Encoder:
         except EngineError:
             return self._reference.encode(texts)
 
-    def _encode_mixed(self, texts: pa.LargeStringArray, flags: npt.NDArray[np.bool_]) -> tuple[Ids, Offsets]:
+    def _encode_mixed(self, texts: pa.LargeStringArray, flags: npt.NDArray[np.bool_]) -> tuple[Ids, Ints]:
         """Disputed documents by the reference, the others by the fast engine, back in order."""
         parts: list[Ids] = [np.empty(0, np.uint32)] * len(texts)
         for engine, chosen in ((self._engine, ~flags), (self._reference, flags)):

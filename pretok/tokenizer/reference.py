@@ -20,13 +20,12 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from pretok.base.errors import PretokError, UsageError
+from pretok.base.tokens import Ids, Ints
 from pretok.kernels.pretokenize import PATTERNS, word_ends
 from pretok.read.batches import buffers
 from pretok.tokenizer.segments import COARSE, SEPARATORS, segment_ends
 from pretok.tokenizer.tokenizer_file import decoded
 
-Ids = npt.NDArray[np.uint32]
-Offsets = npt.NDArray[np.int64]
 Cutter = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.int64]]
 """One document as bytes -> the ends of its words, which are encoded one by one."""
 
@@ -86,7 +85,7 @@ class ReferenceEngine:
         steps = data["pre_tokenizer"]["pretokenizers"]
         return _tokenizer(json.dumps({**data, "pre_tokenizer": steps[1]}), self._name)
 
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
         """(ids of all documents in a row, offsets (documents + 1,)). Unencodable names those it gave up on."""
         cut = np.diff(buffers(texts)[1]) > LONG if self._cutter else np.zeros(len(texts), np.bool_)
         parts: list[Ids] = [np.empty(0, np.uint32)] * len(texts)
@@ -134,7 +133,7 @@ def _encode(tokenizer: Tokenizer, texts: list[str]) -> list[Ids]:
     return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
 
-def join_parts(parts: list[Ids]) -> tuple[Ids, Offsets]:
+def join_parts(parts: list[Ids]) -> tuple[Ids, Ints]:
     """(the ids of all documents in a row, offsets (documents + 1,))."""
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=offsets[1:])

@@ -18,14 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from pretok.base.tokens import Ids, Ints
 from pretok.kernels.compile import I64, U8, njit
 from pretok.kernels.hashing import P1
 from pretok.kernels.unicode import class_table
 from pretok.tokenizer.segments import joined
 from pretok.tokenizer.stages import Stages, begins_word, ends_in_letter
-
-Ids = npt.NDArray[np.uint32]
-Offsets = npt.NDArray[np.int64]
 
 LOW = 0xFFFFFFFF
 NEVER = 0x7FFFFFFF
@@ -235,9 +233,7 @@ class Joiner:
         keys, contents = np.array(list(values), np.int64), np.array(list(values.values()), np.int64)
         _fill(keys, contents, self._slots, self._bits)
 
-    def join(
-        self, data: npt.NDArray[np.uint8], offsets: Offsets, ids: Ids, borders: Offsets
-    ) -> tuple[Ids, Offsets]:
+    def join(self, data: npt.NDArray[np.uint8], offsets: Ints, ids: Ids, borders: Ints) -> tuple[Ids, Ints]:
         """ids (n,) uint32 of the documents data[offsets[d]:offsets[d + 1]] by stage 1, document d at
         ids[borders[d]:borders[d + 1]], borders[0] being 0 -> ids and borders after stage 2."""
         out = np.empty(len(ids), np.uint32)

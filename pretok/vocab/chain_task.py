@@ -23,6 +23,7 @@ import numpy.typing as npt
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Report
 from pretok.base.storage import atomic_open, read_json, write_json
+from pretok.base.tokens import Ids
 from pretok.counts.task import SAMPLE_SEED_STEP
 from pretok.kernels.hashing import hash_documents, select
 from pretok.read.batches import buffers
@@ -32,7 +33,7 @@ from pretok.read.readers import Damage, RecordFormat, read_partition
 from pretok.tokenizer.encoder import BatchEncoder, choose_engine
 from pretok.tokenizer.reference import ReferenceEngine
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
-from pretok.vocab.chains import BREAK, ChainFinder, Ids
+from pretok.vocab.chains import BREAK, ChainFinder
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from pretok.base.tokens import Ids, Ints
 from pretok.counts.table import WordTable
 from pretok.kernels.compile import I64, U8, njit
 from pretok.kernels.hashing import P1
@@ -27,8 +28,6 @@ from pretok.tokenizer.segments import joined
 from pretok.tokenizer.stages import ends_in_letter, marks
 from pretok.vocab.bpe import Merges, merge_sequences
 
-Ids = npt.NDArray[np.uint32]
-Ints = npt.NDArray[np.int64]
 Chains = Callable[[], Iterator[Ids]]
 """The chains of a sample, piece by piece, each time it is called."""
 

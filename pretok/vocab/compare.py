@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from pretok.base.tell import Teller
-from pretok.counts.counts_file import Counts
+from pretok.counts.counts_file import CorpusCounts
 from pretok.read.batches import buffers
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
@@ -44,11 +44,11 @@ class TextCosts:
         return None if self.uses is None else self.uses.sum()
 
 
-Row = dict[str, TextCosts]
+CostsBySource = dict[str, TextCosts]
 """What the held-out texts of each source cost by one tokenizer."""
 
 
-def measure_tokenizer(path: Path, counts: Counts, tell: Teller) -> Row:
+def measure_tokenizer(path: Path, counts: CorpusCounts, tell: Teller) -> CostsBySource:
     """The held-out texts of each source by one tokenizer."""
     row = {}
     for name in counts.sources:
@@ -62,7 +62,7 @@ def measure_tokenizer(path: Path, counts: Counts, tell: Teller) -> Row:
     return row
 
 
-def compared(row: Row) -> dict[str, Compared]:
+def compared(row: CostsBySource) -> dict[str, Compared]:
     """The row of a tokenizer in the report."""
     return {
         name: Compared(
@@ -76,7 +76,7 @@ def compared(row: Row) -> dict[str, Compared]:
 
 
 def weigh_tokenizers(
-    paths: Mapping[str, Path], rows: Mapping[str, Row], shares: Mapping[str, float]
+    paths: Mapping[str, Path], rows: Mapping[str, CostsBySource], shares: Mapping[str, float]
 ) -> dict[str, OtherTokenizer]:
     """Each tokenizer on held-out texts mixed by bytes. paths, rows: `THIS` among them; shares: of each source."""
     names = {name: _entry_names(load_vocab(path, 0)) for name, path in paths.items()}
@@ -97,7 +97,7 @@ def weigh_tokenizers(
     return made
 
 
-def _mix(row: Row, shares: Mapping[str, float]) -> TextCosts:
+def _mix(row: CostsBySource, shares: Mapping[str, float]) -> TextCosts:
     """Held-out texts in these proportions by bytes; without uses where a source that has a share has no text, or one
     that the tokenizer gives up on."""
     parts = [(share, row[name]) for name, share in shares.items() if share]

@@ -31,7 +31,7 @@ from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.base.tasks import run_tasks
 from pretok.base.tell import Teller
 from pretok.config import Recipe, Vocab
-from pretok.counts.counts_file import Counts
+from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import count_config, run_count
 from pretok.counts.weigh import TrainingWords, weigh
 from pretok.kernels.pretokenize import PATTERNS, code_of, word_ends
@@ -54,7 +54,11 @@ OTHER_SIZES = (32_000, 64_000)
 
 
 def run_build_vocab(
-    recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path] = (), counts: Counts | None = None
+    recipe: Recipe,
+    engine: Engine,
+    tell: Teller,
+    compare: Sequence[Path] = (),
+    counts: CorpusCounts | None = None,
 ) -> VocabReport:
     """Bring VOCAB to what the recipe says, as the only job that writes there; its report, printed when made now.
 
@@ -67,7 +71,7 @@ def run_build_vocab(
 
 
 def _build_vocab(
-    recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path], counts: Counts | None
+    recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path], counts: CorpusCounts | None
 ) -> VocabReport:
     check_settings(recipe.vocab)
     if recipe.vocab.superwords:
@@ -194,7 +198,7 @@ def train_vocabularies(
 
 def _measure(
     made: dict[int, Vocabulary],
-    counts: Counts,
+    counts: CorpusCounts,
     recipe: Recipe,
     engine: Engine,
     progress: Progress,

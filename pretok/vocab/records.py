@@ -45,7 +45,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceReport:
+class SourceCosts:
     """One source. weight: its share of the text trained on; multiplier: what its counts were multiplied by for that."""
 
     documents: int
@@ -87,7 +87,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class MixReport:
+class MixCosts:
     """Bytes per token where the sources have their shares of the vocabulary's training text: of all text by size, of
     held-out texts by tokenizer."""
 
@@ -240,11 +240,11 @@ class VocabReport:
 
     vocabulary: MadeVocabulary
     words: CountedWords
-    sources: dict[str, SourceReport]
+    sources: dict[str, SourceCosts]
     sizes: dict[str, dict[str, int]]
     tokens: TokenOwners
     compare: dict[str, dict[str, Compared]]
-    mix: MixReport
+    mix: MixCosts
     failed: tuple[Failure, ...]
     superwords: SuperwordReport | None
     config: dict[str, Any]

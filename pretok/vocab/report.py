@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.config import Recipe, Vocab
-from pretok.counts.counts_file import Counts
+from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.weigh import TrainingWords, mix_bytes_per_token, multipliers, shares
 from pretok.tokenizer.vocabulary import Vocabulary
 from pretok.vocab.alphabets import measure_alphabets
-from pretok.vocab.compare import Row, compared, weigh_tokenizers
+from pretok.vocab.compare import CostsBySource, compared, weigh_tokenizers
 from pretok.vocab.cost import KINDS, Measure, open_tokenizer
 from pretok.vocab.entries import (
     Entries,
@@ -37,9 +37,9 @@ from pretok.vocab.records import (
     Decision,
     LongToken,
     MadeVocabulary,
-    MixReport,
+    MixCosts,
+    SourceCosts,
     SourceFigures,
-    SourceReport,
     SuperwordReport,
     TokenOwners,
     VocabReport,
@@ -59,14 +59,14 @@ class Made:
     this order; main: the one written, with superwords if asked for; paths, rows: tokenizers compared, `this` first."""
 
     recipe: Recipe
-    counts: Counts
+    counts: CorpusCounts
     words: TrainingWords
     vocabularies: Mapping[int, Vocabulary]
     measure: Measure
     main: Vocabulary
     superwords: SuperwordReport | None
     paths: Mapping[str, Path]
-    rows: Mapping[str, Row]
+    rows: Mapping[str, CostsBySource]
     config: dict[str, Any]
 
     @property
@@ -75,7 +75,7 @@ class Made:
         return {name: self.counts.of(name).bytes for name in self.counts.sources}
 
 
-def source_factors(vocab: Vocab, counts: Counts) -> dict[str, int]:
+def source_factors(vocab: Vocab, counts: CorpusCounts) -> dict[str, int]:
     """What the counts of each source are multiplied by for its share of the training text."""
     return multipliers(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
 
@@ -109,11 +109,11 @@ def make_report(made: Made) -> VocabReport:
     )
 
 
-def _sources(made: Made) -> dict[str, SourceReport]:
+def _sources(made: Made) -> dict[str, SourceCosts]:
     factors = source_factors(made.recipe.vocab, made.counts)
     weighted = {name: factors[name] * size for name, size in made.sizes.items()}
     return {
-        name: SourceReport(
+        name: SourceCosts(
             made.counts.of(name).documents,
             ratio(weighted[name], sum(weighted.values())),
             factors[name],
@@ -139,13 +139,13 @@ def _costs(measure: Measure, source: int, split: int, documents: int | None = No
     )
 
 
-def _mix(made: Made) -> MixReport:
+def _mix(made: Made) -> MixCosts:
     measure, sources = made.measure, made.counts.sources
     parts = shares(made.recipe.vocab.weights, made.sizes)
     sizes = dict(zip(sources, measure.bytes.sum(1).tolist(), strict=True))
     tokens = [dict(zip(sources, row, strict=True)) for row in measure.tokens.sum(2).T.tolist()]
     rows = {path: compared(row) for path, row in made.rows.items()}
-    return MixReport(
+    return MixCosts(
         {name: round(float(part), 6) for name, part in parts.items()},
         {
             str(vocab.size): mix_bytes_per_token(parts, sizes, tokens[v])

@@ -26,7 +26,7 @@ from pretok.base.progress import Progress
 from pretok.base.tasks import run_tasks
 from pretok.base.tell import SILENT, Teller
 from pretok.config import Recipe, Vocab
-from pretok.counts.counts_file import Counts
+from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import partitions_of
 from pretok.counts.weigh import mix_bytes_per_token, shares
 from pretok.kernels.pretokenize import PATTERNS
@@ -65,7 +65,7 @@ def check_superwords(vocab: Vocab, counted: bool) -> None:
 
 
 def add_superwords(
-    recipe: Recipe, engine: Engine, tell: Teller, plain: Vocabulary, counts: Counts, state: Path
+    recipe: Recipe, engine: Engine, tell: Teller, plain: Vocabulary, counts: CorpusCounts, state: Path
 ) -> tuple[Vocabulary, SuperwordReport]:
     """Write VOCAB with superwords in the place of the last entries of `plain`; (the vocabulary, report section)."""
     vocab = recipe.vocab
@@ -105,7 +105,7 @@ def _first_words(plain: Vocabulary, size: int) -> list[Merge]:
 
 
 def _tasks(
-    recipe: Recipe, counts: Counts, stage: Vocabulary, state: Path
+    recipe: Recipe, counts: CorpusCounts, stage: Vocabulary, state: Path
 ) -> tuple[list[ChainTask], dict[str, int]]:
     """The tasks that take the sample, and how often each source's part is taken."""
     vocab = recipe.vocab
@@ -162,7 +162,7 @@ def _sample(
 
 def _report(
     recipe: Recipe,
-    counts: Counts,
+    counts: CorpusCounts,
     sample: dict[str, int],
     vocabularies: tuple[Vocabulary, Vocabulary, Vocabulary],
     words: list[Merge],

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pretok.cli import run_command
-from pretok.cluster.node_check import Limits, judge, lustre_quota_left, node_report, read_reports, report_line
+from pretok.cluster.node_check import (
+    Check,
+    Limits,
+    NodeReport,
+    judge,
+    lustre_quota_left,
+    node_report,
+    read_reports,
+    report_line,
+)
 
 SMALL = Limits(free=1, inodes=1, write=1, memory=1)
 
 
-def report(node: str, **numbers: float) -> dict[str, Any]:
-    checks = [{"name": n, "value": str(v), "problem": "", "number": v} for n, v in numbers.items()]
-    return {"node": node, "checks": checks}
+def report(node: str, **numbers: float) -> NodeReport:
+    return NodeReport(node, tuple(Check(name, str(value), number=value) for name, value in numbers.items()))
 
 
 def test_a_sound_node_has_no_problem_and_keeps_no_file(tmp_path: Path) -> None:
@@ -39,20 +46,19 @@ def test_a_sound_node_has_no_problem_and_keeps_no_file(tmp_path: Path) -> None:
     ],
 )
 def test_each_limit_is_kept(tmp_path: Path, limits: Limits, name: str) -> None:
-    problems = [check["name"] for check in node_report(tmp_path, limits)["checks"] if check["problem"]]
+    problems = [check.name for check in node_report(tmp_path, limits).checks if check.problem]
     assert problems == [name]
 
 
 def test_gpus_are_those_the_job_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
-    checks = {check["name"]: check for check in node_report(tmp_path, Limits(1, 1, 1, 1, 1))["checks"]}
-    assert checks["GPUs"]["value"] == "3"
+    checks = {check.name: check for check in node_report(tmp_path, Limits(1, 1, 1, 1, 1)).checks}
+    assert checks["GPUs"].value == "3"
 
 
 def test_missing_slow_and_failed_nodes_are_named(tmp_path: Path) -> None:
     reports = [report("a", matmul=10.0), report("b", matmul=9.0), report("c", matmul=3.0)]
-    failed = report("d", matmul=10.0)
-    failed["checks"][0]["problem"] = "out of order"
+    failed = NodeReport("d", (Check("matmul", "10", "out of order", 10.0),))
     path = tmp_path / "x.json"
     path.write_text("noise of a library\n" + "".join(map(report_line, [*reports, failed])))
     verdict = judge(read_reports(tmp_path), ["a", "b", "c", "d", "e"])
@@ -68,8 +74,8 @@ def test_a_node_that_misses_one_check_of_the_others_is_bad() -> None:
 
 
 def test_a_failed_all_reduce_is_held_against_no_node() -> None:
-    reports = [report("a", matmul=5.0), report("b", matmul=5.0)]
-    reports[0]["checks"].append({"name": "all-reduce", "value": "-", "problem": "timed out", "number": None})
+    failed = Check("all-reduce", "-", "timed out")
+    reports = [NodeReport("a", (Check("matmul", "5", number=5.0), failed)), report("b", matmul=5.0)]
     verdict = judge(reports, ["a", "b"])
     assert (verdict.bad, verdict.shared) == ({}, ["all-reduce: timed out"])
 

@@ -24,7 +24,7 @@ from pretok.base.stop import StopFlag
 from pretok.base.tell import Silent
 from pretok.config import make_recipe
 from pretok.counts.buckets import read_group
-from pretok.counts.counts_file import FILE_NAME, Counts, load_counts
+from pretok.counts.counts_file import FILE_NAME, CorpusCounts, load_counts
 from pretok.counts.job import _tasks, add_counts, count_config, run_count
 from pretok.counts.task import SAMPLE_SEED_STEP, CountTask, _Counter, count_partition
 from pretok.kernels.hashing import hash_documents, select
@@ -34,7 +34,7 @@ from pretok.read.readers import read_partition
 Words = dict[str, tuple[int, int]]
 
 
-def words_of(counts: Counts, source: str) -> Words:
+def words_of(counts: CorpusCounts, source: str) -> Words:
     found: Words = {}
     for path in counts.buckets:
         group = read_group(path, counts.sources.index(source))
@@ -152,7 +152,7 @@ def test_counts_add_up(folder: Path, here: Engine) -> None:
     assert len(total.heldout_texts("it")) == whole.of("it").heldout_documents
 
 
-def three_counts(folder: Path, here: Engine) -> list[Counts]:
+def three_counts(folder: Path, here: Engine) -> list[CorpusCounts]:
     """Counts of three corpora, each in a folder of its own."""
     parts = []
     for name, glob in (("a", "it-0*"), ("b", "it-1*"), ("c", "en*")):

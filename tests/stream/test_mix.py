@@ -16,18 +16,20 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
-from support import make_contents, make_shards
+from support import make_shards
 from typer.testing import CliRunner
 
 import pretok.stream
+from benchmarks.train_shards import bare_contents
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.records import to_json
 from pretok.base.storage import fingerprint
 from pretok.base.units import parse_share
 from pretok.cli import run_command
 from pretok.commands.export import export
 from pretok.commands.mix import mix
 from pretok.config import MixTable, make_recipe
-from pretok.shards.contents import ShardEntry, count_source
+from pretok.shards.contents import ShardEntry
 from pretok.shards.manifest import Manifest
 from pretok.stream.mix_file import MixSource, load_mix, write_mix
 from pretok.stream.mix_job import MixRequest, plan_mix, recipe_request, run_mix, what_if
@@ -52,8 +54,7 @@ def manifest_of(tokens: dict[str, int]) -> Manifest:
         ShardEntry(f"{name}/{name}-00000.bin", name, "train", n, 1, 2 * n, 0, "", "")
         for name, n in tokens.items()
     ]
-    counts = {shard.source: count_source([shard], 1, {}) for shard in shards}
-    return Manifest(Path("/x"), make_contents(50_000, shards, counts))
+    return Manifest(Path("/x"), bare_contents(50_000, shards))
 
 
 def request(*stages: str, **changes: Any) -> MixRequest:
@@ -65,11 +66,11 @@ def test_ninety_ten_of_1_2_trillion_tokens_is_exact() -> None:
     mix, report = plan_mix(manifest, request("1.2T:it=0.9,en=0.1"))
     assert [source.name for source in mix.sources] == ["en", "it"]
     assert mix.stages == ((29_296_875, 263_671_875),)
-    assert report["tokens"] == 1_200_000_000_000
-    assert report["sources"]["it"]["tokens"] == 1_080_000_000_000
-    assert report["sources"]["en"]["tokens"] == 120_000_000_000
-    assert report["stages"][0]["shares"] == {"en": 0.1, "it": 0.9}
-    bound = report["stages"][0]["prefix_bound_tokens"]["it"]
+    assert report.tokens == 1_200_000_000_000
+    assert report.sources["it"].tokens == 1_080_000_000_000
+    assert report.sources["en"].tokens == 120_000_000_000
+    assert report.stages[0].shares == {"en": 0.1, "it": 0.9}
+    bound = report.stages[0].prefix_bound_tokens["it"]
     assert bound == pytest.approx(1.4 * 4096)
     order = mix.order()
     for n in (1, 999, 123_456_789, len(mix)):
@@ -79,7 +80,7 @@ def test_ninety_ten_of_1_2_trillion_tokens_is_exact() -> None:
 def test_report_adds_up() -> None:
     manifest = manifest_of({"en": 1_000, "it": 30_005, "old": 77})
     mix, report = plan_mix(manifest, request("12k:it=0.8,en=0.2", seq_len=10))
-    assert report["sources"]["en"] == {
+    assert to_json(report.sources["en"]) == {
         "sequences": 240,
         "tokens": 2_400,
         "epochs": 240 / 99,
@@ -87,11 +88,9 @@ def test_report_adds_up() -> None:
         "unused_tokens": 0,
         "tail_tokens": 10,
     }
-    assert report["sources"]["it"]["unused_tokens"] == 30_000 - 9_600
-    assert report["left_out"] == {"old": 77}
-    assert (
-        sum(source["sequences"] for source in report["sources"].values()) == report["sequences"] == len(mix)
-    )
+    assert report.sources["it"].unused_tokens == 30_000 - 9_600
+    assert report.left_out == {"old": 77}
+    assert sum(source.sequences for source in report.sources.values()) == report.sequences == len(mix)
 
 
 @given(st.integers(0, 10**15), st.lists(st.integers(0, 10**6), min_size=1, max_size=50).filter(any))
@@ -105,7 +104,7 @@ def test_largest_remainder(total: int, parts: list[int]) -> None:
 def test_natural_all_is_every_sequence_once() -> None:
     mix, report = plan_mix(manifest_of({"en": 1_000, "it": 30_005}), request("all:natural", seq_len=10))
     assert mix.stages == ((99, 3_000),)
-    assert {source["epochs"] for source in report["sources"].values()} == {1.0}
+    assert {source.epochs for source in report.sources.values()} == {1.0}
 
 
 def test_all_is_one_epoch_of_the_scarcest() -> None:
@@ -130,8 +129,8 @@ def test_cap_fills_up_with_the_others_and_says_so() -> None:
     manifest = manifest_of({"de": 2_001, "en": 1_001, "it": 90_001})
     mix, report = plan_mix(manifest, request("50k:it=0.6,de=0.3,en=0.1", seq_len=10, limit=CAPPED))
     assert mix.stages == ((800, 400, 3_800),)  # German and English at 4 epochs, Italian the rest
-    assert len(report["notes"]) == 2
-    assert "de is held at 4 epochs: 8000 tokens instead of 15000" in report["notes"][0]
+    assert len(report.notes) == 2
+    assert "de is held at 4 epochs: 8000 tokens instead of 15000" in report.notes[0]
     with pytest.raises(UsageError, match=r"read 4 times the sources give 12000"):
         plan_mix(manifest, request("50k:de=0.5,en=0.5", seq_len=10, limit=CAPPED))
 
@@ -168,7 +167,7 @@ def test_stages_go_on_where_the_one_before_stopped(tmp_path: Path) -> None:
     report = run_mix(
         shards, tmp_path / "mix.json", request("600:it=0.9,en=0.1", "400:it=0.5,en=0.5", seq_len=5)
     )
-    assert [stage["tokens"] for stage in report["stages"]] == [600, 400]
+    assert [stage.tokens for stage in report.stages] == [600, 400]
     view = pretok.stream.open(shards, tmp_path / "mix.json")
     assert view.prefix_counts(120) == {"en": 12, "it": 108}
     assert view.prefix_counts(200) == {"en": 52, "it": 148}

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from pretok.base.errors import MismatchError, Stopped, UsageError
 from pretok.base.tell import SILENT, Teller
 from pretok.config import make_recipe
-from pretok.counts.counts_file import Counts, load_counts
+from pretok.counts.counts_file import CorpusCounts, load_counts
 from pretok.counts.job import run_count
 from pretok.read.sample import sample_path
 from pretok.tokenizer.vocabulary import load_vocab
@@ -166,7 +166,7 @@ def test_a_file_that_changes_between_counting_and_superwords_is_refused(
         write_lines(tmp_path / "in" / f"{name}.jsonl", texts)
     made = recipe(tmp_path, size=1200, superwords=200)
 
-    def count_then_shrink(*arguments: Any) -> Counts:
+    def count_then_shrink(*arguments: Any) -> CorpusCounts:
         counts = run_count(*arguments)
         write_lines(tmp_path / "in" / "it.jsonl", sample_texts["it"][:20])
         return counts

@@ -23,6 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
+
+# Private, but what torch itself offers: its checkpoints and `fully_shard` know this wrapper and leave its name out of
+# those of parameters, and a block wrapped by it compiles as a whole. tests/train/test_train_recompute.py tells when
+# that ends. A wrapper of our own would be written into checkpoints.
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -168,7 +172,7 @@ def build_mesh(device: Device, layout: Layout, timeout: int) -> DeviceMesh:
         device.device.type, (layout.replicate, layout.shard, layout.tensor), mesh_dim_names=names
     )
     for name in names:  # groups of a mesh do not inherit it
-        _set_pg_timeout(timedelta(seconds=timeout), mesh[name].get_group())
+        _set_pg_timeout(timedelta(seconds=timeout), mesh[name].get_group())  # torch has no public way
     return mesh
 
 

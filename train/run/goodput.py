@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pretok.base.joblog import when_and_where
 from pretok.base.records import read_record
-from train.run.metrics import read_lines
+from pretok.base.storage import read_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,22 +22,11 @@ import torch
 
 from pretok.base.errors import UsageError
 from pretok.base.joblog import when_and_where
-from pretok.base.storage import atomic_open
+from pretok.base.storage import atomic_open, read_lines
 from pretok.base.units import duration
 from train.config import TrainConfig
 from train.parallel.devices import Device
 from train.run.report import STEP_SILENCE, Reporter, clock
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSON Lines file; a last line that a kill cut short is left out.
-
-    Empty when there is no file.
-    """
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

@@ -25,10 +25,10 @@ from pretok.stream.loader import PositionSampler, identity_of
 from train.config import Batch, TrainConfig
 from train.model.loss import IGNORE
 
-Tokens = npt.NDArray[np.integer[Any]]
+_Tokens = npt.NDArray[np.integer[Any]]
 
 
-def batch_checksum(positions: list[int], tokens: Tokens) -> int:
+def batch_checksum(positions: list[int], tokens: _Tokens) -> int:
     """Sum over sequences of the CRC-32 of position and token ids; below 2**53 for two million sequences."""
     rows = zip(np.asarray(positions, np.int64), tokens, strict=True)
     return sum(zlib.crc32(row.tobytes(), zlib.crc32(position.tobytes())) for position, row in rows)
@@ -43,12 +43,12 @@ class _Fetch:
     def __len__(self) -> int:
         return len(self.view)
 
-    def __getitems__(self, positions: list[int]) -> tuple[Tokens, int]:
+    def __getitems__(self, positions: list[int]) -> tuple[_Tokens, int]:
         tokens = self.view.batch(positions, np.int32)
         return tokens, batch_checksum(positions, tokens)
 
 
-def _to_torch(fetched: tuple[Tokens, int]) -> tuple[Tensor, int]:
+def _to_torch(fetched: tuple[_Tokens, int]) -> tuple[Tensor, int]:
     return torch.from_numpy(fetched[0]), fetched[1]
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from pretok.base.errors import UsageError
-from pretok.base.storage import atomic_open
+from pretok.base.storage import atomic_open, read_lines
 from train.config import TrainConfig, add_flags, parse, whole_number
-from train.run.metrics import append_line, read_lines
+from train.run.metrics import append_line
 
 SETTINGS = ("micro_batch", "checkpointing", "compile")
 WARM_UP = 3

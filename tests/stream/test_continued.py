@@ -59,10 +59,10 @@ def go_on(shards: Path, old: Path, at: int, out: Path, *stages: str) -> View:
         tuple(parse_stage(text) for text in stages), after.seq_len, after.seed, limit=LIMIT, after=after
     )
     report = run_mix(shards, out, request)
-    assert (report["continued_at"], report["sequences"]) == (at, len(load_mix(out)))
-    assert sum(stage["tokens"] for stage in report["stages"]) == report["tokens"]
-    for name, part in report["sources"].items():
-        assert part["sequences"] == pretok.stream.open(shards, out).prefix_counts(report["sequences"])[name]
+    assert (report.continued_at, report.sequences) == (at, len(load_mix(out)))
+    assert sum(stage.tokens for stage in report.stages) == report.tokens
+    for name, part in report.sources.items():
+        assert part.sequences == pretok.stream.open(shards, out).prefix_counts(report.sequences)[name]
     return pretok.stream.open(shards, out)
 
 

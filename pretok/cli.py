@@ -21,6 +21,7 @@ from pretok.base.errors import PretokError, Stopped, UsageError
 from pretok.base.storage import FULL, REMEDIES
 from pretok.commands.build_vocab import build_vocab
 from pretok.commands.count import count
+from pretok.commands.disclose import disclose
 from pretok.commands.export import export
 from pretok.commands.help import CommandWithExamples, FlowGroup
 from pretok.commands.inspect import inspect
@@ -75,8 +76,8 @@ app = typer.Typer(
     epilog="`pretok COMMAND --help` shows the options of a command and an example.",
 )
 COMMANDS = (
-    run, plan, count, build_vocab, tokenize, verify, stats, inspect, query, trace, report, mix, export, submit,
-    preflight,
+    run, plan, count, build_vocab, tokenize, verify, stats, inspect, query, trace, report, disclose, mix, export,
+    submit, preflight,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(cls=CommandWithExamples)(command)

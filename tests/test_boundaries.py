@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "stream": ("base", "config", "tokenizer", "shards"),
     "forecast": ("base", "kernels", "read", "config", "counts", "tokenizer", "vocab", "stream"),
     "report": ("base", "shards", "stream"),
+    "disclosure": ("base", "report", "shards", "stream"),
     "audit": ("base", "tokenizer", "shards", "stream"),
     "cluster": ("base", "config"),
     "commands": (
@@ -39,6 +40,7 @@ MAY_IMPORT = {
         "cluster",
         "forecast",
         "report",
+        "disclosure",
         "train",
     ),
     "cli": ("base", "commands"),

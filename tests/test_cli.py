@@ -20,7 +20,7 @@ COMMANDS = sorted(command.callback.__name__.replace("_", "-") for command in app
 
 def test_commands_are_those_we_decided_on():
     assert COMMANDS == [
-        "build-vocab", "count", "export", "inspect", "mix", "plan", "preflight", "query", "report", "run",
+        "build-vocab", "count", "disclose", "export", "inspect", "mix", "plan", "preflight", "query", "report", "run",
         "stats", "submit", "tokenize", "trace", "verify",
     ]  # fmt: skip
 

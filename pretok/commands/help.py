@@ -28,6 +28,7 @@ SECTIONS = {
     },
     "To look at things": {
         "report": "one page on what the shards hold and what happened",
+        "disclose": "what was trained on, for the public summary",
         "stats": "exact counts of a folder of shards",
         "inspect": "one document as its tokens, and where it came from",
         "query": "SQL over documents, shards, rejects and words",

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pretok.base.storage import read_json
+from pretok.report.values import ValueCounts, domains
 from pretok.shards.contents import Contents, SourceCounts
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, load_manifest
@@ -33,10 +33,6 @@ MOST_VALUES = 100_000
 """Different values of a kept column that are counted; one with more names documents, it does not sort them."""
 BINS = 33
 """Powers of two: no document has 2^32 tokens."""
-
-
-Counted = dict[str, tuple[int, int]]
-"""Value -> its documents and tokens."""
 
 
 @dataclass(slots=True)
@@ -124,7 +120,7 @@ def _source(manifest: Manifest, name: str) -> SourceFacts:
         longest=0,
         columns={},
     )
-    counters: dict[str, Counted | None] = {}
+    counters: dict[str, ValueCounts] = {}
     for shard in (*manifest.of(name), *manifest.of(name, "val")):
         path = ledger_path(shard.prefix)
         if not path.exists():
@@ -145,39 +141,24 @@ def _windows(path: Path) -> Iterator[pa.RecordBatch]:
     return ledger_windows(path, ["tokens", *kept])
 
 
-def _add_columns(counters: dict[str, Counted | None], rows: pa.RecordBatch) -> None:
-    """Count documents and tokens of each value; `counters[name]` becomes None when there are too many."""
+def _add_columns(counters: dict[str, ValueCounts], rows: pa.RecordBatch) -> None:
+    """Count documents and tokens of each value of each kept column."""
     columns = {name: rows[name] for name in rows.schema.names if name != "tokens"}
     for name in list(columns):
         if name.rpartition(".")[2] == "url" and pa.types.is_string(columns[name].type):
-            columns[name.removesuffix("url") + "domain"] = _domains(columns.pop(name))
+            columns[name.removesuffix("url") + "domain"] = domains(columns.pop(name))
     for name, values in columns.items():
-        counted = counters.setdefault(name, {})
-        if counted is None:
-            continue
-        table = pa.table({"value": values.cast(pa.string()), "tokens": rows["tokens"]})
-        grouped = table.group_by("value").aggregate([("tokens", "sum"), ("tokens", "count")])
-        for value, tokens, documents in zip(
-            *(grouped[column].to_pylist() for column in ("value", "tokens_sum", "tokens_count")), strict=True
-        ):
-            key = "(none)" if value is None else value
-            before = counted.get(key, (0, 0))
-            counted[key] = (before[0] + documents, before[1] + tokens)
-        if len(counted) > MOST_VALUES:
-            counters[name] = None
+        counters.setdefault(name, ValueCounts(MOST_VALUES)).add(values, rows["tokens"])
 
 
-def _domains(urls: pa.Array) -> pa.Array:
-    """The hosts of addresses, `www.` left off."""
-    found = pc.extract_regex(urls, r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/@]*@)?(?:www\.)?(?P<host>[^/:?#]+)")
-    return pc.struct_field(found, "host")
-
-
-def _most(counted: Counted | None) -> Column:
-    if counted is None:
+def _most(counted: ValueCounts) -> Column:
+    if counted.sums is None:
         return Column([], None)
-    ordered = sorted(counted.items(), key=lambda item: (-item[1][1], item[0]))
-    return Column([(value, *numbers) for value, numbers in ordered[:VALUES]], len(counted))
+    shown = [
+        ("(none)" if value is None else value, documents, tokens)
+        for value, (documents, tokens) in counted.largest()[:VALUES]
+    ]
+    return Column(shown, len(counted.sums))
 
 
 def _rejects(manifest: Manifest, source: str) -> dict[str, Rejects]:

@@ -199,6 +199,11 @@ class View:
             raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
         return dict(zip(self._order.names, self._order.prefix(length).tolist(), strict=True))
 
+    def drawn(self, source: str, low: int, high: int) -> Ints:
+        """(high - low,): which of its sequences a source gives from its `low`-th on; `prefix_counts` says how many a
+        prefix has."""
+        return self._order.drawn(self._order.names.index(source), low, high)
+
     def _checked(self, positions: Sequence[int] | Ints) -> Ints:
         array = np.asarray(positions, np.int64)
         if array.size and not 0 <= array.min() <= array.max() < len(self):

@@ -266,6 +266,14 @@ class Order:
         counts: Ints = self._drawn[stage] + self._stages[stage].first(length - int(self._starts[stage]))
         return counts
 
+    def drawn(self, source: int, low: int, high: int) -> Ints:
+        """(high - low,): the sequences inside a source that it gives as its `low`-th to `high - 1`-th, whatever the
+        positions they fall on."""
+        size = self.sizes[[source]]
+        epoch, index = np.divmod(np.arange(low, high), size)
+        sources = np.full_like(index, source)
+        return permute(index, np.broadcast_to(size, index.shape), self._keys_of(sources, epoch))
+
     def _keys_of(self, source: Ints, epoch: Ints) -> UInt64s:
         """(n, ROUNDS) round keys; those of an epoch are made once."""
         pairs, inverse = np.unique(epoch * len(self.names) + source, return_inverse=True)

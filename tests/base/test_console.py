@@ -236,7 +236,7 @@ def test_lines_come_soon_and_then_at_most_a_minute_apart():
 def test_reports_of_a_meter_reach_its_lines(monkeypatch, capsys):
     quick(monkeypatch)
     clock: Callable[[], float] = itertools.count(0, 10).__next__
-    with Meter("count", console._Console(stderr=True), clock) as meter:
+    with Meter("count", Terminal(error=console._Console(stderr=True)), clock) as meter:
         meter.expect(2000, 2, {"it": 2000})
         meter.start_from({"bytes": 1000, "partitions": 1})
         meter({"bytes": 500})

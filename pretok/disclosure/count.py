@@ -1,0 +1,203 @@
+"""Ledgers and what is read of each source -> exact figures: documents, tokens, bytes, and the same by language,
+licence, domain and date where kept columns tell them.
+
+Enters: a manifest and an `Extent`. Leaves: `ReadFigures`. A document counts when at least one of its tokens is read,
+once however often; `tokens` are those read, repetitions counted; `bytes` are of the whole texts of the documents that
+count. Shards without a ledger tell documents and tokens by their index, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pretok.base.errors import UsageError
+from pretok.base.tokens import Ints
+from pretok.disclosure.read import Extent, SourceReading
+from pretok.report.values import ValueCounts, domains
+from pretok.shards.format import ShardReader
+from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
+from pretok.shards.manifest import Manifest, Shard
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "language": ("language", "lang"),
+    "licence": ("license", "licence"),
+    "domain": ("url",),
+    "date": ("date", "created", "published"),
+    "duplicate": ("duplicate_of",),
+}
+"""What a column may tell -> its usual names, the first that is kept is taken; the last part of a dotted name counts."""
+MOST_VALUES = 10_000_000
+"""Different values that are counted: about 2 GB of them."""
+DATE = r"^(?P<date>\d{4}(?:-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|[12]\d|3[01]))?)?)(?:$|[T ])"
+"""ISO 8601 to the day, the month or the year. A bare number may be a time of any unit: it is no date here."""
+
+
+@dataclass(slots=True)
+class Amount:
+    """documents: each once; tokens: as often as they are read; bytes: of the documents' texts, None: no file knows."""
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int | None = 0
+
+    def add(self, other: Amount) -> None:
+        """Add another's; what one of them does not know nobody does."""
+        self.documents += other.documents
+        self.tokens += other.tokens
+        self.bytes = None if self.bytes is None or other.bytes is None else self.bytes + other.bytes
+
+
+@dataclass(slots=True)
+class DateRange:
+    """earliest, latest: as written, to the day, the month or the year; dated: documents between them; other: those
+    whose value is no date as ISO 8601 writes it; none: those without a value."""
+
+    earliest: str | None = None
+    latest: str | None = None
+    dated: int = 0
+    other: int = 0
+    none: int = 0
+
+    def add(self, values: pa.Array) -> None:
+        """Take in a column of dates."""
+        texts = values.cast(pa.string())
+        found = pc.struct_field(pc.extract_regex(texts, DATE), "date")
+        ends = pc.min_max(found).as_py()
+        self.merge(
+            DateRange(
+                earliest=ends["min"],
+                latest=ends["max"],
+                dated=len(found) - found.null_count,
+                other=found.null_count - texts.null_count,
+                none=texts.null_count,
+            )
+        )
+
+    def merge(self, other: DateRange) -> None:
+        """The range of both."""
+        earliest = [date for date in (self.earliest, other.earliest) if date]
+        latest = [date for date in (self.latest, other.latest) if date]
+        self.earliest, self.latest = min(earliest, default=None), max(latest, default=None)
+        self.dated += other.dated
+        self.other += other.other
+        self.none += other.none
+
+
+@dataclass(slots=True)
+class ReadFigures:
+    """Of one source. columns: kind -> the kept column that tells it; values: kind -> sums of (documents, tokens,
+    bytes); duplicates: documents that the ledger names as copies."""
+
+    name: str
+    extent: SourceReading
+    amount: Amount
+    columns: dict[str, str]
+    values: dict[str, ValueCounts]
+    dates: DateRange | None = None
+    duplicates: Amount | None = field(default=None)
+
+
+def count_sources(manifest: Manifest, extent: Extent, named: Mapping[str, str]) -> list[ReadFigures]:
+    """Read every ledger once. named: kind -> the column that tells it, instead of its usual names. Raises UsageError
+    for an unknown kind or a column that no ledger has, IntegrityError."""
+    schemas = {name: _columns(manifest, name, extent.split) for name in extent.sources}
+    kept = sorted({column for columns in schemas.values() for column in columns})
+    for kind, column in named.items():
+        if kind not in KINDS:
+            raise UsageError(f"--column {kind}={column}: a column may tell {', '.join(KINDS)}")
+        if column not in kept:
+            raise UsageError(
+                f"--column {kind}={column}: no ledger has it; kept is {', '.join(kept) or 'nothing'}"
+            )
+    return [
+        _count(manifest, extent, name, {**_usual(columns), **_present(named, columns)})
+        for name, columns in schemas.items()
+    ]
+
+
+def _columns(manifest: Manifest, source: str, split: str) -> list[str]:
+    """The kept columns of a source, in the order of its ledgers."""
+    names: dict[str, None] = {}
+    for shard in manifest.of(source, split):
+        if ledger_path(shard.prefix).exists():
+            names |= dict.fromkeys(ledger_schema(ledger_path(shard.prefix)).names)
+    return [name for name in names if name not in SCHEMA.names]
+
+
+def _usual(columns: list[str]) -> dict[str, str]:
+    found = {}
+    for kind, names in KINDS.items():
+        matching = [c for name in names for c in columns if c.rpartition(".")[2].lower() == name]
+        if matching:
+            found[kind] = matching[0]
+    return found
+
+
+def _present(named: Mapping[str, str], columns: list[str]) -> dict[str, str]:
+    return {kind: column for kind, column in named.items() if column in columns}
+
+
+def _count(manifest: Manifest, extent: Extent, name: str, columns: dict[str, str]) -> ReadFigures:
+    source = extent.sources[name]
+    counted = {kind: ValueCounts(MOST_VALUES) for kind in columns if kind not in ("date", "duplicate")}
+    figures = ReadFigures(name, source, Amount(), columns, counted)
+    figures.dates = DateRange() if "date" in columns else None
+    figures.duplicates = Amount() if "duplicate" in columns else None
+    first = 0  # of the window among the flat tokens of the source
+    for shard in manifest.of(name, extent.split):
+        for rows in _windows(shard, sorted(set(columns.values()))):
+            lengths = np.asarray(rows["tokens"]).astype(np.int64)
+            bounds: Ints = first + np.concatenate([[0], np.cumsum(lengths)])
+            tokens = source.coverage.tokens(bounds) if source.coverage else lengths
+            first = int(bounds[-1])
+            _add(figures, rows.filter(pa.array(tokens > 0)), tokens[tokens > 0])
+    return figures
+
+
+def _windows(shard: Shard, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """tokens, bytes and kept columns of a shard's documents; what no ledger has is null."""
+    path = ledger_path(shard.prefix)
+    if not path.exists():
+        lengths = pa.array(ShardReader(shard.prefix).lengths)
+        nothing = [pa.nulls(len(lengths), pa.string()) for _ in columns]
+        yield pa.record_batch(
+            [lengths, pa.nulls(len(lengths), pa.int64()), *nothing], ["tokens", "bytes", *columns]
+        )
+        return
+    there = ledger_schema(path).names
+    for rows in ledger_windows(path, [name for name in ("tokens", "bytes", *columns) if name in there]):
+        for name in columns:
+            if name not in there:
+                rows = rows.append_column(name, pa.nulls(len(rows), pa.string()))
+        yield rows
+
+
+def _add(figures: ReadFigures, rows: pa.RecordBatch, tokens: npt.NDArray[np.int64]) -> None:
+    """Documents that are read, and the tokens read of each."""
+    figures.amount.add(_amount(rows, tokens))
+    sizes = pc.fill_null(rows["bytes"], 0)
+    for kind, column in figures.columns.items():
+        values = rows[column]
+        if kind == "date":
+            assert figures.dates is not None
+            figures.dates.add(values)
+        elif kind == "duplicate":
+            assert figures.duplicates is not None
+            copies = values.is_valid()
+            figures.duplicates.add(_amount(rows.filter(copies), tokens[np.asarray(copies)]))
+        else:
+            told = domains(values.cast(pa.string())) if kind == "domain" else values
+            figures.values[kind].add(told, pa.array(tokens), sizes)
+
+
+def _amount(rows: pa.RecordBatch, tokens: npt.NDArray[np.int64]) -> Amount:
+    sizes = rows["bytes"]
+    return Amount(
+        len(rows), int(tokens.sum()), None if sizes.null_count else pc.sum(sizes, min_count=0).as_py()
+    )

@@ -1,0 +1,83 @@
+"""disclose: WORK, and a mix or a run -> the summary as JSON, HTML or Croissant.
+
+Enters: folders and files by name. Leaves: text. The page shows the JSON as it is, key by key, so that the two cannot
+differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from pretok.base.errors import UsageError
+from pretok.base.tell import Teller
+from pretok.base.units import counted
+from pretok.disclosure.count import count_sources
+from pretok.disclosure.croissant import croissant
+from pretok.disclosure.read import read_mix, read_shards, read_steps
+from pretok.disclosure.summary import Summary, disclosed
+from pretok.shards.ledger import ledger_path
+from pretok.shards.manifest import Manifest, has_manifest, load_manifest
+from pretok.shards.unfinished import refuse_unfinished
+
+FORMATS = ("json", "html", "croissant")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a summary is asked of. mix, run: None where not of those, a run knows its mix; columns: kind -> kept column
+    that tells it; domains: how many are listed."""
+
+    work: Path
+    mix: Path | None = None
+    run: Path | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    domains: int = 1000
+
+
+def run_disclose(request: Request, kind: str, tell: Teller) -> str:
+    """The summary in a format of FORMATS. Raises UsageError, MismatchError, IntegrityError."""
+    if kind not in FORMATS:
+        raise UsageError(f"--format {kind!r}: known are {', '.join(FORMATS)}")
+    manifest, summary = disclose(request, tell)
+    if kind == "html":
+        return _page(summary)
+    value = croissant(manifest, summary) if kind == "croissant" else summary.as_json()
+    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+
+
+def disclose(request: Request, tell: Teller) -> tuple[Manifest, Summary]:
+    """The summary, and the manifest of the shards that it is of."""
+    work = request.work
+    shards = work if has_manifest(work) else work / "shards"
+    refuse_unfinished(shards)
+    manifest = load_manifest(shards)
+    if manifest.contents.materialized is not None:
+        raise UsageError(
+            f"{shards} holds a mix in its order, and no documents; name the shards that the mix was made of"
+        )
+    lacking = sum(not ledger_path(shard.prefix).exists() for shard in manifest.shards)
+    if lacking:
+        tell.notice(
+            f"{counted(lacking, 'shard')} of {len(manifest.shards)} have no ledger: of their documents only number and "
+            "tokens are known"
+        )
+    if request.run is not None:
+        extent = read_steps(manifest, request.run, request.mix)
+    else:
+        extent = read_mix(manifest, request.mix) if request.mix is not None else read_shards(manifest)
+    figures = count_sources(manifest, extent, request.columns)
+    return manifest, disclosed(manifest, extent, figures, request.domains)
+
+
+def _page(summary: Summary) -> str:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(files("pretok.disclosure").joinpath("page.html").read_text("utf-8"))
+    return template.render(summary=summary.as_json())

@@ -1,0 +1,330 @@
+"""Figures -> the summary of training content, in the parts of the AI Office's template.
+
+Enters: a manifest, what is read of it, and the figures of its sources. Leaves: `Summary`. The parts are those of the
+template for the public summary of training content under Article 53(1)(d) of Regulation (EU) 2024/1689: general
+information, list of data sources, data processing aspects. A field that is null is a blank: no file here knows it, a
+person must fill it in. Nothing is guessed, no threshold or size band of the template is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pretok import __version__
+from pretok.base.records import to_json
+from pretok.disclosure.count import MOST_VALUES, Amount, DateRange, ReadFigures
+from pretok.disclosure.read import Extent
+from pretok.report.values import Sums, ValueCounts
+from pretok.shards.contents import SplitCounts
+from pretok.shards.manifest import Manifest
+from pretok.shards.unfinished import incomplete
+
+FORMAT, VERSION = "pretok-disclosure", 1
+COUNTED = {
+    "documents": "each document once, however often it is read, if at least one of its tokens is",
+    "tokens": "those read as input of a prediction, as often as they are read, end-of-document tokens included",
+    "bytes": "of the whole texts of these documents in UTF-8, as they were tokenized",
+    "epochs": "sequences read of a source by sequences it has; null: no order reads it",
+    "values": "null: no column tells it; a value null: documents without one",
+}
+"""What the figures of any scope mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One value and what has it."""
+
+    value: str | None
+    documents: int
+    tokens: int
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """distinct: how many different values there are, null not counted, None: more than are counted; listed: those with
+    most tokens."""
+
+    distinct: int | None
+    listed: tuple[Listed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the summary is of. shards, mix: fingerprints; sequences of seq_len tokens are read in all."""
+
+    scope: str
+    split: str
+    shards: str
+    mix: str | None
+    sequences: int | None
+    seq_len: int | None
+    pretok: str
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """Blanks."""
+
+    name: str | None
+    contact: str | None
+    authorised_representative: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """size: the setting `model` of the run, with its sizes; the rest is blank, or of the run's files."""
+
+    name: str | None
+    versions: str | None
+    based_on: str | None
+    placed_on_the_market: str | None
+    size: str | None
+    sizes: dict[str, Any] | None
+    steps: int | None
+    steps_planned: int | None
+    steps_skipped: int | None
+    finished: bool | None
+    trained_from: str | None
+    trained_to: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class General:
+    """Part 1. dates: of documents; latest_acquisition: when data was last collected."""
+
+    provider: Provider
+    model: TrainedModel
+    modalities: tuple[str, ...]
+    size_band: str | None
+    documents: int
+    tokens: int
+    bytes: int | None
+    types_of_content: str | None
+    latest_acquisition: str | None
+    languages: Values | None
+    licences: Values | None
+    dates: DateRange | None
+    duplicates: Amount | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSummary:
+    """A source of part 2. category: which of `CATEGORIES` it is; columns: which kept column told what; unread: what
+    the shards hold of it in another split."""
+
+    name: str
+    category: str | None
+    description: str | None
+    period_of_collection: str | None
+    input_files: int
+    documents: int
+    tokens: int
+    bytes: int | None
+    epochs: float | None
+    sequences: int | None
+    sequences_of: int | None
+    columns: dict[str, str]
+    languages: Values | None
+    licences: Values | None
+    domains: Values | None
+    dates: DateRange | None
+    duplicates: Amount | None
+    unread: dict[str, SplitCounts]
+
+
+CATEGORIES = (
+    "publicly available datasets",
+    "data licensed from rightsholders",
+    "private datasets of third parties",
+    "data crawled and scraped from online sources",
+    "user data",
+    "synthetic data",
+    "other",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Part 2. domains: of all sources that keep an address."""
+
+    categories: tuple[str, ...]
+    sources: tuple[SourceSummary, ...]
+    crawlers: str | None
+    domains: Values | None
+
+
+@dataclass(frozen=True, slots=True)
+class Processing:
+    """Part 3. records_read, rejected: by source, of all its splits; settings: the same for every source."""
+
+    reservations_of_rights: str | None
+    removal_of_illegal_content: str | None
+    other: str | None
+    tokenizer: str
+    settings: dict[str, Any]
+    records_read: dict[str, int]
+    rejected: dict[str, dict[str, int]]
+    incomplete: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All of it."""
+
+    about: About
+    general: General
+    sources: Sources
+    processing: Processing
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON; blanks are null."""
+        return {"format": FORMAT, "version": VERSION, "counted": COUNTED, **to_json(self)}
+
+
+def disclosed(manifest: Manifest, extent: Extent, figures: Sequence[ReadFigures], domains: int) -> Summary:
+    """The summary; domains: how many are listed of each source and of all."""
+    contents = manifest.contents
+    return Summary(
+        about=About(
+            extent.scope,
+            extent.split,
+            manifest.fingerprint,
+            extent.mix,
+            extent.sequences,
+            extent.seq_len,
+            __version__,
+        ),
+        general=_general(extent, figures),
+        sources=Sources(
+            CATEGORIES,
+            tuple(_source(manifest, extent.split, source, domains) for source in figures),
+            None,
+            _all_values(figures, "domain", domains),
+        ),
+        processing=Processing(
+            reservations_of_rights=None,
+            removal_of_illegal_content=None,
+            other=None,
+            tokenizer=contents.tokenizer.fingerprint,
+            settings=contents.config,
+            records_read={source.name: contents.sources[source.name].read for source in figures},
+            rejected={source.name: contents.sources[source.name].rejected for source in figures},
+            incomplete=tuple(incomplete(manifest)),
+        ),
+    )
+
+
+def _general(extent: Extent, figures: Sequence[ReadFigures]) -> General:
+    total, run = _sum(source.amount for source in figures), extent.run
+    duplicates = [source.duplicates for source in figures if source.duplicates]
+    dates = [source.dates for source in figures if source.dates]
+    return General(
+        provider=Provider(None, None, None),
+        model=TrainedModel(
+            name=None,
+            versions=None,
+            based_on=None,
+            placed_on_the_market=None,
+            size=run.model if run else None,
+            sizes=run.sizes if run else None,
+            steps=run.steps if run else None,
+            steps_planned=run.planned if run else None,
+            steps_skipped=run.skipped if run else None,
+            finished=run.finished if run else None,
+            trained_from=run.began if run else None,
+            trained_to=run.ended if run else None,
+        ),
+        modalities=("text",),
+        size_band=None,
+        documents=total.documents,
+        tokens=total.tokens,
+        bytes=total.bytes,
+        types_of_content=None,
+        latest_acquisition=None,
+        languages=_all_values(figures, "language", None),
+        licences=_all_values(figures, "licence", None),
+        dates=_all_dates(figures) if dates else None,
+        duplicates=_sum(duplicates) if duplicates else None,
+    )
+
+
+def _sum(amounts: Iterable[Amount]) -> Amount:
+    total = Amount()
+    for amount in amounts:
+        total.add(amount)
+    return total
+
+
+def _all_dates(figures: Sequence[ReadFigures]) -> DateRange:
+    """Documents of sources without a column of dates are those without one."""
+    dates = DateRange()
+    for source in figures:
+        dates.merge(source.dates or DateRange(none=source.amount.documents))
+    return dates
+
+
+def _all_values(figures: Sequence[ReadFigures], kind: str, most: int | None) -> Values | None:
+    """Of all sources together; documents of those that do not tell have no value. None where none tells."""
+    if not any(kind in source.values for source in figures):
+        return None
+    counts = ValueCounts(MOST_VALUES)
+    for source in figures:
+        amount = source.amount
+        if kind in source.values:
+            counts.merge(source.values[kind].sums)
+        elif amount.documents:
+            counts.merge({None: (amount.documents, amount.tokens, amount.bytes or 0)})
+    known = all(source.amount.bytes is not None for source in figures)
+    return _values(counts, most, known)
+
+
+def _values(counts: ValueCounts, most: int | None, known: bool) -> Values:
+    """known: whether the bytes of documents without a value are."""
+    if counts.sums is None:
+        return Values(None, ())
+
+    def listed(value: str | None, sums: Sums) -> Listed:
+        documents, tokens, size = sums
+        return Listed(value, documents, tokens, size if known or value is not None else None)
+
+    found = [listed(value, sums) for value, sums in counts.largest()]
+    named = [entry for entry in found if entry.value is not None]
+    shown = named[:most]
+    return Values(len(named), (*shown, *(entry for entry in found if entry.value is None)))
+
+
+def _source(manifest: Manifest, split: str, figures: ReadFigures, domains: int) -> SourceSummary:
+    contents, extent = manifest.contents, figures.extent
+    counts = contents.sources[figures.name]
+    known = figures.amount.bytes is not None
+
+    def of(kind: str, most: int | None) -> Values | None:
+        return _values(figures.values[kind], most, known) if kind in figures.values else None
+
+    return SourceSummary(
+        name=figures.name,
+        category=None,
+        description=None,
+        period_of_collection=None,
+        input_files=sum(file.source == figures.name for file in contents.files),
+        documents=figures.amount.documents,
+        tokens=figures.amount.tokens,
+        bytes=figures.amount.bytes,
+        epochs=extent.epochs,
+        sequences=extent.sequences,
+        sequences_of=extent.of,
+        columns=figures.columns,
+        languages=of("language", None),
+        licences=of("licence", None),
+        domains=of("domain", domains),
+        dates=figures.dates,
+        duplicates=figures.duplicates,
+        unread={
+            name: part
+            for name, part in (("train", counts.train), ("val", counts.val))
+            if name != split and part.documents
+        },
+    )

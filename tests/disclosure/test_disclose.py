@@ -1,0 +1,384 @@
+"""What was trained on: every figure against a walk over positions, documents and input rows."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from support import make_shards, needs
+from tokenizing import recipe, run
+
+import pretok.stream
+from pretok.audit.documents import run_inspect
+from pretok.base.execute import Engine
+from pretok.base.stop import StopFlag
+from pretok.cli import run_command
+from pretok.config import Recipe
+from pretok.disclosure.read import Coverage
+from pretok.shards.format import ShardReader
+from pretok.shards.manifest import load_manifest
+
+SEQ_LEN, BATCH = 48, 8
+LANGUAGES = {"it": ["it", "it", None, "sc"], "en": ["en", "it"]}
+
+
+def record(name: str, i: int) -> dict[str, Any]:
+    return {
+        "id": f"{name}-{i}",
+        "text": f"{name} documento è {i} " * (1 + i * 7 % 23) if i != 5 else "",
+        "lang": LANGUAGES[name][i % len(LANGUAGES[name])],
+        "meta": {"url": f"https://www.host{i % 11}.example:80/p/{i}" if i % 9 else None},
+        "rights": ["cc0", "cc-by"][i % 2],
+        "created": [f"20{i % 20:02}-0{1 + i % 9}-11T10:00:00Z", "2031-13-01", "1990", None][i % 4],
+        "copy_of": f"{name}-0" if i % 10 == 3 else None,
+    }
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, list[dict[str, Any]]]:
+    return {name: [record(name, i) for i in range(count)] for name, count in (("it", 400), ("en", 90))}
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path, rows: dict[str, list[dict[str, Any]]]
+) -> Recipe:
+    """Two sources of several shards and a mix of two stages that reads one of them more than twice."""
+    folder = tmp_path_factory.mktemp("disclose")
+    for name, records in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
+    sources: dict[str, list[Path | str]] = {name: [folder / f"{name}.jsonl"] for name in rows}
+    keep = ["id", "lang", "url=meta.url", "licence=rights", "created", "copy_of"]
+    built = recipe(folder / "work", vocab_dir, sources, keep)
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        run(built, engine)
+    tokens = {name: load_manifest(built.shards_dir).contents.sources[name].train.tokens for name in rows}
+    stages = [f"{tokens['en'] * 2}:it=0.3,en=0.7", f"{tokens['en']}:it=0.2,en=0.8"]
+    command = ["mix", str(built.shards_dir), "--out", str(built.out / "mix.json"), "--seq-len", str(SEQ_LEN)]
+    command += ["--max-epochs", "9"]
+    assert run_command([*command, *(part for stage in stages for part in ("--stage", stage))]) == 0
+    return built
+
+
+def write_run(made: Recipe, folder: Path, steps: int, mix: Path | None) -> Path:
+    """The files that `train` writes and this reads."""
+    folder.mkdir()
+    view = pretok.stream.open(made.shards_dir, mix, seq_len=SEQ_LEN, seed=3)
+    identity = {
+        "model": {"hidden": 64, "layers": 2, "seq_len": SEQ_LEN},
+        "global_batch": BATCH,
+        "seed": 3,
+        "stream": view.fingerprint,
+        "manifest": view.manifest_fingerprint,
+    }
+    settings = {"shards": str(made.shards_dir), "mix": str(mix) if mix else None, "model": "debug"}
+    resolved = {**identity, "steps": len(view) // BATCH}
+    (folder / "config.json").write_text(json.dumps({**settings, "resolved": resolved}))
+    lines = [
+        {
+            "step": s,
+            "tokens": s * BATCH * SEQ_LEN,
+            "skipped": s // 5,
+            "time": f"2026-01-01T00:00:{s % 60:02}Z",
+        }
+        for s in range(1, steps + 1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 99')
+    return folder
+
+
+def ask(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    capsys.readouterr()
+    command = ["disclose", *map(str, arguments), "--column", "duplicate=copy_of"]
+    assert run_command(command) == 0, capsys.readouterr().err
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+Figures = dict[str, list[tuple[int, dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def documents(made: Recipe, rows: dict[str, list[dict[str, Any]]]) -> Figures:
+    """(tokens, record) of the training documents of each source, in the order of its shards."""
+    manifest = load_manifest(made.shards_dir)
+    found: Figures = {}
+    for name in manifest.sources:
+        lengths = [n for shard in manifest.of(name) for n in ShardReader(shard.prefix).lengths.tolist()]
+        found[name] = [
+            (length, rows[name][run_inspect(made.shards_dir, name, number, "train").position - 1])
+            for number, length in enumerate(lengths)
+        ]
+    return found
+
+
+def walk(documents: Figures, view: pretok.stream.View, length: int) -> Figures:
+    """Position by position: (tokens read, record) of each document of which any was read."""
+    read = {source.name: np.zeros(max(source.tokens, 1), np.int64) for source in view.mix.sources}
+    for position in range(length):
+        source, _, index = view.origin(position)
+        read[source][index * SEQ_LEN : (index + 1) * SEQ_LEN] += 1
+    found: Figures = {}
+    for name, counts in read.items():
+        at, found[name] = 0, []
+        for tokens, row in documents[name]:
+            if taken := int(counts[at : at + tokens].sum()):
+                found[name].append((taken, row))
+            at += tokens
+    return found
+
+
+def sums(entries: list[tuple[int, dict[str, Any]]]) -> tuple[int, int, int]:
+    return (
+        len(entries),
+        sum(tokens for tokens, _ in entries),
+        sum(len(row["text"].encode()) for _, row in entries),
+    )
+
+
+def by(entries: list[tuple[int, dict[str, Any]]], key: Any) -> dict[Any, tuple[int, int, int]]:
+    groups = defaultdict(list)
+    for entry in entries:
+        groups[key(entry[1])].append(entry)
+    return {value: sums(group) for value, group in groups.items()}
+
+
+def host(row: dict[str, Any]) -> str | None:
+    url = row["meta"]["url"]
+    return urlsplit(url).hostname.removeprefix("www.") if url else None
+
+
+def listed(values: dict[str, Any]) -> dict[Any, tuple[int, int, int]]:
+    assert values["distinct"] == sum(entry["value"] is not None for entry in values["listed"])
+    return {e["value"]: (e["documents"], e["tokens"], e["bytes"]) for e in values["listed"]}
+
+
+def amount(values: dict[str, Any]) -> tuple[int, int, int]:
+    return values["documents"], values["tokens"], values["bytes"]
+
+
+def check(said: dict[str, Any], figures: Figures) -> None:
+    everything = [entry for entries in figures.values() for entry in entries]
+    for part, entries in [
+        (said["general"], everything),
+        *((source, figures[source["name"]]) for source in said["sources"]["sources"]),
+    ]:
+        assert amount(part) == sums(entries)
+        assert listed(part["languages"]) == by(entries, lambda row: row["lang"])
+        assert listed(part["licences"]) == by(entries, lambda row: row["rights"])
+        assert amount(part["duplicates"]) == sums([e for e in entries if e[1]["copy_of"]])
+        created = [row["created"] for _, row in entries]
+        dates = [date[:10] for date in created if date and date != "2031-13-01"]
+        expected = (min(dates), max(dates), len(dates), created.count("2031-13-01"), created.count(None))
+        assert tuple(part["dates"].values()) == expected
+    assert [source["name"] for source in said["sources"]["sources"]] == list(figures)
+    for source in said["sources"]["sources"]:
+        assert listed(source["domains"]) == by(figures[source["name"]], host)
+    assert listed(said["sources"]["domains"]) == by(everything, host)
+
+
+def test_shards_are_every_training_document_once(
+    made: Recipe, documents: Figures, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ask(capsys, made.out)
+    check(said, documents)
+    counts = load_manifest(made.shards_dir).contents.sources
+    for source in said["sources"]["sources"]:
+        train, val = counts[source["name"]].train, counts[source["name"]].val
+        assert amount(source) == (train.documents, train.tokens, train.bytes)
+        assert amount(source["unread"]["val"]) == (val.documents, val.tokens, val.bytes)
+        assert source["epochs"] is None
+    assert said["processing"]["rejected"] == {"en": {"empty_text": 1}, "it": {"empty_text": 1}}
+
+
+def test_a_mix_is_what_its_positions_read(
+    made: Recipe, documents: Figures, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ask(capsys, made.out, "--mix", made.out / "mix.json")
+    view = pretok.stream.open(made.shards_dir, made.out / "mix.json")
+    check(said, walk(documents, view, len(view)))
+    report = json.loads((made.out / "mix.json").read_text())["report"]["sources"]
+    for source in said["sources"]["sources"]:
+        assert (source["sequences"], source["tokens"]) == (
+            report[source["name"]]["sequences"],
+            report[source["name"]]["tokens"],
+        )
+        assert source["epochs"] == pytest.approx(source["sequences"] / source["sequences_of"])
+    assert {source["epochs"] > 2 for source in said["sources"]["sources"]} == {True, False}
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("steps", [1, 7, 23])
+def test_a_run_is_what_its_steps_read(
+    made: Recipe,
+    documents: Figures,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    steps: int,
+    mixed: bool,
+) -> None:
+    mix = made.out / "mix.json" if mixed else None
+    said = ask(capsys, made.out, "--run", write_run(made, tmp_path / "run", steps, mix))
+    view = pretok.stream.open(made.shards_dir, mix, seq_len=SEQ_LEN, seed=3)
+    check(said, walk(documents, view, steps * BATCH))
+    general = said["general"]
+    assert general["tokens"] == steps * BATCH * SEQ_LEN
+    assert (general["model"]["steps"], general["model"]["steps_skipped"]) == (steps, steps // 5)
+    assert general["model"]["finished"] is False
+    assert said["about"]["sequences"] == steps * BATCH
+
+
+def test_a_run_of_the_trainer_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    needs("torch")
+    from tests.train_support import model_file, random_shards, run_ranks
+
+    shards, folder = random_shards(tmp_path / "shards"), tmp_path / "run"
+    settings = {"shards": shards, "out": folder, "model": model_file(tmp_path), "seq-len": 16, "steps": 3}
+    settings |= {"global-batch": 4, "warmup": 1, "workers": 0, "save-every": "never"}
+    run_ranks(1, [part for name, value in settings.items() for part in (f"--{name}", value)], tmp_path)
+    assert run_command(["disclose", str(tmp_path), "--run", str(folder)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["general"]["tokens"], said["general"]["model"]["steps"]) == (3 * 4 * 16, 3)
+    assert said["general"]["model"]["finished"] is True
+    view = pretok.stream.open(shards, seq_len=16)
+    counts = {source["name"]: source["sequences"] for source in said["sources"]["sources"]}
+    assert counts == view.prefix_counts(12)
+
+
+def test_coverage_of_any_stretch() -> None:
+    random = np.random.default_rng(5)
+    for _ in range(200):
+        seq_len, sequences, whole = (int(n) for n in random.integers([1, 0, 0], [9, 12, 3]))
+        part = random.random(sequences) < 0.5
+        tokens = sequences * seq_len + int(random.integers(0, seq_len + 1))
+        read = np.zeros(tokens, np.int64)
+        read[: sequences * seq_len] = whole + np.repeat(part, seq_len)
+        bounds = np.sort(random.integers(0, tokens + 1, 6))
+        expected = [read[low:high].sum() for low, high in pairwise(bounds)]
+        assert Coverage(seq_len, whole, part).tokens(bounds).tolist() == expected
+
+
+def test_what_a_source_gives_is_what_its_positions_hold(made: Recipe) -> None:
+    view = pretok.stream.open(made.shards_dir, made.out / "mix.json")
+    given: dict[str, list[int]] = defaultdict(list)
+    for position in range(len(view)):
+        source, _, index = view.origin(position)
+        given[source].append(index)
+    for source, indices in given.items():
+        assert view.drawn(source, 0, len(indices)).tolist() == indices
+        assert view.drawn(source, 3, 11).tolist() == indices[3:11]
+
+
+def test_blanks_are_named_and_nothing_is_guessed(made: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    said = ask(capsys, made.out)
+    assert said["general"]["provider"] == {"name": None, "contact": None, "authorised_representative": None}
+    assert said["general"]["size_band"] is None
+    assert all(source["category"] is None for source in said["sources"]["sources"])
+    assert said["processing"]["reservations_of_rights"] is None
+    assert said["processing"]["removal_of_illegal_content"] is None
+    assert run_command(["disclose", str(made.out)]) == 0  # the column of copies has no usual name
+    assert json.loads(capsys.readouterr().out)["general"]["duplicates"] is None
+
+
+def test_domains_are_cut_where_asked(made: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = ask(capsys, made.out)["sources"]["domains"]
+    cut = ask(capsys, made.out, "--domains", 3)["sources"]["domains"]
+    assert cut["distinct"] == whole["distinct"] == 11
+    assert [e for e in cut["listed"] if e["value"]] == [e for e in whole["listed"] if e["value"]][:3]
+    tokens = [entry["tokens"] for entry in whole["listed"] if entry["value"]]
+    assert tokens == sorted(tokens, reverse=True)
+
+
+def test_shards_without_ledgers_tell_documents_and_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_shards(tmp_path / "shards", {"it": [[5, 6, 7], [8] * 9], "en": [[4]] * 5})
+    assert run_command(["disclose", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert "no ledger" in told.err
+    said = json.loads(told.out)
+    assert amount(said["general"]) == (7, 4 + 10 + 10, None)
+    assert said["general"]["languages"] is None
+
+
+def test_the_page_shows_the_json(made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "new" / "page.html"
+    assert run_command(["disclose", str(made.out), "--format", "html", "--out", str(page)]) == 0
+    text, said = page.read_text(encoding="utf-8"), ask(capsys, made.out)
+    for source in said["sources"]["sources"]:
+        part = text[text.index(f'id="source-{source["name"]}"') :]
+        part = part[: part.index("</section>")]
+        for entry in [source, *source["domains"]["listed"]]:
+            assert f"{entry['tokens']:,}" in part
+    assert '<span class="blank">not stated</span>' in text
+    assert "http" not in text.split("<body>")[1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of rdflib, inside mlcroissant
+def test_croissant_is_valid_and_holds_the_figures(
+    made: Recipe,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    croissant = needs("mlcroissant")
+    run_folder = write_run(made, tmp_path / "run", 7, made.out / "mix.json")
+    arguments = [made.out, "--run", run_folder]
+    path = made.shards_dir / "croissant.json"
+    said, data = ask(capsys, *arguments), ask(capsys, *arguments, "--format", "croissant")
+    path.write_text(json.dumps(data))
+    dataset = croissant.Dataset(jsonld=str(path))
+    assert dataset.metadata.ctx.conforms_to.value == "http://mlcommons.org/croissant/1.1"
+    assert not dataset.metadata.ctx.issues.errors
+    assert "@context" not in caplog.text  # it warns of one that is not the format's
+    records = list(dataset.records("sources"))
+    assert [(r["sources/documents"], r["sources/tokens"], r["sources/bytes"]) for r in records] == [
+        amount(source) for source in said["sources"]["sources"]
+    ]
+    found = list(dataset.records("docs"))
+    totals = load_manifest(made.shards_dir).contents.totals
+    assert len(found) == totals.documents
+    assert sum(row["docs/tokens"] for row in found) == totals.tokens
+    path.unlink()
+
+
+def test_what_does_not_fit_is_refused(
+    made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write_run(made, tmp_path / "good", 3, made.out / "mix.json")
+    none = write_run(made, tmp_path / "none", 0, made.out / "mix.json")
+    other = tmp_path / "other.json"
+    command = ["mix", str(made.shards_dir), "--out", str(other), "--seq-len", str(SEQ_LEN), "--seed", "8"]
+    assert run_command(command) == 0
+    gone = write_run(made, tmp_path / "gone", 3, made.out / "mix.json")
+    config = json.loads((gone / "config.json").read_text())
+    (gone / "config.json").write_text(json.dumps({**config, "mix": "/nowhere/mix.json"}))
+    changed = write_run(made, tmp_path / "changed", 3, made.out / "mix.json")
+    (changed / "changes.jsonl").write_text('{"step": 2, "position": 12}\n')
+    phased = write_run(made, tmp_path / "phased", 3, made.out / "mix.json")
+    phase = {"step": 2, "position": 2 * BATCH, "by": "phase", "changes": {"mix": ["a.json", "b.json"]}}
+    (phased / "changes.jsonl").write_text(json.dumps(phase) + "\n")
+    for arguments, message in (
+        (["--run", good, "--mix", other], "name the shards and the mix"),
+        (["--run", none], "no step is finished"),
+        (["--run", tmp_path], "not the folder of a training run"),
+        (["--run", gone], "--mix MIX"),
+        (["--run", changed], "changed its data or its global batch"),
+        (["--run", phased], "changed its data or its global batch"),
+        (["--format", "xml"], "known are json"),
+        (["--column", "language=tongue"], "kept is copy_of, created, id"),
+        (["--column", "colour=lang"], "a column may tell language"),
+        (["--column", "language"], "write KIND=COLUMN"),
+    ):
+        capsys.readouterr()
+        assert run_command(["disclose", str(made.out), *map(str, arguments)]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert (
+        run_command(["disclose", str(made.out), "--run", str(gone), "--mix", str(made.out / "mix.json")]) == 0
+    )

@@ -17,6 +17,7 @@ from pretok.read.normalize import Normalization
 from pretok.read.partition import plan
 from pretok.read.probe import probe_inputs
 from pretok.read.readers import RecordFormat, read_partition
+from pretok.screen.screening import Screening
 from pretok.shards.task import TokenizeTask, tokenize_partition
 from pretok.tokenizer.vocabulary import load_vocab
 
@@ -65,7 +66,7 @@ def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, st
     state.mkdir()
     (shards / "it").mkdir(parents=True)
     task = TokenizeTask(
-        partition, shards, state, RecordFormat(), Keep(), normalization, vocab_dir / "tokenizer.json",
+        partition, shards, state, RecordFormat(), Keep(), Screening(), normalization, vocab_dir / "tokenizer.json",
         load_vocab(vocab_dir, eod=0).fingerprint, 0, 1 << 20,
         Fraction(0), 0,
     )  # fmt: skip

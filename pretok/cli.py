@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import typer
 
-from pretok import __version__
 from pretok.base.console import TellWarnings, Terminal
 from pretok.base.errors import PretokError, Stopped, UsageError
 from pretok.base.storage import FULL, REMEDIES
+from pretok.base.version import PRETOK_VERSION
 from pretok.commands.build_vocab import build_vocab
 from pretok.commands.count import count
 from pretok.commands.disclose import disclose
@@ -85,7 +85,7 @@ for command in COMMANDS:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"pretok {__version__}")
+        typer.echo(f"pretok {PRETOK_VERSION}")
         raise typer.Exit
 
 

@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "forecast": ("base", "kernels", "read", "config", "counts", "tokenizer", "vocab", "stream"),
     "report": ("base", "shards", "stream"),
     "disclosure": ("base", "report", "shards", "stream"),
-    "audit": ("base", "tokenizer", "shards", "stream"),
+    "audit": ("base", "read", "tokenizer", "shards", "stream"),
+    "opened": ("base", "vocab", "shards", "stream", "audit"),
     "cluster": ("base", "config"),
     "commands": (
         "base",

@@ -1,6 +1,7 @@
 """Finished shards -> what they hold, and whether they are what was sealed.
 
 totals.py       exact counts by source
+texts.py        the texts of a shard, a few megabytes at a time
 documents.py    one document as its tokens, and where it came from
 find.py         documents by id, address, hash, text, file and line
 query.py        SQL over ledgers, manifest, rejects and counts

@@ -25,11 +25,11 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from pretok import __version__
 from pretok.base.gauge import Gauge
 from pretok.base.joblog import JobLog
 from pretok.base.records import to_json
 from pretok.base.tell import Table
+from pretok.base.version import PRETOK_VERSION
 
 FIRST_LINE = 3.0
 LINES_APART = 60.0
@@ -79,7 +79,7 @@ class Terminal:
     def keep_log(self, folder: Path, command: str, **start: object) -> None:
         """From here on keep a log in `folder`; start: what the job works with, for the first line."""
         self._log = JobLog(folder, command, {"command": command}, self._print)
-        versions = {"pretok": __version__, "python": platform.python_version()}
+        versions = {"pretok": PRETOK_VERSION, "python": platform.python_version()}
         versions |= {name: version(name) for name in PACKAGES}
         job = {"argv": list(self._arguments), "directory": str(Path.cwd()), "pid": os.getpid()}
         self.record("start", **job, versions=versions, **start)

@@ -74,7 +74,6 @@ app = typer.Typer(
     name="pretok",
     cls=_Pretok,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Text to token files for language models: vocabulary, shards, mix, stream.",
@@ -142,6 +141,8 @@ def _run(arguments: list[str], tell: Terminal) -> int:
         )  # what `typer.Exit` says, None at a command's end
     except WRONG_ARGUMENTS as error:
         return _explain_arguments(error, tell)
+    except SystemExit as end:  # of a shell that asks how a word goes on
+        code = end.code
     if code == INTERRUPTED:  # before the command began, while its options were read
         raise KeyboardInterrupt
     return int(code or 0)

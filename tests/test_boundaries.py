@@ -32,7 +32,9 @@ MAY_IMPORT = {
     "cluster": ("base", "config"),
     "commands": (
         "base",
+        "read",
         "config",
+        "tokenizer",
         "counts",
         "vocab",
         "shards",

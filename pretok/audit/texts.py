@@ -7,12 +7,13 @@ after normalization, without the end-of-document tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pretok.base.errors import IntegrityError
-from pretok.base.tokens import Ints, Tokens
+from pretok.base.tokens import Ints
 from pretok.read.batches import from_buffers
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import Manifest, Shard
@@ -57,13 +58,12 @@ def _windows(offsets: Ints, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 def _decode(reader: ShardReader, decoder: Decoder, shard: Shard, low: int, high: int) -> pa.LargeStringArray:
     ends = reader.offsets[low : high + 1] - reader.offsets[low]
-    ids: Tokens = np.asarray(reader.tokens[reader.offsets[low] : reader.offsets[high]])
+    ids: Any = np.asarray(reader.tokens[reader.offsets[low] : reader.offsets[high]])
     if (np.diff(ends) < 1).any() or not 0 <= int(ids.min()) <= int(ids.max()) < decoder.size:
         raise IntegrityError(f"{shard.path} has ids of no token; see pretok verify")
     text = np.ones(len(ids), np.bool_)
     text[ends[1:] - 1] = False  # the end-of-document tokens
-    kept: Tokens = ids[text]
-    texts = from_buffers(*decoder.decode(kept, ends - np.arange(len(ends))))
+    texts = from_buffers(*decoder.decode(ids[text], ends - np.arange(len(ends))))
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -69,7 +69,7 @@ class Terminal:
         self, arguments: Sequence[str] = (), error: Console | None = None, output: Console | None = None
     ) -> None:
         self.quiet = self.verbose = False
-        self._arguments = arguments
+        self.arguments = arguments
         self._error = error or _Console(stderr=True)
         self._output = output or _Console()
         self._log: JobLog | None = None
@@ -89,7 +89,7 @@ class Terminal:
         self._log = JobLog(folder, command, {"command": command}, self._print)
         versions = {"pretok": PRETOK_VERSION, "python": platform.python_version()}
         versions |= {name: version(name) for name in PACKAGES}
-        job = {"argv": list(self._arguments), "directory": str(Path.cwd()), "pid": os.getpid()}
+        job = {"argv": list(self.arguments), "directory": str(Path.cwd()), "pid": os.getpid()}
         self.record("start", **job, versions=versions, **start)
 
     def record(self, name: str, /, **details: object) -> None:

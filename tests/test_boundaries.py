@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "shards": ("base", "kernels", "read", "config", "tokenizer", "screen"),
     "stream": ("base", "config", "tokenizer", "shards"),
     "forecast": ("base", "kernels", "read", "config", "counts", "tokenizer", "vocab", "stream"),
-    "report": ("base", "shards", "stream"),
+    "report": ("base", "tokenizer", "shards", "stream"),
     "disclosure": ("base", "report", "shards", "stream"),
     "audit": ("base", "read", "tokenizer", "shards", "stream"),
     "opened": ("base", "vocab", "shards", "stream", "audit"),

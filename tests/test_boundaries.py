@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "report": ("base", "shards", "stream"),
     "disclosure": ("base", "report", "shards", "stream"),
     "audit": ("base", "tokenizer", "shards", "stream"),
+    "export": ("base", "tokenizer", "shards", "stream"),
     "cluster": ("base", "config"),
     "commands": (
         "base",
@@ -37,6 +38,7 @@ MAY_IMPORT = {
         "shards",
         "stream",
         "audit",
+        "export",
         "cluster",
         "forecast",
         "report",

@@ -60,12 +60,12 @@ def failures(manifest: Manifest, most: int = 5) -> list[str]:
 
 
 def keep_plan(out: Path, plan: dict[str, object]) -> None:
-    """Say in `out` what its unfinished files belong to. Raises MismatchError where they belong to another plan."""
+    """Say in `out` what its unfinished shards belong to. Raises MismatchError where they belong to another plan."""
     path = out / STATE / "plan.json"
     if not path.exists():
         write_json(path, plan)
     elif (old := read_json(path)) != plan:
         raise MismatchError(
-            f"{out} holds unfinished files of another plan ({old}; this one is {plan}): delete the folder or choose "
+            f"{out} holds unfinished shards of another plan ({old}; this one is {plan}): delete the folder or choose "
             "another"
         )

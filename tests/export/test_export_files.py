@@ -117,7 +117,7 @@ def test_finished_files_are_kept_after_a_kill(shards: Path, tmp_path: Path, here
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
     done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy") if path.name[0] != "."}
     assert len(done) == 2
-    with pytest.raises(MismatchError, match="unfinished files of another plan"):
+    with pytest.raises(MismatchError, match="unfinished shards of another plan"):
         export(shards, "litdata", tmp_path, here)
     made = export(shards, "olmo", tmp_path, here)
     assert {path: path.stat().st_mtime_ns for path in done} == done

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "report": ("base", "tokenizer", "shards", "stream"),
     "disclosure": ("base", "report", "shards", "stream"),
     "audit": ("base", "read", "tokenizer", "shards", "stream"),
+    "export": ("base", "tokenizer", "shards", "stream"),
     "opened": ("base", "vocab", "shards", "stream", "audit"),
     "cluster": ("base", "config"),
     "commands": (
@@ -40,6 +41,7 @@ MAY_IMPORT = {
         "shards",
         "stream",
         "audit",
+        "export",
         "cluster",
         "forecast",
         "report",

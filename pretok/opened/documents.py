@@ -36,6 +36,8 @@ OURS = (
 """The columns that every document has: its source, split and shard, its number in the split, its input and the line or
 row there (from 1), tokens (EOD included), bytes and hash of its text."""
 PLACE = ("source", "split", "doc")
+PLACE_IN_FILE = ("file", "start", "record")
+"""Columns of a ledger that `position` follows from."""
 TEXT = pa.field("text", pa.large_string())
 
 
@@ -67,7 +69,7 @@ class Documents:
         """Rows of every shard, with these columns."""
         schema = pa.schema([self.schema.field(name) for name in columns])
         for shard, before in self.numbered:
-            for rows in self._rows(shard, before):
+            for rows in self._rows(shard, before, columns):
                 yield _with_columns(rows, schema)
 
     def read_texts(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -76,14 +78,14 @@ class Documents:
         decoder = load_decoder(self.manifest)
         for shard, before in self.numbered:
             start = 0
-            for rows in self._rows(shard, before):
+            for rows in self._rows(shard, before, columns):
                 end = start + len(rows)
                 for low, texts in shard_texts(shard, decoder, start, end):
                     part = rows.slice(low - start, len(texts))
                     yield _with_columns(part.append_column(TEXT, texts), schema)
                 start = end
 
-    def _rows(self, shard: Shard, before: int) -> Iterator[pa.RecordBatch]:
+    def _rows(self, shard: Shard, before: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         path = ledger_path(shard.prefix)
         if not path.exists():
             lengths = open_shard(shard).lengths
@@ -91,18 +93,21 @@ class Documents:
             return
         plan = SourcePlan.from_json(shard.source, self.manifest.contents.plans[shard.source])
         lines = lines_before(plan, self.manifest.contents.parts[shard.source])
-        for rows in ledger_windows(path):
+        needed = {"tokens", *columns} | (set(PLACE_IN_FILE) if "position" in columns else set())
+        for rows in ledger_windows(path, [name for name in ledger_schema(path).names if name in needed]):
             found = dict(zip(rows.schema.names, rows.columns, strict=True))
-            start = found.pop("start")
-            found["position"] = pa.array(_lines(found, start, lines) + np.asarray(found.pop("record")) + 1)
-            found["hash"] = pa.array([digest.hex() for digest in found["hash"].to_pylist()], pa.string())
+            if "position" in columns:
+                start, record = found.pop("start"), np.asarray(found.pop("record"))
+                found["position"] = pa.array(_lines(found["file"], start, lines) + record + 1)
+            if "hash" in columns:
+                found["hash"] = pa.array([digest.hex() for digest in found["hash"].to_pylist()], pa.string())
             yield _with_place(shard, before, len(rows), found)
             before += len(rows)
 
 
-def _lines(found: dict[str, pa.Array], start: pa.Array, lines: dict[tuple[str, int], int]) -> Ints:
+def _lines(file: pa.Array, start: pa.Array, lines: dict[tuple[str, int], int]) -> Ints:
     """(rows,): the lines of each row's file before where its counting begins."""
-    files = found["file"].dictionary_encode()
+    files = file.dictionary_encode()
     pairs = np.stack([np.asarray(files.indices, np.int64), np.asarray(start, np.int64)], axis=1)
     unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
     names = files.dictionary.to_pylist()

@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "forecast": ("base", "kernels", "read", "config", "counts", "tokenizer", "vocab", "stream"),
     "report": ("base", "shards", "stream"),
     "disclosure": ("base", "report", "shards", "stream"),
+    "annotate": ("base", "kernels", "read", "shards"),
     "audit": ("base", "tokenizer", "shards", "stream"),
     "cluster": ("base", "config"),
     "commands": (
@@ -36,6 +37,7 @@ MAY_IMPORT = {
         "vocab",
         "shards",
         "stream",
+        "annotate",
         "audit",
         "cluster",
         "forecast",

@@ -47,7 +47,7 @@ class Indexed:
     named: tuple[str, ...]
 
 
-def index_bucket(task: IndexTask, report: Callable[[Counts], None]) -> Indexed:
+def index_bucket(task: IndexTask, report: Callable[[Counts], None]) -> Indexed:  # noqa: ARG001
     """Sort a bucket."""
     table = load_rows(task.paths, task.schema)
     order = np.lexsort(
@@ -61,7 +61,6 @@ def index_bucket(task: IndexTask, report: Callable[[Counts], None]) -> Indexed:
     once = table.filter(pa.array(~again)).combine_chunks()
     with atomic_open(task.out) as file, pa.ipc.new_file(file, once.schema) as writer:
         writer.write_table(once)
-    report({"documents": len(table)})
     named = tuple(_conflict(table, row, task.given) for row in differ[:SHOWN].tolist())
     return Indexed(len(once), len(rows) - len(differ), len(differ), named)
 

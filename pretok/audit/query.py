@@ -5,6 +5,7 @@ Enters: WORK (or its shards folder) and a query. Leaves: names of columns, and r
     docs     a row a document: the ledger of its shard (`pretok.shards.ledger`), its source, split, shard, `doc`: its
              number in the split, as `pretok inspect --doc` takes it, and `position`: line or row of `file`, from 1;
              `hash` in hexadecimal digits; then the columns that `pretok annotate` joined
+    ledger   the same without what was joined
     shards   path, source, split, tokens, documents, text_bytes
     sources  source, tokens, documents, bytes, read, rejected
     rejects  source, file, position, reason, detail
@@ -60,7 +61,7 @@ def run_query(work: Path, sql: str, tell: Teller) -> tuple[list[str], Iterator[l
         connection.execute(sql)
     except duckdb.Error as error:
         raise UsageError(
-            f"{error}\nthe views are docs, shards, sources, rejects and words; DESCRIBE docs"
+            f"{error}\nthe views are docs, ledger, shards, sources, rejects and words; DESCRIBE docs"
         ) from None
     return [column[0] for column in connection.description or ()], _rows(connection)
 
@@ -139,9 +140,8 @@ def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
     empty = {"source": "", "file": "", "start": 0, "before": 0}  # gives the columns their types
     _make_table(connection, "pieces", [*pieces, empty])
     joined = open_annotations(manifest)
-    view = "ledger" if joined else "docs"
     connection.execute(
-        f"""CREATE VIEW {view} AS
+        f"""CREATE VIEW ledger AS
         SELECT f.source, f.split, f.shard, f.before + d.file_row_number AS doc, d.file,
             coalesce(p.before, 0) + d.record + 1 AS position, d.tokens, d.bytes, lower(hex(d.hash)) AS hash,
             d.* EXCLUDE (file, tokens, bytes, hash, filename, file_row_number)
@@ -150,8 +150,7 @@ def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
         JOIN ledger_files f ON f.path = d.filename
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
     )
-    if joined:
-        _join_annotations(connection, manifest, joined, tell)
+    _join_annotations(connection, manifest, joined, tell)
 
 
 def _join_annotations(connection: Any, manifest: Manifest, joined: list[Annotations], tell: Teller) -> None:

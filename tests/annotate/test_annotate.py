@@ -221,6 +221,8 @@ def test_query_and_inspect_show_what_was_joined(
     assert sorted(told, key=lambda r: [r[k] for k in order]) == sorted(
         wanted, key=lambda r: [r[k] for k in order]
     )
+    assert run_command(["query", str(shards), "select * from ledger limit 1", "--format", "json"]) == 0
+    assert not {"score", "quality_matched"} & json.loads(capsys.readouterr().out).keys()
     one = next(row for row in wanted if row["split"] == "val" and row["quality_matched"])
     asked = ["--source", one["source"], "--split", "val", "--doc", str(one["doc"])]
     assert run_command(["inspect", str(shards), *asked, "--json"]) == 0

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "disclosure": ("base", "report", "shards", "stream"),
     "annotate": ("base", "kernels", "read", "shards"),
     "audit": ("base", "tokenizer", "shards", "stream"),
+    "export": ("base", "tokenizer", "shards", "stream"),
     "cluster": ("base", "config"),
     "commands": (
         "base",
@@ -39,6 +40,7 @@ MAY_IMPORT = {
         "stream",
         "annotate",
         "audit",
+        "export",
         "cluster",
         "forecast",
         "report",

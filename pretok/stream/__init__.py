@@ -21,7 +21,6 @@ In this folder:
     continued.py    a mix that goes on with another, and how long two mixes are the same
     mix_job.py      the job: weights and a budget -> mix.json and its report
     materialize.py  a mix written as shards in its order
-    foreign.py      what other trainers need to read the shards
 """
 
 from __future__ import annotations

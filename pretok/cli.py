@@ -20,6 +20,7 @@ from pretok.base.console import TellWarnings, Terminal
 from pretok.base.errors import PretokError, Stopped, UsageError
 from pretok.base.storage import FULL, REMEDIES
 from pretok.base.version import PRETOK_VERSION
+from pretok.commands.annotate import annotate
 from pretok.commands.build_vocab import build_vocab
 from pretok.commands.count import count
 from pretok.commands.disclose import disclose
@@ -80,8 +81,8 @@ app = typer.Typer(
     epilog="`pretok COMMAND --help` shows the options of a command and an example.",
 )
 COMMANDS = (
-    run, plan, count, build_vocab, tokenize, verify, stats, inspect, query, trace, report, disclose, mix, export,
-    submit, preflight,
+    run, plan, count, build_vocab, tokenize, annotate, verify, stats, inspect, query, trace, report, disclose, mix,
+    export, submit, preflight,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(cls=CommandWithExamples)(command)

@@ -16,6 +16,7 @@ import numpy as np
 
 from pretok.audit.counted_origins import as_sealed, counted_origin
 from pretok.base.errors import IntegrityError, UsageError
+from pretok.shards.annotations import open_annotations
 from pretok.shards.contents import SPLITS
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_row
@@ -28,7 +29,7 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """A document: where its tokens are, where its text came from (file and line or row, from 1), what it holds; kept:
-    what the recipe keeps of it."""
+    what the recipe keeps of it and what was joined to it afterwards."""
 
     shard: str
     document: int
@@ -58,6 +59,8 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
         raise IntegrityError(f"{shard.path}: document {number} has ids of no token; see pretok verify")
     vocab = load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id)
     file, position, kept = origin(manifest, shard, number)
+    for one in open_annotations(manifest):
+        kept |= one.row(manifest, shard, number)
     return Inspection(str(shard.path), number, file, position, ids, token_texts(vocab, ids), kept)
 
 

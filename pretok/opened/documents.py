@@ -17,6 +17,8 @@ import pyarrow as pa
 from pretok.audit.texts import load_decoder, open_shard, shard_texts
 from pretok.base.errors import UsageError
 from pretok.base.tokens import Ints
+from pretok.read.kept import TYPES
+from pretok.shards.annotations import Annotations, matched_column, open_annotations
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, Shard
 from pretok.shards.plan import SourcePlan
@@ -50,7 +52,8 @@ class Documents:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """OURS, then the kept columns of all shards. UsageError where two shards keep one name as two types."""
+        """OURS, then the kept columns of all shards, then the joined ones. UsageError where two shards keep one name as
+        two types."""
         kept: dict[str, tuple[pa.DataType, str]] = {}
         for shard, _ in self.numbered:
             for field in ledger_schema(path) if (path := ledger_path(shard.prefix)).exists() else ():
@@ -60,10 +63,16 @@ class Documents:
                         f"column {field.name} is {known} in source {source} and {field.type} in {shard.source}: "
                         "open the sources one by one (source=...)"
                     )
-        own = [pa.field(name, kind) for name, kind in OURS]
-        return pa.schema(
-            own + [pa.field(name, kind) for name, (kind, _) in kept.items() if name not in SCHEMA.names]
-        )
+        found = {name: kind for name, (kind, _) in kept.items() if name not in SCHEMA.names}
+        for one in self.joined:
+            found |= {matched_column(one.name): pa.bool_()}
+            found |= {column.name: TYPES[column.type] for column in one.record.columns}
+        return pa.schema([*OURS, *found.items()])
+
+    @cached_property
+    def joined(self) -> list[Annotations]:
+        """What `pretok annotate` joined. MismatchError where it was joined to other documents."""
+        return open_annotations(self.manifest)
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Rows of every shard, with these columns."""
@@ -94,6 +103,11 @@ class Documents:
         plan = SourcePlan.from_json(shard.source, self.manifest.contents.plans[shard.source])
         lines = lines_before(plan, self.manifest.contents.parts[shard.source])
         needed = {"tokens", *columns} | (set(PLACE_IN_FILE) if "position" in columns else set())
+        joined = [
+            one.windows(self.manifest, shard, wanted)
+            for one in self.joined
+            if (wanted := [name for name in one.columns if name in columns])
+        ]
         for rows in ledger_windows(path, [name for name in ledger_schema(path).names if name in needed]):
             found = dict(zip(rows.schema.names, rows.columns, strict=True))
             if "position" in columns:
@@ -101,6 +115,11 @@ class Documents:
                 found["position"] = pa.array(_lines(found["file"], start, lines) + record + 1)
             if "hash" in columns:
                 found["hash"] = pa.array([digest.hex() for digest in found["hash"].to_pylist()], pa.string())
+            for (
+                windows
+            ) in joined:  # a window of the ledger each, or none at all for a source they do not know
+                if (window := next(windows, None)) is not None:
+                    found |= dict(zip(window.schema.names, window.columns, strict=True))
             yield _with_place(shard, before, len(rows), found)
             before += len(rows)
 

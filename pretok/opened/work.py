@@ -89,8 +89,8 @@ class Work:
 
         columns: those wanted, all by default: source, split, shard, doc (its number in the split, as `pretok inspect`
         takes it), file and position (line or row, from 1), tokens (EOD included), bytes and hash (hexadecimal) of its
-        text, and the kept ones. What shards made before there were ledgers do not know is null. UsageError for a
-        source, split or column that is not there.
+        text, the kept and the joined ones. What shards made before there were ledgers do not know is null. UsageError
+        for a source, split or column that is not there.
         """
         found = self._documents(source, split)
         wanted = self._checked(found, found.schema.names if columns is None else columns)

@@ -133,6 +133,25 @@ def test_the_columns_are_those_of_query(work: Work, capsys: pytest.CaptureFixtur
     assert rows.to_pylist() == [{name: row[name] for name in rows.column_names} for row in asked]
 
 
+def test_what_was_joined_stands_beside_the_documents(
+    work: Work, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(work.folder, tmp_path / "work")
+    shards = tmp_path / "work" / "shards"
+    known = pretok.open(tmp_path / "work").documents("it", columns=["hash"]).to_arrow().to_pylist()
+    scores = {row["hash"]: number / 8 for number, row in enumerate(known) if number % 3}
+    lines = [json.dumps({"hash": name, "score": score}) for name, score in scores.items()]
+    (tmp_path / "scores.jsonl").write_text("\n".join(lines) + "\n")
+    given = ["annotate", str(shards), str(tmp_path / "scores.jsonl"), "--by", "hash", "--name", "quality"]
+    assert run_command([*given, "--workers", "0"]) == 0
+    again = pretok.open(tmp_path / "work")
+    columns = ["source", "hash", "score", "quality_matched"]
+    for row in again.texts(columns=columns).to_arrow().to_pylist():
+        assert row["score"] == (scores.get(row["hash"]) if row["source"] == "it" else None)
+        assert bool(row["quality_matched"]) == (row["score"] is not None)
+    test_the_columns_are_those_of_query(again, capsys)
+
+
 def test_only_the_columns_that_are_named_are_read(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, read = work.documents().to_arrow(), []
     windows = documents.ledger_windows

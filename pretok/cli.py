@@ -33,6 +33,7 @@ from pretok.commands.query import query
 from pretok.commands.report import report
 from pretok.commands.run import run
 from pretok.commands.stats import stats
+from pretok.commands.status import status
 from pretok.commands.submit import submit
 from pretok.commands.tokenize import tokenize
 from pretok.commands.trace import trace
@@ -78,7 +79,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     run, plan, count, build_vocab, tokenize, annotate, verify, stats, inspect, query, trace, report, disclose, mix,
-    export, submit, preflight,
+    export, submit, preflight, status,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(cls=CommandWithExamples)(command)

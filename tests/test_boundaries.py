@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "annotate": ("base", "kernels", "read", "shards"),
     "audit": ("base", "tokenizer", "shards", "stream"),
     "export": ("base", "tokenizer", "shards", "stream"),
+    "watch": ("base", "report", "shards", "stream"),
     "cluster": ("base", "config"),
     "commands": (
         "base",
@@ -45,6 +46,7 @@ MAY_IMPORT = {
         "forecast",
         "report",
         "disclosure",
+        "watch",
         "train",
     ),
     "cli": ("base", "commands"),

@@ -5,5 +5,5 @@ help.py                      the order in which `pretok --help` lists them
 steps.py                     the steps of a recipe, each with its progress
 plan.py  run.py  build_vocab.py  count.py  tokenize.py  annotate.py  verify.py  stats.py  inspect.py  query.py
 trace.py  disclose.py  mix.py  export.py  report.py  submit.py  preflight.py
-status.py
+status.py  watch.py
 """

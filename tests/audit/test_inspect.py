@@ -135,8 +135,12 @@ def _place(place: tuple[str, str, int]) -> tuple[str, int, str]:
 
 def test_draws_are_even_and_the_same_for_a_seed(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = load_manifest(shards)
-    every = search.random_places(manifest, None, None, 80, 0)
-    assert len(set(every)) == 80
+    assert set(search.random_places(manifest, None, None, 80, 0)) == {
+        (source, split, number)
+        for source in manifest.sources
+        for split in ("train", "val")
+        for number in range(getattr(manifest.contents.sources[source], split).documents)
+    }
     counts = Counter(search.random_places(manifest, None, None, 1, seed)[0] for seed in range(2_000))
     assert len(counts) == 80
     assert max(counts.values()) < 60  # 25 are expected

@@ -35,6 +35,8 @@ _LEAST = {
         *("seq_len", "rope_theta", "global_batch", "micro_batch", "accumulation", "steps", "tokens", "shard"),
         *(
             "tensor",
+            "pipeline",
+            "pipeline_parts",
             "decay_tokens",
             "loss_chunk",
             "timeout",
@@ -116,6 +118,11 @@ class TrainConfig:
 
     shard: int | None = _option(None, "ranks that share one copy of the parameters (default: a node's)")
     tensor: int = _option(1, "ranks that share every matrix product")
+    pipeline: int = _option(1, "ranks that share the blocks, each with some of them")
+    pipeline_schedule: str = _option(
+        "1f1b", "order of passes in a pipeline", choices=("gpipe", "1f1b", "interleaved")
+    )
+    pipeline_parts: int = _option(2, "interleaved: stages of each rank; the bubble is divided by it")
     reshard: bool = _option(True, "free gathered parameters after the forward pass (ZeRO-3); off: ZeRO-2")
     offload: bool = _option(False, "parameters and optimizer in host memory")
     reduce: str = _option(

@@ -123,7 +123,9 @@ class TrainConfig:
         "1f1b", "order of passes in a pipeline", choices=("gpipe", "1f1b", "interleaved")
     )
     pipeline_parts: int = _option(2, "interleaved: stages of each rank; the bubble is divided by it")
-    reshard: bool = _option(True, "free gathered parameters after the forward pass (ZeRO-3); off: ZeRO-2")
+    reshard: bool = _option(
+        True, "free gathered parameters after each use (ZeRO-3); off: at the end of a step (ZeRO-2)"
+    )
     offload: bool = _option(False, "parameters and optimizer in host memory")
     reduce: str = _option(
         "fp32", "gradients in communication; bf16: half the bytes", choices=("fp32", "bf16")

@@ -302,14 +302,16 @@ def clean_name(name: str) -> str:
     return re.sub(r"^parts\.\d+\.", "", name.replace("_checkpoint_wrapped_module.", ""))
 
 
-def gradient_sync(model: nn.Module, *, last: bool, sync: str) -> None:
-    """Before each pass of an accumulated step: which gradient communication it does.
+def gradient_sync(model: nn.Module, *, last: bool, sync: str, reshard: bool) -> None:
+    """Before each pass of an accumulated step: which gradient communication it does, and whether it frees parameters;
+    without `reshard` they stay gathered to the end of the step.
 
     'scatter': reduce-scatter now, all-reduce over replicas at the last pass; holds 4 N / shard bytes of
     gradients. 'last': nothing before the last pass; holds whole gradients, 4 N bytes.
     """
     sharded = cast(FSDPModule, model)
     sharded.set_is_last_backward(last)
+    sharded.set_reshard_after_backward(last or reshard)
     if sync == "scatter":
         sharded.set_requires_all_reduce(last)
     else:

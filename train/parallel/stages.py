@@ -17,7 +17,7 @@ from train.model.sizes import ModelConfig
 
 def stages_per_rank(config: TrainConfig) -> int:
     """V."""
-    return config.pipeline_parts if config.pipeline_schedule == "interleaved" else 1
+    return config.pipeline_parts if config.pipeline > 1 and config.pipeline_schedule == "interleaved" else 1
 
 
 def split_layers(model: ModelConfig, stages: int) -> list[range]:

@@ -159,7 +159,8 @@ def _passes(trainee: Trainee, batches: Iterator[tuple[Tensor, int]], rank_tokens
         tokens, checksum = next(batches)
         checksums += checksum
         if batch.accumulation > 1:
-            gradient_sync(model, last=number == batch.accumulation - 1, sync=trainee.config.sync)
+            last, config = number == batch.accumulation - 1, trainee.config
+            gradient_sync(model, last=last, sync=config.sync, reshard=config.reshard)
         inputs, targets = tokens[:, :-1], tokens[:, 1:].long()
         total, nll = model(inputs, targets, trainee.documents(inputs))
         (total / rank_tokens).backward()  # fully_shard averages over data-parallel ranks

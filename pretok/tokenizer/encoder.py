@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -67,7 +68,7 @@ class FastEngine:
         plain = {**whole, "added_tokens": [token for token in whole["added_tokens"] if not token["special"]]}
         try:
             with guarded():
-                self._tokenizer: Any = gigatoken.Tokenizer.from_json(json.dumps(plain))
+                self._tokenizer: Any = gigatoken.Tokenizer.from_json(msgspec.json.encode(plain))
         except EngineError as error:
             raise ValueError(str(error)) from None
 

@@ -18,6 +18,7 @@ import typer
 from pretok import __version__
 from pretok.base.console import TellWarnings, Terminal
 from pretok.base.errors import PretokError, Stopped, UsageError
+from pretok.base.lean import collect_seldom
 from pretok.base.storage import FULL, REMEDIES
 from pretok.commands.build_vocab import build_vocab
 from pretok.commands.count import count
@@ -108,6 +109,7 @@ def _options(
 
 def main() -> None:
     """Console entry point; ends the process with one of the exit codes above."""
+    collect_seldom()
     arguments = sys.argv[1:]
     tell = Terminal(arguments)
     logging.basicConfig(

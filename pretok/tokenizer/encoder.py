@@ -47,6 +47,8 @@ MANY, LONGEST = 1_000_000, 256
 """Pairs of added tokens, and characters of one, up to which they are compared; in doubt the reference encodes."""
 INERT = {chr(c) for c in range(0x80) if not chr(c).isalpha()} - set("<=>")
 """Characters that NFC neither changes nor joins to what follows, such as the spaces of which GPT-NeoX has tokens."""
+MOST_PER_BYTE = 4
+"""More tokens a byte of text than tokenizers make: a byte is one token at most, unless it was normalized to more."""
 NEW_SCRIPTS = range(0x10500, 0x17000)
 """Where Unicode keeps adding letters that compose, as it does not elsewhere: engines of different versions differ."""
 

@@ -332,10 +332,9 @@ class _PartWriter:
             encoded, refused = encode_splits(
                 joined, self._encoder, self._task.val_fraction, self._task.val_seed
             )
-        except Unencodable:  # a reject stands where its batch stood: one after the other
+        except Unencodable:  # a reject stands where its batch stood: halve until it is alone
             counts: Counter[str] = Counter()
-            for batch in batches:
-                self._waiting = [batch]
+            for self._waiting in (batches[: len(batches) // 2], batches[len(batches) // 2 :]):
                 counts.update(self.flush())
             return dict(counts)
         for batch in batches:

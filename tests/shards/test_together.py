@@ -20,7 +20,7 @@ from pretok.shards.together import join, most_tokens
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 
-FILES = 60
+FILES = 200
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         documents: list[object] = [f"Il documento {i} del file {number}." for i in range(number % 4)]
         documents += ["", 7] if number % 5 == 0 else []
         documents += ["UNENCODABLE qui"] if number in (17, 40) else []
-        documents += ["molto testo che si ripete " * 300] * (number % 3 == 0)
+        documents += ["molto testo che si ripete " * 40]
         lines = [json.dumps({"text": text, "url": f"u{number}"}) + "\n" for text in documents]
         data = zstandard.compress("".join(lines).encode())
         (folder / f"{number:03d}.jsonl.zst").write_bytes(data)
@@ -40,7 +40,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recipe(inputs: Path, out: Path, vocab: Path) -> Recipe:
     source = {"inputs": [f"{inputs}/*.zst"], "keep": ["url:text"]}
-    shards = {"size": 40_000, "val_fraction": "0.1", "max_reject_share": "0.9"}
+    shards = {"size": 60_000, "val_fraction": "0.1", "max_reject_share": "0.9"}
     return make_recipe(
         {"out": out, "sources": {"it": source}, "vocab": {"path": vocab}, "shards": shards}, "test"
     )
@@ -71,7 +71,7 @@ def test_shards_ledgers_and_rejects_do_not_tell_what_was_handled_together(
     first, *others = found.values()
     assert all(other[0] == first[0] for other in others)
     assert b"unencodable" in first[0]["rejects/it-00000.jsonl"]
-    assert 2 * first[1] < found[1][1]  # they were
+    assert first[1] < 0.7 * found[1][1]  # fewer calls: they were, but for those near the end of a shard
 
 
 def batch(piece: int, *texts: str) -> TextBatch:

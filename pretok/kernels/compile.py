@@ -29,12 +29,14 @@ from numba.extending import typeof_impl
 F = TypeVar("F", bound=Callable[..., Any])
 
 PACKAGE = Path(__file__).parents[1]
+FOLDERS = ("counts", "kernels", "read", "screen", "tokenizer", "vocab")
+"""Where compiled functions are: every worker reads these, not all modules there are."""
 
 
 def source_digest() -> str:
     """16 hexadecimal digits that change with any module that names this one, for its functions or its constants."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(path for folder in FOLDERS for path in (PACKAGE / folder).glob("*.py")):
         source = path.read_bytes()
         if b"pretok.kernels.compile" in source:
             digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + source)

@@ -52,7 +52,9 @@ def forecast_train(recipe: Recipe, mix: MixForecast | None, flags: list[str]) ->
             raise UsageError(f"{' '.join(flags)}: flags of train plan, but the recipe has no [train]")
         return None
     if "--search" in flags:
-        raise UsageError("--search looks for other settings: ask train plan itself, with the flags of [train]")
+        raise UsageError(
+            "--search looks for other settings: ask train plan itself, with the flags of [train]"
+        )
     slurm = read_settings(recipe.slurm, {}).train
     given = {key.replace("-", "_") for key in recipe.train}
     arguments = [*recipe_flags(recipe), "--nodes", str(slurm.nodes)]

@@ -35,10 +35,12 @@ from pretok.commands.query import query
 from pretok.commands.report import report
 from pretok.commands.run import run
 from pretok.commands.stats import stats
+from pretok.commands.status import status
 from pretok.commands.submit import submit
 from pretok.commands.tokenize import tokenize
 from pretok.commands.trace import trace
 from pretok.commands.verify import verify
+from pretok.commands.watch import watch
 
 INTERNAL_ERROR, USER_ERROR, READER_GONE = 1, 2, 141
 INTERRUPTED = 130
@@ -83,7 +85,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     run, plan, count, build_vocab, tokenize, annotate, verify, stats, inspect, query, trace, report, disclose, mix,
-    export, submit, preflight,
+    export, submit, preflight, status, watch,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(cls=CommandWithExamples)(command)

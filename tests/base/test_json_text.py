@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from pretok.base.storage import write_json
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
@@ -32,10 +34,14 @@ def test_the_text_is_that_of_the_library(tmp_path_factory: pytest.TempPathFactor
     assert path.read_bytes() == expected + b"\n"
 
 
-@pytest.mark.parametrize("value", [{}, [], {"a": {}}, Counter("aab"), {None: 1, True: 2, 1.5: 3}, "\x1f\u2028é"])
+@pytest.mark.parametrize(
+    "value", [{}, [], {"a": {}}, Counter("aab"), {None: 1, True: 2, 1.5: 3}, "\x1f\u2028é"]
+)
 def test_empty_and_odd_values_too(tmp_path: Path, value: object) -> None:
     write_json(tmp_path / "value.json", value)
-    assert (tmp_path / "value.json").read_text("utf-8") == json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+    assert (tmp_path / "value.json").read_text("utf-8") == json.dumps(
+        value, ensure_ascii=False, indent=1
+    ) + "\n"
 
 
 @pytest.mark.parametrize("value", [float("nan"), {"a": float("inf")}, {"a": {1, 2}}, [object()]])

@@ -7,6 +7,7 @@ to the input are compared with their checksums first: what is damaged must not n
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     file, position, kept = origin(manifest, shard, number)
     for one in open_annotations(manifest):
         kept |= one.row(manifest, shard, number)
-    return Inspection(str(shard.path), number, file, position, ids, _show(vocab, ids), kept)
+    return Inspection(str(shard.path), number, file, position, ids, token_texts(vocab, ids), kept)
 
 
 def find_shard(manifest: Manifest, source: str, split: str, document: int) -> tuple[Shard, int]:
@@ -79,7 +80,7 @@ def find_shard(manifest: Manifest, source: str, split: str, document: int) -> tu
     return shards[at], document - (ends[at - 1] if at else 0)
 
 
-def _show(vocab: Vocabulary, ids: list[int]) -> list[str]:
+def token_texts(vocab: Vocabulary, ids: Sequence[int]) -> list[str]:
     """Each token's bytes as text; a token that is a part of a character shows its bytes."""
     return [vocab.token_bytes(i).decode("utf-8", "backslashreplace") for i in ids]
 

@@ -156,7 +156,11 @@ def _show_sequences(
         raise UsageError("with --mix, give either --position or --step")
     legs = open_traced(mix, shards)
     if position is not None:
-        traced, positions = reading_at(legs, position)[0], range(position, position + 1)
+        traced, *others = reading_at(legs, position)
+        positions = range(position, position + 1)
+        if others:
+            steps = ", ".join(str(leg.step_of(position)) for leg in others)
+            tell.notice(f"the run read position {position} of other orders too; --step {steps} shows it")
     else:
         traced, positions = positions_of_step(legs, step or 0)
     vocab = load_shown(traced.manifest)

@@ -174,7 +174,13 @@ def test_a_step_of_a_run_shows_its_first_positions(
 ) -> None:
     mix = shards.parent / "mix.json"
     view = pretok.stream.open(shards, mix)
-    resolved = {"model": {"seq_len": 16}, "stream": view.fingerprint, "global_batch": 5}
+    resolved = {
+        "model": {"seq_len": 16},
+        "stream": view.fingerprint,
+        "global_batch": 5,
+        "seed": 0,
+        "steps": 9,
+    }
     config = {"shards": str(shards), "mix": str(mix), "seed": 0, "resolved": resolved}
     (tmp_path / "config.json").write_text(json.dumps(config))
     command = ["inspect", str(shards), "--mix", str(tmp_path), "--step", "3", "--json"]

@@ -18,6 +18,7 @@ import typer
 
 from pretok.base.console import TellWarnings, Terminal
 from pretok.base.errors import PretokError, Stopped, UsageError
+from pretok.base.lean import collect_seldom
 from pretok.base.storage import FULL, REMEDIES
 from pretok.base.version import PRETOK_VERSION
 from pretok.commands.annotate import annotate
@@ -115,6 +116,7 @@ def _options(
 
 def main() -> None:
     """Console entry point; ends the process with one of the exit codes above."""
+    collect_seldom()
     arguments = sys.argv[1:]
     tell = Terminal(arguments)
     logging.basicConfig(

@@ -30,8 +30,8 @@ MAY_IMPORT = {
     "annotate": ("base", "kernels", "read", "shards"),
     "audit": ("base", "read", "tokenizer", "shards", "stream"),
     "export": ("base", "tokenizer", "shards", "stream"),
+    "opened": ("base", "read", "vocab", "shards", "stream", "audit"),
     "watch": ("base", "report", "shards", "stream"),
-    "opened": ("base", "vocab", "shards", "stream", "audit"),
     "cluster": ("base", "config"),
     "commands": (
         "base",

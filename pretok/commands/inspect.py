@@ -156,22 +156,20 @@ def _show_sequences(
         raise UsageError("with --mix, give either --position or --step")
     legs = open_traced(mix, shards)
     if position is not None:
-        traced, *others = reading_at(legs, position)
-        positions = range(position, position + 1)
-        if others:
-            steps = ", ".join(str(leg.step_of(position)) for leg in others)
-            tell.notice(f"the run read position {position} of other orders too; --step {steps} shows it")
+        places = [(traced, position) for traced in reading_at(legs, position)]
     else:
-        traced, positions = positions_of_step(legs, step or 0)
-    vocab = load_shown(traced.manifest)
-    shown = [seen_sequence(traced, vocab, at) for at in positions[:SEQUENCES]]
-    if len(positions) > len(shown):
-        tell.notice(
-            f"step {step} read positions {positions[0]} to {positions[-1]}: the first {len(shown)} are shown, "
-            "--position shows any other"
-        )
+        leg, positions = positions_of_step(legs, step or 0)
+        places = [(leg, at) for at in positions]
+    vocab = load_shown(legs[-1].manifest)
+    shown = [seen_sequence(traced, vocab, at) for traced, at in places[:SEQUENCES]]
+    if len(places) > len(shown):
+        if step is None:
+            what = f"{len(places)} parts of the run read position {position}"
+        else:
+            what = f"step {step} read positions {places[0][1]} to {places[-1][1]}"
+        tell.notice(f"{what}: the first {len(shown)} are shown")
     if json:
-        _print([asdict(one) for one in shown], several=step is not None)
+        _print([asdict(one) for one in shown], several=step is not None or len(shown) > 1)
         return
     for one in shown:
         for line in sequence_heading(one):

@@ -174,7 +174,7 @@ def _show_sequences(
             what = f"step {step} read positions {places[0][1]} to {places[-1][1]}"
         tell.notice(f"{what}: the first {len(shown)} are shown")
     if json:
-        _print([asdict(one) for one in shown], several=step is not None)
+        _print([asdict(one) for one in shown], several=step is not None or len(shown) > 1)
         return
     for one in shown:
         for line in sequence_heading(one):

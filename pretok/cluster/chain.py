@@ -190,7 +190,7 @@ def plan_chain(
         own: StageSettings = getattr(settings, stage)
         options = _options(recipe, profile, settings, stage, folder)
         if stage == "train":
-            arguments = [str(run), *_train_arguments(recipe), *train_arguments]
+            arguments = [str(run), *recipe_flags(recipe), *train_arguments]
         else:
             arguments = [str(recipe.out), str(recipe_path)]
         for link in range(1, own.links + 1):
@@ -261,7 +261,7 @@ def _options(
     return (*given, *shlex.split(profile.get(f"{kind}_OPTIONS")))
 
 
-def _train_arguments(recipe: Recipe) -> list[str]:
+def recipe_flags(recipe: Recipe) -> list[str]:
     """[train] of the recipe as flags of `train`, which checks them; what the recipe made as its input."""
     arguments = ["--shards", str(recipe.shards_dir)]
     if recipe.mix is not None:

@@ -151,6 +151,7 @@ def enter_leg(run: Run, leg: Leg, before: Phase | None) -> None:
     if leg is not run.leg:
         run.validation, run.questions = _validation(phase), _questions(phase)
         run.feed = _feed(leg, trainee, run.feed.waited)
+    run.changes.reads(leg)
     run.leg = leg
     run.progress = replace(run.progress, position=leg.position, phase=phase.at, schedule=leg.schedule)
 

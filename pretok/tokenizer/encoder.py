@@ -195,15 +195,20 @@ def disputed_table(
 
 
 def _join(ids: Any, offsets: Any, eod: Any, out: Any, lengths: Any) -> None:
-    """Cast ids into `out` with `eod` after each document; fills tokens per document."""
-    at = 0
+    """Cast ids into `out` with `eod` after each document; fills tokens per document.
+
+    Positions are unsigned: an index that could count from the end keeps LLVM from copying many ids at once, 20 times
+    slower.
+    """
+    at = np.uint64(0)
     for document in range(len(offsets) - 1):
-        for i in range(offsets[document], offsets[document + 1]):
-            out[at] = ids[i]
-            at += 1
-        out[at] = eod
-        at += 1
-        lengths[document] = offsets[document + 1] - offsets[document] + 1
+        start = np.uint64(offsets[document])
+        length = np.uint64(offsets[document + 1]) - start
+        for i in range(length):
+            out[at + i] = ids[start + i]
+        out[at + length] = eod
+        lengths[document] = length + np.uint64(1)
+        at += length + np.uint64(1)
 
 
 _U32 = types.Array(types.uint32, 1, "C", readonly=True)

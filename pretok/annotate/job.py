@@ -17,7 +17,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +29,10 @@ from pretok.annotate.keys import ShardPlace
 from pretok.annotate.request import Request, check_request, named_places, refuse_taken
 from pretok.annotate.rows import Index, Rows, index_of, index_tasks, read_rows
 from pretok.annotate.unused import hits_of, list_unused, unused_rows
-from pretok.base.execute import Engine, Item, Result, Task
-from pretok.base.failures import TaskError
+from pretok.base.execute import Engine
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
-from pretok.base.tasks import run_tasks
+from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.base.units import counted
 from pretok.read.kept import TYPES
@@ -119,7 +118,8 @@ def run_annotate(request: Request, engine: Engine, tell: Teller) -> AnnotateSumm
             engine.choose(sum(file.size for file in rows.inputs) + TEXT_PER_DOCUMENT * documents)
             tasks = index_tasks(rows, work)
             names = [task.out.stem for task in tasks]
-            index = index_of(tasks, _run(index_bucket, tasks, names, engine, progress, tell))
+            built = run_all(index_bucket, tasks, names, "bucket", engine, tell, progress, kept=False)
+            index = index_of(tasks, [one for _, one in sorted(built)])
             return _join(request, manifest, places, rows, index, engine, progress, tell)
 
 
@@ -138,27 +138,6 @@ def _work_folder(shards: Path, name: str) -> Iterator[Path]:
                 empty.rmdir()
 
 
-def _run(
-    function: Task[Item, Result],
-    tasks: Sequence[Item],
-    names: Sequence[str],
-    engine: Engine,
-    progress: Progress,
-    tell: Teller,
-) -> list[Result]:
-    """The results of all tasks, in their order. Raises what the first failure means; tracebacks are in the log."""
-    done: dict[int, Result] = {}
-    with closing(run_tasks(function, tasks, names, "task", engine, tell, progress)) as outcomes:
-        for outcome in outcomes:
-            if isinstance(outcome.result, TaskError):
-                error = outcome.result
-                raise error.raises(
-                    f"{names[outcome.index]}: {error.message}; nothing was changed: run the same command again"
-                )
-            done[outcome.index] = outcome.result
-    return [done[number] for number in range(len(tasks))]
-
-
 def _join(
     request: Request,
     manifest: Manifest,
@@ -173,7 +152,9 @@ def _join(
     folder, mark = annotations_folder(manifest.folder, request.name), secrets.token_hex(4)
     groups = _groups(places)
     tasks = _tasks(request, manifest, groups, rows, index, mark)
-    joined: list[Joined] = _run(join_shards, tasks, [task.out.stem for task in tasks], engine, progress, tell)
+    names = [task.out.stem for task in tasks]
+    found = run_all(join_shards, tasks, names, "file", engine, tell, progress, kept=False)
+    joined = [one for _, one in sorted(found)]
     hits = hits_of(index, joined)
     unused = list_unused(rows, unused_rows(rows, index, hits), folder / f"unmatched-{mark}.parquet")
     matched = sum(int(hit.sum()) for hit in hits)

@@ -24,7 +24,7 @@ from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_b
 from pretok.read.kept import LONGEST_VALUE, TYPES, KeptColumn, kept_tables, type_of
 from pretok.read.spans import whole_records
 
-Numbers = npt.NDArray[np.int64]
+LineNumbers = npt.NDArray[np.int64]
 BLOCK = 8 << 20
 """Bytes of JSON Lines that are parsed at a time."""
 LONGEST_LINE = 64 << 20
@@ -91,7 +91,7 @@ def read_values(number: int, file: InputFile, columns: Columns) -> Iterator[pa.T
         raise UsageError(f"{file.path}: {error}") from None
 
 
-def _rows(number: int, file: InputFile, lines: Numbers, table: pa.Table, columns: Columns) -> pa.Table:
+def _rows(number: int, file: InputFile, lines: LineNumbers, table: pa.Table, columns: Columns) -> pa.Table:
     where = f"{file.path}, line or row {lines[0] if len(lines) else 1}"
     names = table.schema.names
     if lacking := [name for name in columns.by if name not in names]:
@@ -116,7 +116,7 @@ def _rows(number: int, file: InputFile, lines: Numbers, table: pa.Table, columns
     return pa.table(cast, schema)
 
 
-def _value(column: pa.Array, name: str, kind: str, file: InputFile, lines: Numbers) -> pa.Array:
+def _value(column: pa.Array, name: str, kind: str, file: InputFile, lines: LineNumbers) -> pa.Array:
     if not kind or pa.types.is_null(column.type):
         return pa.nulls(len(column))
     kept = kept_tables([column], [KeptColumn(name, name, kind)], len(column))
@@ -129,7 +129,7 @@ def _value(column: pa.Array, name: str, kind: str, file: InputFile, lines: Numbe
     return kept.columns[0]
 
 
-def _parquet(file: InputFile, columns: Columns) -> Iterator[tuple[Numbers, pa.Table]]:
+def _parquet(file: InputFile, columns: Columns) -> Iterator[tuple[LineNumbers, pa.Table]]:
     try:
         with open_parquet(file.path) as stream, pq.ParquetFile(stream, pre_buffer=False) as opened:
             names = opened.schema_arrow.names
@@ -143,7 +143,7 @@ def _parquet(file: InputFile, columns: Columns) -> Iterator[tuple[Numbers, pa.Ta
         raise CorruptInputError(f"cannot be read: {error}") from error
 
 
-def _json_lines(file: InputFile) -> Iterator[tuple[Numbers, pa.Table]]:
+def _json_lines(file: InputFile) -> Iterator[tuple[LineNumbers, pa.Table]]:
     line = 1
     for span in whole_records(read_bytes(file.path, file.compression), b"\n", LONGEST_LINE, BLOCK):
         if span is None:
@@ -155,7 +155,7 @@ def _json_lines(file: InputFile) -> Iterator[tuple[Numbers, pa.Table]]:
         line += data.count(b"\n")
 
 
-def _lines(data: bytes, first: int, rows: int) -> Numbers:
+def _lines(data: bytes, first: int, rows: int) -> LineNumbers:
     """The line of each row: blank ones are none."""
     count = data.count(b"\n") + (not data.endswith(b"\n"))
     if count == rows:

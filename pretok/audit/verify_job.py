@@ -17,13 +17,13 @@ import numpy as np
 from pretok.audit.verify_annotations import annotation_notes, check_records, joined_files, verify_joined
 from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.errors import PretokError
-from pretok.base.execute import Engine, Item, Task
-from pretok.base.failures import Failure, TaskError, raise_failures
+from pretok.base.execute import Engine
+from pretok.base.failures import Failure
 from pretok.base.lock import LOCK_FILE
 from pretok.base.progress import Progress
 from pretok.base.records import to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, checksum
-from pretok.base.tasks import run_tasks
+from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.contents import count_source, sum_sources
@@ -80,36 +80,16 @@ def _verify(
     tasks.sort(key=lambda task: -task.tokens)
     # By the reference engine a byte takes fifty times as long, and a token is four of them.
     engine.choose(sum(task.tokens for task in tasks) * (200 if sample is None else 1))
-    problems += _run(
-        verify_shard, tasks, [str(task.prefix) for task in tasks], "shard", engine, progress, tell
-    )
+    names = [str(task.prefix) for task in tasks]
+    for _, found in run_all(verify_shard, tasks, names, "shard", engine, tell, progress, kept=False):
+        problems += found
     annotations, found = check_records(manifest)
     joined = [file for one in annotations for file in joined_files(one)]
     problems += found
-    problems += _run(
-        verify_joined, joined, [str(file.path) for file in joined], "file", engine, progress, tell
-    )
+    names = [str(file.path) for file in joined]
+    for _, found in run_all(verify_joined, joined, names, "file", engine, tell, progress, kept=False):
+        problems += found
     return manifest, sorted(problems)
-
-
-def _run(
-    function: Task[Item, list[str]],
-    tasks: Sequence[Item],
-    names: Sequence[str],
-    what: str,
-    engine: Engine,
-    progress: Progress,
-    tell: Teller,
-) -> list[str]:
-    """What the tasks found. Raises what the failures of any of them mean."""
-    failures, problems = [], []
-    for outcome in run_tasks(function, tasks, names, what, engine, tell, progress):
-        if isinstance(outcome.result, TaskError):
-            failures.append((names[outcome.index], outcome.result))
-        else:
-            problems += outcome.result
-    raise_failures(failures, tell, f"{what}s")
-    return problems
 
 
 def _sample(manifest: Manifest, sample: int | None) -> list[tuple[int, ...] | None]:

@@ -81,10 +81,12 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message[0] if message else ''}"
 
 
-def raise_failures(failures: Sequence[tuple[str, TaskError]], tell: Teller, what: str = "partitions") -> None:
+def raise_failures(
+    failures: Sequence[tuple[str, TaskError]], tell: Teller, what: str = "partitions", *, kept: bool = True
+) -> None:
     """Raise what the failures of a step mean, (name of the item, its error) each; nothing if there are none.
 
-    what: the items, in the plural. Everything else is done by then, as the message says. Tracebacks are in the log.
+    what: the items, in the plural; kept: everything else is done by then and stays. Tracebacks are in the log.
     """
     if not failures:
         return
@@ -103,7 +105,10 @@ def raise_failures(failures: Sequence[tuple[str, TaskError]], tell: Teller, what
         parts.append(
             _section(f"{len(passing)} {what} could not be done, though tried several times", passing)
         )
-    parts.append("everything else is done and kept; the same command does only these again")
+    if kept:
+        parts.append("everything else is done and kept; the same command does only these again")
+    else:
+        parts.append("nothing was changed: run the same command again")
     worst = (bugs or refused or passing)[0][1]
     raise worst.raises("\n".join(parts))
 

@@ -1,7 +1,8 @@
 """The tasks of one step: run, told of, added up.
 
-Enters: a function and its items, for the engine. Leaves: each outcome as it comes; in the log one event a task (where
-and when it ran, how often it was tried, its memory, why it failed) and one for all workers together; a Usage.
+Enters: a function and its items, for the engine. Leaves: each outcome or result as it comes; in the log one event a
+task (where and when it ran, how often it was tried, its memory, why it failed) and one for all workers together; a
+Usage.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pretok.base.execute import Engine, Item, Outcome, Report, Result, Task
-from pretok.base.failures import TaskError
+from pretok.base.failures import TaskError, raise_failures
 from pretok.base.joblog import utc
+from pretok.base.storage import remove_leftovers
 from pretok.base.tell import Teller
 
 
@@ -69,6 +72,35 @@ def run_tasks(
             idle=round(usage.idle, 4),
             peak_bytes=usage.peak,
         )
+
+
+def run_all(
+    function: Task[Item, Result],
+    items: Sequence[Item],
+    names: Sequence[str],
+    what: str,
+    engine: Engine,
+    tell: Teller,
+    progress: Report | None = None,
+    *,
+    folder: Path | None = None,
+    kept: bool = True,
+) -> Generator[tuple[int, Result], None, None]:
+    """(index, result) of each item of `run_tasks` as it completes; at the end what the failures mean is raised.
+
+    folder: where tasks that were killed leave unfinished files, which are removed first; kept: what is done stays, and
+    the same command does only the rest.
+    """
+    failures = []
+    with contextlib.closing(run_tasks(function, items, names, what, engine, tell, progress)) as outcomes:
+        for outcome in outcomes:
+            if isinstance(outcome.result, TaskError):
+                failures.append((names[outcome.index], outcome.result))
+            else:
+                yield outcome.index, outcome.result
+    if folder is not None:
+        remove_leftovers(folder)
+    raise_failures(failures, tell, f"{what}s", kept=kept)
 
 
 def _log(outcome: Outcome[Result], name: str, what: str, tell: Teller) -> None:

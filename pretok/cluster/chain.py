@@ -65,7 +65,7 @@ class SlurmSettings(BaseModel):
     train: TrainSettings = TrainSettings()
 
 
-def read_settings(table: dict[str, object], overrides: dict[str, object]) -> SlurmSettings:
+def read_slurm_settings(table: dict[str, object], overrides: dict[str, object]) -> SlurmSettings:
     """The [slurm] table with `overrides` (nested in the same way) over it. UsageError names what is wrong."""
     merged = dict(table)
     for key, value in overrides.items():

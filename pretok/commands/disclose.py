@@ -51,10 +51,10 @@ def disclose(
     source, and by language, licence, domain and date where kept columns tell them. What no file knows is null.
     """
     from pretok.base.storage import atomic_open
-    from pretok.disclosure.job import Request, run_disclose
+    from pretok.disclosure.job import DisclosureRequest, run_disclose
 
     tell = terminal(context)
-    text = run_disclose(Request(work, mix, run, _columns(column or []), domains), format, tell)
+    text = run_disclose(DisclosureRequest(work, mix, run, _columns(column or []), domains), format, tell)
     if out is None:
         sys.stdout.write(text)
         return

@@ -127,10 +127,10 @@ def _is_shards(folder: Path) -> bool:
 
 def _check_other_tables(recipe: Recipe) -> None:
     """UsageError for what [slurm] or [train] hold wrong: later it would be noticed on a GPU node, after the queue."""
-    from pretok.cluster.chain import read_settings
+    from pretok.cluster.chain import read_slurm_settings
     from train.config import check_table
 
-    read_settings(recipe.slurm, {})
+    read_slurm_settings(recipe.slurm, {})
     check_table(recipe.train)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretok.base.errors import UsageError
-from pretok.cluster.chain import parse_time, read_settings, recipe_flags
+from pretok.cluster.chain import parse_time, read_slurm_settings, recipe_flags
 from pretok.config import Recipe
 from pretok.forecast.estimate import MixForecast
 
@@ -55,7 +55,7 @@ def forecast_train(recipe: Recipe, mix: MixForecast | None, flags: list[str]) ->
         raise UsageError(
             "--search looks for other settings: ask train plan itself, with the flags of [train]"
         )
-    slurm = read_settings(recipe.slurm, {}).train
+    slurm = read_slurm_settings(recipe.slurm, {}).train
     given = {key.replace("-", "_") for key in recipe.train}
     arguments = [*recipe_flags(recipe), "--nodes", str(slurm.nodes)]
     if recipe.mix is not None and "seq_len" not in given:

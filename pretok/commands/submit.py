@@ -70,7 +70,7 @@ def submit(
         loaded,
         recipe,
         job.load_profile(profile),
-        job.read_settings(loaded.slurm, overrides),
+        job.read_slurm_settings(loaded.slurm, overrides),
         job.choose_stages(loaded, stages, train_arguments or []),
         run or loaded.out / "run",
         train_arguments or [],

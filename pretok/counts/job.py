@@ -24,12 +24,12 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import Failure, TaskError, raise_failures
+from pretok.base.failures import Failure
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.records import to_json
 from pretok.base.storage import atomic_open, checksum, read_json, remove_leftovers, write_json
-from pretok.base.tasks import run_tasks
+from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.base.units import counted
 from pretok.config import Recipe
@@ -61,7 +61,7 @@ from pretok.kernels.unicode import FILE as UNICODE_FILE
 from pretok.read.changes import SourceInputs, refuse, refuse_changes, shared_inputs
 from pretok.read.files import InputFile, list_inputs
 from pretok.read.partition import Partition, plan, shard_bytes
-from pretok.read.partition_runs import expect, run_partitions
+from pretok.read.partition_runs import Failures, expect, raise_partitions, run_partitions
 from pretok.read.probe import probe_inputs
 from pretok.read.rejects import poor_sources
 
@@ -306,13 +306,10 @@ def _count(
     tell.notice(text)
     if place := engine.choose(size):
         tell.notice(place)
-    failures = []
-    for task, outcome in run_partitions(count_partition, left, len(by_name), engine, progress, tell):
-        if isinstance(outcome.result, TaskError):
-            failures.append((task.partition.name, outcome.result))
-        else:
-            by_name[task.partition.name] = outcome.result
-    raise_failures(failures, tell)
+    failures: Failures = []
+    for task, record in run_partitions(count_partition, left, len(by_name), failures, engine, progress, tell):
+        by_name[task.partition.name] = record
+    raise_partitions(failures, tell)
     records = {}
     for name, parts in tasks.items():
         records[name] = CountRecord()
@@ -341,13 +338,8 @@ def _finish(
     share = max(1, BUCKETS // (4 * engine.parallel))  # Ray takes 4 ms for a task, a small bucket 15
     groups = [reductions[k : k + share] for k in range(0, BUCKETS, share)]
     names = [group[0].path.name for group in groups]
-    failures = [
-        (names[outcome.index], outcome.result)
-        for outcome in run_tasks(reduce_buckets, groups, names, "group of buckets", engine, tell)
-        if isinstance(outcome.result, TaskError)
-    ]
-    remove_leftovers(folder)
-    raise_failures(failures, tell, "groups of buckets")
+    for _ in run_all(reduce_buckets, groups, names, "bucket group", engine, tell, folder=folder):
+        pass
     with (
         atomic_open(folder / HELDOUT_FILE) as file,
         pq.ParquetWriter(file, TEXT_SCHEMA, compression="zstd") as writer,

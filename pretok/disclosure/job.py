@@ -29,7 +29,7 @@ FORMATS = ("json", "html", "croissant")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DisclosureRequest:
     """What a summary is asked of. mix, run: None where not of those, a run knows its mix; columns: kind -> kept column
     that tells it; domains: how many are listed."""
 
@@ -40,7 +40,7 @@ class Request:
     domains: int = 1000
 
 
-def run_disclose(request: Request, kind: str, tell: Teller) -> str:
+def run_disclose(request: DisclosureRequest, kind: str, tell: Teller) -> str:
     """The summary in a format of FORMATS. Raises UsageError, MismatchError, IntegrityError."""
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: known are {', '.join(FORMATS)}")
@@ -51,7 +51,7 @@ def run_disclose(request: Request, kind: str, tell: Teller) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
 
 
-def disclose(request: Request, tell: Teller) -> tuple[Manifest, Summary]:
+def disclose(request: DisclosureRequest, tell: Teller) -> tuple[Manifest, Summary]:
     """The summary, and the manifest of the shards that it is of."""
     work = request.work
     shards = work if has_manifest(work) else work / "shards"

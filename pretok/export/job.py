@@ -23,12 +23,11 @@ import xxhash
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine, Report
-from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.records import read_record, to_json
-from pretok.base.storage import atomic_open, copy_file, read_json, remove_leftovers, write_json
-from pretok.base.tasks import run_tasks
+from pretok.base.storage import atomic_open, copy_file, read_json, write_json
+from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.base.units import short_bytes
 from pretok.export.formats import FORMATS, TokenFile
@@ -153,13 +152,8 @@ def _export(
     todo = [task for task in tasks if not task.record.exists()]
     engine.choose(sum(_id_bytes(task.shards, manifest) for task in todo))
     names = [task.name for task in todo]
-    failures = [
-        (names[outcome.index], outcome.result)
-        for outcome in run_tasks(write_tokens, todo, names, "file", engine, tell, progress)
-        if isinstance(outcome.result, TaskError)
-    ]
-    remove_leftovers(out)
-    raise_failures(failures, tell, "files")
+    for _ in run_all(write_tokens, todo, names, "file", engine, tell, progress, folder=out):
+        pass
     return _finish(manifest, to, out, merge, tasks)
 
 

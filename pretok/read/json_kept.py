@@ -121,16 +121,9 @@ def _find_spans(
             at += 1
         for column in range(columns):
             if inner[column] >= 0:
+                rest = paths[column] + 1
                 begin, stop = _descend(
-                    source,
-                    inner[column],
-                    end,
-                    names,
-                    keys,
-                    paths[column] + 1,
-                    paths[column + 1],
-                    closers,
-                    scratch,
+                    source, inner[column], end, names, keys, rest, paths[column + 1], closers, scratch
                 )
                 if begin >= 0:
                     begins[row, column], ends[row, column] = begin, stop

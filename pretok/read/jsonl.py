@@ -95,6 +95,31 @@ def key_end(block: Pointer, value: int) -> int:
     return at
 
 
+@njit(
+    types.UniTuple(types.int64, 3)(BYTES, types.int64, types.int64, types.int64, BYTES, types.int64),
+    inline=True,
+)
+def _copy_text(
+    block: Pointer, at: int, end: int, longest: int, out: Pointer, start: int
+) -> tuple[int, int, int]:
+    """(status, position behind the string whose quote is at `at`, end of its copy in out[start:])."""
+    at, size, lone = copy_string(block, at + 1, end, out, start)
+    status = SURROGATE if lone else EMPTY if size == start else OK
+    return TOO_LONG if size - start > longest else status, at, size
+
+
+@njit(types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, types.int64), inline=True)
+def _leave(block: Pointer, at: int, end: int, level: int) -> tuple[int, int]:
+    """Behind the braces that close objects of the path, and the level there; below 0 where they close the outermost."""
+    while at < end and block[at] == char.CLOSE_BRACE:
+        at += 1
+        level -= 1
+        if level < 0:
+            break
+        at = skip_space(block, at, end)
+    return at, level
+
+
 _PARSE = types.UniTuple(types.int64, 4)(
     BYTES, types.int64, types.int64, U8, I64, types.int64, BYTES, types.int64, _OUT, _OUT
 )
@@ -144,23 +169,15 @@ def _parse_object(
                 at = skip_value(block, at, end, closers)
             elif at < end and block[at] == char.QUOTE:
                 begin = at
-                at, size, lone = copy_string(block, at + 1, end, out, start)
+                status, at, size = _copy_text(block, at, end, longest, out, start)
                 stop = at
-                status = SURROGATE if lone else EMPTY if size == start else OK
-                if size - start > longest:
-                    status = TOO_LONG
             else:
                 status = NULL if at < end and block[at] == char.SMALL_N else NOT_A_STRING
                 at = skip_value(block, at, end, closers)
             if at < 0:
                 return MALFORMED, start, -1, -1
             at = skip_space(block, at, end)
-        while at < end and block[at] == char.CLOSE_BRACE:
-            at += 1
-            level -= 1
-            if level < 0:
-                break
-            at = skip_space(block, at, end)
+        at, level = _leave(block, at, end, level)
         if level < 0:
             break
         if at >= end or block[at] != char.COMMA:

@@ -1,8 +1,8 @@
 """One task a partition: what counting and tokenizing have in common.
 
-Enters: tasks that hold a Partition each, and those of them that are not done. Leaves: each one's outcome as it
-completes; progress with what an earlier run did, the estimates of the whole, each finished partition; at a stop how far
-the work came.
+Enters: tasks that hold a Partition each, and those of them that are not done. Leaves: each one's result as it
+completes, and which failed; progress with what an earlier run did, the estimates of the whole, each finished partition;
+at a stop how far the work came.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from pretok.base.errors import OutputError, Stopped
-from pretok.base.execute import Engine, Outcome, Task
-from pretok.base.failures import TaskError
+from pretok.base.execute import Engine, Result, Task
+from pretok.base.failures import TaskError, raise_failures
 from pretok.base.progress import Progress
 from pretok.base.tasks import Usage, run_tasks
 from pretok.base.tell import Teller
@@ -30,7 +30,8 @@ class PartitionTask(Protocol):
 
 
 Work = TypeVar("Work", bound=PartitionTask)
-Result = TypeVar("Result")
+Failures = list[tuple[Partition, TaskError]]
+"""Partitions that could not be done, and why."""
 
 
 def expect(tasks: Sequence[PartitionTask], progress: Progress) -> int:
@@ -42,16 +43,23 @@ def expect(tasks: Sequence[PartitionTask], progress: Progress) -> int:
     return sources.total()
 
 
+def raise_partitions(failures: Failures, tell: Teller) -> None:
+    """Raise what they mean; nothing if there are none."""
+    raise_failures([(partition.name, error) for partition, error in failures], tell)
+
+
 def run_partitions(
     function: Task[Work, Result],
     tasks: Sequence[Work],
     done: int,
+    failures: Failures,
     engine: Engine,
     progress: Progress,
     tell: Teller,
     usage: Usage | None = None,
-) -> Iterator[tuple[Work, Outcome[Result]]]:
-    """Run the tasks that are left, largest first, after `done` others; each with its outcome, which may be a TaskError.
+) -> Iterator[tuple[Work, Result]]:
+    """Run the tasks that are left, largest first, after `done` others; each with its result. The others go to
+    `failures`.
 
     Raises Stopped and EngineLost, which then say how many partitions are done; OutputError at once where results cannot
     be written, as all others would fail in the same way.
@@ -64,14 +72,15 @@ def run_partitions(
             run_tasks(function, ordered, names, "partition", engine, tell, progress, usage)
         ) as outcomes:
             for outcome in outcomes:
-                task, error = ordered[outcome.index], outcome.result
-                if not isinstance(error, TaskError):
+                task, result = ordered[outcome.index], outcome.result
+                if not isinstance(result, TaskError):
                     done += 1
                     progress({"partitions": 1})
-                elif issubclass(error.raises, OutputError):
-                    raise error.raises(error.message)
+                    yield task, result
+                elif issubclass(result.raises, OutputError):
+                    raise result.raises(result.message)
                 else:
-                    tell.notice(f"partition {task.partition.name} failed: {error.message}")
-                yield task, outcome
+                    tell.notice(f"partition {task.partition.name} failed: {result.message}")
+                    failures.append((task.partition, result))
     except Stopped as stopped:
         raise type(stopped)(f"{stopped}; {done} of {total} partitions are done and kept") from None

@@ -23,10 +23,10 @@ from pretok.read.hub import open_hub
 from pretok.read.partition import Piece
 
 NAMES_SHOWN = 50
-"""Columns that a message lists at most."""
+"""TextColumns that a message lists at most."""
 
 
-Columns = tuple[pa.Array, list[pa.Array | None]]
+TextColumns = tuple[pa.Array, list[pa.Array | None]]
 """The text and the other columns of some rows, None for a column that is not there."""
 
 
@@ -135,7 +135,7 @@ class _Chosen:
         self.tops = list(dict.fromkeys(path[0] for path in paths))
         self.leaves = list(dict.fromkeys(".".join(path) for path in paths))
 
-    def pick(self, rows: pa.RecordBatch) -> Columns:
+    def pick(self, rows: pa.RecordBatch) -> TextColumns:
         """The columns of some rows."""
         return _pick(rows, self.text), [path and _pick(rows, path) for path in self._others]
 
@@ -146,7 +146,7 @@ def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
     return pc.struct_field(column, path[1:]) if path[1:] else column
 
 
-def _parquet(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) -> Iterator[Columns]:
+def _parquet(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) -> Iterator[TextColumns]:
     """Rows per batch follow the bytes of the row groups before, of the first one its bytes in all columns: a column's
     size stands in metadata that pyarrow aborts the process on, where they are damaged."""
     with _library("damaged Parquet"):
@@ -176,7 +176,7 @@ def _parquet(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) 
                 yield column, rest
 
 
-def _dataset(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) -> Iterator[Columns]:
+def _dataset(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) -> Iterator[TextColumns]:
     from datasets import load_from_disk
 
     with _library("damaged dataset"):
@@ -198,7 +198,7 @@ def _dataset(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) 
         yield column, rest
 
 
-def _hub(piece: Piece, field: str, others: Sequence[str]) -> Iterator[Columns]:
+def _hub(piece: Piece, field: str, others: Sequence[str]) -> Iterator[TextColumns]:
     """Rows of one shard of a hub dataset; how long they are is not known before."""
     dataset = open_hub(piece.file.path)
     if piece.start is not None:

@@ -23,13 +23,11 @@ import numpy as np
 import pyarrow as pa
 
 from pretok.base.execute import Engine
-from pretok.base.failures import TaskError
 from pretok.base.progress import Progress
 from pretok.base.tell import Table, Teller, table
 from pretok.base.tokens import Hashes, Ints
 from pretok.base.units import counted
-from pretok.read.partition import Partition
-from pretok.read.partition_runs import expect, run_partitions
+from pretok.read.partition_runs import Failures, expect, run_partitions
 from pretok.screen.copies import (
     Copies,
     CopiesOfPartition,
@@ -43,7 +41,6 @@ from pretok.shards.ledger import ledger_column, ledger_path
 from pretok.shards.task import TokenizeTask, copies_path, hashes_path
 
 _Place = tuple[str, int, int]
-Failures = list[tuple[Partition, TaskError]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +108,10 @@ def _hash(tasks: Sequence[TokenizeTask], engine: Engine, progress: Progress, tel
     tell.notice(f"{counted(len(work), 'partition')} to read first for copies")
     if place := engine.choose(sum(task.partition.estimate for task in work)):
         tell.notice(place)
-    outcomes = run_partitions(hash_partition, work, 0, engine, progress, tell)
-    return [(task.partition, o.result) for task, o in outcomes if isinstance(o.result, TaskError)]
+    failures: Failures = []
+    for _ in run_partitions(hash_partition, work, 0, failures, engine, progress, tell):
+        pass
+    return failures
 
 
 def _of_shards(folder: Path, sealed: Contents | None, without: set[str]) -> list[_Documents]:

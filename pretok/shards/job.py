@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine
-from pretok.base.failures import Failure, TaskError, raise_failures
+from pretok.base.failures import Failure
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.storage import remove_leftovers
@@ -31,13 +31,13 @@ from pretok.config import Recipe
 from pretok.read.changes import refuse_changes, shared_inputs
 from pretok.read.kept import Keep
 from pretok.read.partition import Partition
-from pretok.read.partition_runs import expect, run_partitions
+from pretok.read.partition_runs import Failures, expect, raise_partitions, run_partitions
 from pretok.read.rejects import poor_sources
 from pretok.screen.benchmark import Benchmark, read_benchmark
 from pretok.screen.screening import Screening
 from pretok.shards.contamination import keep_benchmark, kept_benchmark
 from pretok.shards.contents import Contents
-from pretok.shards.copies_job import Failures, settle_copies
+from pretok.shards.copies_job import settle_copies
 from pretok.shards.ledger import SUFFIX
 from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
 from pretok.shards.plan import SourcePlan, is_complete, plan_source
@@ -193,7 +193,7 @@ def _tokenize(
         failed = load_manifest(shards).contents.failed
     if run.failures and failed:
         tell.notice(_describe_failures(failed, shards))
-    raise_failures([(partition.name, error) for partition, error in run.failures], tell)
+    raise_partitions(run.failures, tell)
     complaints = [_describe_failures(failed, shards)] if failed else []
     complaints += _poor_sources(shards, recipe)
     if complaints:
@@ -208,7 +208,7 @@ class _Run:
         self._tasks = tasks
         self._open = open_tasks
         self._usage = Usage()
-        self.failures: list[tuple[Partition, TaskError]] = []
+        self.failures: Failures = []
 
     def announce(self, engine: Engine, progress: Progress, tell: Teller) -> None:
         """Say what is to do and what sealed parts hold already; let the engine choose where to work."""
@@ -230,10 +230,10 @@ class _Run:
     def encode(self, engine: Engine, progress: Progress, tell: Teller) -> None:
         """Run the tasks."""
         done = len(self._tasks) - len(self._open)
-        runs = run_partitions(tokenize_partition, self._open, done, engine, progress, tell, self._usage)
-        for task, outcome in runs:
-            if isinstance(outcome.result, TaskError):
-                self.failures.append((task.partition, outcome.result))
+        for _ in run_partitions(
+            tokenize_partition, self._open, done, self.failures, engine, progress, tell, self._usage
+        ):
+            pass
 
     def summary(self) -> TokenizeSummary:
         """What the run did."""

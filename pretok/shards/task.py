@@ -41,7 +41,7 @@ from pretok.shards.together import (
     MOST_BATCHES,
     MOST_TOKENS,
     EncodedSplit,
-    Joined,
+    JoinedBatches,
     encode_splits,
     join,
     most_tokens,
@@ -361,7 +361,7 @@ class _PartWriter:
             before = self._mismatches.get(found.column, PartMismatch(batch.piece, found, 0))
             self._mismatches[found.column] = replace(before, count=before.count + found.count)
 
-    def _write(self, joined: Joined, encoded: EncodedSplit) -> None:
+    def _write(self, joined: JoinedBatches, encoded: EncodedSplit) -> None:
         """Add documents to the shard and the ledger of their split."""
         pieces = [self._task.partition.pieces[batch.piece] for batch in joined.batches]
         origins = np.array([piece.origin for piece in pieces], np.int64)

@@ -14,22 +14,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pretok.base.tokens import Hashes, Tokens
+from pretok.base.tokens import Hashes, Ints, Tokens
 from pretok.kernels.hashing import hash_documents, select
 from pretok.read.batches import Reject, TextBatch, buffers
 from pretok.shards.ledger import hash_texts
 from pretok.tokenizer.encoder import MOST_PER_BYTE, Encoder
 from pretok.tokenizer.reference import Unencodable
 
-Rows = npt.NDArray[np.int64]
-"""Which documents."""
-
 MOST_TOKENS, MOST_BATCHES = 1 << 22, 4096
 """Up to which batches wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedBatches:
     """The documents of batches. texts, numbers, kept: as in each batch, one after the other; batch: (documents,) int64,
     which of the batches a document is of."""
 
@@ -46,16 +43,16 @@ class EncodedSplit:
     tokens and bytes of text of each."""
 
     split: str
-    rows: Rows
+    rows: Ints
     tokens: Tokens
     lengths: npt.NDArray[np.int32]
     sizes: npt.NDArray[np.int64]
     hashes: Hashes
 
 
-def join(batches: list[TextBatch]) -> Joined:
+def join(batches: list[TextBatch]) -> JoinedBatches:
     """At least one batch; of a single one nothing is copied."""
-    return Joined(
+    return JoinedBatches(
         batches,
         _one([batch.texts for batch in batches]),
         np.concatenate([batch.numbers for batch in batches]),
@@ -74,7 +71,7 @@ def most_tokens(batch: TextBatch) -> int:
 
 
 def encode_splits(
-    joined: Joined, encoder: Encoder, val_fraction: Fraction, val_seed: int
+    joined: JoinedBatches, encoder: Encoder, val_fraction: Fraction, val_seed: int
 ) -> tuple[list[EncodedSplit], list[Reject]]:
     """The documents of each split that has any, and those of a single batch that no engine can encode.
 
@@ -105,7 +102,7 @@ def encode_splits(
 
 def _split(
     texts: pa.LargeStringArray, hashes: Hashes, fraction: Fraction, seed: int
-) -> Iterator[tuple[str, Rows]]:
+) -> Iterator[tuple[str, Ints]]:
     """Which of the texts go to which split."""
     if not fraction:
         yield "train", np.arange(len(texts))

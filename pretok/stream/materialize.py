@@ -22,12 +22,11 @@ import numpy as np
 import pretok.stream
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine, Report
-from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.records import read_record, to_json
-from pretok.base.storage import copy_file, read_json, remove_leftovers, write_json
-from pretok.base.tasks import run_tasks
+from pretok.base.storage import copy_file, read_json, write_json
+from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.shards.contents import Contents, ShardEntry, count_source, shard_entry
 from pretok.shards.format import ShardWriter
@@ -113,13 +112,8 @@ def _materialize(
     todo = [task for task in tasks if not task.record.exists()]
     engine.choose(sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize)
     names = [task.name for task in todo]
-    failures = [
-        (names[outcome.index], outcome.result)
-        for outcome in run_tasks(write_shard, todo, names, "shard", engine, tell, progress)
-        if isinstance(outcome.result, TaskError)
-    ]
-    remove_leftovers(out)
-    raise_failures(failures, tell, "shards")
+    for _ in run_all(write_shard, todo, names, "shard", engine, tell, progress, folder=out):
+        pass
     if (shards / TOKENIZER_FILE).exists():  # what turns the tokens into text again goes with them
         copy_file(shards / TOKENIZER_FILE, out / TOKENIZER_FILE)
     entries = [read_record(ShardEntry, read_json(task.record), task.record) for task in tasks]

@@ -21,9 +21,8 @@ import numpy.typing as npt
 
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import TaskError, raise_failures
 from pretok.base.progress import Progress
-from pretok.base.tasks import run_tasks
+from pretok.base.tasks import run_all
 from pretok.base.tell import SILENT, Teller
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
@@ -147,16 +146,10 @@ def _sample(
     of text sampled per source, each document counted once)"""
     ordered = sorted(tasks, key=lambda task: (-task.partition.estimate, task.partition.name))
     sizes = dict.fromkeys(repeats, 0)
-    failures = []
     engine.choose(sum(task.partition.estimate for task in tasks))
     names = [task.partition.name for task in ordered]
-    for outcome in run_tasks(write_chains, ordered, names, "partition", engine, tell, progress):
-        partition = ordered[outcome.index].partition
-        if isinstance(outcome.result, TaskError):
-            failures.append((partition.name, outcome.result))
-        else:
-            sizes[partition.source] += outcome.result
-    raise_failures(failures, tell)
+    for index, size in run_all(write_chains, ordered, names, "partition", engine, tell, progress):
+        sizes[ordered[index].partition.source] += size
     return [task.path for task in tasks for _ in range(repeats[task.partition.source])], sizes
 
 

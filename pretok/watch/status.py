@@ -30,7 +30,7 @@ FINISHED, UNFINISHED, FAILED, RUNNING = "finished", "unfinished", "failed", "in 
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class StepStatus:
     """A result of a job, or a part of one. done, planned: partitions, or steps of a run, None where nobody counts them;
     next: what to do, "" for nothing."""
 
@@ -42,7 +42,7 @@ class Result:
     next: str = ""
 
 
-def status_of(target: Path) -> list[Result]:
+def status_of(target: Path) -> list[StepStatus]:
     """Results of WORK in the order of the steps, or that of a run. What is damaged is failed, and says why."""
     if (target / CONFIG).exists():
         return [_run(target)]
@@ -54,7 +54,7 @@ def status_of(target: Path) -> list[Result]:
         *_mix(target / "mix.json", target / "shards", jobs.get("mix")),
     ]
     return found or [
-        Result(str(target), UNFINISHED, next="nothing is here yet; pretok plan, then pretok run")
+        StepStatus(str(target), UNFINISHED, next="nothing is here yet; pretok plan, then pretok run")
     ]
 
 
@@ -81,103 +81,105 @@ def _ended(job: LoggedJob | None) -> str:
     return ("killed" if job.exit_code is None else f"ended with exit code {job.exit_code}") + told
 
 
-def _simple(what: str, folder: Path, file: str, job: LoggedJob | None) -> Iterator[Result]:
+def _simple(what: str, folder: Path, file: str, job: LoggedJob | None) -> Iterator[StepStatus]:
     """A folder that one file makes complete."""
     if holder := holder_of(folder):
-        yield Result(what, RUNNING, detail=str(holder))
+        yield StepStatus(what, RUNNING, detail=str(holder))
     elif (folder / file).exists():
-        yield Result(what, FINISHED, detail=str(folder))
+        yield StepStatus(what, FINISHED, detail=str(folder))
     elif folder.exists():
-        yield Result(what, UNFINISHED, detail=_ended(job), next=_again(job, "run the same command again"))
+        yield StepStatus(what, UNFINISHED, detail=_ended(job), next=_again(job, "run the same command again"))
 
 
-def _shards(folder: Path, job: LoggedJob | None) -> Iterator[Result]:
+def _shards(folder: Path, job: LoggedJob | None) -> Iterator[StepStatus]:
     holder = holder_of(folder)
     again = _again(job, "run pretok tokenize again")
     try:
         manifest = settled(lambda: load_manifest(folder) if has_manifest(folder) else None)
         planned = settled(lambda: unfinished(folder))
     except PretokError as error:
-        yield Result("shards", FAILED, detail=str(error), next="pretok verify says what is wrong")
+        yield StepStatus("shards", FAILED, detail=str(error), next="pretok verify says what is wrong")
         return
     sealed = set(manifest.sources) if manifest else set()
     for name in sorted(sealed | planned.keys()):
         done, partitions = planned.get(name, (None, None))
         failures = [f for f in manifest.contents.failed if f.source == name] if manifest else []
         if holder and (name in planned or not sealed):
-            yield Result(f"shards of {name}", RUNNING, done, partitions, str(holder))
+            yield StepStatus(f"shards of {name}", RUNNING, done, partitions, str(holder))
         elif failures:
             first = f"{failures[0].file}: {failures[0].error}"
             detail = f"{counted(len(failures), 'input')} not read to the end; {first}"
-            yield Result(f"shards of {name}", FAILED, done, partitions, detail, f"mend them, then {again}")
+            yield StepStatus(
+                f"shards of {name}", FAILED, done, partitions, detail, f"mend them, then {again}"
+            )
         elif name in planned:
-            yield Result(f"shards of {name}", UNFINISHED, done, partitions, _ended(job), again)
+            yield StepStatus(f"shards of {name}", UNFINISHED, done, partitions, _ended(job), again)
         elif manifest:
             counts = manifest.contents.sources[name]
             told = f"{counts.tokens:,} tokens in {counted(counts.documents, 'document')}"
-            yield Result(f"shards of {name}", FINISHED, detail=told)
+            yield StepStatus(f"shards of {name}", FINISHED, detail=told)
     if not sealed and not planned and folder.exists():
         state = RUNNING if holder else UNFINISHED
-        yield Result("shards", state, detail=str(holder or _ended(job)), next="" if holder else again)
+        yield StepStatus("shards", state, detail=str(holder or _ended(job)), next="" if holder else again)
     if manifest:
         yield from _annotations(manifest)
 
 
-def _annotations(manifest: Manifest) -> Iterator[Result]:
+def _annotations(manifest: Manifest) -> Iterator[StepStatus]:
     try:
         found = find_annotations(manifest.folder)
     except PretokError as error:
-        yield Result("annotations", FAILED, detail=str(error), next="pretok annotate again")
+        yield StepStatus("annotations", FAILED, detail=str(error), next="pretok annotate again")
         return
     for one in found:
         what = f"annotations {one.name}"
         problems, unknown = outdated_parts(manifest, one), unknown_sources(manifest, one)
         counts = one.record.counts
         if problems:
-            yield Result(what, FAILED, detail=problems[0], next="pretok annotate again")
+            yield StepStatus(what, FAILED, detail=problems[0], next="pretok annotate again")
         elif unknown:
             told = f"know nothing of {', '.join(unknown)}"
-            yield Result(what, UNFINISHED, detail=told, next="pretok annotate again")
+            yield StepStatus(what, UNFINISHED, detail=told, next="pretok annotate again")
         else:
             told = f"{counts.documents_matched:,} of {counted(counts.documents, 'document')}"
-            yield Result(what, FINISHED, detail=told)
+            yield StepStatus(what, FINISHED, detail=told)
 
 
-def _mix(path: Path, shards: Path, job: LoggedJob | None) -> Iterator[Result]:
+def _mix(path: Path, shards: Path, job: LoggedJob | None) -> Iterator[StepStatus]:
     if not path.exists():
         return
     try:
         mix = settled(lambda: load_mix(path))
         manifest = settled(lambda: load_manifest(shards) if has_manifest(shards) else None)
     except PretokError as error:
-        yield Result("mix", FAILED, detail=str(error), next=_again(job, "make it again with pretok mix"))
+        yield StepStatus("mix", FAILED, detail=str(error), next=_again(job, "make it again with pretok mix"))
         return
     if manifest is None or mix.manifest != manifest.fingerprint:
         detail = f"made for shards with fingerprint {mix.manifest}, which {shards} has not"
-        yield Result(
+        yield StepStatus(
             "mix", FAILED, detail=detail, next=_again(job, "make it again, or pretok mix --continue")
         )
     else:
-        yield Result(
+        yield StepStatus(
             "mix",
             FINISHED,
             detail=f"{mix.length * mix.seq_len:,} tokens in {counted(mix.length, 'sequence')}",
         )
 
 
-def _run(run: Path) -> Result:
+def _run(run: Path) -> StepStatus:
     """A training run. done: steps on record."""
     what = f"run {run.name}"
     try:
         planned = settled(lambda: read_settings(run)).resolved.steps
     except PretokError as error:
-        return Result(what, FAILED, detail=str(error))
+        return StepStatus(what, FAILED, detail=str(error))
     history = read_run(run)
     done = int(history.metrics[-1]["step"]) if history.metrics else 0
     if holder := holder_of(run):
-        return Result(what, RUNNING, done, planned, str(holder))
+        return StepStatus(what, RUNNING, done, planned, str(holder))
     if history.done:
-        return Result(what, FINISHED, done, planned)
+        return StepStatus(what, FINISHED, done, planned)
     saved = sorted((run / "checkpoints").glob("step-*/meta.json"))
     detail = f"newest checkpoint {saved[-1].parent.name}" if saved else "no checkpoint"
-    return Result(what, UNFINISHED, done, planned, detail, "run the same train command again")
+    return StepStatus(what, UNFINISHED, done, planned, detail, "run the same train command again")

@@ -8,9 +8,9 @@ import pytest
 from support import ROOT  # noqa: F401
 from telling import Told
 
-from pretok.base.errors import PartitionsFailed, Stopped
+from pretok.base.errors import InternalError, PartitionsFailed, Stopped
 from pretok.base.failures import TaskError
-from pretok.base.tasks import Usage, run_tasks
+from pretok.base.tasks import Usage, run_all, run_tasks
 
 tries: list[int] = []
 
@@ -63,6 +63,36 @@ def test_a_stop_still_tells_what_the_workers_did(here):
     with pytest.raises(Stopped):
         list(run_tasks(square, [2, 5], ["a", "b"], "number", here, told))
     assert [name for name, _ in told.events] == ["tasks", "task", "workers"]
+
+
+@pytest.mark.parametrize(("kept", "said"), [(True, "is done and kept"), (False, "nothing was changed")])
+def test_all_are_done_before_failures_are_raised(here, tmp_path, kept, said):
+    tries.clear()
+    (tmp_path / ".half.tmp").touch()
+    found = []
+    with pytest.raises(InternalError) as error:
+        found.extend(
+            run_all(
+                square,
+                [2, 3, 4],
+                ["two", "three", "four"],
+                "number",
+                here,
+                Told(),
+                folder=tmp_path,
+                kept=kept,
+            )
+        )
+    assert (found, tries) == ([(0, 4), (2, 16)], [2, 3, 4, 4, 4])
+    assert "1 numbers met an internal error" in str(error.value)
+    assert "  three: ZeroDivisionError: three" in str(error.value)
+    assert said in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_come_with_their_indices(here):
+    tries.clear()
+    assert sorted(run_all(square, [4, 2], ["four", "two"], "number", here, Told())) == [(0, 16), (1, 4)]
 
 
 def test_no_tasks_start_nothing(here):

@@ -22,7 +22,7 @@ from pretok.cluster.chain import (
     load_profile,
     parse_time,
     plan_chain,
-    read_settings,
+    read_slurm_settings,
 )
 from pretok.config import Recipe, make_recipe
 
@@ -57,7 +57,7 @@ def recipe(tmp_path: Path) -> Recipe:
 
 def plan(recipe: Recipe, profile: Path, **overrides: object) -> Chain:
     stages = choose_stages(recipe, None, [])
-    settings = read_settings(recipe.slurm, overrides)
+    settings = read_slurm_settings(recipe.slurm, overrides)
     folder = recipe.out / "slurm" / "chain"
     return plan_chain(
         recipe,
@@ -134,20 +134,20 @@ def test_a_time_of_another_form_is_refused() -> None:
 def test_shipped_profiles_run_and_are_refused_until_filled_in(name: str) -> None:
     profile = load_profile(name)
     with pytest.raises(UsageError, match="SITE_VENV"):
-        check_profile(profile, read_settings({}, {}), ["tokenize", "train"])
+        check_profile(profile, read_slurm_settings({}, {}), ["tokenize", "train"])
 
 
 def test_an_empty_value_of_a_stage_that_does_not_run_is_no_problem(profile: Path) -> None:
     profile.write_text(profile.read_text().replace("SITE_GPUS=4", "SITE_GPUS="))
     loaded = load_profile(str(profile))
-    check_profile(loaded, read_settings({}, {}), ["tokenize"])
+    check_profile(loaded, read_slurm_settings({}, {}), ["tokenize"])
     with pytest.raises(UsageError, match="SITE_GPUS empty"):
-        check_profile(loaded, read_settings({}, {}), ["train"])
+        check_profile(loaded, read_slurm_settings({}, {}), ["train"])
 
 
 def test_unknown_settings_and_stages_are_named(recipe: Recipe) -> None:
     with pytest.raises(UsageError, match=r"slurm\.train\.node"):
-        read_settings({"train": {"node": 3}}, {})
+        read_slurm_settings({"train": {"node": 3}}, {})
     with pytest.raises(UsageError, match="unknown stages tokenise"):
         choose_stages(recipe, "tokenise", [])
 

@@ -19,14 +19,14 @@ from pretok.cli import run_command
 from pretok.config import Recipe
 from pretok.shards.ledger import LedgerWriter
 from pretok.shards.manifest import load_manifest
-from pretok.watch.status import FAILED, FINISHED, RUNNING, UNFINISHED, Result, settled, status_of
+from pretok.watch.status import FAILED, FINISHED, RUNNING, UNFINISHED, StepStatus, settled, status_of
 
 
 class Killed(KeyboardInterrupt):
     """Passes through everything."""
 
 
-def by_name(work: Path) -> dict[str, Result]:
+def by_name(work: Path) -> dict[str, StepStatus]:
     return {one.what: one for one in status_of(work)}
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pretok.base.memory import free_memory
 from pretok.base.records import read_record
 from pretok.base.storage import TEMPORARY_SUFFIX
 
@@ -143,8 +144,7 @@ def _write(folder: Path, limits: Limits) -> list[Check]:
 
 
 def _memory(limits: Limits) -> Check:
-    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    return _at_least("memory", int(found[1]) * 1024 if found else 0, limits.memory, "GB")
+    return _at_least("memory", free_memory(), limits.memory, "GB")
 
 
 def _gpus(limits: Limits) -> Check:

@@ -36,7 +36,7 @@ from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab, write_vocab
 from pretok.vocab.bpe import train_merges
 
-WORD_BYTES = 330
+WORD_BYTES = 350
 """Memory of build-vocab's driver for each distinct word, see docs/scaling.md."""
 WORKER_BYTES = 600_000_000
 """Memory of a worker of tokenize at most, see docs/scaling.md."""

@@ -23,13 +23,14 @@ import numpy as np
 
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import TaskError, raise_failures
 from pretok.base.lock import hold
+from pretok.base.memory import free_memory
 from pretok.base.progress import Progress
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
-from pretok.base.tasks import run_tasks
+from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
+from pretok.base.units import short_bytes
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import count_config, run_count
@@ -51,6 +52,8 @@ REPORT_FILE = "report.json"
 STATE = ".state"
 OTHER_SIZES = (32_000, 64_000)
 """Sizes the report compares with, trained from the same counts."""
+MERGING_BYTES = 33
+"""Memory for each byte of the distinct words while they are merged, see docs/scaling.md."""
 
 
 def run_build_vocab(
@@ -175,6 +178,7 @@ def train_vocabularies(
     nested = vocab.other_sizes
     sizes = dict.fromkeys((vocab.size, *nested, *OTHER_SIZES))
     counted = words.words
+    _check_memory(words, vocab.min_count)
     merges = train_merges(
         counted.data,
         counted.offsets,
@@ -196,6 +200,21 @@ def train_vocabularies(
     return made
 
 
+def _check_memory(words: TrainingWords, min_count: int) -> None:
+    """Raises UsageError, before the work, for words that memory does not hold while they are merged."""
+    counted = words.words
+    need, free = len(counted.data) * MERGING_BYTES, free_memory()
+    if need <= free:
+        return
+    left, more = counted.occurrences > min_count, min_count + 1
+    kept = int(counted.lengths[left].sum()) * MERGING_BYTES
+    raise UsageError(
+        f"merging {len(counted):,} distinct words of {len(counted.data):,} bytes takes about {short_bytes(need)} of "
+        f"memory, and {short_bytes(free)} are free here: --min-count {more} leaves {int(left.sum()):,} of them, for "
+        f"{short_bytes(kept)}; or take a node with more memory. The counts are kept"
+    )
+
+
 def _measure(
     made: dict[int, Vocabulary],
     counts: CorpusCounts,
@@ -209,13 +228,8 @@ def _measure(
     eod = recipe.vocab.special_tokens[0]
     tasks = [MeasureTask(path.absolute(), len(counts.sources), paths, eod) for path in counts.buckets]
     total = empty_measure(len(counts.sources), [vocab.size for vocab in made.values()])
-    failures = []
     engine.choose(sum(path.stat().st_size for path in counts.buckets))
     names = [task.bucket.name for task in tasks]
-    for outcome in run_tasks(measure_bucket, tasks, names, "bucket", engine, tell, progress):
-        if isinstance(outcome.result, TaskError):
-            failures.append((names[outcome.index], outcome.result))
-        else:
-            total.add(outcome.result)
-    raise_failures(failures, tell, "buckets")
+    for _, measure in run_all(measure_bucket, tasks, names, "bucket", engine, tell, progress, kept=False):
+        total.add(measure)
     return total

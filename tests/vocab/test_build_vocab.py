@@ -159,6 +159,22 @@ def test_fewer_merges_than_asked_for(
     assert model["merges"] == expected["merges"]
 
 
+def test_words_that_memory_does_not_hold_are_refused_before_they_are_merged(
+    folder: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pretok.vocab.job.free_memory", lambda: 1000)
+    with pytest.raises(UsageError) as error:
+        run_build_vocab(recipe(folder, size=600), here, SILENT)
+    monkeypatch.undo()
+    monkeypatch.setattr("pretok.vocab.job.OTHER_SIZES", ())
+    all_words = report_of(recipe(folder, size=600), here)["words"]
+    fewer = report_of(recipe(folder, size=600, out="fewer", min_count=2), here)["words"]
+    assert str(error.value).startswith(f"merging {all_words['distinct']:,} distinct words of ")
+    left = fewer["distinct"] - fewer["dropped"]
+    assert f"1 kB are free here: --min-count 2 leaves {left:,} of them, for " in str(error.value)
+    assert 0 < left < all_words["distinct"]
+
+
 def test_both_libraries_open_the_folder(folder: Path, here: Engine) -> None:
     transformers = needs("transformers")
     run_build_vocab(recipe(folder, size=1200), here, Silent())

@@ -1,0 +1,45 @@
+"""Memory that this process may still take.
+
+Enters: what Linux tells of the machine and of the control groups that Slurm and containers put processes into. Leaves:
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes free on this machine, or less where a control group's limit comes first. The page cache counts as free.
+
+    See proc(5), and the kernel's documentation of cgroup-v1/memory and cgroup-v2.
+    """
+    line = (proc / "meminfo").read_text(encoding="ascii").partition("MemAvailable:")[2]
+    return min([int(line.split()[0]) * 1024, *_left_in_groups(proc / "self" / "cgroup", groups)])
+
+
+def _left_in_groups(listed: Path, groups: Path) -> Iterator[int]:
+    """What is left in each group with a limit that this process is in, those around it too."""
+    for line in listed.read_text(encoding="utf-8").splitlines():
+        _, controllers, place = line.split(":", 2)
+        if controllers in ("", "memory"):
+            root = groups / controllers
+            names = (
+                ("memory.limit_in_bytes", "memory.usage_in_bytes")
+                if controllers
+                else ("memory.max", "memory.current")
+            )
+            folder = root / place.lstrip("/")
+            for group in (folder, *(above for above in folder.parents if above.is_relative_to(root))):
+                yield from _left(group, *names)
+
+
+def _left(group: Path, limit: str, usage: str) -> Iterator[int]:
+    try:
+        most, used = (group / limit).read_text().strip(), int((group / usage).read_text())
+        cached = (group / "memory.stat").read_text().partition("\ninactive_file ")[2]
+    except OSError:  # not mounted here, or without this controller
+        return
+    if most != "max":
+        yield max(0, int(most) - used + int(cached.split()[0] if cached else 0))

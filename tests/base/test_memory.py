@@ -1,0 +1,52 @@
+"""The memory that is left: the machine's, or that of the tightest control group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import ROOT  # noqa: F401
+
+from pretok.base.memory import free_memory
+
+
+def files(folder: Path, **texts: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    files(tmp_path / "proc", meminfo="MemTotal: 1000 kB\nMemAvailable:   600 kB\nBuffers: 1 kB")
+    files(tmp_path / "proc" / "self", cgroup="0::/")
+    return tmp_path / "proc"
+
+
+def test_without_groups_it_is_the_machine(proc: Path, tmp_path: Path) -> None:
+    assert free_memory(proc, tmp_path / "none") == 600 * 1024
+
+
+def test_the_tightest_group_decides(proc: Path, tmp_path: Path) -> None:
+    files(proc / "self", cgroup="0::/slurm/job_7/step_0")
+    groups = tmp_path / "cgroup"
+    files(groups / "slurm" / "job_7" / "step_0", memory__max="max", memory__current=5, memory__stat="anon 1")
+    files(
+        groups / "slurm" / "job_7",
+        memory__max=100_000,
+        memory__current=70_000,
+        memory__stat="anon 1\ninactive_file 20000\nactive_file 3",
+    )
+    files(groups / "slurm", memory__max=400_000, memory__current=10, memory__stat="anon 1")
+    assert free_memory(proc, groups) == 100_000 - 70_000 + 20_000
+
+
+def test_the_first_version_of_groups_is_known_too(proc: Path, tmp_path: Path) -> None:
+    files(proc / "self", cgroup="4:memory:/slurm/uid_1\n3:cpuset:/\n0::/")
+    group = tmp_path / "cgroup" / "memory" / "slurm" / "uid_1"
+    files(group, memory__limit_in_bytes=50_000, memory__usage_in_bytes=60_000, memory__stat="cache 1")
+    assert free_memory(proc, tmp_path / "cgroup") == 0
+
+
+def test_here_it_is_a_number() -> None:
+    assert free_memory() > 1 << 20

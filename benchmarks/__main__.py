@@ -19,6 +19,7 @@ from benchmarks.end_to_end import measure_end_to_end
 from benchmarks.house import main as measure_house
 from benchmarks.inputs import Inputs, prepare
 from benchmarks.measure import save
+from benchmarks.new_text import measure_new_text
 from benchmarks.parts import measure_parts
 from benchmarks.peers import measure_peers
 from benchmarks.report import write_report
@@ -26,6 +27,7 @@ from benchmarks.scaling import measure_balance, measure_memory, measure_ray, mea
 
 SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "parts": measure_parts,
+    "new-text": measure_new_text,
     "end-to-end": measure_end_to_end,
     "peers": measure_peers,
     "memory": lambda inputs, runs: measure_memory(inputs),

@@ -108,6 +108,11 @@ def _lines(path: Path) -> list[bytes]:
         return file.read().splitlines(keepends=True)
 
 
+def texts_of(path: Path) -> list[str]:
+    """The text of each line of a compressed file."""
+    return [json.loads(line)["text"] for line in _lines(path)]
+
+
 def _derive(corpus: Path, folder: Path) -> dict[str, int]:
     import pyarrow as pa
     import pyarrow.parquet as pq

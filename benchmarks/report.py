@@ -115,6 +115,10 @@ def markdown(results: dict[str, Any]) -> str:
         "|---|---:|",
         *(f"| {name} | {value:.0f} |" for name, value in results["parts"]["parts_mb_s"].items()),
     ]
+    if "new_text" in results:
+        speeds = {name: speed for name, speed in results["new_text"].items() if name != "load_average"}
+        lines += ["", "| encode on one core, every document once, then all again | MB/s |", "|---|---:|"]
+        lines += [f"| {name} | {speed:.0f} |" for name, speed in speeds.items()]
     if "scaling" in results:
         lines += [
             "",

@@ -10,7 +10,7 @@ from support import needs
 
 torch = needs("torch")
 import pretok.stream
-from tests.train_support import column, model_file, random_shards, run_ranks
+from tests.train_support import column, model_file, run_ranks
 from train.config import TrainConfig
 from train.model.sizes import model_config
 from train.model.transformer import Decoder, initial_tensor
@@ -18,11 +18,6 @@ from train.run import loop
 from train.steps.optim import learning_rate
 
 STEPS = 6
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_shards(tmp_path_factory.mktemp("shards"))
 
 
 def arguments(shards: Path, run: Path, model: str) -> list[object]:

@@ -61,7 +61,7 @@ def train_here(out: Path, steps: int) -> Path:
 def test_two_nodes_equal_one_process_through_a_signal(
     cluster: Cluster, recipe: Recipe, profile: Profile, tmp_path: Path
 ) -> None:
-    steps = 60
+    steps = 120
     path = recipe("work", TRAIN)
     loaded = load_recipe(path)
     with start_engine(0, None) as engine:
@@ -72,7 +72,7 @@ def test_two_nodes_equal_one_process_through_a_signal(
     chain = cluster.submit(str(path), "--profile", site, *shape, "--", f"--steps={steps}")
     stopped, last, idle = chain.ids("train")
 
-    chain.wait_for(stopped, "step 20/")
+    chain.wait_for(stopped, "step 10/")
     cluster.run("scancel", "--batch", "--signal=USR1", stopped)
     assert cluster.wait(stopped) == "FAILED"
     assert cluster.exit_code(stopped) == 75, chain.logs()

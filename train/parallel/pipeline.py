@@ -69,7 +69,7 @@ class Pipeline(nn.Module):
             part.config, part.z_loss = model, config.z_loss
         self._tokens = batch.accumulation * batch.micro_batch * seq_len
         ids = torch.empty((batch.micro_batch, seq_len), dtype=torch.int32, device="meta")
-        hidden = torch.empty((*ids.shape, model.dim), dtype=self._dtype, device="meta", requires_grad=True)
+        hidden = torch.empty(self._hidden(ids), dtype=self._dtype, device="meta", requires_grad=True)
         total = torch.empty((), device="meta", requires_grad=True)
         stages = []
         for number, part in zip(self._numbers(), self._decoders(), strict=True):
@@ -119,7 +119,7 @@ class Pipeline(nn.Module):
         for number, part in zip(self._numbers(), self._decoders(), strict=True):
             x = inputs
             if number > 0:
-                x = torch.empty((*inputs.shape, part.config.dim), dtype=self._dtype, device=inputs.device)
+                x = torch.empty(self._hidden(inputs), dtype=self._dtype, device=inputs.device)
                 dist.recv(x, group=self._group, group_src=(number - 1) % self._ranks)
             found = part(x, targets, documents, each=each)
             if number < self._stages - 1:
@@ -128,6 +128,11 @@ class Pipeline(nn.Module):
                 result = torch.stack([value.float() for value in found])
         dist.broadcast(result, group=self._group, group_src=self._ranks - 1)
         return result[0], result[1] > 0 if each else result[1]
+
+    def _hidden(self, tokens: Tensor) -> tuple[int, int, int]:
+        """What travels for tokens (n, L)."""
+        part = self._decoders()[0]
+        return len(tokens), tokens.shape[1] // part.sequence_parts, part.config.dim
 
     def _numbers(self) -> range:
         """The stages of this rank."""

@@ -24,7 +24,15 @@ from train.config import Batch, PhaseSettings, TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, attention_kernel, initial_tensor
 from train.parallel.devices import Device
-from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, pass_dtype, solve_layout
+from train.parallel.mesh import (
+    Layout,
+    build_mesh,
+    check_tensor,
+    materialize,
+    parallelize,
+    pass_dtype,
+    solve_layout,
+)
 from train.parallel.pipeline import Pipeline, take_part
 from train.parallel.stages import bubble, check_pipeline, split_layers, stages_per_rank
 from train.run.phases import Leg, Phase, open_phases
@@ -59,6 +67,7 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
     layout = solve_layout(world, per_node, config.shard, config.tensor, config.pipeline)
     phases = open_phases(config, layout.data_ranks)
     for phase in phases:
+        check_tensor(config.tensor, phase.model, phase.view.seq_len)
         check_pipeline(config, phase.model, phase.batch)
     return Plan(config, phases, layout)
 

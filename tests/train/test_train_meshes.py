@@ -34,7 +34,7 @@ MESHES = [
 ]
 """pipeline x replicate x shard x tensor."""
 EACH = 2
-"""Steps on each mesh: the loss of the first tells of the parameters it loaded, that of the second of the moments too."""
+"""Steps on each mesh: the loss of the first tells of the parameters it read, of the second of the moments too."""
 
 SIZES = "vocab_size = 60\ndim = 16\nlayers = 2\nheads = 4\nkv_heads = 4\nhidden = 16\ntied = false\n"
 

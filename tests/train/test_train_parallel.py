@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from support import needs
 
 torch = needs("torch")
 import pretok.stream
-from tests.train_support import column, model_file, run_ranks
+from tests.train_support import Ranks, column, model_file, run_ranks
 from train.config import TrainConfig
 from train.model.sizes import model_config
 from train.model.transformer import Decoder, initial_tensor
@@ -84,11 +85,27 @@ def test_four_processes_equal_one(
     shards: Path, alone: dict[bool, Path], tmp_path: Path, extra: list[object], tied: bool
 ) -> None:
     run = tmp_path / "run"
-    run_ranks(4, [*arguments(shards, run, model_file(tmp_path, tied=tied)), *extra], tmp_path)
+    flags = [*arguments(shards, run, model_file(tmp_path, tied=tied)), *extra]
+    ranks = Ranks(4, flags, tmp_path, _tell_what_blocks_see)
+    assert ranks.wait() == [0] * 4, ranks.text()
+    # Between matrix products a tensor rank has its part of every sequence.
+    assert set(re.findall(r"of (\d+) tokens", ranks.text())) == {"8" if "--tensor" in extra else "16"}
     assert column(run, "data_hash") == column(alone[tied], "data_hash")
     assert column(run, "loss") == pytest.approx(column(alone[tied], "loss"), rel=1e-5)
     assert column(run, "grad_norm") == pytest.approx(column(alone[tied], "grad_norm"), rel=1e-4)
     assert len(set(column(run, "loss"))) == STEPS  # the losses move, so equality says something
+
+
+def _tell_what_blocks_see() -> None:
+    from train.model.transformer import Block
+
+    original = Block.forward
+
+    def forward(block: Block, x: Any, *others: Any) -> Any:
+        print(f"a block sees sequences of {x.shape[1]} tokens", flush=True)
+        return original(block, x, *others)
+
+    Block.forward = forward  # type: ignore[method-assign]
 
 
 def test_bf16_accumulation_offload_and_document_mask_on_a_mesh(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import types
@@ -29,6 +30,7 @@ def test_tune_takes_out_of_memory_as_a_result(
     def run(command: list[str], **options: Any) -> Any:
         size = command[command.index("--micro-batch") + 1]
         started.append(size)
+        assert options["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)  # from any folder
         if size == "2":
             return original(command, **options)
         text = "torch.OutOfMemoryError: CUDA out of memory." if size == "4" else "ValueError: something else"

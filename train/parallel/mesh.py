@@ -228,7 +228,9 @@ def _split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
     if model.norm is not None:
         parallelize_module(model, mesh, {"norm": SequenceParallel()})
         parallelize_module(
-            model, mesh, {"norm": PrepareModuleOutput(output_layouts=tokens, desired_output_layouts=Replicate())}
+            model,
+            mesh,
+            {"norm": PrepareModuleOutput(output_layouts=tokens, desired_output_layouts=Replicate())},
         )
     if model.lm_head is not None:  # its weight alone is used, by the loss
 

@@ -147,7 +147,8 @@ def describe(plan: Plan, legs: Sequence[Leg], device: Device) -> str:
         f"model {plan.config.model}: {model.parameters:,} parameters, sequences of "
         f"{first.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
         f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
-        f"{layout.tensor} tensor parallel{_in_stages(plan)} on {device.name}, peak {peak} ({device.peak_source})",
+        f"{layout.tensor} tensor parallel{_in_stages(plan)} on {device.name}, "
+        f"{len(os.sched_getaffinity(0))} cores each, peak {peak} ({device.peak_source})",
         f"global batch {_in_words(first.batch)}",
         f"{legs[-1].last_step} steps, {legs[-1].tokens_after(legs[-1].last_step):,} tokens"
         + (f" of {len(first.view) * first.view.seq_len:,}" if len(plan.phases) == 1 else ""),

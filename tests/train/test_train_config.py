@@ -21,10 +21,10 @@ from train.config import (
     check_table,
     parse,
     parse_checkpointing,
-    solve_batch,
     whole_number,
 )
 from train.model.sizes import PRESETS
+from train.parallel.batch import solve_batch
 from train.parallel.mesh import check_tensor, solve_layout
 from train.tools.tune import flags
 

@@ -11,8 +11,9 @@ from support import needs
 needs("torch")
 from pretok.base.errors import UsageError
 from tests.train_support import column, random_shards, run_jobs
-from train.config import Batch, TrainConfig
+from train.config import TrainConfig
 from train.model.sizes import PRESETS, ModelConfig
+from train.parallel.batch import Batch
 from train.parallel.stages import bubble, check_pipeline, passes_in_memory, split_layers
 from train.run.metrics import read_lines
 

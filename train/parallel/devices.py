@@ -71,7 +71,7 @@ def find_device() -> Device:
     # A launcher that binds one GPU to each task leaves only number 0 visible.
     index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
     torch.cuda.set_device(index)
-    properties = torch.cuda.get_device_properties(index)
+    properties: Any = torch.cuda.get_device_properties(index)
     place = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
     allowed, ranks = os.sched_getaffinity(0), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     os.sched_setaffinity(0, cores_beside("{:04x}:{:02x}:{:02x}.0".format(*place), allowed, ranks))

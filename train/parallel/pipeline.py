@@ -22,9 +22,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from train.config import Batch, TrainConfig
+from train.config import TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
+from train.parallel.batch import Batch
 
 
 def take_part(model: Decoder, stage: int, blocks: Sequence[range]) -> None:

@@ -20,9 +20,10 @@ from pretok.base.errors import UsageError
 from train.checkpoint.export import exported_tensors
 from train.checkpoint.saved import complete_checkpoints
 from train.checkpoint.state import load_weights
-from train.config import Batch, PhaseSettings, TrainConfig
+from train.config import PhaseSettings, TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, attention_kernel, initial_tensor
+from train.parallel.batch import Batch
 from train.parallel.devices import Device
 from train.parallel.mesh import (
     Layout,

@@ -16,8 +16,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pretok.base.errors import UsageError
-from train.config import TrainConfig, add_flags, parse, solve_batch, whole_number
+from train.config import TrainConfig, add_flags, parse, whole_number
 from train.model.sizes import model_config
+from train.parallel.batch import solve_batch
 from train.parallel.devices import peak_of
 from train.parallel.mesh import check_tensor, solve_layout
 from train.parallel.stages import bubble, check_pipeline

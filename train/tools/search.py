@@ -21,8 +21,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pretok.base.errors import UsageError
-from train.config import Batch, TrainConfig, solve_batch
+from train.config import TrainConfig
 from train.model.sizes import ModelConfig
+from train.parallel.batch import Batch, solve_batch
 from train.parallel.mesh import Layout, check_tensor, solve_layout
 from train.parallel.stages import bubble, check_pipeline
 from train.tools.memory import HEADROOM, count_tensors

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tests.support import make_shards
+from train.config import TrainConfig
 from train.run.metrics import read_lines
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -42,6 +43,13 @@ def model_file(folder: Path, *, tied: bool = True) -> str:
     path = folder / f"model-{tied}.toml"
     path.write_text(SIZES.format(tied=str(tied).lower()))
     return str(path)
+
+
+def tiny_config(shards: Path, folder: Path, **more: Any) -> TrainConfig:
+    """Eight steps of eight sequences of 16 tokens in FOLDER/run, by one process; `more` wins."""
+    values: dict[str, Any] = {"shards": str(shards), "out": str(folder / "run"), "model": model_file(folder)}
+    values |= {"seq_len": 16, "global_batch": 8, "steps": 8, "workers": 0}
+    return TrainConfig(**values | more)
 
 
 def random_shards(folder: Path) -> Path:

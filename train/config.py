@@ -1,7 +1,7 @@
 """Settings of a run: one frozen dataclass, from a TOML file and from flags.
 
-Enters: `--config FILE.toml` and flags, which win. Leaves: a TrainConfig and a solved Batch. Unknown keys are
-refused with the nearest known one named.
+Enters: `--config FILE.toml` and flags, which win. Leaves: a TrainConfig. Unknown keys are refused with the
+nearest known one named.
 """
 
 from __future__ import annotations
@@ -251,52 +251,6 @@ def parse_files(text: str | None) -> dict[str, Path]:
             raise UsageError(f"evaluate is {text!r}; it must be NAME=FILE, several of them with commas")
         files[name] = Path(path)
     return files
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """global_batch = micro_batch x accumulation x data-parallel ranks, all in sequences."""
-
-    global_batch: int
-    micro_batch: int
-    accumulation: int
-    ranks: int
-
-
-def solve_batch(
-    ranks: int, global_batch: int | None, micro_batch: int | None, accumulation: int | None
-) -> Batch:
-    """Fill in what is not given. Of two unknowns accumulation is 1; with nothing given, micro_batch is 8.
-
-    Raises UsageError with the nearest valid values when it does not divide.
-    """
-    for name, value in (
-        ("global_batch", global_batch),
-        ("micro_batch", micro_batch),
-        ("accumulation", accumulation),
-    ):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}; it must be at least 1")
-    if global_batch is None:
-        micro_batch, accumulation = micro_batch or 8, accumulation or 1
-        return Batch(micro_batch * accumulation * ranks, micro_batch, accumulation, ranks)
-    if micro_batch is None:
-        accumulation = accumulation or 1
-    unit = ranks * (micro_batch or 1) * (accumulation or 1)
-    both = micro_batch is not None and accumulation is not None
-    if global_batch % unit or (both and global_batch != unit):
-        below, above = global_batch // unit * unit, -(-global_batch // unit) * unit
-        nearest = str(unit) if both else " or ".join(str(n) for n in (below, above) if n)
-        factors = [f"{ranks} data-parallel ranks"]
-        factors += [f"micro_batch {micro_batch}"] if micro_batch else []
-        factors += [f"accumulation {accumulation}"] if accumulation else []
-        raise UsageError(
-            f"global_batch {global_batch} is not a multiple of {' x '.join(factors)} = {unit}"
-            f"{' or not equal to it' if both else ''}; nearest: {nearest}"
-        )
-    if micro_batch is None:
-        return Batch(global_batch, global_batch // unit, accumulation or 1, ranks)
-    return Batch(global_batch, micro_batch, global_batch // (ranks * micro_batch), ranks)
 
 
 def _nearest(name: str, known: Mapping[str, str]) -> str:

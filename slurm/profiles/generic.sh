@@ -32,5 +32,6 @@ SITE_PREFLIGHT_LIMITS=     # such as --min-free 2TiB --min-memory 200GiB
 
 site_setup() { # in every job, before the virtual environment comes first on PATH
     : # module load cuda
+    # export PYTORCH_ALLOC_CONF=expandable_segments:True # on NVIDIA: torch loses less memory between blocks
     # export NCCL_SOCKET_IFNAME=$SITE_INTERFACE GLOO_SOCKET_IFNAME=$SITE_INTERFACE
 }

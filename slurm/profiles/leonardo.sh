@@ -30,5 +30,6 @@ SITE_PREFLIGHT_LIMITS="--min-memory 300GiB"
 
 site_setup() {
     : # the wheel of torch brings its CUDA libraries; load what yours needs
+    export PYTORCH_ALLOC_CONF=expandable_segments:True # torch: less memory lost between blocks
     export NCCL_SOCKET_IFNAME=$SITE_INTERFACE GLOO_SOCKET_IFNAME=$SITE_INTERFACE NCCL_IB_HCA=mlx5
 }

@@ -34,7 +34,7 @@ class Cluster:
         """State of a job, such as PENDING or COMPLETED."""
         return self.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T")
 
-    def wait(self, job: str, seconds: float = 150) -> str:
+    def wait(self, job: str, seconds: float = 600) -> str:
         """The state in which a job ended."""
         self.until(lambda: self.state(job) in ENDED, seconds, f"job {job} to end")
         return self.state(job)
@@ -83,6 +83,6 @@ class Submitted:
         """All logs, for a failing assertion."""
         return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("*.out")))
 
-    def wait_for(self, job: str, text: str, seconds: float = 90) -> None:
+    def wait_for(self, job: str, text: str, seconds: float = 300) -> None:
         """Wait until a job's log holds a text."""
         self.cluster.until(lambda: text in self.log(job), seconds, f"{text!r} of job {job}:\n{self.logs()}")

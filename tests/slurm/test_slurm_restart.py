@@ -106,7 +106,7 @@ def test_the_next_link_goes_on_when_the_first_node_dies(
 ) -> None:
     """The job script dies with it; Slurm alone would let the other nodes idle to the time limit."""
     options = ("--nodes=train=1", "--links=train=2", "--spare=1")
-    chain = submit(*options, setup="export PRETOK_GUARD_SECONDS=15;")
+    chain = submit(*options, setup="export PRETOK_GUARD_SECONDS=40;")
     first, second = chain.ids("train")
     chain.wait_for(first, "step 40/")
     cluster.run("node-crash", "node1")

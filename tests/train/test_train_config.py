@@ -21,11 +21,11 @@ from train.config import (
     check_table,
     parse,
     parse_checkpointing,
-    solve_batch,
     whole_number,
 )
-from train.parallel.devices import peak_of
-from train.parallel.mesh import solve_layout
+from train.model.sizes import PRESETS
+from train.parallel.batch import solve_batch
+from train.parallel.mesh import check_tensor, solve_layout
 from train.tools.tune import flags
 
 
@@ -199,15 +199,11 @@ def test_layout() -> None:
         solve_layout(16, 4, 3, 1)
     with pytest.raises(UsageError, match="tensor = 3"):
         solve_layout(16, 4, None, 3)
-
-
-def test_unknown_device_has_no_peak() -> None:
-    assert peak_of("Some GPU 9000") == (None, "n/a: no peak known for 'Some GPU 9000'")
-    assert peak_of("NVIDIA H100 80GB HBM3")[0] == pytest.approx(989.5e12)
-    assert peak_of("NVIDIA H100 PCIe")[0] == pytest.approx(756.5e12)
-    assert peak_of("NVIDIA A100-SXM-64GB")[0] == pytest.approx(358.2e12, rel=1e-3)
-    assert peak_of("NVIDIA A100-SXM4-40GB")[0] == pytest.approx(312e12)
-    assert peak_of("AMD Instinct MI250X")[0] == pytest.approx(191.5e12)
+    check_tensor(8, PRESETS["1b"], 4096)
+    with pytest.raises(UsageError, match=r"--tensor 16 does not divide kv_heads \(8\)"):
+        check_tensor(16, PRESETS["1b"], 4096)
+    with pytest.raises(UsageError, match=r"--tensor 8 does not divide seq_len \(4100\)"):
+        check_tensor(8, PRESETS["1b"], 4100)
 
 
 def test_trainer_needs_torch_numpy_safetensors_and_xxhash_alone() -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import needs
+from support import ROOT, needs
 
 torch = needs("torch")
 from pretok.base.errors import Stopped
-from tests.train_support import Ranks, model_file, random_shards
+from tests.train_support import Ranks, model_file
 from train import __main__
 from train.checkpoint import HungSave, save
 from train.checkpoint.saved import SummedWriter
@@ -25,13 +25,6 @@ from train.config import TrainConfig
 from train.run import loop, metrics, report
 from train.run.failures import explain
 from train.run.report import Reporter
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_shards(tmp_path_factory.mktemp("shards"))
 
 
 def ended(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:

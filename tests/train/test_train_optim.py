@@ -11,30 +11,11 @@ from support import needs
 
 torch = needs("torch")
 from pretok.base.errors import PretokError
-from tests.train_support import column, model_file, random_shards
+from tests.train_support import column, tiny_config
 from train.config import TrainConfig
 from train.run import loop
 from train.steps import step
 from train.steps.optim import WINDOW, Guard, learning_rate
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_shards(tmp_path_factory.mktemp("shards"))
-
-
-def config_of(shards: Path, folder: Path, **settings: Any) -> TrainConfig:
-    values: dict[str, Any] = {
-        "shards": str(shards),
-        "out": str(folder / "run"),
-        "model": model_file(folder),
-        "seq_len": 16,
-        "global_batch": 8,
-        "steps": 8,
-        "workers": 0,
-        "save_every": "3",
-    }
-    return TrainConfig(**values | settings)
 
 
 def test_schedules() -> None:
@@ -129,7 +110,7 @@ def test_without_clipping_gradients_stay_as_they_are(shards: Path, tmp_path: Pat
     run = tmp_path / "run"
     losses = []
     for clip in (0.0, 1e9, 1e-9):
-        config = config_of(
+        config = tiny_config(
             shards, tmp_path, clip=clip, warmup=0, lr=0.01, eps=1.0, out=f"{run}{clip}", steps=4
         )
         loop.train(config)
@@ -150,8 +131,8 @@ def test_hyper_parameters_are_those_of_the_settings_after_a_resume(shards: Path,
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step, "update", update)
-        loop.train(config_of(shards, tmp_path, steps=3))
-        loop.train(config_of(shards, tmp_path, steps=4, **changed))
+        loop.train(tiny_config(shards, tmp_path, steps=3))
+        loop.train(tiny_config(shards, tmp_path, steps=4, **changed))
     assert seen[0] == [((0.9, 0.95), 1e-8, 0.0), ((0.9, 0.95), 1e-8, 0.1)]
     assert seen[3] == [((0.5, 0.6), 1e-3, 0.0), ((0.5, 0.6), 1e-3, 5.0)]
 
@@ -176,7 +157,7 @@ def test_nan_gradient_is_skipped_and_counted(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     after = poison(monkeypatch, {3, 4})
-    loop.train(config_of(shards, tmp_path))
+    loop.train(tiny_config(shards, tmp_path))
     for before, now in zip(after[1], after[3], strict=True):  # steps 3 and 4 changed nothing
         assert torch.equal(before, now)
     assert not torch.equal(after[3][0], after[4][0])
@@ -192,7 +173,7 @@ def test_too_many_skips_end_the_run_and_spare_the_checkpoints(
 ) -> None:
     poison(monkeypatch, set(range(3, 100)))
     with pytest.raises(PretokError, match="were skipped"):
-        loop.train(config_of(shards, tmp_path, max_skips=3, save_every="2"))
+        loop.train(tiny_config(shards, tmp_path, max_skips=3, save_every="2"))
     for meta in (tmp_path / "run" / "checkpoints").glob("*/meta.json"):
         assert json.loads(meta.read_text())["step"] <= 6
     assert not (tmp_path / "run" / "done.json").exists()
@@ -214,7 +195,7 @@ def test_parameters_that_are_not_finite_are_not_saved(
     done: list[int] = []
     monkeypatch.setattr(step, "update", update)
     with pytest.raises(PretokError, match=r"not finite|were skipped"):
-        loop.train(config_of(shards, tmp_path, max_skips=5))
+        loop.train(tiny_config(shards, tmp_path, max_skips=5))
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-00000003"]
 
 
@@ -232,7 +213,7 @@ def test_no_host_synchronisation_inside_a_step(
         return result
 
     monkeypatch.setattr(loop, "train_step", profiled)
-    loop.train(config_of(shards, tmp_path, micro_batch=2, steps=3))
+    loop.train(tiny_config(shards, tmp_path, micro_batch=2, steps=3))
     waiting = {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"}
 
     def inside(event: Any) -> set[str]:

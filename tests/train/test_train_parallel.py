@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from support import needs
 
 torch = needs("torch")
 import pretok.stream
-from tests.train_support import column, model_file, random_shards, run_ranks
+from tests.train_support import column, model_file, run_jobs
 from train.config import TrainConfig
 from train.model.sizes import model_config
 from train.model.transformer import Decoder, initial_tensor
@@ -20,29 +21,53 @@ from train.steps.optim import learning_rate
 STEPS = 6
 
 
+SPLIT: dict[str, tuple[bool, tuple[object, ...]]] = {
+    "2x2": (True, ("--shard", 2)),
+    "2x2-scatter": (False, ("--shard", 2, "--accumulation", 2)),
+    "2x2-last": (True, ("--shard", 2, "--micro-batch", 1, "--sync", "last")),
+    "ddp": (True, ("--shard", 1)),
+    "zero-2": (True, ("--shard", 4, "--no-reshard", "--checkpointing", "full", "--micro-batch", 2)),
+    "2-tensor-2": (True, ("--shard", 2, "--tensor", 2)),
+    "replicate-2-tensor-2": (
+        False,
+        ("--shard", 1, "--tensor", 2, "--micro-batch", 2, "--checkpointing", "every-2"),
+    ),
+}
+"""Of runs on four ranks whether the embedding is the output matrix, and what is their own."""
+OTHER = ("--precision", "bf16", "--offload", "--micro-batch", 2, "--checkpointing", "ops", "--shard", 2)
+
+
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_shards(tmp_path_factory.mktemp("shards"))
+def runs(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """alone-tied, alone-untied: of one process; one run for each of SPLIT; other: with OTHER and masked documents."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def job(name: str, ranks: int, tied: bool, *own: object) -> tuple[int, list[object]]:
+        data = ("--shards", shards, "--out", folder / name, "--model", model_file(folder, tied=tied))
+        sizes = ("--seq-len", 16, "--global-batch", 16, "--steps", STEPS, "--workers", 0)
+        return ranks, [*data, *sizes, "--lr", 0.01, "--warmup", 2, "--save-every", "never", *own]
+
+    jobs = [job("alone-tied", 1, True), job("alone-untied", 1, False)]
+    jobs += [job(name, 4, tied, *own) for name, (tied, own) in SPLIT.items()]
+    run_jobs([*jobs, job("other", 4, True, *OTHER, "--attention", "document")], folder, before=_note_lengths)
+    return folder
 
 
-def arguments(shards: Path, run: Path, model: str) -> list[object]:
-    return [
-        *("--shards", shards, "--out", run, "--model", model, "--seq-len", 16, "--global-batch", 16),
-        *("--steps", STEPS, "--lr", 0.01, "--warmup", 2, "--workers", 0, "--save-every", 1000),
-    ]
+def _note_lengths() -> None:
+    """Each run leaves how many tokens of a sequence its blocks saw."""
+    original = loop._loop
+
+    def _loop(run: Any) -> None:
+        seen: set[int] = set()
+        for block in run.trainee.model.layers:
+            block.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
+        original(run)
+        Path(run.plan.config.out, f"lengths-{os.environ['RANK']}").write_text(f"{sorted(seen)}")
+
+    loop._loop = _loop
 
 
-@pytest.fixture(scope="module")
-def alone(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    runs = {}
-    for tied in (True, False):
-        folder = tmp_path_factory.mktemp("alone")
-        run_ranks(1, arguments(shards, folder / "run", model_file(folder, tied=tied)), folder)
-        runs[tied] = folder / "run"
-    return runs
-
-
-def test_one_process_equals_a_plain_loop(shards: Path, alone: dict[bool, Path], tmp_path: Path) -> None:
+def test_one_process_equals_a_plain_loop(shards: Path, runs: Path, tmp_path: Path) -> None:
     """The trainer against a few lines of torch that know nothing of it but the model."""
     config = TrainConfig(lr=0.01, warmup=2)
     sizes = model_config(model_file(tmp_path))
@@ -68,44 +93,29 @@ def test_one_process_equals_a_plain_loop(shards: Path, alone: dict[bool, Path], 
             group["lr"] = learning_rate(config, step, STEPS)
         optimizer.step()
         optimizer.zero_grad()
-    assert column(alone[True], "loss") == pytest.approx(losses, rel=1e-5)
-    assert column(alone[True], "grad_norm") == pytest.approx(norms, rel=1e-4)
+    assert column(runs / "alone-tied", "loss") == pytest.approx(losses, rel=1e-5)
+    assert column(runs / "alone-tied", "grad_norm") == pytest.approx(norms, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("extra", "tied"),
-    [
-        (["--shard", 2], True),
-        (["--shard", 2, "--accumulation", 2], False),
-        (["--shard", 2, "--micro-batch", 1, "--sync", "last"], True),
-        (["--shard", 1], True),
-        (["--shard", 4, "--no-reshard", "--checkpointing", "full", "--micro-batch", 2], True),
-        (["--shard", 2, "--tensor", 2], True),
-        (["--shard", 1, "--tensor", 2, "--micro-batch", 2, "--checkpointing", "every-2"], False),
-    ],
-    ids=["2x2", "2x2-scatter", "2x2-last", "ddp", "zero-2", "2-tensor-2", "replicate-2-tensor-2"],
-)
-def test_four_processes_equal_one(
-    shards: Path, alone: dict[bool, Path], tmp_path: Path, extra: list[object], tied: bool
-) -> None:
-    run = tmp_path / "run"
-    run_ranks(4, [*arguments(shards, run, model_file(tmp_path, tied=tied)), *extra], tmp_path)
-    assert column(run, "data_hash") == column(alone[tied], "data_hash")
-    assert column(run, "loss") == pytest.approx(column(alone[tied], "loss"), rel=1e-5)
-    assert column(run, "grad_norm") == pytest.approx(column(alone[tied], "grad_norm"), rel=1e-4)
+@pytest.mark.parametrize("name", SPLIT)
+def test_four_processes_equal_one(runs: Path, name: str) -> None:
+    tied, own = SPLIT[name]
+    run, alone = runs / name, runs / ("alone-tied" if tied else "alone-untied")
+    assert column(run, "data_hash") == column(alone, "data_hash")
+    assert column(run, "loss") == pytest.approx(column(alone, "loss"), rel=1e-5)
+    assert column(run, "grad_norm") == pytest.approx(column(alone, "grad_norm"), rel=1e-4)
     assert len(set(column(run, "loss"))) == STEPS  # the losses move, so equality says something
+    # Between matrix products a tensor rank has its part of every sequence.
+    lengths = {path.read_text() for path in run.glob("lengths-*")}
+    assert lengths == {"[8]" if "--tensor" in own else "[16]"}
 
 
-def test_bf16_accumulation_offload_and_document_mask_on_a_mesh(
-    shards: Path, alone: dict[bool, Path], tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    extra = ["--precision", "bf16", "--offload", "--micro-batch", 2, "--checkpointing", "ops", "--shard", 2]
-    run_ranks(4, [*arguments(shards, run, model_file(tmp_path)), *extra, "--attention", "document"], tmp_path)
-    assert column(run, "data_hash") == column(alone[True], "data_hash")
+def test_bf16_accumulation_offload_and_document_mask_on_a_mesh(runs: Path) -> None:
+    run, alone = runs / "other", runs / "alone-tied"
+    assert column(run, "data_hash") == column(alone, "data_hash")
     # Another precision and another mask: near, and not equal.
-    assert column(run, "loss") == pytest.approx(column(alone[True], "loss"), rel=0.02)
-    assert column(run, "loss") != pytest.approx(column(alone[True], "loss"), rel=1e-6)
+    assert column(run, "loss") == pytest.approx(column(alone, "loss"), rel=0.02)
+    assert column(run, "loss") != pytest.approx(column(alone, "loss"), rel=1e-6)
 
 
 def test_parameters_are_gathered_once_a_step_or_for_each_use(

@@ -20,7 +20,7 @@ from pretok.stream.continued import beginning, run_position
 from pretok.stream.mix_file import Mix, mix_sources, write_mix
 from pretok.stream.mix_job import MixRequest, run_mix
 from pretok.stream.quota import parse_stage
-from tests.train_support import column, model_file, random_shards, run_ranks
+from tests.train_support import column, model_file, run_ranks
 from train.config import TrainConfig, add_flags, from_mapping, parse
 from train.run import loop
 from train.run.metrics import read_lines
@@ -28,11 +28,6 @@ from train.run.metrics import read_lines
 BATCH, LENGTH = 8, 16
 STEP = BATCH * LENGTH
 """Tokens of a step."""
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_shards(tmp_path_factory.mktemp("shards"))
 
 
 def mix_of(shards: Path, path: Path, *stages: tuple[int, ...], seq_len: int = LENGTH, seed: int = 0) -> str:

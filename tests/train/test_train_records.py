@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from support import needs
 torch = needs("torch")
 from pretok.base.errors import UsageError
 from pretok.shards.manifest import load_manifest
-from tests.train_support import column, model_file, random_shards, run_ranks
+from tests.train_support import column, model_file, run_ranks, tiny_config
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
 from train.model.transformer import attention_kernel
@@ -24,17 +25,7 @@ from train.run import loop
 from train.run.memory import memory_history
 from train.tools.memory import count_tensors
 
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_shards(tmp_path_factory.mktemp("shards"))
-
-
-def settings(shards: Path, folder: Path, **more: Any) -> TrainConfig:
-    values: dict[str, Any] = {"shards": str(shards), "out": str(folder / "run"), "seq_len": 16, "workers": 0}
-    return TrainConfig(
-        **values | {"model": model_file(folder), "global_batch": 8, "steps": 2, "warmup": 1} | more
-    )
+settings = partial(tiny_config, steps=2, warmup=1)
 
 
 def test_wandb_knows_code_and_data(

@@ -15,17 +15,12 @@ import pytest
 from support import needs
 
 from pretok.base.storage import read_json
-from tests.train_support import Ranks, column, model_file, random_shards, run_ranks
+from tests.train_support import Ranks, column, model_file, run_ranks
 from train.run.metrics import read_lines
 
 needs("torch")
 
 STEPS = 20
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_shards(tmp_path_factory.mktemp("shards"))
 
 
 def arguments(shards: Path, run: Path, **extra: object) -> list[object]:

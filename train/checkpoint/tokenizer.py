@@ -17,8 +17,8 @@ from pretok.shards.manifest import load_manifest
 from train.checkpoint.meta import Meta
 
 TOKENIZER_FILE = "tokenizer.json"
-PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
-"""What decides ids, of which `pretok` takes a tokenizer's fingerprint."""
+_PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
+"""What decides ids."""
 
 
 def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
@@ -36,7 +36,7 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     data = read_json(path)
     if not isinstance(data, dict):
         raise IntegrityError(f"{path} is no tokenizer")
-    found = fingerprint({part: data.get(part) for part in PARTS})
+    found = tokenizer_fingerprint(data)
     if expected is None:
         raise MismatchError(
             f"the checkpoint does not say which tokenizer its shards had, and {shards} is gone or changed: bring "
@@ -63,6 +63,11 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
         text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
         files[other] = beside.read_bytes() if beside.is_file() else text.encode()
     return files
+
+
+def tokenizer_fingerprint(data: dict[str, Any]) -> str:
+    """That of a tokenizer.json, as `pretok` takes it."""
+    return fingerprint({part: data.get(part) for part in _PARTS})
 
 
 def _of_shards(meta: Meta) -> tuple[str | None, Path]:

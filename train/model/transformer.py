@@ -168,8 +168,8 @@ class Block(nn.Module):
 
 class Decoder(nn.Module):
     """The whole model, or a part of it (see `train.parallel.pipeline`): without its beginning it takes hidden states
-    (n, L, dim) for tokens, without its end it returns them. `loss_chunk` tokens have their logits in memory at a time;
-    `fuse_loss` compiles the loss."""
+    (n, L, dim) for tokens, without its end it returns them; of L one of `sequence_parts` where ranks share sequences.
+    `loss_chunk` tokens have their logits in memory at a time; `fuse_loss` compiles the loss."""
 
     def __init__(self, config: ModelConfig, *, loss_chunk: int = 4096, z_loss: float = 0.0) -> None:
         super().__init__()
@@ -177,6 +177,7 @@ class Decoder(nn.Module):
         self.loss_chunk = loss_chunk
         self.z_loss = z_loss
         self.fuse_loss = False
+        self.sequence_parts = 1
         self.embed_tokens: nn.Embedding | None = nn.Embedding(config.padded_vocab, config.dim)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm: nn.RMSNorm | None = nn.RMSNorm(config.dim, eps=config.norm_eps)
@@ -196,8 +197,11 @@ class Decoder(nn.Module):
         tokens, targets: (n, L) integers; documents: (n, L) from `document_ids` to mask other documents.
         """
         config = self.config
-        x = tokens if self.embed_tokens is None else self.embed_tokens(tokens)
-        cos, sin = rotary_table(x.shape[1], config.head_dim, config.rope_theta, x.device)
+        if self.embed_tokens is None:
+            x, length = tokens, tokens.shape[1] * self.sequence_parts
+        else:
+            x, length = self.embed_tokens(tokens), tokens.shape[1]
+        cos, sin = rotary_table(length, config.head_dim, config.rope_theta, x.device)
         mask = None if documents is None else document_mask(documents)
         for block in self.layers:
             x = block(x, cos, sin, mask)

@@ -1,8 +1,8 @@
 """The one table of devices: what a machine's accelerator is called, its backend and its peak.
 
-Enters: the name torch gives the device. Leaves: a Device. A peak is dense bf16 FLOP/s per device as torch
-counts devices (one graphics compute die of an MI250X is one). An unknown device has no peak, and what needs
-one says n/a.
+Enters: the name torch gives the device. Leaves: a Device, and this process on the cores beside it. A peak is dense
+bf16 FLOP/s per device as torch counts devices (one graphics compute die of an MI250X is one). An unknown device has no
+peak, and what needs one says n/a.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 TERA = 1e12
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 PEAKS: tuple[tuple[str, float, str], ...] = (
     ("GH200", 989.5 * TERA, "NVIDIA GH200 datasheet, half of the figure with sparsity"),
@@ -60,7 +62,8 @@ def peak_of(name: str) -> tuple[float | None, str]:
 
 
 def find_device() -> Device:
-    """This process's device: the GPU numbered LOCAL_RANK where there is one, else the CPU."""
+    """This process's device: the GPU numbered LOCAL_RANK where there is one, else the CPU. From here on the process
+    and what it starts, loader processes too, run on the cores beside the GPU."""
     if not torch.cuda.is_available():
         name = "cpu"
         peak, source = peak_of(name)
@@ -68,7 +71,10 @@ def find_device() -> Device:
     # A launcher that binds one GPU to each task leaves only number 0 visible.
     index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
     torch.cuda.set_device(index)
-    properties = torch.cuda.get_device_properties(index)
+    properties: Any = torch.cuda.get_device_properties(index)
+    place = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
+    allowed, ranks = os.sched_getaffinity(0), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    os.sched_setaffinity(0, cores_beside("{:04x}:{:02x}:{:02x}.0".format(*place), allowed, ranks))
     peak, source = peak_of(properties.name)
     # "nccl" is also the name of RCCL in torch for ROCm; gloo carries what lives on the host.
     return Device(
@@ -79,6 +85,24 @@ def find_device() -> Device:
         source,
         properties.total_memory,
     )
+
+
+def cores_beside(bus: str, allowed: set[int], ranks: int, devices: Path = PCI_DEVICES) -> set[int]:
+    """Those of the `allowed` cores that share a NUMA node with the device of this PCI address.
+
+    All of them where the machine does not say, or where these would be fewer than the share of one of the node's
+    `ranks`: a scheduler may have given cores elsewhere.
+    """
+    try:
+        text = (devices / bus / "local_cpulist").read_text(encoding="ascii").strip()
+    except OSError:
+        return allowed
+    beside: set[int] = set()
+    for part in filter(None, text.split(",")):  # as the kernel writes it: 0-15,64-79
+        first, _, last = part.partition("-")
+        beside.update(range(int(first), int(last or first) + 1))
+    beside &= allowed
+    return beside if beside and len(beside) >= len(allowed) // ranks else allowed
 
 
 @contextmanager

@@ -37,6 +37,8 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -46,6 +48,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from pretok.base.errors import PretokError, UsageError
 from pretok.base.lock import hold
 from train.config import TrainConfig, parse_checkpointing
+from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
 from train.parallel.devices import Device
 from train.parallel.ending import cause, linger
@@ -188,26 +191,47 @@ def data_rank(mesh: DeviceMesh) -> int:
     return mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
 
 
+def check_tensor(ranks: int, model: ModelConfig, seq_len: int) -> None:
+    """UsageError unless heads, feed-forward, vocabulary and sequences can be divided among `ranks` tensor ranks."""
+    sizes = {"kv_heads": model.kv_heads, "hidden": model.hidden, "rows of the vocabulary": model.padded_vocab}
+    for name, size in {**sizes, "seq_len": seq_len}.items():
+        if size % ranks:
+            raise UsageError(f"--tensor {ranks} does not divide {name} ({size})")
+
+
 def _split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
-    """Tensor parallelism: into a block by columns, out of it by rows, one all-reduce each; vocabulary by rows."""
-    size = mesh.size()
-    config = model.config
-    if config.kv_heads % size or config.hidden % size or config.padded_vocab % size:
-        raise UsageError(f"tensor = {size} must divide kv_heads {config.kv_heads} and hidden {config.hidden}")
-    into, out_of = ColwiseParallel, RowwiseParallel
+    """Tensor parallelism: into attention and feed-forward by columns, out of them by rows; vocabulary by rows.
+
+    Between these, where each token is by itself, ranks have a part of each sequence (sequence parallelism, Korthikanti
+    et al. 2022): it is gathered before the products and scattered as they are summed up, which moves what an all-reduce
+    would. Outside of `Decoder` only the loss sees all tokens, and the stages of a pipeline send their part of them.
+    """
+    config, tokens = model.config, Shard(1)
     for block in model.layers:
-        plan: dict[str, Any] = {f"self_attn.{name}": into() for name in ("q_proj", "k_proj", "v_proj")}
+        plan: dict[str, Any] = dict.fromkeys(_INTO, ColwiseParallel())
+        plan |= dict.fromkeys(_OUT_OF, RowwiseParallel(output_layouts=tokens))
+        plan |= dict.fromkeys(_NORMS, SequenceParallel())
         if config.qk_norm:
             # Each rank norms its own heads, dimension 2; the gradient of the one weight is the sum of theirs.
-            plan |= {
-                f"self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True)
-                for name in ("q_norm", "k_norm")
-            }
-        plan |= {"self_attn.o_proj": out_of(), "mlp.gate_proj": into(), "mlp.up_proj": into()}
-        parallelize_module(block, mesh, plan | {"mlp.down_proj": out_of()})
-    lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+            heads = SequenceParallel(sequence_dim=2, use_local_output=True)
+            plan |= {"self_attn.q_norm": heads, "self_attn.k_norm": heads}
+        for module, others in (("self_attn", 3), ("mlp", 0)):
+            none = (None,) * others
+            plan[module] = PrepareModuleInput(
+                input_layouts=(tokens, *none), desired_input_layouts=(Replicate(), *none)
+            )
+        parallelize_module(block, mesh, plan)
+    model.sequence_parts = mesh.size()
     if model.embed_tokens is not None:
+        lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=tokens)
         parallelize_module(model, mesh, {"embed_tokens": lookup})
+    if model.norm is not None:
+        parallelize_module(model, mesh, {"norm": SequenceParallel()})
+        parallelize_module(
+            model,
+            mesh,
+            {"norm": PrepareModuleOutput(output_layouts=tokens, desired_output_layouts=Replicate())},
+        )
     if model.lm_head is not None:  # its weight alone is used, by the loss
 
         def by_rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
@@ -217,6 +241,11 @@ def _split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
 
         distribute_module(model.lm_head, mesh, by_rows)
 
+
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_INTO = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+_OUT_OF = ("self_attn.o_proj", "mlp.down_proj")
+"""Modules of a block by how they are split."""
 
 _SAVED_OPS = {
     torch.ops.aten.mm.default,

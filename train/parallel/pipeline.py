@@ -22,9 +22,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from train.config import Batch, TrainConfig
+from train.config import TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
+from train.parallel.batch import Batch
 
 
 def take_part(model: Decoder, stage: int, blocks: Sequence[range]) -> None:
@@ -69,7 +70,7 @@ class Pipeline(nn.Module):
             part.config, part.z_loss = model, config.z_loss
         self._tokens = batch.accumulation * batch.micro_batch * seq_len
         ids = torch.empty((batch.micro_batch, seq_len), dtype=torch.int32, device="meta")
-        hidden = torch.empty((*ids.shape, model.dim), dtype=self._dtype, device="meta", requires_grad=True)
+        hidden = torch.empty(self._hidden(ids), dtype=self._dtype, device="meta", requires_grad=True)
         total = torch.empty((), device="meta", requires_grad=True)
         stages = []
         for number, part in zip(self._numbers(), self._decoders(), strict=True):
@@ -119,7 +120,7 @@ class Pipeline(nn.Module):
         for number, part in zip(self._numbers(), self._decoders(), strict=True):
             x = inputs
             if number > 0:
-                x = torch.empty((*inputs.shape, part.config.dim), dtype=self._dtype, device=inputs.device)
+                x = torch.empty(self._hidden(inputs), dtype=self._dtype, device=inputs.device)
                 dist.recv(x, group=self._group, group_src=(number - 1) % self._ranks)
             found = part(x, targets, documents, each=each)
             if number < self._stages - 1:
@@ -128,6 +129,11 @@ class Pipeline(nn.Module):
                 result = torch.stack([value.float() for value in found])
         dist.broadcast(result, group=self._group, group_src=self._ranks - 1)
         return result[0], result[1] > 0 if each else result[1]
+
+    def _hidden(self, tokens: Tensor) -> tuple[int, int, int]:
+        """What travels for tokens (n, L)."""
+        part = self._decoders()[0]
+        return len(tokens), tokens.shape[1] // part.sequence_parts, part.config.dim
 
     def _numbers(self) -> range:
         """The stages of this rank."""

@@ -11,8 +11,9 @@ interleaved 1F1B (Narayanan et al. 2021, section 2.2) gives each rank V stages, 
 from __future__ import annotations
 
 from pretok.base.errors import UsageError
-from train.config import Batch, TrainConfig
+from train.config import TrainConfig
 from train.model.sizes import ModelConfig
+from train.parallel.batch import Batch
 
 
 def stages_per_rank(config: TrainConfig) -> int:

@@ -20,11 +20,20 @@ from pretok.base.errors import UsageError
 from train.checkpoint.export import exported_tensors
 from train.checkpoint.saved import complete_checkpoints
 from train.checkpoint.state import load_weights
-from train.config import Batch, PhaseSettings, TrainConfig
+from train.config import PhaseSettings, TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, attention_kernel, initial_tensor
+from train.parallel.batch import Batch
 from train.parallel.devices import Device
-from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, pass_dtype, solve_layout
+from train.parallel.mesh import (
+    Layout,
+    build_mesh,
+    check_tensor,
+    materialize,
+    parallelize,
+    pass_dtype,
+    solve_layout,
+)
 from train.parallel.pipeline import Pipeline, take_part
 from train.parallel.stages import bubble, check_pipeline, split_layers, stages_per_rank
 from train.run.phases import Leg, Phase, open_phases
@@ -59,6 +68,7 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
     layout = solve_layout(world, per_node, config.shard, config.tensor, config.pipeline)
     phases = open_phases(config, layout.data_ranks)
     for phase in phases:
+        check_tensor(config.tensor, phase.model, phase.view.seq_len)
         check_pipeline(config, phase.model, phase.batch)
     return Plan(config, phases, layout)
 
@@ -138,7 +148,8 @@ def describe(plan: Plan, legs: Sequence[Leg], device: Device) -> str:
         f"model {plan.config.model}: {model.parameters:,} parameters, sequences of "
         f"{first.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
         f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
-        f"{layout.tensor} tensor parallel{_in_stages(plan)} on {device.name}, peak {peak} ({device.peak_source})",
+        f"{layout.tensor} tensor parallel{_in_stages(plan)} on {device.name}, "
+        f"{len(os.sched_getaffinity(0))} cores each, peak {peak} ({device.peak_source})",
         f"global batch {_in_words(first.batch)}",
         f"{legs[-1].last_step} steps, {legs[-1].tokens_after(legs[-1].last_step):,} tokens"
         + (f" of {len(first.view) * first.view.seq_len:,}" if len(plan.phases) == 1 else ""),

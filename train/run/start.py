@@ -81,7 +81,7 @@ class Run:
 def start_run(
     plan: Plan, device: Device, stop: StopFlag, out: Path, report: Reporter, lost: threading.Event
 ) -> Run:
-    config, rank = plan.config, dist.get_rank()
+    config, rank, restart = plan.config, dist.get_rank(), Restart.here()
     trainee = build_trainee(plan, device, report)
     checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
     if config.save_every != "never":
@@ -94,7 +94,7 @@ def start_run(
     leg = legs[0]
     report(describe(plan, legs, device))
     changes = Changes(out, rank, saved.step, report)
-    if (restart := Restart.here()).number:
+    if restart.number:
         report(f"restart {restart.number} inside the job: {restart.why}")
     if meta is not None:
         report(f"resumed from step {saved.step}")
@@ -121,7 +121,7 @@ def start_run(
         lost=lost,
         stop=stop,
         goodput=Goodput(STARTED),
-        spent=None if rank else GoodputFile(out / "goodput.jsonl", Restart.here(), STARTED),
+        spent=None if rank else GoodputFile(out / "goodput.jsonl", restart, STARTED),
         first=saved.step,
         progress=replace(saved, tokens=leg.tokens),
         validation=_validation(leg.phase),
@@ -136,10 +136,15 @@ def start_run(
     enter_leg(run, leg, plan.phases[plan.phases.index(leg.phase) - 1] if begins else None)
     report.doing = lambda: f"at step {run.progress.step}/{run.steps} ({run.goodput.kind})"
     if rank == 0:
-        resolved = to_json(leg.phase.identity()) | {"steps": run.steps}
-        write_json(out / "config.json", config.as_dict() | {"resolved": resolved})
-        (out / "done.json").unlink(missing_ok=True)  # a finished run that is extended is not done
+        _tell_settings(run, out)
     return run
+
+
+def _tell_settings(run: Run, out: Path) -> None:
+    """RUN/config.json, and a run that is extended after its end is no longer done."""
+    resolved = to_json(run.leg.phase.identity()) | {"steps": run.steps}
+    write_json(out / "config.json", run.plan.config.as_dict() | {"resolved": resolved})
+    (out / "done.json").unlink(missing_ok=True)
 
 
 def enter_leg(run: Run, leg: Leg, before: Phase | None) -> None:

@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader
 from pretok.base.stop import SIGNALS
 from pretok.stream import View
 from pretok.stream.loader import PositionSampler, identity_of
-from train.config import Batch, TrainConfig
+from train.config import TrainConfig
 from train.model.loss import IGNORE
+from train.parallel.batch import Batch
 
 _Tokens = npt.NDArray[np.integer[Any]]
 

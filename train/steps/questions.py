@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from pretok.base.errors import MismatchError, UsageError
-from pretok.base.storage import fingerprint, read_json
+from pretok.base.storage import read_json
 from pretok.shards.manifest import load_manifest
-from train.checkpoint.tokenizer import PARTS, TOKENIZER_FILE
+from train.checkpoint.tokenizer import TOKENIZER_FILE, tokenizer_fingerprint
 
 Encode = Callable[[str], list[int]]
 
@@ -70,7 +70,7 @@ def load_encode(shards: Path) -> Encode:
     if not path.is_file():
         raise UsageError(f"--evaluate needs {path}, the copy of the tokenizer that pretok tokenize leaves")
     data = read_json(path)
-    found = fingerprint({part: data.get(part) for part in PARTS})
+    found = tokenizer_fingerprint(data)
     expected = load_manifest(shards).contents.tokenizer.fingerprint
     if found != expected:
         raise MismatchError(

@@ -1,6 +1,6 @@
 """Questions -> how well a model in training answers them.
 
-Enters: Questions and the model on its mesh. Leaves: for each file its Result, equal on all ranks; None when a stop was
+Enters: Questions and the model on its mesh. Leaves: for each file its Answers, equal on all ranks; None when a stop was
 asked for on the way.
 
 The score of a continuation is its log-likelihood divided by its bytes of text in UTF-8, so that neither a longer choice
@@ -27,7 +27,7 @@ WIDTH = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Answers:
     """accuracy: part of the questions answered rightly, of a cloze by the most likely token each time; chance: the
     accuracy of guessing, None for a cloze; bits_per_byte: of the right continuations, all their bits over all their
     bytes, which moves long before the accuracy does."""
@@ -67,7 +67,9 @@ def pack(rows: Sequence[Row], length: int, eod_id: int) -> tuple[Tensor, Tensor]
     return inputs, targets
 
 
-def score(trainee: Trainee, files: Sequence[Questions], stop: Callable[[], bool]) -> dict[str, Result] | None:
+def score(
+    trainee: Trainee, files: Sequence[Questions], stop: Callable[[], bool]
+) -> dict[str, Answers] | None:
     """Score every choice of every question. The stop flag is looked at after every pass.
 
     Passes are dealt out to the data-parallel ranks. They run without compiled code, whose shapes are those of training.
@@ -95,7 +97,7 @@ def score(trainee: Trainee, files: Sequence[Questions], stop: Callable[[], bool]
         table / (dist.get_world_size() // ranks)
     ).tolist()  # ranks that share products sum up copies
     scored = iter(zip(nats, best, strict=True))
-    return {file.name: _result(file, scored) for file in files}
+    return {file.name: _answers(file, scored) for file in files}
 
 
 def _score_rows(trainee: Trainee, rows: Sequence[Row]) -> Tensor:
@@ -106,7 +108,7 @@ def _score_rows(trainee: Trainee, rows: Sequence[Row]) -> Tensor:
     return torch.stack([nll.double().sum(1), best.all(1).double()])
 
 
-def _result(file: Questions, scored: Iterator[tuple[float, float]]) -> Result:
+def _answers(file: Questions, scored: Iterator[tuple[float, float]]) -> Answers:
     """scored: (nats, all most likely) of this file's rows, then of those that follow."""
     right, nats, text_bytes = 0, 0.0, 0
     for question in file.items:
@@ -117,7 +119,7 @@ def _result(file: Questions, scored: Iterator[tuple[float, float]]) -> Result:
         nats += found[question.answer][0]
         text_bytes += question.rows[question.answer].text_bytes
     count = len(file.items)
-    return Result(
+    return Answers(
         questions=count,
         accuracy=right / count,
         chance=None if file.cloze else sum(1 / len(question.rows) for question in file.items) / count,

@@ -1,6 +1,6 @@
 """One optimizer step, and how its numbers reach the host without stopping the device.
 
-Enters: micro-batches on the device. Leaves: updated parameters and a Numbers, read one step later, when the
+Enters: micro-batches on the device. Leaves: updated parameters and StepNumbers, read one step later, when the
 device has long finished it. What ranks must agree on (stop now, save now) travels in the same all-reduce as
 the loss, so all ranks read the same decision for the same step.
 """
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from train.checkpoint.state import named_state
-from train.config import Batch, TrainConfig
+from train.config import TrainConfig
 from train.model.transformer import Decoder, document_ids
+from train.parallel.batch import Batch
 from train.parallel.mesh import gradient_sync
 from train.parallel.pipeline import Pipeline
 from train.steps.optim import Guard, NormGroups, update
@@ -52,7 +53,7 @@ class Trainee:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class StepNumbers:
     """A finished step, equal on all ranks. loss: mean over tokens in nats; checksum: of all sequences consumed."""
 
     step: int
@@ -95,12 +96,12 @@ class Readback:
             self._host.copy_(packed, non_blocking=True)
         self.end = Mark(packed.device)
 
-    def read(self) -> Numbers:
+    def read(self) -> StepNumbers:
         """Wait for the step to be done and return its numbers."""
         if self.end.event is not None:
             self.end.event.synchronize()
         loss, checksum, stop, save, norm, skipped, in_a_row = self._host.tolist()
-        return Numbers(
+        return StepNumbers(
             step=self._step,
             loss=loss,
             grad_norm=norm,

@@ -65,10 +65,11 @@ def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled:
     Residual and norm output twice, q, attention output: 6 x dim; k, v; feed-forward: gate, up, their product,
     and eagerly silu(gate) too; float32: the attention's log-sum and two norms' scales. Norms are counted as
     the fused kernel of a GPU keeps them: those of queries and keys keep these, and a scale for each head.
+    Tensor ranks have a part each but of the norms' outputs, which products keep as they were gathered for them.
     """
     dim, kv = model.dim, model.kv_heads * model.head_dim
-    whole = 4 * dim * width + 8
-    split = (2 * dim + 2 * kv + (3 if compiled else 4) * model.hidden) * width + 4 * model.heads
+    whole = 2 * dim * width
+    split = (4 * dim + 2 * kv + (3 if compiled else 4) * model.hidden) * width + 4 * model.heads + 8
     if model.qk_norm:
         split += (dim + kv) * width + 4 * (model.heads + model.kv_heads)
     return whole + split // tensor
@@ -80,7 +81,7 @@ def _activations(
     """Bytes for each token of a pass: kept by `blocks` blocks in `passes` passes, and what one block makes again while
     its backward pass runs."""
     full = block_bytes_per_token(model, layout.tensor, width, config.compile)
-    inputs = model.dim * width
+    inputs = model.dim * width // layout.tensor
     kind, every = parse_checkpointing(config.checkpointing)
     again = full
     if kind == "none":
@@ -92,8 +93,8 @@ def _activations(
     else:
         recomputed = -(-blocks // every)
         kept = recomputed * inputs + (blocks - recomputed) * full
-    # Outside blocks: the embedding, the final norm and its input's gradient.
-    return passes * kept + again + 3 * model.dim * width
+    # Outside blocks: the embedding, the final norm's output and its gradient.
+    return passes * kept + again + inputs + 2 * model.dim * width
 
 
 def count_tensors(
@@ -138,7 +139,7 @@ def _count_rank(
     passes = passes_in_memory(config, rank, accumulation) / parts if piped else 1
     activations = int(tokens * _activations(model, config, layout, blocks, passes, width))
     if piped:  # torch keeps a place for what each micro-batch brings from either side to a stage
-        activations += tokens * 2 * parts * accumulation * model.dim * width
+        activations += tokens * 2 * parts * accumulation * model.dim * width // layout.tensor
     gradients = 0 if config.offload else 4 * own
     if piped or (accumulation > 1 and config.sync == "last"):
         gradients += reduced * whole

@@ -16,10 +16,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pretok.base.errors import UsageError
-from train.config import TrainConfig, add_flags, parse, solve_batch, whole_number
+from train.config import TrainConfig, add_flags, parse, whole_number
 from train.model.sizes import model_config
+from train.parallel.batch import solve_batch
 from train.parallel.devices import peak_of
-from train.parallel.mesh import solve_layout
+from train.parallel.mesh import check_tensor, solve_layout
 from train.parallel.stages import bubble, check_pipeline
 from train.run.setup import OPTIMIZER_BYTES
 from train.tools.memory import HEADROOM, count_tensors, largest_micro_batch, rule_of_thumb
@@ -51,6 +52,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
     ranks = space.nodes * space.devices_per_node
     layout = solve_layout(ranks, space.devices_per_node, config.shard, config.tensor, config.pipeline)
     batch = solve_batch(layout.data_ranks, config.global_batch, config.micro_batch, config.accumulation)
+    check_tensor(config.tensor, model, seq_len)
     check_pipeline(config, model, batch)
     per_step = batch.global_batch * seq_len
     steps = config.steps if config.tokens is None else config.tokens // per_step

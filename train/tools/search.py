@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pretok.base.errors import UsageError
-from train.config import Batch, TrainConfig, solve_batch
+from train.config import TrainConfig
 from train.model.sizes import ModelConfig
-from train.parallel.mesh import Layout, solve_layout
+from train.parallel.batch import Batch, solve_batch
+from train.parallel.mesh import Layout, check_tensor, solve_layout
 from train.parallel.stages import bubble, check_pipeline
 from train.tools.memory import HEADROOM, count_tensors
 
@@ -87,7 +88,7 @@ def search(model: ModelConfig, config: TrainConfig, seq_len: int, machine: Machi
     What `config` says of other settings is kept; its global batch is needed.
     """
     found: dict[tuple[int, int, str], Choice] = {}
-    for layout, batch, own in _candidates(model, config, machine):
+    for layout, batch, own in _candidates(model, config, seq_len, machine):
         memory = count_tensors(model, layout, batch.micro_batch, batch.accumulation, seq_len, own).total
         if memory <= HEADROOM * machine.memory * 1e9:
             choice = _choice(model, own, seq_len, machine, layout, batch, memory)
@@ -102,12 +103,10 @@ def _order(choice: Choice) -> tuple[float, int]:
 
 
 def _candidates(
-    model: ModelConfig, config: TrainConfig, machine: Machine
+    model: ModelConfig, config: TrainConfig, seq_len: int, machine: Machine
 ) -> Iterator[tuple[Layout, Batch, TrainConfig]]:
     """Meshes whose sizes divide, with the batches and recomputations that go with them."""
     for tensor in _divisors(machine.per_node):
-        if model.kv_heads % tensor or model.hidden % tensor:
-            continue
         for pipeline in _divisors(machine.devices // tensor):
             data_ranks = machine.devices // tensor // pipeline
             node = max(1, machine.per_node // tensor)
@@ -132,6 +131,7 @@ def _candidates(
                             )
                             layout = solve_layout(machine.devices, machine.per_node, shard, tensor, pipeline)
                             try:
+                                check_tensor(tensor, model, seq_len)
                                 batch = solve_batch(data_ranks, own.global_batch, micro_batch, None)
                                 check_pipeline(own, model, batch)
                             except UsageError:  # does not divide, or does not go together

@@ -78,7 +78,7 @@ def run_trial(
     # The trainer is found where this one is, whatever the working directory.
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(
-            [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+            [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         ),
     }
     done = subprocess.run(

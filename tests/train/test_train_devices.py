@@ -1,0 +1,70 @@
+"""What is known of a device by its name, and which cores a rank runs on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support import needs
+
+torch = needs("torch")
+from train.parallel import devices
+from train.parallel.devices import cores_beside, find_device, peak_of
+
+
+def test_unknown_device_has_no_peak() -> None:
+    assert peak_of("Some GPU 9000") == (None, "n/a: no peak known for 'Some GPU 9000'")
+    assert peak_of("NVIDIA H100 80GB HBM3")[0] == pytest.approx(989.5e12)
+    assert peak_of("NVIDIA H100 PCIe")[0] == pytest.approx(756.5e12)
+    assert peak_of("NVIDIA A100-SXM-64GB")[0] == pytest.approx(358.2e12, rel=1e-3)
+    assert peak_of("NVIDIA A100-SXM4-40GB")[0] == pytest.approx(312e12)
+    assert peak_of("AMD Instinct MI250X")[0] == pytest.approx(191.5e12)
+
+
+@pytest.mark.parametrize(
+    ("beside", "allowed", "ranks", "expected"),
+    [
+        ("0-3,8-11\n", set(range(16)), 4, {0, 1, 2, 3, 8, 9, 10, 11}),
+        ("5\n", set(range(4, 8)), 4, {5}),
+        ("0-3\n", set(range(2, 16)), 4, set(range(2, 16))),  # two of the three that are a rank's share
+        ("0-3\n", {2, 3, 4, 5}, 2, {2, 3}),
+        ("0-3\n", {8, 9}, 4, {8, 9}),  # none of them given to this job
+        ("\n", {8, 9}, 1, {8, 9}),
+        (None, {8, 9}, 1, {8, 9}),
+    ],
+)
+def test_a_rank_runs_beside_its_device_where_it_has_its_share_of_cores(
+    tmp_path: Path, beside: str | None, allowed: set[int], ranks: int, expected: set[int]
+) -> None:
+    (tmp_path / "0000:c1:00.0").mkdir()
+    if beside is not None:
+        (tmp_path / "0000:c1:00.0" / "local_cpulist").write_text(beside)
+    assert cores_beside("0000:c1:00.0", allowed, ranks, tmp_path) == expected
+
+
+def test_the_address_is_that_of_the_rank_s_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("name", "total_memory", "pci_domain_id", "pci_bus_id", "pci_device_id")
+    places = {0: (0, 0x17, 0), 1: (0, 0xC1, 2)}
+    bound: list[set[int]] = []
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "set_device": lambda index: None,
+        "get_device_properties": lambda index: SimpleNamespace(
+            **dict(zip(names, ("NVIDIA H100 80GB HBM3", 80, *places[index]), strict=True))
+        ),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    def beside(bus: str, allowed: set[int], ranks: int) -> set[int]:
+        assert (bus, allowed, ranks) == ("0000:c1:02.0", os.sched_getaffinity(0), 2)
+        return {3}
+
+    monkeypatch.setattr(devices, "cores_beside", beside)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: bound.append(cores))
+    assert find_device().device == torch.device("cuda", 1)
+    assert bound == [{3}]

@@ -1,0 +1,96 @@
+"""`train plan`: what a rank holds, what fits, what a run costs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support import ROOT, needs
+
+torch = needs("torch")
+from train.__main__ import main
+from train.config import TrainConfig
+from train.model.sizes import PRESETS
+from train.parallel.mesh import Layout
+from train.tools.memory import count_tensors, largest_micro_batch, rule_of_thumb
+from train.tools.plan import GIB
+
+
+def test_plan_counts_what_a_rank_holds() -> None:
+    """Parameters, gradients and moments on the meta device, split as the mesh splits them."""
+    model = PRESETS["italia-9b"]
+    config = TrainConfig(precision="bf16")
+    memory = count_tensors(model, Layout(64, 4, 1), 1, 2, 4096, config)
+    assert memory.parameters == pytest.approx(4 * model.parameters / 4, rel=1e-3)
+    assert memory.optimizer == 2 * memory.parameters
+    assert memory.gradients == memory.parameters
+    thumb = rule_of_thumb(model, Layout(64, 4, 1), 1, 4096)
+    assert thumb.parameters == model.parameters
+    split = count_tensors(model, Layout(64, 2, 2), 1, 2, 4096, config)
+    assert split.parameters == pytest.approx(memory.parameters, rel=1e-3)
+    assert split.activations < memory.activations
+    kept = {
+        kind: count_tensors(
+            model, Layout(1, 4, 1), 1, 1, 4096, TrainConfig(precision="bf16", checkpointing=kind)
+        ).activations
+        for kind in ("none", "ops", "every-2", "full")
+    }
+    assert kept["none"] > kept["ops"] > kept["every-2"] > kept["full"]
+    whole = count_tensors(model, Layout(1, 4, 1), 1, 2, 4096, TrainConfig(precision="bf16", sync="last"))
+    assert whole.gradients - memory.gradients == pytest.approx(4 * model.parameters, rel=1e-3)
+
+
+def test_plan_finds_the_largest_micro_batch() -> None:
+    config = TrainConfig(precision="bf16", compile=True)
+    arguments = (PRESETS["1b"], Layout(1, 1, 1), 1, 4096, config)
+    size = largest_micro_batch(*arguments, 80)
+    model, layout, accumulation, seq_len, _ = arguments
+    assert size > 1
+    assert count_tensors(model, layout, size, accumulation, seq_len, config).total <= 0.9 * 80e9
+    assert count_tensors(model, layout, size + 1, accumulation, seq_len, config).total > 0.9 * 80e9
+    assert largest_micro_batch(PRESETS["italia-9b"], *arguments[1:], 40) == 0
+
+
+def test_plan_command(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "--model", "italia-9b", "--nodes", "64", "--devices-per-node", "4"]
+    command += ["--global-batch", "1024", "--micro-batch", "2", "--tokens", "1.2T"]
+    main(command)
+    text = capsys.readouterr().out
+    assert "accumulation 2 x 256 data-parallel ranks" in text
+    assert "step: n/a" in text
+    assert "energy: n/a; CO2: n/a" in text
+    priced = [*command, "--peak", "300", "--mfu", "0.5", "--node-kw", "2", "--pue", "1.1", "--grid", "0.3"]
+    main([*priced, "--json"])
+    plan = json.loads(capsys.readouterr().out)
+    model = PRESETS["italia-9b"]
+    seconds = 1024 * 4096 * model.flops_per_token(4096) / (150e12 * 256)
+    assert plan["step_seconds"] == pytest.approx(seconds)
+    assert plan["steps"] == 1_200_000_000_000 // (1024 * 4096)
+    assert plan["energy_kwh"] == pytest.approx(plan["node_hours"] * 2 * 1.1)
+    assert plan["co2_kg"] == pytest.approx(plan["energy_kwh"] * 0.3)
+    assert plan["checkpoint_bytes"] / GIB == pytest.approx(12 * model.parameters / GIB)
+
+
+def test_plan_says_loudly_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "--model", "italia-9b", "--nodes", "64", "--devices-per-node", "4", "--mfu", "0.4"]
+    command += ["--global-batch", "1024", "--tokens", "1.2T", "--node-kw", "2", "--micro-batch", "2"]
+    main([*command, "--device", "A100-SXM-64GB"])
+    text = capsys.readouterr().out
+    assert "DOES NOT FIT: 91.7 GiB counted, 53.6 GiB are 90% of 64 GB" in text
+    assert "step: n/a; steps: 286102; run: n/a; n/a\nenergy: n/a; CO2: n/a" in text
+    main([*command, "--device", "A100-SXM-64GB", "--checkpointing", "full", "--json"])
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"] is True
+    assert plan["energy_kwh"] > 0
+    main([*command, "--device", "A100"])
+    assert "the memory of the device is not known; give --memory" in capsys.readouterr().out
+    main([*command, "--device", "A100", "--memory", "80", "--json"])
+    assert json.loads(capsys.readouterr().out)["fits"] is False
+
+
+def test_the_plan_in_the_documentation_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    lines = [line.split() for line in text.replace("\\\n", " ").splitlines()]
+    command = next(words for words in lines if words[:2] == ["train", "plan"])
+    main(command[1:])
+    assert "\nfits: " in capsys.readouterr().out

@@ -1,0 +1,118 @@
+"""Which checkpoints a run keeps, when it saves, and what a checkpoint says."""
+
+from __future__ import annotations
+
+import json
+import types
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import needs
+
+torch = needs("torch")
+from pretok.base.errors import UsageError
+from tests.train_support import tiny_config
+from train.checkpoint.meta import Identity, Meta, RunState
+from train.checkpoint.save import to_keep
+from train.config import TrainConfig
+from train.model.sizes import PRESETS
+from train.run import loop
+from train.run.metrics import read_lines
+
+losses = st.none() | st.floats(0, 10)
+
+
+def meta_of(step: int, val_loss: float | None) -> Meta:
+    identity = Identity(PRESETS["debug"], 8, 0, "", "")
+    return Meta(step, RunState(step=step), val_loss, identity, {}, 0)
+
+
+@given(
+    found=st.lists(st.tuples(st.integers(1, 500), losses), min_size=1, unique_by=lambda pair: pair[0]),
+    last=st.integers(1, 4),
+    best=st.integers(0, 3),
+    milestone=st.sampled_from([0, 7, 100]),
+)
+def test_retention_keeps_the_newest_the_best_and_milestones(
+    found: list[tuple[int, float | None]], last: int, best: int, milestone: int
+) -> None:
+    found.sort()
+    metas = {Path(f"step-{step:08d}"): meta_of(step, loss) for step, loss in found}
+    kept = to_keep(metas, TrainConfig(keep_last=last, keep_best=best, milestone=milestone))
+    assert set(list(metas)[-last:]) <= kept
+    rated = sorted(loss for _, loss in found if loss is not None)
+    assert sum(metas[path].val_loss in rated[:best] for path in kept) >= min(best, len(rated))
+    for path, meta in metas.items():
+        if milestone and meta.step % milestone == 0:
+            assert path in kept
+    milestones = [step for step, _ in found if milestone and step % milestone == 0]
+    assert len(kept) <= last + best + len(milestones)
+
+
+def test_retention_in_a_run(shards: Path, tmp_path: Path) -> None:
+    loop.train(tiny_config(shards, tmp_path, steps=9, save_every="2", keep_last=1, milestone=4))
+    names = sorted(path.name for path in (tmp_path / "run/checkpoints").glob("step-*"))
+    assert names == ["step-00000004", "step-00000008", "step-00000009"]
+    assert (tmp_path / "run/checkpoints/latest").read_text() == "step-00000009\n"
+
+
+def test_best_by_validation_is_saved_at_once(shards: Path, tmp_path: Path) -> None:
+    config = tiny_config(shards, tmp_path, steps=6, lr=0.01, warmup=1, val_every=1, val_sequences=9)
+    loop.train(TrainConfig(**config.as_dict() | {"keep_best": 1, "keep_last": 1, "save_every": "1000"}))
+    found = read_lines(tmp_path / "run/validation.jsonl")
+    assert [record["step"] for record in found] == [1, 2, 3, 4, 5, 6]
+    assert set(found[0]["sources"]) == {"it", "en"}
+    best = min(found, key=lambda record: float(record["val_loss"]))
+    names = {path.name for path in (tmp_path / "run/checkpoints").glob("step-*")}
+    assert f"step-{best['step']:08d}" in names
+
+
+def test_full_disk_is_found_before_the_run(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = types.SimpleNamespace(free=1000)
+    monkeypatch.setattr("train.checkpoint.save.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(UsageError, match="GB free and needs"):
+        loop.train(tiny_config(shards, tmp_path))
+
+
+def test_auto_interval_follows_the_start_up(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loop, "AUTO_BOUNDS", (0.0, 0.001))
+    loop.train(tiny_config(shards, tmp_path, save_every="auto", keep_last=100))
+    assert "a checkpoint every 0 s" in capsys.readouterr().out
+    names = sorted(path.name for path in (tmp_path / "run/checkpoints").glob("step-*"))
+    assert len(names) >= 3  # asked for at once, agreed one step later, and the last
+
+
+def test_what_a_checkpoint_records(shards: Path, tmp_path: Path) -> None:
+    loop.train(tiny_config(shards, tmp_path, steps=2))
+    meta = json.loads((tmp_path / "run/checkpoints/step-00000002/meta.json").read_text())
+    names = {
+        "progress",
+        "config",
+        "identity",
+        "provenance",
+        "val_loss",
+        "files",
+        "eod_id",
+        "step",
+        "tokenizer",
+    }
+    assert set(meta) == names
+    assert all(set(record) == {"size", "checksum"} for record in meta["files"].values())
+    assert meta["tokenizer"] == {"fingerprint": "0" * 32, "shards": str(shards)}
+    assert meta["progress"] == {
+        "step": 2,
+        "position": 16,
+        "data_hash": meta["progress"]["data_hash"],
+        "best": [],
+        "tokens": 256,
+        "phase": 0,
+        "schedule": 0,
+    }
+    assert meta["provenance"]["torch"] == torch.__version__
+    assert {"stream", "manifest"} <= set(meta["identity"])

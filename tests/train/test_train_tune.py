@@ -1,0 +1,69 @@
+"""`train tune`: trials in fresh processes; and the benchmark for a GPU, where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT, needs
+
+torch = needs("torch")
+from tests.train_support import model_file
+from train.__main__ import main
+from train.run.metrics import read_lines
+from train.tools import tune
+
+
+def test_tune_takes_out_of_memory_as_a_result(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One real trial in a fresh process; the others answer as trials do that do not fit or fail."""
+    original = subprocess.run
+    started = []
+
+    def run(command: list[str], **options: Any) -> Any:
+        size = command[command.index("--micro-batch") + 1]
+        started.append(size)
+        assert options["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)  # from any folder
+        if size == "2":
+            return original(command, **options)
+        text = "torch.OutOfMemoryError: CUDA out of memory." if size == "4" else "ValueError: something else"
+        return types.SimpleNamespace(returncode=1, stderr=text)
+
+    monkeypatch.setattr(tune.subprocess, "run", run)
+    command = ["tune", "--shards", str(shards), "--model", model_file(tmp_path), "--seq-len", "16"]
+    command += ["--out", str(tmp_path / "t"), "--micro-batches", "8,4,1,2", "--checkpointings", "none"]
+    main([*command, "--compiles", "no", "--trial-steps", "5", "--workers", "0"])
+    records = read_lines(tmp_path / "t/tune.jsonl")
+    assert [record["outcome"] for record in records] == [
+        "failed: ValueError: something else",
+        "ok",
+        "out of memory",
+        "out of memory",
+    ]
+    assert started == ["1", "2", "4"]  # 8 cannot fit where 4 does not
+    tuned = (tmp_path / "t/tuned.toml").read_text()
+    assert tuned == 'micro_batch = 2\ncheckpointing = "none"\ncompile = false\n'
+    assert "best: micro-batch   2" in capsys.readouterr().out
+
+
+def test_gpu_benchmark_runs_without_one(tmp_path: Path) -> None:
+    script = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "train_gpu.py"),
+        "--json",
+        str(tmp_path / "rows.json"),
+    ]
+    more = ["--model", "debug", "--seq-len", "32", "--micro-batch", "1", "--steps", "5"]
+    done = subprocess.run([*script, *more], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["outcome"] for row in rows] == ["ok"]
+    assert rows[0]["tokens_per_second_per_device"] > 0
+    assert "dense bf16 peak n/a" in done.stdout

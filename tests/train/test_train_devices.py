@@ -15,7 +15,7 @@ from train.parallel.devices import cores_beside, find_device, peak_of
 
 
 def test_unknown_device_has_no_peak() -> None:
-    assert peak_of("Some GPU 9000") == (None, "n/a: no peak known for 'Some GPU 9000'")
+    assert peak_of("Some GPU 9000") == (None, "no peak is known of 'Some GPU 9000'")
     assert peak_of("NVIDIA H100 80GB HBM3")[0] == pytest.approx(989.5e12)
     assert peak_of("NVIDIA H100 PCIe")[0] == pytest.approx(756.5e12)
     assert peak_of("NVIDIA A100-SXM-64GB")[0] == pytest.approx(358.2e12, rel=1e-3)

@@ -54,11 +54,11 @@ class Device:
 
 
 def peak_of(name: str) -> tuple[float | None, str]:
-    """Peak of a device by name, in FLOP/s, and its source; (None, 'n/a: ...') when unknown."""
+    """Peak of a device by name, in FLOP/s, and its source; (None, why) when unknown."""
     for part, peak, source in PEAKS:
         if part in name:
             return peak, source
-    return None, f"n/a: no peak known for {name!r}"
+    return None, f"no peak is known of {name!r}" if name else "no device was named"
 
 
 def find_device() -> Device:

@@ -1,8 +1,8 @@
 """Vocabularies compared by what models learn with them: bits per byte at equal training compute.
 
-Enters: WORK folders of several vocabularies on the same text, sizes of a model, amounts of compute, seeds. Leaves in
-DIR: a Point for each arm, amount and seed under points/, all of them in points.parquet, the picture compare.svg, and on
-the terminal the table of paired differences. Every run is a fresh process; a point that is there is not made again.
+Enters: the command line: WORK folders of several vocabularies on the same text, sizes of a model, amounts of compute,
+seeds. Leaves in DIR: points/ and points.parquet (see `compare_runs`), the picture compare.svg, and on the terminal the
+table of paired differences.
 
 Each run gets the steps that its FLOPs pay for, by the formula of `train plan` (the output matrix and attention
 counted), so a larger vocabulary gets fewer, and one with shorter text reads more of it. Sequence length, batch in
@@ -12,284 +12,19 @@ tokens and learning rate are equal.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
-import time
+import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pretok.base.errors import MismatchError, PretokError, Stopped, UsageError
-from pretok.base.lock import hold
-from pretok.base.records import read_record, to_json
-from pretok.base.stop import StopFlag
-from pretok.base.storage import read_json, write_json
-from pretok.base.units import short, short_bytes
-from train.config import TrainConfig, from_mapping, whole_number
-from train.model.sizes import model_config
-from train.tools.compare_point import Point, PointJob, PointSpec
-from train.tools.compare_read import report_points, write_points
-from train.tools.compare_text import (
-    Arm,
-    Ordered,
-    check_same,
-    choose_validation,
-    measure,
-    open_arm,
-    order_documents,
-    text_weights,
-    write_stream,
-    write_validation,
-)
+from pretok.base.errors import UsageError
+from train.config import from_mapping, whole_number
+from train.tools.compare_read import report_points
+from train.tools.compare_runs import SETTINGS, Asked, compare
 
-SETTINGS = (
-    *(
-        "seq_len",
-        "rope_theta",
-        "attention",
-        "global_batch",
-        "micro_batch",
-        "accumulation",
-        "lr",
-        "min_lr",
-        "schedule",
-    ),
-    *(
-        "decay",
-        "beta1",
-        "beta2",
-        "eps",
-        "weight_decay",
-        "decay_embeddings",
-        "clip",
-        "z_loss",
-        "init",
-        "skip_sigma",
-    ),
-    *("precision", "checkpointing", "compile", "loss_chunk", "deterministic"),
-)
-"""Settings of the trainer that the arms share; the others are decided here or have no meaning for one device."""
 DEFAULTS = {"lr": 2e-3, "global_batch": 16}
 """Of small models; those of the trainer are of large ones."""
-WARMUP = 20
-"""One step in so many is of the warm-up."""
-LEAST_STEPS = 2 * WARMUP
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a comparison is: the command line, checked."""
-
-    arms: dict[str, Path]
-    model: str
-    config: TrainConfig
-    compute: tuple[float, ...]
-    seeds: range
-    weights: dict[str, float] | None
-    val_bytes: int
-    out: Path
-    jobs: int
-    threads: int
-
-
-@dataclass
-class _Todo:
-    """The runs of a comparison: those done, and jobs for those that are not, the cheapest first."""
-
-    done: list[Point] = field(default_factory=list)
-    jobs: list[PointJob] = field(default_factory=list)
-
-
-def compare(asked: Asked) -> list[Point]:
-    """Do every run that is missing; all points of the comparison.
-
-    Raises UsageError, MismatchError (the arms hold different documents, or DIR points of other settings), Stopped.
-    """
-    arms = [open_arm(name, work) for name, work in asked.arms.items()]
-    check_same(arms)
-    with hold(asked.out, "compare"), StopFlag() as stop:
-        todo = _plan(asked, arms)
-        points = todo.done
-        for point in _run_all(todo.jobs, asked.jobs, stop):
-            points.append(point)
-            print(_line(point, len(points), len(points) + len(todo.jobs)), flush=True)
-        for path in (asked.out / "text").glob("*"):
-            path.unlink()
-        every = [_read_point(path) for path in sorted((asked.out / "points").glob("*.json"))]
-        write_points(every, asked.out / "points.parquet")
-    return points
-
-
-def _plan(asked: Asked, arms: Sequence[Arm]) -> _Todo:
-    """What every run is, and the files of those that are to be done."""
-    todo = _Todo()
-    weights = text_weights(arms[0], asked.weights)
-    validation = {source: choose_validation(arms[0], source, asked.val_bytes) for source in weights}
-    for source, chosen in validation.items():
-        if not len(chosen):
-            raise UsageError(
-                f"source {source} has no validation document of at most {asked.val_bytes:,} bytes: tokenize with "
-                "--val-fraction, or raise --val-bytes"
-            )
-    texts = {source: arms[0].texts[source, "val"] for source in weights}
-    held = {
-        "weights": weights,
-        "val_bytes": {
-            source: int(texts[source].sizes[chosen].sum()) for source, chosen in validation.items()
-        },
-        "val_documents": {source: len(chosen) for source, chosen in validation.items()},
-    }
-    written: set[str] = set()
-    for compute in sorted(asked.compute):
-        for seed in asked.seeds:
-            ordered = order_documents(arms[0], weights, seed)
-            for arm in arms:
-                spec = _specify(asked, arm, compute, seed, ordered, held)
-                out = asked.out / "points" / f"{arm.name}-{compute:.3g}-{seed}.json"
-                if out.exists():
-                    todo.done.append(_checked(out, spec))
-                    continue
-                files = {source: asked.out / "text" / f"{arm.name}-val-{source}.bin" for source in weights}
-                for source, path in files.items():
-                    if str(path) not in written:
-                        write_validation(arm, source, validation[source], path)
-                text = asked.out / "text" / f"{arm.name}-{seed}.bin"
-                paths = {source: str(path.absolute()) for source, path in files.items()}
-                written.update(map(str, files.values()))
-                todo.jobs.append(
-                    PointJob(spec, str(text.absolute()), paths, str(out.absolute()), asked.threads)
-                )
-    _write_texts(arms, todo.jobs)
-    return todo
-
-
-def _specify(
-    asked: Asked, arm: Arm, compute: float, seed: int, ordered: Ordered, held: Mapping[str, Any]
-) -> PointSpec:
-    """The run of one arm. UsageError where its compute is too little, or needs more text than there is."""
-    config, manifest = asked.config, arm.manifest
-    sizes = model_config(asked.model)
-    seq_len = config.seq_len or sizes.seq_len
-    theta = sizes.rope_theta if config.rope_theta is None else config.rope_theta
-    sizes = replace(sizes, vocab_size=manifest.vocab_size, seq_len=seq_len, rope_theta=float(theta))
-    spec = PointSpec(
-        arm=arm.name,
-        compute=compute,
-        seed=seed,
-        model=Path(asked.model).stem,
-        sizes=sizes,
-        settings={},
-        steps=1,
-        shards=manifest.fingerprint,
-        eod_id=manifest.eod_id,
-        dtype=manifest.dtype,
-        text_bytes=0.0,
-        **held,
-    )
-    settings = {name: getattr(config, name) for name in SETTINGS}
-    changed = {name: value for name, value in settings.items() if value != getattr(TrainConfig(), name)}
-    step_flops = replace(spec, settings=changed).flops
-    steps = int(compute // step_flops)
-    if steps < LEAST_STEPS:
-        raise UsageError(
-            f"--compute {compute:g} is {steps} steps of arm {arm.name}, a step being {step_flops:.2e} FLOPs; at least "
-            f"{LEAST_STEPS} are needed: ask for more, or lower --global-batch or --seq-len"
-        )
-    spec = replace(spec, settings=changed | {"warmup": max(1, steps // WARMUP)}, steps=steps)
-    stream = measure(arm, ordered)
-    if spec.tokens > stream.tokens[-1]:
-        raise UsageError(
-            f"--compute {compute:g} makes arm {arm.name} read {short(spec.tokens)} tokens; in the proportion of the "
-            f"weights there are {short(int(stream.tokens[-1]))}, after which a source would be read again: ask for "
-            "less, or add text"
-        )
-    return replace(spec, text_bytes=stream.text_bytes(spec.tokens))
-
-
-def _write_texts(arms: Sequence[Arm], jobs: Sequence[PointJob]) -> None:
-    """The text of each arm and seed, as long as the largest of its runs needs."""
-    needed: dict[str, PointSpec] = {}
-    for job in jobs:
-        if job.text not in needed or needed[job.text].tokens < job.spec.tokens:
-            needed[job.text] = job.spec
-    for text, spec in needed.items():
-        arm = next(arm for arm in arms if arm.name == spec.arm)
-        ordered = order_documents(arm, spec.weights, spec.seed)
-        count = int(measure(arm, ordered).tokens.searchsorted(spec.tokens)) + 1
-        write_stream(arm, ordered, count, Path(text))
-
-
-def _checked(path: Path, spec: PointSpec) -> Point:
-    """The point at `path`. MismatchError when it is of another run than `spec`."""
-    point = _read_point(path)
-    if point.spec != spec:
-        old, new = to_json(point.spec), to_json(spec)
-        different = [f"{key} {old.get(key)} -> {new.get(key)}" for key in new if old.get(key) != new.get(key)]
-        raise MismatchError(f"{path} is of another comparison ({'; '.join(different)}); choose another --out")
-    return point
-
-
-def _read_point(path: Path) -> Point:
-    return read_record(Point, read_json(path), path)
-
-
-def _run_all(jobs: list[PointJob], at_once: int, stop: StopFlag) -> Iterator[Point]:
-    """Points as they are done. Takes jobs from the front of the list. The processes end with this generator."""
-    running: dict[subprocess.Popen[str], PointJob] = {}
-    try:
-        while jobs or running:
-            if stop.reason:
-                raise Stopped(
-                    f"{stop.reason}: the points that are done are kept; run the same command to go on"
-                )
-            while jobs and len(running) < at_once:
-                job = jobs.pop(0)
-                running[_start(job)] = job
-            for process in [process for process in running if process.poll() is not None]:
-                job = running.pop(process)
-                errors = process.communicate()[1]
-                if process.returncode:
-                    lines = errors.strip().splitlines()
-                    raise PretokError(
-                        f"the run of arm {job.spec.arm}, {job.spec.compute:g} FLOPs, seed {job.spec.seed} failed: "
-                        f"{lines[-1] if lines else f'exit code {process.returncode}'}"
-                    )
-                Path(job.out).with_suffix(".job").unlink()
-                yield _read_point(Path(job.out))
-            time.sleep(0.05)
-    finally:
-        for process in running:
-            process.terminate()
-            process.communicate()
-
-
-def _start(job: PointJob) -> subprocess.Popen[str]:
-    path = Path(job.out).with_suffix(".job")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, to_json(job))
-    # The trainer is found where this one is, whatever the working directory.
-    root = str(Path(__file__).resolve().parents[2])
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    }
-    if job.threads:
-        environment["OMP_NUM_THREADS"] = str(job.threads)
-    command = [sys.executable, "-m", "train.tools.compare_point", str(path)]
-    return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def _line(point: Point, done: int, of: int) -> str:
-    spec = point.spec
-    bits = ", ".join(f"{source} {value:.4f}" for source, value in point.bits.items())
-    return (
-        f"{done}/{of} {spec.arm} {spec.compute:.3g} FLOPs seed {spec.seed}: {bits} bits per byte; {spec.steps} steps, "
-        f"{short(spec.tokens)} tokens, {short_bytes(spec.text_bytes)} of text, {point.seconds:.0f} s"
-    )
 
 
 def _named(texts: Sequence[str]) -> dict[str, Path]:
@@ -306,13 +41,27 @@ def _named(texts: Sequence[str]) -> dict[str, Path]:
     return arms
 
 
-def _numbers(text: str, what: str) -> list[float]:
+def _amounts(text: str) -> tuple[float, ...]:
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if not found or not all(0 < value < float("inf") for value in found) or len(set(found)) < len(found):
-        raise UsageError(f"{what} {text}: it must be numbers above 0, each once, with commas")
+    if not found or not all(0 < value < math.inf for value in found) or len(set(found)) < len(found):
+        raise UsageError(f"--compute {text}: it must be numbers above 0, each once, with commas")
+    return tuple(found)
+
+
+def _shares(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        source, _, share = part.partition("=")
+        try:
+            value = float(share)
+        except ValueError:
+            value = math.nan
+        if not source or source in found or not 0 <= value < math.inf:
+            raise UsageError(f"--weights {text}: it must be SOURCE=SHARE, several of them with commas")
+        found[source] = value
     return found
 
 
@@ -332,25 +81,15 @@ def parse_asked(arguments: Sequence[str]) -> Asked:
         )
     flags = {name: getattr(space, name) for name in ("seq_len", "global_batch", "lr")}
     flags = {name: value for name, value in flags.items() if value is not None}
-    weights = None
-    if space.weights:
-        names, shares = zip(*(part.partition("=")[::2] for part in space.weights.split(",")), strict=True)
-        weights = (
-            dict(zip(names, _numbers(",".join(shares), "--weights"), strict=True)) if all(shares) else None
-        )
-        if weights is None:
-            raise UsageError(
-                f"--weights {space.weights}: it must be SOURCE=SHARE, several of them with commas"
-            )
     if min(space.seeds, space.jobs, space.val_bytes) < 1:
         raise UsageError("--seeds, --jobs and --val-bytes must be at least 1")
     return Asked(
         arms=_named(space.arm or ()),
         model=space.model,
         config=from_mapping(DEFAULTS | values | flags, "command line"),
-        compute=tuple(_numbers(space.compute, "--compute")),
+        compute=_amounts(space.compute),
         seeds=range(space.first_seed, space.first_seed + space.seeds),
-        weights=weights,
+        weights=_shares(space.weights) if space.weights else None,
         val_bytes=space.val_bytes,
         out=space.out,
         jobs=space.jobs,

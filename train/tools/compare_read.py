@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -24,42 +24,11 @@ from typing import Any
 from pretok.base.storage import atomic_open
 from train.tools.compare_point import Point, PointSpec
 
-T95 = (
-    *(
-        12.706,
-        4.303,
-        3.182,
-        2.776,
-        2.571,
-        2.447,
-        2.365,
-        2.306,
-        2.262,
-        2.228,
-        2.201,
-        2.179,
-        2.160,
-        2.145,
-        2.131,
-    ),
-    *(
-        2.120,
-        2.110,
-        2.101,
-        2.093,
-        2.086,
-        2.080,
-        2.074,
-        2.069,
-        2.064,
-        2.060,
-        2.056,
-        2.052,
-        2.048,
-        2.045,
-        2.042,
-    ),
-)
+_QUANTILES = """
+12.706 4.303 3.182 2.776 2.571 2.447 2.365 2.306 2.262 2.228 2.201 2.179 2.160 2.145 2.131
+2.120 2.110 2.101 2.093 2.086 2.080 2.074 2.069 2.064 2.060 2.056 2.052 2.048 2.045 2.042
+"""
+T95 = tuple(float(value) for value in _QUANTILES.split())
 """Student's t, 97.5 %, by degrees of freedom from 1 to 30; the last is taken for more, which is a little too wide."""
 MIXED = "mix"
 """The line of all sources, each by its weight."""
@@ -287,7 +256,7 @@ def draw_points(points: Sequence[Point]) -> str:
 def _curve(arm: str, number: int, points: Sequence[Point], x: Any, y: Any) -> list[str]:
     """The dots, the line and the name of one arm."""
     colour = COLOURS[number % len(COLOURS)]
-    groups: Mapping[float, list[float]] = {
+    groups = {
         amount: [p.mixed for p in points if p.spec.compute == amount]
         for amount in sorted({point.spec.compute for point in points})
     }

@@ -21,6 +21,7 @@ from pretok.base.lock import hold
 from pretok.base.records import read_record, to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import read_json, write_json
+from pretok.base.tokens import Ints
 from pretok.base.units import short, short_bytes
 from train.config import TrainConfig
 from train.model.sizes import model_config
@@ -40,30 +41,9 @@ from train.tools.compare_text import (
 )
 
 SETTINGS = (
-    *(
-        "seq_len",
-        "rope_theta",
-        "attention",
-        "global_batch",
-        "micro_batch",
-        "accumulation",
-        "lr",
-        "min_lr",
-        "schedule",
-    ),
-    *(
-        "decay",
-        "beta1",
-        "beta2",
-        "eps",
-        "weight_decay",
-        "decay_embeddings",
-        "clip",
-        "z_loss",
-        "init",
-        "skip_sigma",
-    ),
-    *("precision", "checkpointing", "compile", "loss_chunk", "deterministic"),
+    *("seq_len", "rope_theta", "attention", "global_batch", "micro_batch", "accumulation", "lr", "min_lr"),
+    *("schedule", "decay", "beta1", "beta2", "eps", "weight_decay", "decay_embeddings", "clip", "z_loss"),
+    *("init", "skip_sigma", "precision", "checkpointing", "compile", "loss_chunk", "deterministic"),
 )
 """Settings of the trainer that the arms share; the others are decided here or have no meaning for one device."""
 WARMUP = 20
@@ -127,34 +107,23 @@ def _plan(asked: Asked, arms: Sequence[Arm]) -> _Todo:
                 "--val-fraction, or raise --val-bytes"
             )
     texts = {source: arms[0].texts[source, "val"] for source in weights}
-    held = {
-        "weights": weights,
-        "val_bytes": {
-            source: int(texts[source].sizes[chosen].sum()) for source, chosen in validation.items()
-        },
-        "val_documents": {source: len(chosen) for source, chosen in validation.items()},
-    }
-    written: set[str] = set()
+    val_bytes = {source: int(texts[source].sizes[chosen].sum()) for source, chosen in validation.items()}
+    val_documents = {source: len(chosen) for source, chosen in validation.items()}
+    held = {"weights": weights, "val_bytes": val_bytes, "val_documents": val_documents}
+    folder = (asked.out / "text").absolute()
     for compute in sorted(asked.compute):
         for seed in asked.seeds:
             ordered = order_documents(arms[0], weights, seed)
             for arm in arms:
                 spec = _specify(asked, arm, compute, seed, ordered, held)
-                out = asked.out / "points" / f"{arm.name}-{compute:.3g}-{seed}.json"
+                out = asked.out.absolute() / "points" / f"{arm.name}-{compute:g}-{seed}.json"
                 if out.exists():
                     todo.done.append(_checked(out, spec))
                     continue
-                files = {source: asked.out / "text" / f"{arm.name}-val-{source}.bin" for source in weights}
-                for source, path in files.items():
-                    if str(path) not in written:
-                        write_validation(arm, source, validation[source], path)
-                text = asked.out / "text" / f"{arm.name}-{seed}.bin"
-                paths = {source: str(path.absolute()) for source, path in files.items()}
-                written.update(map(str, files.values()))
-                todo.jobs.append(
-                    PointJob(spec, str(text.absolute()), paths, str(out.absolute()), asked.threads)
-                )
-    _write_texts(arms, todo.jobs)
+                text = str(folder / f"{arm.name}-{seed}.bin")
+                files = {source: str(folder / f"{arm.name}-val-{source}.bin") for source in weights}
+                todo.jobs.append(PointJob(spec, text, files, str(out), asked.threads))
+    _write_files(arms, todo.jobs, validation)
     return todo
 
 
@@ -201,17 +170,18 @@ def _specify(
     return replace(spec, text_bytes=stream.text_bytes(spec.tokens))
 
 
-def _write_texts(arms: Sequence[Arm], jobs: Sequence[PointJob]) -> None:
-    """The text of each arm and seed, as long as the largest of its runs needs."""
-    needed: dict[str, PointSpec] = {}
-    for job in jobs:
-        if job.text not in needed or needed[job.text].tokens < job.spec.tokens:
-            needed[job.text] = job.spec
-    for text, spec in needed.items():
-        arm = next(arm for arm in arms if arm.name == spec.arm)
+def _write_files(arms: Sequence[Arm], jobs: Sequence[PointJob], validation: Mapping[str, Ints]) -> None:
+    """What the jobs read: of each arm its validation documents and, for each seed, the text of its longest run."""
+    by_name, longest = {arm.name: arm for arm in arms}, {}
+    for job in sorted(jobs, key=lambda job: job.spec.tokens):
+        longest[job.text] = job
+    for job in longest.values():
+        arm, spec = by_name[job.spec.arm], job.spec
         ordered = order_documents(arm, spec.weights, spec.seed)
         count = int(measure(arm, ordered).tokens.searchsorted(spec.tokens)) + 1
-        write_stream(arm, ordered, count, Path(text))
+        write_stream(arm, ordered, count, Path(job.text))
+        for source, path in job.validation.items():
+            write_validation(arm, source, validation[source], Path(path))
 
 
 def _checked(path: Path, spec: PointSpec) -> Point:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import select
@@ -15,10 +16,11 @@ from typing import Annotated, Any
 
 import typer
 
-from pretok import __version__
 from pretok.base.console import TellWarnings, Terminal
 from pretok.base.errors import PretokError, Stopped, UsageError
 from pretok.base.storage import FULL, REMEDIES
+from pretok.base.version import PRETOK_VERSION
+from pretok.commands.annotate import annotate
 from pretok.commands.build_vocab import build_vocab
 from pretok.commands.count import count
 from pretok.commands.disclose import disclose
@@ -40,6 +42,10 @@ from pretok.commands.verify import verify
 INTERNAL_ERROR, USER_ERROR, READER_GONE = 1, 2, 141
 INTERRUPTED = 130
 """How Typer ends for Ctrl-C."""
+WRONG_ARGUMENTS: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+"""What Typer raises for arguments it does not take; the class is click's or, in newer versions, its own."""
 EVERYWHERE = ("--quiet", "--verbose")
 """Options of `pretok` itself that may stand behind the command too, where people put them."""
 
@@ -69,15 +75,14 @@ app = typer.Typer(
     name="pretok",
     cls=_Pretok,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Text to token files for language models: vocabulary, shards, mix, stream.",
     epilog="`pretok COMMAND --help` shows the options of a command and an example.",
 )
 COMMANDS = (
-    run, plan, count, build_vocab, tokenize, verify, stats, inspect, query, trace, report, disclose, mix, export,
-    submit, preflight,
+    run, plan, count, build_vocab, tokenize, annotate, verify, stats, inspect, query, trace, report, disclose, mix,
+    export, submit, preflight,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(cls=CommandWithExamples)(command)
@@ -85,7 +90,7 @@ for command in COMMANDS:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"pretok {__version__}")
+        typer.echo(f"pretok {PRETOK_VERSION}")
         raise typer.Exit
 
 
@@ -132,12 +137,27 @@ def run_command(arguments: list[str], tell: Terminal | None = None) -> int:
 
 def _run(arguments: list[str], tell: Terminal) -> int:
     try:
-        app(arguments, obj=tell)  # ends with SystemExit, of code 2 when the arguments themselves are wrong
-    except SystemExit as end:
-        if end.code == INTERRUPTED:  # before the command began, while its options were read
-            raise KeyboardInterrupt from None
-        return int(end.code or 0)
-    return 0
+        code = app(
+            arguments, obj=tell, standalone_mode=False
+        )  # what `typer.Exit` says, None at a command's end
+    except WRONG_ARGUMENTS as error:
+        return _explain_arguments(error, tell)
+    except SystemExit as end:  # of a shell that asks how a word goes on
+        code = end.code
+    if code == INTERRUPTED:  # before the command began, while its options were read
+        raise KeyboardInterrupt
+    return int(code or 0)
+
+
+def _explain_arguments(error: Any, tell: Terminal) -> int:
+    """Say what is wrong with the arguments, the usage before it."""
+    shown = io.StringIO()
+    error.show(shown)
+    usage, mark, message = shown.getvalue().rpartition("Error: ")
+    sys.stderr.write(usage if mark else shown.getvalue())  # without arguments there is only help
+    if mark:
+        tell.error(f"{mark}{message.rstrip()}")
+    return USER_ERROR
 
 
 def _explain(error: BaseException, tell: Terminal) -> int:

@@ -20,8 +20,8 @@ COMMANDS = sorted(command.callback.__name__.replace("_", "-") for command in app
 
 def test_commands_are_those_we_decided_on():
     assert COMMANDS == [
-        "build-vocab", "count", "disclose", "export", "inspect", "mix", "plan", "preflight", "query", "report", "run",
-        "stats", "submit", "tokenize", "trace", "verify",
+        "annotate", "build-vocab", "count", "disclose", "export", "inspect", "mix", "plan", "preflight", "query",
+        "report", "run", "stats", "submit", "tokenize", "trace", "verify",
     ]  # fmt: skip
 
 

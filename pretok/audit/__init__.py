@@ -1,12 +1,16 @@
 """Finished shards -> what they hold, and whether they are what was sealed.
 
 totals.py       exact counts by source
+texts.py        the texts of a shard, a few megabytes at a time
 documents.py    one document as its tokens, and where it came from
-find.py         documents by id, address, hash, text, file and line
+find.py         documents by id, address, hash, file and line
+search.py       documents by what they say, and at random
+show.py         a document or a sequence of a mix as its tokens, in pieces a terminal colours
 query.py        SQL over ledgers, manifest, rejects and counts
 trace.py        which positions and steps read a document, and which documents a position reads
 counted_origins.py  where one came from, in shards that have no ledger
 verify_task.py  a shard -> its problems: the task of verify
+verify_annotations.py  what was joined to documents against its records
 verify_job.py   the job: a folder against its manifest
 """
 

@@ -7,6 +7,7 @@ to the input are compared with their checksums first: what is damaged must not n
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from pretok.audit.counted_origins import as_sealed, counted_origin
 from pretok.base.errors import IntegrityError, UsageError
+from pretok.shards.annotations import open_annotations
 from pretok.shards.contents import SPLITS
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_row
@@ -27,7 +29,7 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """A document: where its tokens are, where its text came from (file and line or row, from 1), what it holds; kept:
-    what the recipe keeps of it."""
+    what the recipe keeps of it and what was joined to it afterwards."""
 
     shard: str
     document: int
@@ -57,7 +59,9 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
         raise IntegrityError(f"{shard.path}: document {number} has ids of no token; see pretok verify")
     vocab = load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id)
     file, position, kept = origin(manifest, shard, number)
-    return Inspection(str(shard.path), number, file, position, ids, _show(vocab, ids), kept)
+    for one in open_annotations(manifest):
+        kept |= one.row(manifest, shard, number)
+    return Inspection(str(shard.path), number, file, position, ids, token_texts(vocab, ids), kept)
 
 
 def find_shard(manifest: Manifest, source: str, split: str, document: int) -> tuple[Shard, int]:
@@ -76,7 +80,7 @@ def find_shard(manifest: Manifest, source: str, split: str, document: int) -> tu
     return shards[at], document - (ends[at - 1] if at else 0)
 
 
-def _show(vocab: Vocabulary, ids: list[int]) -> list[str]:
+def token_texts(vocab: Vocabulary, ids: Sequence[int]) -> list[str]:
     """Each token's bytes as text; a token that is a part of a character shows its bytes."""
     return [vocab.token_bytes(i).decode("utf-8", "backslashreplace") for i in ids]
 

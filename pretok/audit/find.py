@@ -1,8 +1,7 @@
-"""Documents by what they are called or what they say.
+"""Documents by what they are called.
 
-Enters: a manifest, and a column of the ledgers with a value, or a piece of text. Leaves: (source, split, number) of the
-documents that match, in the order of the shards. A column is read as a whole, of all shards of the sources; for a text
-the shards are decoded, which reads all of them.
+Enters: a manifest, and a column of the ledgers with a value. Leaves: (source, split, number) of the documents that
+match, in the order of the shards. A column is read as a whole, of all shards of the sources.
 """
 
 from __future__ import annotations
@@ -17,34 +16,33 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.shards.format import ShardReader
 from pretok.shards.ledger import HASH, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, Shard
 from pretok.shards.plan import SourcePlan
 from pretok.shards.seal import lines_before
-from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
 Place = tuple[str, str, int]
 """(source, split, number of the document in it)"""
 
 
 def find_documents(manifest: Manifest, source: str | None, column: str, value: str, most: int) -> list[Place]:
-    """The first `most` documents, of one source or of all, whose `column` of the ledger has a value; `text`: those that
-    hold the value. Raises UsageError for a column that no ledger has, or a value that it cannot have."""
+    """The first `most` documents, of one source or of all, whose `column` of the ledger has a value. Raises UsageError
+    for a column that no ledger has, or a value that it cannot have."""
     if source is not None and source not in manifest.sources:
         raise UsageError(f"no source {source!r}; there is {', '.join(manifest.sources)}")
     shards = [
-        (shard, before) for shard, before in _numbered(manifest) if source is None or shard.source == source
+        (shard, before)
+        for shard, before in numbered_shards(manifest)
+        if source is None or shard.source == source
     ]
-    matches = _by_text(manifest, shards, value) if column == "text" else _by_column(shards, column, value)
-    return list(islice(matches, most))
+    return list(islice(_by_column(shards, column, value), most))
 
 
 def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
     """The first `most` documents of a name: 32 hexadecimal digits, the hash of the text; FILE:LINE, an input (or the
     end of its path) and the line or row from 1; anything else is a value of the kept column `id`. Raises UsageError
     where it names none."""
-    shards = list(_numbered(manifest))
+    shards = list(numbered_shards(manifest))
     if re.fullmatch("[0-9a-fA-F]{32}", name):
         matches, what = _by_column(shards, "hash", name), "the hash of no text"
     elif places := _places(manifest, name):
@@ -81,7 +79,7 @@ def _by_place(shards: list[tuple[Shard, int]], places: set[tuple[str, int, int]]
             at += len(rows)
 
 
-def _numbered(manifest: Manifest) -> Iterator[tuple[Shard, int]]:
+def numbered_shards(manifest: Manifest) -> Iterator[tuple[Shard, int]]:
     """Each shard with the documents of its source and split before it."""
     before: dict[tuple[str, str], int] = {}
     for shard in manifest.shards:
@@ -121,14 +119,3 @@ def _scalar(kind: pa.DataType, column: str, value: str) -> Any:
     except (ValueError, pa.ArrowException):
         what = "32 hexadecimal digits" if kind == HASH else str(kind)
         raise UsageError(f"{column} is {what}, not {value!r}") from None
-
-
-def _by_text(manifest: Manifest, shards: list[tuple[Shard, int]], value: str) -> Iterator[Place]:
-    vocab = load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id)
-    tokens = [vocab.token_bytes(i) for i in range(vocab.size)]
-    wanted = value.encode()
-    for shard, before in shards:
-        reader = ShardReader(shard.prefix)
-        for number in range(len(reader)):
-            if wanted in b"".join([tokens[i] for i in reader[number][:-1].tolist()]):
-                yield shard.source, shard.split, before + number

@@ -4,7 +4,8 @@ Enters: WORK (or its shards folder) and a query. Leaves: names of columns, and r
 
     docs     a row a document: the ledger of its shard (`pretok.shards.ledger`), its source, split, shard, `doc`: its
              number in the split, as `pretok inspect --doc` takes it, and `position`: line or row of `file`, from 1;
-             `hash` in hexadecimal digits
+             `hash` in hexadecimal digits; then the columns that `pretok annotate` joined
+    ledger   the same without what was joined
     shards   path, source, split, tokens, documents, text_bytes
     sources  source, tokens, documents, bytes, read, rejected
     rejects  source, file, position, reason, detail
@@ -25,6 +26,7 @@ import pyarrow as pa
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.tell import Teller
 from pretok.base.units import counted
+from pretok.shards.annotations import Annotations, open_annotations, unknown_sources
 from pretok.shards.ledger import SUFFIX, ledger_path
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.plan import SourcePlan
@@ -59,7 +61,7 @@ def run_query(work: Path, sql: str, tell: Teller) -> tuple[list[str], Iterator[l
         connection.execute(sql)
     except duckdb.Error as error:
         raise UsageError(
-            f"{error}\nthe views are docs, shards, sources, rejects and words; DESCRIBE docs"
+            f"{error}\nthe views are docs, ledger, shards, sources, rejects and words; DESCRIBE docs"
         ) from None
     return [column[0] for column in connection.description or ()], _rows(connection)
 
@@ -137,8 +139,9 @@ def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
     ]
     empty = {"source": "", "file": "", "start": 0, "before": 0}  # gives the columns their types
     _make_table(connection, "pieces", [*pieces, empty])
+    joined = open_annotations(manifest)
     connection.execute(
-        f"""CREATE VIEW docs AS
+        f"""CREATE VIEW ledger AS
         SELECT f.source, f.split, f.shard, f.before + d.file_row_number AS doc, d.file,
             coalesce(p.before, 0) + d.record + 1 AS position, d.tokens, d.bytes, lower(hex(d.hash)) AS hash,
             d.* EXCLUDE (file, tokens, bytes, hash, filename, file_row_number)
@@ -147,6 +150,33 @@ def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
         JOIN ledger_files f ON f.path = d.filename
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
     )
+    _join_annotations(connection, manifest, joined, tell)
+
+
+def _join_annotations(connection: Any, manifest: Manifest, joined: list[Annotations], tell: Teller) -> None:
+    """The view docs: the ledgers and, beside them, what was joined to their documents."""
+    parts = []
+    for number, one in enumerate(joined):
+        if unknown := unknown_sources(manifest, one):
+            tell.notice(f"the annotations {one.name} know nothing of {', '.join(unknown)}: null there")
+        files = [
+            {
+                "path": str(one.folder / part.path),
+                "source": part.source,
+                "split": part.split,
+                "before": part.first,
+            }
+            for part in one.record.parts
+        ]
+        _make_table(connection, f"joined_files_{number}", files)
+        names = ", ".join(f'a."{name.replace(chr(34), chr(34) * 2)}"' for name in one.columns)
+        paths = [Path(str(file["path"])) for file in files]
+        parts.append(
+            f"""LEFT JOIN (SELECT f.source, f.split, f.before + a.file_row_number AS doc, {names}
+            FROM read_parquet({_list(paths)}, filename = true, file_row_number = true) a
+            JOIN joined_files_{number} f ON f.path = a.filename) USING (source, split, doc)"""
+        )
+    connection.execute(f"CREATE VIEW docs AS SELECT * FROM ledger {' '.join(parts)}")
 
 
 def _make_rejects(connection: Any, manifest: Manifest) -> None:

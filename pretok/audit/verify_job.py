@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from pretok.audit.verify_annotations import annotation_notes, check_records, joined_files, verify_joined
 from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.errors import PretokError
-from pretok.base.execute import Engine
+from pretok.base.execute import Engine, Item, Task
 from pretok.base.failures import Failure, TaskError, raise_failures
 from pretok.base.lock import LOCK_FILE
 from pretok.base.progress import Progress
@@ -24,6 +25,7 @@ from pretok.base.records import to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, checksum
 from pretok.base.tasks import run_tasks
 from pretok.base.tell import Teller
+from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.contents import count_source, sum_sources
 from pretok.shards.ledger import SUFFIX, ledger_path
 from pretok.shards.manifest import FILE_NAME, STATE, VERSION, Manifest, load_manifest
@@ -78,15 +80,36 @@ def _verify(
     tasks.sort(key=lambda task: -task.tokens)
     # By the reference engine a byte takes fifty times as long, and a token is four of them.
     engine.choose(sum(task.tokens for task in tasks) * (200 if sample is None else 1))
-    failures = []
-    names = [str(task.prefix) for task in tasks]
-    for outcome in run_tasks(verify_shard, tasks, names, "shard", engine, tell, progress):
+    problems += _run(
+        verify_shard, tasks, [str(task.prefix) for task in tasks], "shard", engine, progress, tell
+    )
+    annotations, found = check_records(manifest)
+    joined = [file for one in annotations for file in joined_files(one)]
+    problems += found
+    problems += _run(
+        verify_joined, joined, [str(file.path) for file in joined], "file", engine, progress, tell
+    )
+    return manifest, sorted(problems)
+
+
+def _run(
+    function: Task[Item, list[str]],
+    tasks: Sequence[Item],
+    names: Sequence[str],
+    what: str,
+    engine: Engine,
+    progress: Progress,
+    tell: Teller,
+) -> list[str]:
+    """What the tasks found. Raises what the failures of any of them mean."""
+    failures, problems = [], []
+    for outcome in run_tasks(function, tasks, names, what, engine, tell, progress):
         if isinstance(outcome.result, TaskError):
             failures.append((names[outcome.index], outcome.result))
         else:
             problems += outcome.result
-    raise_failures(failures, tell, "shards")
-    return manifest, sorted(problems)
+    raise_failures(failures, tell, f"{what}s")
+    return problems
 
 
 def _sample(manifest: Manifest, sample: int | None) -> list[tuple[int, ...] | None]:
@@ -119,6 +142,7 @@ def notes(manifest: Manifest) -> list[str]:
     sentences = incomplete(manifest)
     if manifest.version < VERSION:
         sentences.append("the manifest is of version 1: it has no checksums of tables, ledgers and tokenizer")
+    sentences += annotation_notes(manifest)
     return sentences + [f"{path} is not in the manifest: not ours" for path in _unknown(manifest)[1]]
 
 
@@ -171,8 +195,8 @@ def _check_files(manifest: Manifest) -> list[str]:
 def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
     """Files below the folder that the manifest does not know: those in the way, and those of others.
 
-    What a source that is not sealed has written is in neither, see `incomplete`. The top of the folder may hold what
-    people put there, such as a mix.
+    What a source that is not sealed has written is in neither, see `incomplete`, nor annotations, which have records.
+    The top of the folder may hold what people put there, such as a mix.
     """
     folder = manifest.folder
     known = {
@@ -185,7 +209,7 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
     if manifest.version < VERSION:
         known |= {folder / TOKENIZER_FILE, *(rejects_path(folder, name) for name in manifest.sources)}
         known |= {origins_path(folder, name) for name in manifest.sources}
-    open_folders = {folder / name for name in (STATE, *unfinished(folder))}
+    open_folders = {folder / name for name in (STATE, ANNOTATIONS, *unfinished(folder))}
     ours: list[Path] = []
     others: list[Path] = []
     for path in sorted(folder.rglob("*")):

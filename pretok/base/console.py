@@ -25,16 +25,24 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from pretok import __version__
 from pretok.base.gauge import Gauge
 from pretok.base.joblog import JobLog
 from pretok.base.records import to_json
-from pretok.base.tell import Table
+from pretok.base.tell import Marked, Table
+from pretok.base.version import PRETOK_VERSION
 
 FIRST_LINE = 3.0
 LINES_APART = 60.0
 """Seconds from the start of a step to its first line in a log, and from line to line at most."""
 UNBOUNDED = 1_000_000
+COLOURS = ("black on bright_cyan", "black on bright_yellow")
+SPECIAL_COLOURS = {"bytes": "black on bright_magenta", "special": "bold white on red"}
+"""Of pieces of text: readable on a light and on a dark terminal, told apart on one of 16 colours."""
+VISIBLE = {code: chr(0x2400 + code) for code in range(0x20)} | {
+    code: f"\\x{code:02x}" for code in range(0x7F, 0xA0)
+}
+VISIBLE |= {ord("\n"): "⏎\n", ord("\t"): "→\t"}
+"""Control characters as they are shown on a terminal."""
 PACKAGES = ("numpy", "numba", "pyarrow", "tokenizers", "gigatoken", "ray")
 """Whose versions the log notes."""
 
@@ -61,7 +69,7 @@ class Terminal:
         self, arguments: Sequence[str] = (), error: Console | None = None, output: Console | None = None
     ) -> None:
         self.quiet = self.verbose = False
-        self._arguments = arguments
+        self.arguments = arguments
         self._error = error or _Console(stderr=True)
         self._output = output or _Console()
         self._log: JobLog | None = None
@@ -79,9 +87,9 @@ class Terminal:
     def keep_log(self, folder: Path, command: str, **start: object) -> None:
         """From here on keep a log in `folder`; start: what the job works with, for the first line."""
         self._log = JobLog(folder, command, {"command": command}, self._print)
-        versions = {"pretok": __version__, "python": platform.python_version()}
+        versions = {"pretok": PRETOK_VERSION, "python": platform.python_version()}
         versions |= {name: version(name) for name in PACKAGES}
-        job = {"argv": list(self._arguments), "directory": str(Path.cwd()), "pid": os.getpid()}
+        job = {"argv": list(self.arguments), "directory": str(Path.cwd()), "pid": os.getpid()}
         self.record("start", **job, versions=versions, **start)
 
     def record(self, name: str, /, **details: object) -> None:
@@ -110,9 +118,12 @@ class Terminal:
         """Show a step while the context is open, and what it did at its end."""
         return Meter(title, self)
 
-    def show(self, made: Table | str, *, result: bool = False) -> None:
-        """Print a table or a text; `result`: it is what the command was asked for."""
+    def show(self, made: Table | Marked | str, *, result: bool = False) -> None:
+        """Print a table, a text or pieces of one; `result`: it is what the command was asked for."""
         where = self._output if result else self._error
+        if isinstance(made, Marked):
+            where.print(_coloured(made) if where.is_terminal and not where.no_color else made.plain())
+            return
         if isinstance(made, str):
             if not result:
                 self.record("notice", message=made)
@@ -177,6 +188,16 @@ def _as_lines(made: Table) -> Iterator[str]:
             f"  {name}: {cell}" if name else f"  {cell}" for name, cell in zip(made.columns, row, strict=True)
         )
         yield ""
+
+
+def _coloured(marked: Marked) -> Text:
+    """Pieces of text in two colours in turns, others each in its own. Line breaks are seen and made, control characters
+    only seen: a document must not move the cursor."""
+    shown = Text()
+    for number, (text, kind) in enumerate(marked.pieces):
+        style = COLOURS[number % 2] if kind == "text" else SPECIAL_COLOURS[kind]
+        shown.append(text.translate(VISIBLE), style)
+    return shown
 
 
 class Meter:

@@ -24,6 +24,18 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A text in pieces, each with its kind: `text`, `bytes` (what is no text by itself) or `special`. A terminal shows
+    them in colours, everything else between brackets."""
+
+    pieces: Sequence[tuple[str, str]]
+
+    def plain(self) -> str:
+        """Each piece between brackets."""
+        return "".join(f"[{text}]" for text, _ in self.pieces)
+
+
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table whose first column is text and whose other columns are numbers."""
     return Table(title, columns, list(rows))
@@ -42,8 +54,8 @@ class Teller(Protocol):
     def progress(self, title: str) -> AbstractContextManager[Progress]:
         """One step, shown while the context is open."""
 
-    def show(self, made: Table | str, *, result: bool = False) -> None:
-        """A table or a text; `result`: it is what the command was asked for."""
+    def show(self, made: Table | Marked | str, *, result: bool = False) -> None:
+        """A table, a text or pieces of one; `result`: it is what the command was asked for."""
 
     def event(self, name: str, /, **details: object) -> None:
         """What nobody waits for but may look up afterwards: only for the log. details: JSON values."""
@@ -61,7 +73,7 @@ class Silent:
         """Progress of which nothing is seen."""
         return nullcontext(self)
 
-    def show(self, made: Table | str, *, result: bool = False) -> None:
+    def show(self, made: Table | Marked | str, *, result: bool = False) -> None:
         """Nothing."""
 
     def event(self, name: str, /, **details: object) -> None:

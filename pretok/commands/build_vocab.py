@@ -10,6 +10,7 @@ import typer
 from pretok.base.errors import UsageError
 from pretok.commands.options import (
     Address,
+    DryRun,
     Field,
     Inputs,
     Json,
@@ -30,6 +31,12 @@ Sizes = Annotated[
 Weights = Annotated[
     str | None,
     typer.Option(help="Share of each source, such as it=0.9,en=0.1. Default: as on disk.", metavar="W"),
+]
+FinishedCounts = Annotated[
+    Path | None, typer.Option(help="Folder of `pretok count`; no text is read, INPUTS only name sources.")
+]
+Compare = Annotated[
+    list[Path] | None, typer.Option(help="Another tokenizer.json for the report; may be repeated.")
 ]
 Languages = Annotated[
     str | None, typer.Option(help="Languages, such as it,de, whose letters the report looks at one by one.")
@@ -55,16 +62,13 @@ def build_vocab(
     superword_sample: Annotated[
         str | None, typer.Option(help="Bytes of text superwords are trained on, such as 500M. Default: 2G.")
     ] = None,
-    counts: Annotated[
-        Path | None, typer.Option(help="Folder of `pretok count`; no text is read, INPUTS only name sources.")
-    ] = None,
-    compare: Annotated[
-        list[Path] | None, typer.Option(help="Another tokenizer.json for the report; may be repeated.")
-    ] = None,
+    counts: FinishedCounts = None,
+    compare: Compare = None,
     languages: Languages = None,
     field: Field = None,
     workers: Workers = None,
     address: Address = None,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Train a byte-level BPE vocabulary on exact counts of all words, with a report, under OUT/vocab.
@@ -96,6 +100,11 @@ def build_vocab(
         },
     }
     recipe = read_recipe(inputs, out, changes, field)
+    if dry_run:
+        from pretok.commands.dry_run import tell_dry_run
+
+        tell_dry_run("build-vocab", inputs, recipe, terminal(context))
+        return
     tell = terminal(context, recipe.out, recipe)
     with start_engine(workers, address) as engine:
         report = run_build_vocab(recipe, engine, tell, compare or [], load_counts(counts) if counts else None)

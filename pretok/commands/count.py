@@ -9,6 +9,7 @@ import typer
 
 from pretok.commands.options import (
     Address,
+    DryRun,
     Field,
     Json,
     MaxRejectShare,
@@ -32,6 +33,7 @@ def count(
     max_reject_share: MaxRejectShare = None,
     workers: Workers = None,
     address: Address = None,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Count every word of the sources exactly, under OUT/counts, or add up finished counts of several corpora.
@@ -61,6 +63,13 @@ def count(
     recipe = (
         None if folders else read_recipe(inputs, out, changes, field)
     )  # before the engine, which takes seconds
+    if dry_run:
+        from pretok.commands.dry_run import tell_dry_run
+
+        if recipe is None:
+            raise UsageError("--dry-run is for inputs that are to be counted; adding up counts takes seconds")
+        tell_dry_run("count", inputs, recipe, terminal(context))
+        return
     tell = terminal(context, recipe.out if recipe else out, recipe)
     with start_engine(workers, address) as engine:
         if recipe:

@@ -22,6 +22,7 @@ SECTIONS = {
         "count": "count the words of sources, or add up counts",
         "build-vocab": "train a vocabulary on the counts",
         "tokenize": "turn sources into shards of tokens",
+        "annotate": "join columns made afterwards to the documents",
         "verify": "check that shards are what their manifest says",
         "mix": "fix which sequences come in which order",
         "export": "write what another trainer needs",

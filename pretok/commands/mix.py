@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -101,7 +102,10 @@ def mix(
         print_json(report)
     else:
         show_mix(manifest, request, report, tell)
-    if out:
+    if out is None:
+        again = shlex.join(["pretok", *tell.arguments, "--out", str(shards.absolute().parent / "mix.json")])
+        tell.notice(f"nothing was written; to write it:\n\n  {again}")
+    else:
         tell.notice(f"{out}: {counted(report.sequences, 'sequence')}, {counted(report.tokens, 'token')}")
     if materialize and out:
         from pretok.stream.materialize import run_materialize

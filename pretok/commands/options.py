@@ -56,6 +56,12 @@ DropDuplicates = Annotated[
         "read twice. Default: neither.",
     ),
 ]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Show what would be read and made, and the commands to type; write nothing."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Shards = Annotated[
     Path, typer.Argument(metavar="SHARDS", help="Folder that holds manifest.json.", show_default=False)

@@ -51,8 +51,8 @@ def query(
 
         pretok query work "select source, count(*), sum(tokens) from docs group by all"
 
-    Views: docs, shards, sources, rejects, words (where WORK holds counts). `describe docs` lists the columns, those
-    included that the recipe keeps. COPY (select ...) TO 'file.parquet' writes a file.
+    Views: docs, ledger, shards, sources, rejects, words (where WORK holds counts). `describe docs` lists the columns,
+    those included that the recipe keeps or pretok annotate joined. COPY (select ...) TO 'file.parquet' writes a file.
     """
     from pretok.audit.query import run_query
     from pretok.base.tell import table

@@ -11,6 +11,7 @@ from pretok.commands.options import (
     Address,
     Against,
     DropDuplicates,
+    DryRun,
     Field,
     Inputs,
     Json,
@@ -49,6 +50,7 @@ def tokenize(
     drop_duplicates: DropDuplicates = None,
     workers: Workers = None,
     address: Address = None,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Tokenize sources into memory-mapped shards with exact counts, under OUT/shards.
@@ -75,6 +77,11 @@ def tokenize(
         },
     }
     recipe = read_recipe(inputs, out, changes, field, keep or ())
+    if dry_run:
+        from pretok.commands.dry_run import tell_dry_run
+
+        tell_dry_run("tokenize", inputs, recipe, terminal(context))
+        return
     shards = recipe.shards_dir
     before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
     tell = terminal(context, recipe.out, recipe)

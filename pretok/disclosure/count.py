@@ -1,9 +1,10 @@
 """Ledgers and what is read of each source -> exact figures: documents, tokens, bytes, and the same by language,
 licence, domain and date where kept columns tell them.
 
-Enters: a manifest and an `Extent`. Leaves: `ReadFigures`. A document counts when at least one of its tokens is read,
-once however often; `tokens` are those read, repetitions counted; `bytes` are of the whole texts of the documents that
-count. Shards without a ledger tell documents and tokens by their index, and nothing else.
+Enters: a manifest and an `Extent`; columns are those that ledgers keep and `pretok annotate` joined. Leaves:
+`ReadFigures`. A document counts when at least one of its tokens is read, once however often; `tokens` are those read,
+repetitions counted; `bytes` are of the whole texts of the documents that count. Shards without a ledger tell documents
+and tokens by their index, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pretok.base.errors import UsageError
 from pretok.base.tokens import Ints
 from pretok.disclosure.read import Extent, SourceReading
 from pretok.report.values import ValueCounts, domains
+from pretok.shards.annotations import Annotations, open_annotations
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, Shard
@@ -105,8 +107,9 @@ class ReadFigures:
 
 def count_sources(manifest: Manifest, extent: Extent, named: Mapping[str, str]) -> list[ReadFigures]:
     """Read every ledger once. named: kind -> the column that tells it, instead of its usual names. Raises UsageError
-    for an unknown kind or a column that no ledger has, IntegrityError."""
-    schemas = {name: _columns(manifest, name, extent.split) for name in extent.sources}
+    for an unknown kind or a column that no ledger has, IntegrityError, MismatchError."""
+    joined = open_annotations(manifest)
+    schemas = {name: _columns(manifest, joined, name, extent.split) for name in extent.sources}
     kept = sorted({column for columns in schemas.values() for column in columns})
     for kind, column in named.items():
         if kind not in KINDS:
@@ -116,17 +119,19 @@ def count_sources(manifest: Manifest, extent: Extent, named: Mapping[str, str]) 
                 f"--column {kind}={column}: no ledger has it; kept is {', '.join(kept) or 'nothing'}"
             )
     return [
-        _count(manifest, extent, name, {**_usual(columns), **_present(named, columns)})
+        _count(manifest, joined, extent, name, {**_usual(columns), **_present(named, columns)})
         for name, columns in schemas.items()
     ]
 
 
-def _columns(manifest: Manifest, source: str, split: str) -> list[str]:
-    """The kept columns of a source, in the order of its ledgers."""
+def _columns(manifest: Manifest, joined: list[Annotations], source: str, split: str) -> list[str]:
+    """The kept columns of a source, in the order of its ledgers, and those that were joined to it."""
     names: dict[str, None] = {}
     for shard in manifest.of(source, split):
         if ledger_path(shard.prefix).exists():
             names |= dict.fromkeys(ledger_schema(ledger_path(shard.prefix)).names)
+    of_source = [one for one in joined if any(part.source == source for part in one.record.parts)]
+    names |= dict.fromkeys(column.name for one in of_source for column in one.record.columns)
     return [name for name in names if name not in SCHEMA.names]
 
 
@@ -143,7 +148,9 @@ def _present(named: Mapping[str, str], columns: list[str]) -> dict[str, str]:
     return {kind: column for kind, column in named.items() if column in columns}
 
 
-def _count(manifest: Manifest, extent: Extent, name: str, columns: dict[str, str]) -> ReadFigures:
+def _count(
+    manifest: Manifest, joined: list[Annotations], extent: Extent, name: str, columns: dict[str, str]
+) -> ReadFigures:
     source = extent.sources[name]
     counted = {kind: ValueCounts(MOST_VALUES) for kind in columns if kind not in ("date", "duplicate")}
     figures = ReadFigures(name, source, Amount(), columns, counted)
@@ -151,7 +158,7 @@ def _count(manifest: Manifest, extent: Extent, name: str, columns: dict[str, str
     figures.duplicates = Amount() if "duplicate" in columns else None
     first = 0  # of the window among the flat tokens of the source
     for shard in manifest.of(name, extent.split):
-        for rows in _windows(shard, sorted(set(columns.values()))):
+        for rows in _windows(manifest, joined, shard, sorted(set(columns.values()))):
             lengths = np.asarray(rows["tokens"]).astype(np.int64)
             bounds: Ints = first + np.concatenate([[0], np.cumsum(lengths)])
             tokens = source.coverage.tokens(bounds) if source.coverage else lengths
@@ -160,8 +167,10 @@ def _count(manifest: Manifest, extent: Extent, name: str, columns: dict[str, str
     return figures
 
 
-def _windows(shard: Shard, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """tokens, bytes and kept columns of a shard's documents; what no ledger has is null."""
+def _windows(
+    manifest: Manifest, joined: list[Annotations], shard: Shard, columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """tokens, bytes, kept and joined columns of a shard's documents; what nothing has of them is null."""
     path = ledger_path(shard.prefix)
     if not path.exists():
         lengths = pa.array(ShardReader(shard.prefix).lengths)
@@ -171,9 +180,19 @@ def _windows(shard: Shard, columns: list[str]) -> Iterator[pa.RecordBatch]:
         )
         return
     there = ledger_schema(path).names
+    beside = [
+        one.windows(manifest, shard, names)
+        for one in joined
+        if (names := [name for name in columns if name in one.columns])
+    ]
     for rows in ledger_windows(path, [name for name in ("tokens", "bytes", *columns) if name in there]):
+        for windows in beside:
+            found = next(windows, None)
+            if found is not None:
+                for name in found.schema.names:
+                    rows = rows.append_column(name, found[name])
         for name in columns:
-            if name not in there:
+            if name not in rows.schema.names:
                 rows = rows.append_column(name, pa.nulls(len(rows), pa.string()))
         yield rows
 

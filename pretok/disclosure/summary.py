@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pretok import __version__
 from pretok.base.records import to_json
+from pretok.base.version import PRETOK_VERSION
 from pretok.disclosure.count import MOST_VALUES, Amount, DateRange, ReadFigures
 from pretok.disclosure.read import Extent
 from pretok.report.values import Sums, ValueCounts
@@ -195,7 +195,7 @@ def disclosed(manifest: Manifest, extent: Extent, figures: Sequence[ReadFigures]
             extent.mix,
             extent.sequences,
             extent.seq_len,
-            __version__,
+            PRETOK_VERSION,
         ),
         general=_general(extent, figures),
         sources=Sources(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.base.storage import read_json
+from pretok.report.frequencies import TokenUse, count_tokens, never_used
 from pretok.report.values import ValueCounts, domains
 from pretok.shards.contents import Contents, SourceCounts
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
@@ -54,8 +55,9 @@ class Column:
 
 @dataclass(slots=True)
 class SourceFacts:
-    """One source. lengths: (BINS,) documents whose tokens have so many binary digits; longest: tokens; columns: the
-    kept ones, `domain` in the place of `url`; ledger: whether every shard has one."""
+    """One source. lengths, sizes: (BINS,) documents whose tokens, and the bytes of whose texts, have so many binary
+    digits (those of 2^32 bytes and more with the last); longest: tokens; columns: the kept ones, `domain` in the place
+    of `url`; ledger: whether every shard has one."""
 
     name: str
     counts: SourceCounts
@@ -63,6 +65,7 @@ class SourceFacts:
     rejects: dict[str, Rejects]
     ledger: bool
     lengths: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
     longest: int
     columns: dict[str, Column]
 
@@ -79,7 +82,8 @@ class SourceFacts:
 
 @dataclass(slots=True)
 class Facts:
-    """All of WORK. vocabulary: the report of build-vocab; mix_report: that of the mix."""
+    """All of WORK. vocabulary: the report of build-vocab; mix_report: that of the mix; uses: of the entries of the
+    vocabulary in the shards; unused: (id, text) of those that no source uses, None where their texts are not known."""
 
     work: Path
     manifest: Manifest
@@ -87,6 +91,8 @@ class Facts:
     vocabulary: dict[str, Any] | None
     mix: Mix | None
     mix_report: dict[str, Any] | None
+    uses: list[TokenUse]
+    unused: list[tuple[int, str]] | None
 
     @property
     def contents(self) -> Contents:
@@ -97,6 +103,7 @@ class Facts:
 def gather(work: Path) -> Facts:
     """Read everything once. Raises IntegrityError for what is there and broken."""
     manifest = load_manifest(work / "shards")
+    uses = count_tokens(manifest)
     report, mix = work / "vocab" / "report.json", work / "mix.json"
     return Facts(
         work=work,
@@ -105,6 +112,8 @@ def gather(work: Path) -> Facts:
         vocabulary=read_json(report) if report.exists() else None,
         mix=load_mix(mix) if mix.exists() else None,
         mix_report=read_json(mix)["report"] if mix.exists() else None,
+        uses=uses,
+        unused=never_used(manifest, uses),
     )
 
 
@@ -117,6 +126,7 @@ def _source(manifest: Manifest, name: str) -> SourceFacts:
         rejects=_rejects(manifest, name),
         ledger=True,
         lengths=np.zeros(BINS, np.int64),
+        sizes=np.zeros(BINS, np.int64),
         longest=0,
         columns={},
     )
@@ -128,22 +138,27 @@ def _source(manifest: Manifest, name: str) -> SourceFacts:
             continue
         for rows in _windows(path):
             tokens = np.asarray(rows["tokens"])
-            digits = np.frexp(tokens.astype(np.float64))[1]
-            facts.lengths += np.bincount(digits, minlength=BINS)
+            facts.lengths += _by_digits(tokens)
+            facts.sizes += _by_digits(np.asarray(rows["bytes"]))
             facts.longest = max(facts.longest, int(tokens.max(initial=0)))
             _add_columns(counters, rows)
     facts.columns = {column: _most(counted) for column, counted in counters.items()}
     return facts
 
 
+def _by_digits(numbers: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """(BINS,) how many of the numbers have so many binary digits."""
+    return np.bincount(np.minimum(np.frexp(numbers.astype(np.float64))[1], BINS - 1), minlength=BINS)
+
+
 def _windows(path: Path) -> Iterator[pa.RecordBatch]:
     kept = [column for column in ledger_schema(path).names if column not in SCHEMA.names]
-    return ledger_windows(path, ["tokens", *kept])
+    return ledger_windows(path, ["tokens", "bytes", *kept])
 
 
 def _add_columns(counters: dict[str, ValueCounts], rows: pa.RecordBatch) -> None:
     """Count documents and tokens of each value of each kept column."""
-    columns = {name: rows[name] for name in rows.schema.names if name != "tokens"}
+    columns = {name: rows[name] for name in rows.schema.names if name not in ("tokens", "bytes")}
     for name in list(columns):
         if name.rpartition(".")[2] == "url" and pa.types.is_string(columns[name].type):
             columns[name.removesuffix("url") + "domain"] = domains(columns.pop(name))

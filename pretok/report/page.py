@@ -10,12 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from jinja2 import Environment, StrictUndefined
 
 from pretok.base.storage import atomic_open
 from pretok.base.units import duration, short, short_bytes
 from pretok.report import charts
-from pretok.report.gather import Facts, SourceFacts, gather
+from pretok.report.gather import Facts, gather
 from pretok.report.history import (
     LoggedJob,
     RunHistory,
@@ -51,7 +53,11 @@ def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> st
     return template.render(
         facts=facts,
         contents=facts.contents,
-        lengths={source.name: _lengths(source) for source in facts.sources},
+        lengths={source.name: _powers(source.lengths, "documents by tokens") for source in facts.sources},
+        sizes={source.name: _powers(source.sizes, "documents by bytes of text") for source in facts.sources},
+        ranks=charts.lines(
+            {use.name: use.curve() for use in facts.uses}, "rank", "share of tokens, log10", _power_of_ten
+        ),
         jobs=jobs,
         nodes=nodes(jobs),
         workers=_workers(jobs),
@@ -79,15 +85,17 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%d %H:%M:%S")
 
 
-def _lengths(source: SourceFacts) -> str:
-    """Documents by length; the bars begin and end where there are any."""
-    used = [power for power, count in enumerate(source.lengths) if count]
+def _power_of_ten(x: float) -> str:
+    return short(round(10**x))
+
+
+def _powers(counts: npt.NDArray[np.int64], title: str) -> str:
+    """Documents by powers of two; the bars begin and end where there are any."""
+    used = [power for power, count in enumerate(counts) if count]
     if not used:
         return ""
-    labelled = [
-        (short(2**power // 2), float(source.lengths[power])) for power in range(used[0], used[-1] + 1)
-    ]
-    return charts.bars(labelled, "documents by tokens, each bar from its label to twice that")
+    labelled = [(short(2**power // 2), float(counts[power])) for power in range(used[0], used[-1] + 1)]
+    return charts.bars(labelled, f"{title}, each bar from its label to twice that")
 
 
 def _workers(jobs: list[LoggedJob]) -> str:

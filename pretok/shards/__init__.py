@@ -2,6 +2,7 @@
 
 format.py      the bytes of .bin and .idx
 ledger.py      what is known of each document: the Parquet file beside a shard
+annotations.py  what was joined to documents afterwards: a second ledger
 contents.py    what a manifest says, as typed records
 manifest.py    the sealed description of a shards folder: its file
 contamination.py  what stands beside shards of the benchmark they were searched for

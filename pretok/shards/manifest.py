@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.html import html_table
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.shards.contents import FORMAT, Contents
@@ -114,6 +115,26 @@ class Manifest:
     def of(self, source: str, split: str = "train") -> tuple[Shard, ...]:
         """The shards of one source and split in stream order."""
         return tuple(s for s in self.shards if s.source == source and s.split == split)
+
+    def summary(self) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+        """(names of columns, rows): the counts of each source and of all, for a notebook."""
+        columns = ("source", "tokens", "documents", "bytes of text", "bytes per token", "rejected", "shards")
+        rows: list[tuple[object, ...]] = []
+        for name, c in [*sorted(self.contents.sources.items()), ("all", self.contents.totals)]:
+            shards = sum(entry.source == name or name == "all" for entry in self.contents.shards)
+            per_token = round(c.bytes / c.tokens, 3) if c.tokens else None
+            rows.append((name, c.tokens, c.documents, c.bytes, per_token, sum(c.rejected.values()), shards))
+        return columns, rows
+
+    def __repr__(self) -> str:
+        totals = self.contents.totals
+        return (
+            f"<pretok manifest {self.folder}: {totals.tokens:,} tokens, {totals.documents:,} documents, "
+            f"{len(self.contents.shards):,} shards of {', '.join(self.sources)}, fingerprint {self.fingerprint}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table(f"{self.folder}, fingerprint {self.fingerprint}", *self.summary())
 
     @property
     def data(self) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from pretok import __version__
 from pretok.base.errors import MismatchError
 from pretok.base.failures import Failure
 from pretok.base.storage import atomic_open, checksum
 from pretok.base.tokens import token_dtype
+from pretok.base.version import PRETOK_VERSION
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
 from pretok.shards.contents import (
     Contents,
@@ -135,7 +135,7 @@ def seal(
         sources[failure.source] = replace(source, failed=(*source.failed, failure))
     tokenizer = TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, token_dtype(vocab.size).name)
     software = {
-        "pretok": __version__,
+        "pretok": PRETOK_VERSION,
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
     }

@@ -1,14 +1,15 @@
 """What of a shards folder is not sealed yet, from the plans and part records in its .state.
 
-Enters: SHARDS. Leaves: sentences for `stats` and `verify`, so that what is incomplete never looks complete.
+Enters: SHARDS. Leaves: sentences for `stats` and `verify`, so that what is incomplete never looks complete. And
+the plan of a job that is no tokenization, kept where its unfinished files are.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pretok.base.errors import IntegrityError
-from pretok.base.storage import read_json
+from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.storage import read_json, write_json
 from pretok.shards.manifest import STATE, Manifest, has_manifest
 from pretok.shards.plan import SourcePlan, is_complete
 from pretok.shards.seal import DONE
@@ -56,3 +57,15 @@ def failures(manifest: Manifest, most: int = 5) -> list[str]:
     if len(failed) > most:
         sentences.append(f"and {len(failed) - most} more inputs, listed under `failed` in the manifest")
     return sentences
+
+
+def keep_plan(out: Path, plan: dict[str, object]) -> None:
+    """Say in `out` what its unfinished shards belong to. Raises MismatchError where they belong to another plan."""
+    path = out / STATE / "plan.json"
+    if not path.exists():
+        write_json(path, plan)
+    elif (old := read_json(path)) != plan:
+        raise MismatchError(
+            f"{out} holds unfinished shards of another plan ({old}; this one is {plan}): delete the folder or choose "
+            "another"
+        )

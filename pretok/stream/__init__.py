@@ -21,12 +21,12 @@ In this folder:
     continued.py    a mix that goes on with another, and how long two mixes are the same
     mix_job.py      the job: weights and a budget -> mix.json and its report
     materialize.py  a mix written as shards in its order
-    foreign.py      what other trainers need to read the shards
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,10 @@ class View:
             f"<pretok.stream.View: {len(self)} sequences of {self.seq_len} + 1 tokens of {names} as "
             f"{self.dtype.name}, fingerprint {self.fingerprint}>"
         )
+
+    def _repr_html_(self) -> str:
+        kind = "in their order" if self.materialized else "mixed while they are read"
+        return f"{self.mix._repr_html_()}<p>{escape(f'{self.dtype.name} ids, {kind}; view[i] is (seq_len + 1,)')}</p>"
 
     def __len__(self) -> int:
         return self._order.length

@@ -33,6 +33,7 @@ from pretok.shards.contents import Contents, ShardEntry, count_source, shard_ent
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import FILE_NAME, STATE, has_manifest, load_manifest, write_manifest
 from pretok.shards.seal import side_files
+from pretok.shards.unfinished import keep_plan
 from pretok.stream import View
 from pretok.stream.mix_file import mix_json, parse_mix
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
@@ -97,7 +98,7 @@ def _materialize(
         shutil.rmtree(out / STATE, ignore_errors=True)
         return
     sequences = max(1, shard_bytes // ((view.seq_len + 1) * view.dtype.itemsize))
-    _keep_plan(out, {"mix": view.fingerprint, "shard_sequences": sequences})
+    keep_plan(out, {"mix": view.fingerprint, "shard_sequences": sequences})
     tasks = [
         MaterializeTask(
             shards.absolute(),
@@ -137,18 +138,6 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
         sealed = writer.seal()
     entry = shard_entry(f"mix/{task.name}.bin", "mix", "train", sealed, 0)
     write_json(task.record, to_json(entry))
-
-
-def _keep_plan(out: Path, plan: dict[str, object]) -> None:
-    """What the finished shards in `out` belong to; another plan is refused."""
-    path = out / STATE / "plan.json"
-    if not path.exists():
-        write_json(path, plan)
-    elif (old := read_json(path)) != plan:
-        raise MismatchError(
-            f"{out} holds unfinished shards of another plan ({old}; this one is {plan}): delete the folder or choose "
-            "another"
-        )
 
 
 def _seal(view: View, shards: Path, out: Path, entries: list[ShardEntry]) -> None:

@@ -30,6 +30,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.html import html_table
 from pretok.base.records import Signed, read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
 from pretok.shards.contents import MAX_TOKENS, SPLITS
@@ -104,6 +105,33 @@ class Mix:
 
     def __len__(self) -> int:
         return self.length
+
+    def __repr__(self) -> str:
+        drawn = self.order().prefix(self.length).tolist()
+        shares = ", ".join(
+            f"{source.name} {count / self.length:.4%}"
+            for source, count in zip(self.sources, drawn, strict=True)
+        )
+        return f"<pretok mix: {self._extent()}: {shares}; fingerprint {self.fingerprint}>"
+
+    def _repr_html_(self) -> str:
+        columns = ["source", "sequences held", "sequences drawn", "share", "epochs"]
+        if len(self.stages) > 1:
+            columns += [f"stage {number}" for number in range(1, len(self.stages) + 1)]
+        ends = [self.order().prefix(end).tolist() for end in accumulate(self.lengths)]
+        rows = []
+        for number, source in enumerate(self.sources):
+            drawn = [end[number] for end in ends]
+            epochs = round(drawn[-1] / source.sequences, 4) if source.sequences else None
+            stages = [end - before for before, end in pairwise([0, *drawn])] if len(ends) > 1 else []
+            rows.append(
+                (source.name, source.sequences, drawn[-1], f"{drawn[-1] / self.length:.4%}", epochs, *stages)
+            )
+        return html_table(f"mix: {self._extent()}", columns, rows, f"fingerprint {self.fingerprint}")
+
+    def _extent(self) -> str:
+        length = f"{self.length:,} sequences of {self.seq_len:,} tokens"
+        return f"{length} in {len(self.stages)} stages" if len(self.stages) > 1 else length
 
     def first(self, positions: int) -> Mix:
         """The mix of these positions, of which there are 1 to `length`."""

@@ -6,7 +6,7 @@ Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `stream.mix_fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.failures import Failure
+from pretok.base.html import html_table
 from pretok.base.tell import Teller, table
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import failures
@@ -92,6 +93,12 @@ class MixReport:
     notes: tuple[str, ...]
     continued_at: int | None = None
     failed: tuple[Failure, ...]
+
+    def _repr_html_(self) -> str:
+        columns = tuple(field.name.replace("_", " ") for field in fields(SourceReport))
+        rows = [(name, *astuple(source)) for name, source in self.sources.items()]
+        title = f"mix: {self.tokens:,} tokens in {self.sequences:,} sequences"
+        return html_table(title, ("source", *columns), rows, " ".join(self.notes))
 
 
 def recipe_request(mix: MixTable) -> MixRequest:

@@ -7,4 +7,5 @@ stages.py           a superword vocabulary -> its two stages
 reference.py        texts -> token ids by tokenizers, long ones word by word
 superword_merge.py  ids of words -> ids of superwords
 encoder.py          texts -> token ids, as tokenizers gives them, fast
+decode.py           token ids -> texts, whole arrays at a time
 """

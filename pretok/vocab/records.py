@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretok.base.failures import Failure
+from pretok.base.html import html_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +250,18 @@ class VocabReport:
     superwords: SuperwordReport | None
     config: dict[str, Any]
     decision: Decision | None = None
+
+    def _repr_html_(self) -> str:
+        columns = ("source", "documents", "bytes of text", "tokens", "bytes per token", "the same, held out")
+        rows = [
+            (name, s.documents, s.training.bytes, s.training.tokens, s.training.bytes_per_token,
+             s.heldout.bytes_per_token)
+            for name, s in self.sources.items()
+        ]  # fmt: skip
+        made = self.vocabulary
+        return html_table(
+            f"vocabulary of {made.size:,} entries", columns, rows, f"fingerprint {made.fingerprint}"
+        )
 
 
 def ratio(a: float, b: float | None) -> float | None:

@@ -200,8 +200,8 @@ def test_documents_are_found(
         ["--id", "it-321"],
         ["--url", row["meta"]["url"]],
         ["--hash", digest],
-        ["--text", "documento 321 "],
-        ["--source", "it", "--text", "documento 321 "],
+        ["--search", "documento 321 "],
+        ["--source", "it", "--search", "documento 321 "],
     ):
         capsys.readouterr()
         assert run_command(["inspect", str(made.shards_dir), *how, "--json"]) == 0
@@ -216,7 +216,7 @@ def test_documents_are_found(
     ):
         assert run_command(["inspect", str(made.shards_dir), *how]) == 2
         assert message in capsys.readouterr().err
-    assert run_command(["inspect", str(made.shards_dir), "--text", "it documento"]) == 0
+    assert run_command(["inspect", str(made.shards_dir), "--search", "it documento"]) == 0
     told = capsys.readouterr()
     assert "and maybe more" in told.err
     assert "license:" in told.out

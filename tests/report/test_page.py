@@ -6,18 +6,22 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import make_shards
 
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import read_json
 from pretok.cli import run_command
+from pretok.report.frequencies import count_tokens
 from pretok.report.gather import gather
 from pretok.report.history import nodes, read_jobs, workers_over_time
 from pretok.shards.manifest import load_manifest
+from pretok.tokenizer.vocabulary import load_vocab
 
 WORDS = "il mare è salato e la luna sorge".split()  # noqa: SIM905
 
@@ -87,6 +91,45 @@ def test_lengths_and_kept_columns_are_those_of_the_documents(work):
         assert source.lengths.sum() == source.counts.documents
         assert 2 ** (source.lengths.nonzero()[0][-1] - 1) <= source.longest
         assert source.quantile(1.0) >= source.longest
+
+
+def test_bytes_of_documents_are_those_of_the_texts(work, tmp_path):
+    for source in gather(work).sources:
+        expected = [0] * 33
+        for number in range(40 if source.name == "it" else 9):
+            expected[len(" ".join(WORDS * (1 + number)).encode()).bit_length()] += 1
+        assert source.sizes.tolist() == expected
+
+
+def test_entries_are_counted_in_the_shards(work):
+    facts, manifest = gather(work), load_manifest(work / "shards")
+    everything = []
+    for use in facts.uses:
+        tokens = [
+            token
+            for split in ("train", "val")
+            for shard in manifest.of(use.name, split)
+            for token in np.fromfile(shard.path, "<u2").tolist()
+        ]
+        everything += tokens
+        counted = Counter(tokens)
+        assert {token: count for token, count in enumerate(use.counts.tolist()) if count} == counted
+        most = [count for _, count in counted.most_common()]
+        assert sum(most[: use.covering(0.5)]) >= len(tokens) / 2 > sum(most[: use.covering(0.5) - 1])
+        (row,) = re.findall(rf'<tr id="use-{use.name}">.*?</tr>', page(work))
+        assert values(row)[:3] == [len(tokens), len(tokens), len(counted)]
+    unused = set(range(manifest.vocab_size)) - set(everything)
+    vocab = load_vocab(manifest.folder)
+    expected = unused - set(vocab.added_tokens.values())
+    assert {token for token, _ in facts.unused} == expected
+    assert f'id="never-used" data-value="{len(expected)}"' in page(work)
+
+
+def test_of_large_sources_shards_are_read_that_are_spread(tmp_path):
+    made = make_shards(tmp_path / "shards", {"it": [[5, 6]] * 30})
+    (use,) = count_tokens(load_manifest(made), most=45)
+    assert (use.read, use.tokens) == (45, 90)
+    assert use.counts[5] == 15
 
 
 def test_the_mix_is_the_mix(work):

@@ -16,7 +16,7 @@ from support import EOD, make_shards, needs
 
 import pretok.stream
 from pretok.base.errors import UsageError
-from pretok.stream.foreign import export_text
+from pretok.export.text import export_text
 from pretok.stream.mix_job import MixRequest, run_mix
 from pretok.stream.quota import parse_stage
 

@@ -1,4 +1,4 @@
-"""export: shards and a mix -> what other trainers read.
+"""Shards and a mix -> what other trainers need to read them as they are.
 
 Enters: a shards folder, optionally a mix.json. Leaves: for Megatron-LM and NeMo the blend that their data loaders take
 (the shards are their format already); for nanoGPT-style and litgpt-style trainers a few lines of Python over
@@ -8,22 +8,25 @@ Enters: a shards folder, optionally a mix.json. Leaves: for Megatron-LM and NeMo
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
 import pretok.stream
 from pretok.base.errors import UsageError
-from pretok.shards.manifest import Shard, load_manifest
+from pretok.shards.manifest import Manifest, load_manifest
 
-FORMATS = ("megatron", "nanogpt", "litgpt")
+READERS = ("megatron", "nanogpt", "litgpt")
 
 
 def export_text(
     shards: Path, to: str, mix: Path | None = None, stage: int | None = None, seq_len: int = 4096
 ) -> str:
     """The text for one trainer. Raises UsageError for an unknown one and what `pretok.stream.open` raises."""
-    if to not in FORMATS:
-        raise UsageError(f"cannot export to {to!r}; known are {', '.join(FORMATS)}")
+    if to not in READERS:
+        raise UsageError(f"cannot export to {to!r}; known are {', '.join(READERS)}")
     if to == "megatron":
         return json.dumps(megatron_blend(shards, mix, stage), indent=1) + "\n"
     if stage is not None:
@@ -36,43 +39,57 @@ def export_text(
 
 
 def megatron_blend(shards: Path, mix: Path | None, stage: int | None) -> dict[str, list[str] | None]:
+    """The blend of the shards as they are, see `blend`."""
+    manifest = load_manifest(shards)
+    files = [BlendFile(shard.prefix, shard.source, shard.split, shard.tokens) for shard in manifest.shards]
+    return blend(files, source_tokens(manifest, mix, stage))
+
+
+@dataclass(frozen=True, slots=True)
+class BlendFile:
+    """A `.bin` and `.idx` without their suffixes, and what they hold."""
+
+    prefix: Path
+    source: str
+    split: str
+    tokens: int
+
+
+def blend(files: Sequence[BlendFile], wanted: Mapping[str, int]) -> dict[str, list[str] | None]:
     """{"train", "valid", "test"}: weight, prefix, weight, prefix, ... as `--per-split-data-args-path` reads them.
 
-    A source's quota in the mix is divided among its shards by their tokens; without a mix every token weighs the same,
-    as it does in validation. Megatron-LM has one blend per run, so of several stages one is chosen, from 1.
+    The tokens that are wanted of a source are divided among its files by what they hold; in validation every token of
+    these sources weighs the same. None stands for a split without data.
     """
-    manifest = load_manifest(shards)
-    per_token: dict[str, Fraction] = dict.fromkeys(manifest.sources, Fraction(1))
-    if mix is not None:
-        plan = pretok.stream.open(shards, mix).mix
-        if stage is None and len(plan.stages) > 1:
-            raise UsageError(
-                f"{mix} has {len(plan.stages)} stages and Megatron-LM one blend a run: choose with --stage"
-            )
-        if stage is not None and not 1 <= stage <= len(plan.stages):
-            raise UsageError(f"{mix} has no stage {stage}; its stages are 1 to {len(plan.stages)}")
-        quotas = plan.stages[(stage or 1) - 1]
-        per_token = {
-            source.name: Fraction(quota * plan.seq_len, source.tokens)
-            for source, quota in zip(plan.sources, quotas, strict=True)
-            if quota
-        }
-    train = [shard for shard in manifest.shards if shard.split == "train" and shard.source in per_token]
-    valid = [shard for shard in manifest.shards if shard.split == "val" and shard.source in per_token]
+    train = Counter[str]()
+    for file in files:
+        train[file.source] += file.tokens if file.split == "train" else 0
+    blended: dict[str, list[str]] = {"train": [], "val": []}
+    for file in files:
+        if tokens := wanted.get(file.source):
+            share = Fraction(tokens, train[file.source]) if file.split == "train" else Fraction(1)
+            blended[file.split] += [repr(float(file.tokens * share)), str(file.prefix)]
+    return {"train": blended["train"] or None, "valid": blended["val"] or None, "test": None}
+
+
+def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> dict[str, int]:
+    """Tokens of each source in a stage of a mix, or in the train split where there is none.
+
+    Other trainers have one set of proportions a run, so of several stages one is chosen, from 1. Raises UsageError.
+    """
+    if mix is None:
+        return {name: counts.train.tokens for name, counts in manifest.contents.sources.items()}
+    plan = pretok.stream.open(manifest.folder, mix).mix
+    if stage is None and len(plan.stages) > 1:
+        raise UsageError(
+            f"{mix} has {len(plan.stages)} stages and other trainers one a run: choose with --stage"
+        )
+    if stage is not None and not 1 <= stage <= len(plan.stages):
+        raise UsageError(f"{mix} has no stage {stage}; its stages are 1 to {len(plan.stages)}")
+    quotas = plan.stages[(stage or 1) - 1]
     return {
-        "train": _blend([(shard, shard.tokens * per_token[shard.source]) for shard in train]),
-        "valid": _blend([(shard, Fraction(shard.tokens)) for shard in valid]),
-        "test": None,
+        source.name: quota * plan.seq_len for source, quota in zip(plan.sources, quotas, strict=True) if quota
     }
-
-
-def _blend(weighted: list[tuple[Shard, Fraction]]) -> list[str] | None:
-    """None stands for a split without data."""
-    blend = []
-    for shard, weight in weighted:
-        if weight:
-            blend += [repr(float(weight)), str(shard.prefix)]
-    return blend or None
 
 
 NANOGPT = """\

@@ -1,0 +1,140 @@
+"""The columns of a key -> one number of 128 bits a row, by which rows and documents find each other.
+
+Enters: columns as files give them, or documents of a shard. Leaves: (rows, 2) uint64, and which rows have a whole key.
+Values are compared as texts, so that 17 is "17"; a hash is its hexadecimal digits. Two keys count as equal where the
+numbers are: XXH64 with two seeds, as for texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pretok.base.tokens import Hashes
+from pretok.kernels.hashing import hash_documents
+from pretok.shards.ledger import hash_texts
+
+OF_SHARD = ("source", "split", "shard")
+NUMBERED = ("doc", "file", "position", "hash")
+DOCUMENT = (*OF_SHARD, *NUMBERED)
+"""What names every document, as the view `docs` of `pretok query` has it; what a ledger keeps comes to it."""
+OURS = "pretok:"
+"""Begins the names of columns that are ours beside those of the files."""
+KEY = f"{OURS}key:"
+_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """A shard as its documents are named. first: number of its first document in the source's split."""
+
+    prefix: Path
+    source: str
+    split: str
+    first: int
+    documents: int
+
+
+def key_text(column: pa.Array) -> pa.LargeStringArray | None:
+    """A column of a key as texts; None for a type that names nothing."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return key_text(column.dictionary_decode())
+    if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _hex(column)
+    texts = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_string_view,
+        pa.types.is_integer,
+        pa.types.is_null,
+    )
+    return column.cast(pa.large_string()) if any(test(kind) for test in texts) else None
+
+
+def _hex(column: pa.Array) -> pa.LargeStringArray:
+    if pa.types.is_fixed_size_binary(column.type) and not column.null_count and len(column):
+        width = column.type.byte_width
+        data = np.frombuffer(column.buffers()[1], np.uint8)
+        data = data[column.offset * width : (column.offset + len(column)) * width]
+        digits = np.stack([_DIGITS[data >> 4], _DIGITS[data & 15]], axis=1).reshape(-1)
+        offsets = np.arange(len(column) + 1, dtype=np.int64) * 2 * width
+        return pa.LargeStringArray.from_buffers(len(column), pa.py_buffer(offsets), pa.py_buffer(digits))
+    return pa.array(
+        [None if value is None else value.hex() for value in column.to_pylist()], pa.large_string()
+    )
+
+
+def hash_keys(columns: Sequence[pa.LargeStringArray]) -> tuple[Hashes, npt.NDArray[np.bool_]]:
+    """((rows, 2) uint64, which rows have a value in every column) of columns as `key_text` gives them."""
+    given = np.ones(len(columns[0]), np.bool_)
+    hashes = []
+    for column in columns:
+        given &= np.asarray(column.is_valid())
+        hashes.append(hash_texts(pc.fill_null(column, "")))
+    together: Hashes = np.ascontiguousarray(np.concatenate(hashes, axis=1))
+    data = together.view(np.uint8).reshape(-1)
+    offsets = np.arange(len(given) + 1, dtype=np.int64) * together.shape[1] * 8
+    return np.stack([hash_documents(data, offsets, seed) for seed in (0, 1)], axis=1), given
+
+
+def document_keys(
+    place: ShardPlace,
+    at: int,
+    rows: pa.RecordBatch,
+    by: Sequence[str],
+    before: Mapping[tuple[str, int], int],
+) -> list[pa.LargeStringArray]:
+    """The key of documents of a shard, those from number `at` in it on; null where no ledger tells it.
+
+    rows: their ledger's columns that `ledger_columns` names; before: (file, start) -> lines of the file before.
+    """
+    named = {"source": place.source, "split": place.split, "shard": place.prefix.name}
+    columns: list[pa.Array] = []
+    for name in by:
+        if name in named:
+            columns.append(pa.repeat(pa.scalar(named[name], pa.large_string()), len(rows)))
+        elif name == "doc":
+            columns.append(pa.array(np.arange(len(rows)) + place.first + at))
+        elif name == "position":
+            columns.append(_positions(rows, before))
+        elif name in rows.schema.names:
+            columns.append(rows[name])
+        else:
+            columns.append(pa.nulls(len(rows), pa.large_string()))
+    texts = [key_text(column) for column in columns]
+    return [pa.nulls(len(rows), pa.large_string()) if text is None else text for text in texts]
+
+
+def ledger_columns(by: Sequence[str], there: Sequence[str]) -> list[str]:
+    """The columns of a ledger that a key is made of; `tokens` where it is of none, for the number of rows."""
+    wanted = [name for name in by if name in there and name not in (*OF_SHARD, "doc", "position")]
+    if "position" in by:
+        wanted += ["file", "start", "record"]
+    return list(dict.fromkeys(wanted)) or ["tokens"]
+
+
+def _positions(rows: pa.RecordBatch, before: Mapping[tuple[str, int], int]) -> pa.Array:
+    """Lines or rows from 1, as people count them."""
+    files = rows["file"].dictionary_encode()
+    names, codes = files.dictionary.to_pylist(), np.asarray(files.indices)
+    starts = np.asarray(rows["start"])
+    places, of_row = np.unique(
+        np.stack([codes.astype(np.int64), starts], axis=1), axis=0, return_inverse=True
+    )
+    lines = np.array([before[names[code], start] for code, start in places.tolist()], np.int64)
+    return pa.array(lines[of_row.reshape(-1)] + np.asarray(rows["record"]) + 1)
+
+
+def one_array(table: pa.Table, name: str) -> pa.Array:
+    """A column of a table, without a copy where it is in one piece."""
+    column = table[name]
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)

@@ -1,0 +1,184 @@
+"""Files of rows -> tables: the key as texts, the values in one type a column.
+
+Enters: JSON Lines or Parquet, plain or compressed. Leaves: tables of some MB with the place of each row. Types are as
+found: text, integer (64 bits), float, boolean; whole numbers and floats in one column are float, and any other mixture
+is an error, as is a value that cannot be kept: what a person meant is not guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+import pyarrow.parquet as pq
+
+from pretok.annotate.keys import KEY, OURS, key_text, one_array
+from pretok.base.errors import UsageError
+from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_bytes
+from pretok.read.kept import LONGEST_VALUE, TYPES, KeptColumn, kept_tables, type_of
+from pretok.read.spans import whole_records
+
+Numbers = npt.NDArray[np.int64]
+BLOCK = 8 << 20
+"""Bytes of JSON Lines that are parsed at a time."""
+LONGEST_LINE = 64 << 20
+BATCH_ROWS = 1 << 16
+PLACE = pa.schema([(f"{OURS}file", pa.int32()), (f"{OURS}line", pa.int64())])
+"""Where a row stood: number of its file, line or row from 1."""
+
+
+@dataclass(slots=True)
+class Columns:
+    """The columns of values met so far. by: the key; wanted: those to take, None for all but the key; refuse: called
+    with the name of each new one, raises for one that cannot be joined; kinds: name -> type, "" while all is null;
+    left: names of those that are not taken."""
+
+    by: tuple[str, ...]
+    wanted: tuple[str, ...] | None
+    refuse: Callable[[str], None]
+    kinds: dict[str, str] = field(default_factory=dict)
+    left: dict[str, None] = field(default_factory=dict)
+    _where: dict[str, str] = field(default_factory=dict)
+
+    def take(self, names: Sequence[str]) -> list[str]:
+        """Which columns of a table are values."""
+        values = [name for name in names if name not in self.by]
+        taken = [name for name in values if self.wanted is None or name in self.wanted]
+        self.left |= dict.fromkeys(name for name in values if name not in taken)
+        return taken
+
+    def see(self, name: str, kind: pa.DataType, where: str) -> None:
+        """Take note of a column's type. Raises UsageError for one that does not go with what was seen."""
+        if name not in self.kinds:
+            self.refuse(name)
+            self.kinds[name] = ""
+        if pa.types.is_null(kind):
+            return
+        found, known = type_of(kind), self.kinds[name]
+        if not found:
+            raise UsageError(
+                f"{where}: {name} holds {kind}; text, numbers and true or false can be joined: leave it out with "
+                "--columns"
+            )
+        if known and known != found and {known, found} != {"integer", "float"}:
+            raise UsageError(
+                f"{name} is {known} in {self._where[name]} and {found} in {where}; a column has one type"
+            )
+        self._where.setdefault(name, where)
+        self.kinds[name] = "float" if known and known != found else found
+
+    def schema(self, *, last: bool = False) -> pa.Schema:
+        """Place, key and values as they are now; of a column without a value yet the type is null, at last text."""
+        key = [pa.field(f"{KEY}{name}", pa.large_string()) for name in self.by]
+        nothing = TYPES["text"] if last else pa.null()
+        values = [pa.field(name, TYPES[kind] if kind else nothing) for name, kind in self.kinds.items()]
+        return pa.schema([*PLACE, *key, *values])
+
+
+def read_values(number: int, file: InputFile, columns: Columns) -> Iterator[pa.Table]:
+    """The rows of file `number`, of the schema that `columns` has then. Raises UsageError."""
+    try:
+        tables = _parquet(file, columns) if file.format == "parquet" else _json_lines(file)
+        for lines, table in tables:
+            yield _rows(number, file, lines, table, columns)
+    except CorruptInputError as error:
+        raise UsageError(f"{file.path}: {error}") from None
+
+
+def _rows(number: int, file: InputFile, lines: Numbers, table: pa.Table, columns: Columns) -> pa.Table:
+    where = f"{file.path}, line or row {lines[0] if len(lines) else 1}"
+    names = table.schema.names
+    if lacking := [name for name in columns.by if name not in names]:
+        raise UsageError(f"{where}: no column {lacking[0]!r}; there are {', '.join(names)}")
+    keys = []
+    for name in columns.by:
+        key = key_text(one_array(table, name))
+        if key is None:
+            raise UsageError(
+                f"{where}: {name} is {table.schema.field(name).type}; a key is text or a whole number"
+            )
+        keys.append(pc.ascii_lower(key) if name == "hash" else key)
+    for name in columns.take(names):
+        columns.see(name, table.schema.field(name).type, where)
+    values = [
+        _value(one_array(table, name), name, kind, file, lines) if name in names else pa.nulls(len(table))
+        for name, kind in columns.kinds.items()
+    ]
+    schema = columns.schema()
+    place = [pa.repeat(pa.scalar(number, pa.int32()), len(table)), pa.array(lines, pa.int64())]
+    cast = [column.cast(field.type) for column, field in zip([*place, *keys, *values], schema, strict=True)]
+    return pa.table(cast, schema)
+
+
+def _value(column: pa.Array, name: str, kind: str, file: InputFile, lines: Numbers) -> pa.Array:
+    if not kind or pa.types.is_null(column.type):
+        return pa.nulls(len(column))
+    kept = kept_tables([column], [KeptColumn(name, name, kind)], len(column))
+    if kept.wrong.any():
+        row = int(np.flatnonzero(kept.wrong[0])[0])
+        raise UsageError(
+            f"{file.path}, line or row {lines[row]}: {name} is {kept.show(row, 0)[:80]}, which cannot be kept: a text "
+            f"has at most {LONGEST_VALUE} bytes, a whole number 64 bits; leave it out with --columns"
+        )
+    return kept.columns[0]
+
+
+def _parquet(file: InputFile, columns: Columns) -> Iterator[tuple[Numbers, pa.Table]]:
+    try:
+        with open_parquet(file.path) as stream, pq.ParquetFile(stream, pre_buffer=False) as opened:
+            names = opened.schema_arrow.names
+            taken = [name for name in columns.by if name in names] + columns.take(names)
+            row = 1
+            for batch in opened.iter_batches(BATCH_ROWS, columns=taken, use_threads=False):
+                batch.validate(full=True)
+                yield np.arange(row, row + len(batch)), pa.Table.from_batches([batch])
+                row += len(batch)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptInputError(f"cannot be read: {error}") from error
+
+
+def _json_lines(file: InputFile) -> Iterator[tuple[Numbers, pa.Table]]:
+    line = 1
+    for span in whole_records(read_bytes(file.path, file.compression), b"\n", LONGEST_LINE, BLOCK):
+        if span is None:
+            raise UsageError(f"{file.path}: a line after line {line} has more than {LONGEST_LINE} bytes")
+        data = bytes(span)
+        if data.strip():
+            table = _parse(data, file.path, line)
+            yield _lines(data, line, len(table)), table
+        line += data.count(b"\n")
+
+
+def _lines(data: bytes, first: int, rows: int) -> Numbers:
+    """The line of each row: blank ones are none."""
+    count = data.count(b"\n") + (not data.endswith(b"\n"))
+    if count == rows:
+        return np.arange(first, first + count)
+    found = first + np.flatnonzero([bool(text.strip()) for text in data.split(b"\n")])
+    if 0 <= rows != len(found):
+        raise CorruptInputError(f"a line between {first} and {first + count - 1} holds more than one object")
+    return found
+
+
+def _parse(data: bytes, path: str, line: int) -> pa.Table:
+    """Lines as a table, what looks like a date as the text it is."""
+    reading = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    try:
+        table = pj.read_json(pa.BufferReader(data), reading)
+        dates = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
+        if dates:
+            texts = pa.schema([(name, pa.string()) for name in dates])
+            table = pj.read_json(pa.BufferReader(data), reading, pj.ParseOptions(explicit_schema=texts))
+        table.validate(full=True)
+    except pa.ArrowInvalid as error:
+        what = str(error).partition("\n")[0]
+        row = re.search(r"in row (\d+)", what)
+        at = f", line {_lines(data, line, -1)[int(row[1])]}" if row else f", line {line} or after it"
+        raise UsageError(f"{path}{at}: {what}") from None
+    return table

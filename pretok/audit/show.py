@@ -1,0 +1,81 @@
+"""What was encoded and what the model saw, as tokens: a document, or a sequence of a mix.
+
+Enters: shards and the number of a document, or a mix or run and a position. Leaves: a `SeenSequence`, or tokens
+as pieces that a terminal colours: a token that ends inside of a character shows its bytes, special tokens their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pretok.audit.documents import Inspection, token_texts
+from pretok.audit.trace import Traced, TraceRow, passage_rows
+from pretok.base.tell import Marked
+from pretok.base.units import counted
+from pretok.shards.manifest import Manifest
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSequence:
+    """One position of a mix. step: of the run that reads it, None without a run; ids: seq_len + 1, of which the last is
+    only predicted; documents: those it is made of, in order."""
+
+    position: int
+    step: int | None
+    source: str
+    epoch: int
+    sequence: int
+    ids: list[int]
+    tokens: list[str]
+    documents: list[TraceRow]
+
+
+def load_shown(manifest: Manifest) -> Vocabulary:
+    """The vocabulary of shards. UsageError where there is none beside them."""
+    return load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id)
+
+
+def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSequence:
+    """What stands at a position. Raises UsageError where there is none, IntegrityError for ids of no token."""
+    documents = passage_rows(traced, position)
+    source, epoch, sequence = traced.view.origin(position)
+    ids = traced.view[position].tolist()
+    return SeenSequence(
+        position, traced.step_of(position), source, epoch, sequence, ids, token_texts(vocab, ids), documents
+    )
+
+
+def marked(vocab: Vocabulary, ids: Sequence[int], tokens: Sequence[str]) -> Marked:
+    """Tokens as pieces of kinds."""
+    special = set(vocab.added_tokens.values())
+    return Marked([(text, _kind(vocab, i, special)) for i, text in zip(ids, tokens, strict=True)])
+
+
+def _kind(vocab: Vocabulary, token: int, special: set[int]) -> str:
+    if token in special:
+        return "special"
+    try:
+        vocab.token_bytes(token).decode()
+    except UnicodeDecodeError:
+        return "bytes"
+    return "text"
+
+
+def document_heading(found: Inspection) -> list[str]:
+    """What stands above the tokens of a document."""
+    kept = [f"{name}: {value}" for name, value in found.kept.items()]
+    where = f"{found.file}, line or row {found.position}; document {found.document} of {found.shard}"
+    return [where, *kept, f"{counted(len(found.ids), 'token')}, the last is the end-of-document token:"]
+
+
+def sequence_heading(seen: SeenSequence) -> list[str]:
+    """What stands above the tokens of a sequence."""
+    step = "" if seen.step is None else f", step {seen.step}"
+    place = f"position {seen.position}{step}: sequence {seen.sequence} of {seen.source}, epoch {seen.epoch}"
+    lines = [
+        f"  {row.file}, line or row {row.line}: {counted(row.tokens, 'token')} from token {row.first}"
+        for row in seen.documents
+    ]
+    return [place, *lines, f"{counted(len(seen.ids), 'token')}, the last is only predicted:"]

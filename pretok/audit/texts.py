@@ -1,0 +1,73 @@
+"""A shard -> the texts of its documents, a few megabytes at a time.
+
+Enters: a shard of a manifest and a decoder of its vocabulary. Leaves: Arrow arrays of texts as they were tokenized:
+after normalization, without the end-of-document tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pretok.base.errors import IntegrityError
+from pretok.base.tokens import Ints
+from pretok.read.batches import from_buffers
+from pretok.shards.format import ShardReader
+from pretok.shards.manifest import Manifest, Shard
+from pretok.tokenizer.decode import Decoder
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
+
+WINDOW_TOKENS = 1 << 20
+"""Tokens that are decoded at a time, if no document has more: some 5 MB of text."""
+
+
+def open_shard(shard: Shard) -> ShardReader:
+    """The reader of a shard. IntegrityError unless it is as large as the manifest says."""
+    reader = ShardReader(shard.prefix)
+    if (len(reader), len(reader.tokens)) != (shard.documents, shard.tokens):
+        raise IntegrityError(f"{shard.path} is not what the manifest says; see pretok verify")
+    return reader
+
+
+def load_decoder(manifest: Manifest) -> Decoder:
+    """The decoder of the tokenizer that lies beside the shards. UsageError where it is none."""
+    return Decoder(load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id))
+
+
+def shard_texts(
+    shard: Shard, decoder: Decoder, start: int = 0, end: int | None = None
+) -> Iterator[tuple[int, pa.LargeStringArray]]:
+    """(number of the first document, texts) for documents start..end of a shard, in order. IntegrityError for ids that
+    are no text."""
+    reader = open_shard(shard)
+    for low, high in _windows(reader.offsets, start, shard.documents if end is None else end):
+        yield low, _decode(reader, decoder, shard, low, high)
+
+
+def _windows(offsets: Ints, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Ranges of documents of WINDOW_TOKENS at most, or of one document."""
+    while start < end:
+        last = int(np.searchsorted(offsets, offsets[start] + WINDOW_TOKENS, side="right")) - 1
+        stop = min(end, max(start + 1, last))
+        yield start, stop
+        start = stop
+
+
+def _decode(reader: ShardReader, decoder: Decoder, shard: Shard, low: int, high: int) -> pa.LargeStringArray:
+    ends = reader.offsets[low : high + 1] - reader.offsets[low]
+    ids: Any = np.asarray(reader.tokens[reader.offsets[low] : reader.offsets[high]])
+    if (np.diff(ends) < 1).any() or not 0 <= int(ids.min()) <= int(ids.max()) < decoder.size:
+        raise IntegrityError(f"{shard.path} has ids of no token; see pretok verify")
+    text = np.ones(len(ids), np.bool_)
+    text[ends[1:] - 1] = False  # the end-of-document tokens
+    texts = from_buffers(*decoder.decode(ids[text], ends - np.arange(len(ends))))
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise IntegrityError(
+            f"{shard.path}: documents {low} to {high - 1} are no text ({error}); see pretok verify"
+        ) from None
+    return texts

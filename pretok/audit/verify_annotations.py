@@ -1,0 +1,100 @@
+"""What was joined to documents, against its records and the manifest: a part of `pretok verify`.
+
+Enters: a manifest; a JoinedFile, which a worker looks at. Leaves: sentences that name the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pretok.base.errors import PretokError
+from pretok.base.storage import checksum
+from pretok.shards.annotations import (
+    FOLDER,
+    RECORD,
+    Annotations,
+    matched_column,
+    outdated_parts,
+    read_annotations,
+    unknown_sources,
+)
+from pretok.shards.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedFile:
+    """A file of a record. matched: (column, documents, documents matched), None for a list of rows."""
+
+    path: Path
+    file_bytes: int
+    checksum: str
+    matched: tuple[str, int, int] | None
+
+
+def check_records(manifest: Manifest) -> tuple[list[Annotations], list[str]]:
+    """All annotations that can be read; what is wrong with records, and files that are in none."""
+    found, problems = [], []
+    for folder in sorted(path for path in (manifest.folder / FOLDER).glob("*") if path.is_dir()):
+        named: set[Path] = set()
+        if (folder / RECORD).exists():
+            try:
+                one = read_annotations(folder)
+            except PretokError as error:
+                problems.append(str(error))
+                continue
+            found.append(one)
+            problems += outdated_parts(manifest, one)
+            named = {folder / RECORD, *one.sealed}
+        problems += [
+            f"{path} is not in the record of {folder}: left by a killed pretok annotate, which removes it when it runs "
+            "again, or put there by hand"
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path not in named
+        ]
+    return found, problems
+
+
+def joined_files(annotations: Annotations) -> list[JoinedFile]:
+    """What to look at."""
+    counts = {
+        annotations.folder / part.path: (matched_column(annotations.name), part.documents, part.matched)
+        for part in annotations.record.parts
+    }
+    return [
+        JoinedFile(path, size, digest, counts.get(path))
+        for path, (size, digest) in annotations.sealed.items()
+    ]
+
+
+def verify_joined(task: JoinedFile, report: Callable[[dict[str, int]], None]) -> list[str]:
+    """Problems of one file: its checksum; a row for each document, of which as many have a row joined as the record
+    says."""
+    try:
+        found = checksum(task.path)
+        if (found, task.path.stat().st_size) != (task.checksum, task.file_bytes):
+            return [f"{task.path}: checksum {found}, its record says {task.checksum}"]
+        if task.matched is None:
+            return []
+        name, documents, matched = task.matched
+        column = pq.read_table(task.path, columns=[name], use_threads=False)[name]
+    except (OSError, pa.ArrowException) as error:
+        return [f"cannot read {task.path}: {error}"]
+    report({"documents": len(column)})
+    if (len(column), pc.sum(column, min_count=0).as_py()) != (documents, matched):
+        return [f"{task.path}: its rows are not those that its record counts"]
+    return []
+
+
+def annotation_notes(manifest: Manifest) -> list[str]:
+    """Sentences on sources of which annotations know nothing."""
+    return [
+        f"the annotations {one.name} know nothing of {', '.join(unknown)}: run pretok annotate again"
+        for one in check_records(manifest)[0]
+        if (unknown := unknown_sources(manifest, one))
+    ]

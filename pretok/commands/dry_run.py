@@ -1,0 +1,107 @@
+"""What a command would do, and the commands to type: nothing is written.
+
+Enters: a recipe and the step that would run first. Leaves: tables of the inputs and of what is there already, and lines
+that can be copied. Inputs are listed, not opened further than their first bytes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from pathlib import Path
+
+from pretok.base.console import Terminal
+from pretok.base.tell import table
+from pretok.base.units import counted, short_bytes
+from pretok.config import Recipe
+from pretok.read.files import list_inputs
+from pretok.shards.manifest import has_manifest, load_manifest
+from pretok.shards.unfinished import unfinished
+from pretok.tokenizer.vocabulary import load_vocab
+
+FLAG = "--dry-run"
+SHARED = ("--field", "--workers", "--address")
+"""Options that every step over inputs has."""
+
+
+def tell_dry_run(command: str, inputs: list[str], recipe: Recipe, tell: Terminal) -> None:
+    """Show what `command` (run, count, build-vocab or tokenize) would read and make. Raises UsageError for inputs or a
+    vocabulary that are not there, as the command would."""
+    if command == "tokenize":
+        load_vocab(recipe.vocab_dir, eod=recipe.vocab.eod)
+    rows = []
+    for name, source in recipe.sources.items():
+        files, notices = list_inputs(source.inputs, source.format)
+        for text in notices:
+            tell.notice(text)
+        kinds = Counter(".".join(filter(None, (file.format, file.compression))) for file in files)
+        size = sum(file.size for file in files)
+        shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds.items())
+        rows.append((name, f"{len(files):,}", short_bytes(size), shown))
+    tell.show(table("would be read", ("source", "files", "on disk", "formats"), rows), result=True)
+    made = [row for row in _results(recipe) if row[0] in MAKES[command]]
+    tell.show(table("would be made", ("what", "where", "now"), made), result=True)
+    given = [argument for argument in tell.arguments if argument != FLAG]
+    steps = [given, *_next(command, [*inputs, "--out", str(recipe.out), *_shared(given)], recipe)]
+    lines = "\n  ".join(f"pretok {shlex.join(words)}" for words in steps)
+    tell.show(f"nothing was written. To do it, and then go on:\n\n  {lines}", result=True)
+
+
+MAKES = {
+    "count": ("counts",),
+    "build-vocab": ("counts", "vocabulary"),
+    "tokenize": ("shards",),
+    "run": ("counts", "vocabulary", "shards", "mix"),
+}
+"""What each command leaves."""
+
+
+def _results(recipe: Recipe) -> list[tuple[str, str, str]]:
+    """(what, where, what is there now) of every step of a recipe."""
+    places = [("shards", recipe.shards_dir, _shards_now(recipe.shards_dir))]
+    if recipe.vocab.path is None:
+        counts, vocabulary = recipe.counts_dir / "counts.json", recipe.vocab_dir / "tokenizer.json"
+        places = [
+            ("counts", recipe.counts_dir, _now(counts)),
+            ("vocabulary", recipe.vocab_dir, _now(vocabulary)),
+            *places,
+        ]
+    if recipe.mix is not None:
+        places.append(("mix", recipe.mix_path, _now(recipe.mix_path)))
+    return [(what, str(where), now) for what, where, now in places]
+
+
+def _now(result: Path) -> str:
+    return "finished; compared with the recipe and kept" if result.exists() else "nothing"
+
+
+def _shards_now(shards: Path) -> str:
+    parts = [
+        f"{name}: {done} of {counted(planned, 'partition')} done"
+        for name, (done, planned) in unfinished(shards).items()
+    ]
+    if has_manifest(shards):
+        totals = load_manifest(shards).contents.totals
+        parts.insert(0, f"{counted(totals.tokens, 'token')} sealed; compared with the recipe and kept")
+    return "; ".join(parts) or "nothing"
+
+
+def _next(command: str, same: list[str], recipe: Recipe) -> list[list[str]]:
+    """The arguments of the commands behind this one; same: what they share with it."""
+    shards, mix = str(recipe.shards_dir), str(recipe.out / "mix.json")
+    return {
+        "count": [["build-vocab", *same, "--counts", str(recipe.counts_dir)]],
+        "build-vocab": [["tokenize", *same]],
+        "tokenize": [["verify", shards], ["mix", shards, "--out", mix]],
+        "run": [["report", str(recipe.out)]],
+    }[command]
+
+
+def _shared(given: list[str]) -> list[str]:
+    """The options among the arguments that the other steps have too."""
+    shared = []
+    for number, argument in enumerate(given):
+        name, equals, _ = argument.partition("=")
+        if name in SHARED:
+            shared += [argument] if equals else given[number : number + 2]
+    return shared

@@ -1,0 +1,267 @@
+"""export: shards -> a folder of token files in the format of another trainer.
+
+Enters: a sealed shards folder. Leaves: OUT/SOURCE/SPLIT/NAME with the tokens of one shard, or of several in a row up to
+a size, in the order of the manifest; what the format wants beside them; last OUT/export.json, which says of each file
+which shards it holds, its counts, sizes and checksums, and of all what a reader must be told. Text and ledgers stay
+where they are.
+
+Each file is one task, which compares what it copies with the checksums of the manifest. OUT/.state holds the records of
+finished ones until the end, so a killed run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import xxhash
+
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.execute import Engine, Report
+from pretok.base.failures import TaskError, raise_failures
+from pretok.base.lock import hold
+from pretok.base.progress import Progress
+from pretok.base.records import read_record, to_json
+from pretok.base.storage import atomic_open, copy_file, read_json, remove_leftovers, write_json
+from pretok.base.tasks import run_tasks
+from pretok.base.tell import Teller
+from pretok.base.units import short_bytes
+from pretok.export.formats import FORMATS, TokenFile
+from pretok.export.text import BlendFile, blend
+from pretok.shards.format import ShardReader
+from pretok.shards.manifest import STATE, Manifest, Shard
+from pretok.shards.unfinished import keep_plan
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE
+
+EXPORT_FILE = "export.json"
+BLEND_FILE = "blend.json"
+"""For Megatron-LM's --per-split-data-args-path."""
+BLOCK = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedFile:
+    """One file of tokens. path: relative to the folder; shards: their names, in order; sizes, checksums: by suffix, of
+    it and of those beside it."""
+
+    path: str
+    source: str
+    split: str
+    tokens: int
+    documents: int
+    shards: tuple[str, ...]
+    sizes: dict[str, int]
+    checksums: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What OUT/export.json says. to: whose format; shards, tokenizer: fingerprints; dtype: of the ids; merged: most
+    bytes of ids in a file, 0 for one file a shard; weights: share of each source in training."""
+
+    to: str
+    shards: str
+    tokenizer: str
+    vocab_size: int
+    eod_id: int
+    dtype: str
+    merged: int
+    tokens: int
+    documents: int
+    weights: dict[str, float]
+    files: tuple[ExportedFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportTask:
+    """One file: `shards` in a row, written as `prefix` and the suffixes of the format."""
+
+    to: str
+    shards: tuple[Shard, ...]
+    tokenizer: str
+    out: Path
+    name: str
+
+    @property
+    def prefix(self) -> Path:
+        """Path without suffix."""
+        first = self.shards[0]
+        return self.out / first.source / first.split / self.name
+
+    @property
+    def record(self) -> Path:
+        """Where the finished file is described until all are."""
+        return self.out / STATE / f"{self.name}.json"
+
+
+def run_export(
+    manifest: Manifest,
+    to: str,
+    out: Path,
+    merge: int,
+    wanted: Mapping[str, int],
+    engine: Engine,
+    tell: Teller,
+) -> Export:
+    """Write the tokens of all sources into `out`, or finish what an earlier run began.
+
+    merge: most bytes of ids in a file, 0 for one file a shard; wanted: tokens of each source in training. Raises
+    UsageError where a shard is larger than a file of the format may be, MismatchError when `out` holds another export,
+    IntegrityError for damaged shards, FolderInUse while another job writes there, PartitionsFailed, Stopped.
+    """
+    with hold(out, "export"), tell.progress("export") as progress:
+        path = out / EXPORT_FILE
+        if path.exists():
+            export = read_record(Export, read_json(path), path)
+            _same_plan(export, out, to, manifest.fingerprint, merge)
+        else:
+            export = _export(manifest, to, out, merge, engine, progress, tell)
+        total = sum(wanted.values()) or 1
+        export = replace(export, weights={name: tokens / total for name, tokens in wanted.items()})
+        if to == "megatron":
+            write_json(out / BLEND_FILE, blend(_blend_files(export, out), wanted))
+        write_json(path, to_json(export))
+        shutil.rmtree(out / STATE, ignore_errors=True)
+        return export
+
+
+def _same_plan(export: Export, out: Path, to: str, shards: str, merge: int) -> None:
+    if (export.to, export.shards, export.merged) != (to, shards, merge):
+        raise MismatchError(
+            f"{out} holds an export of the shards {export.shards} to {export.to} in files of {export.merged} bytes; "
+            f"this one is of {shards} to {to} in files of {merge}: choose another folder"
+        )
+
+
+def _blend_files(export: Export, out: Path) -> list[BlendFile]:
+    return [
+        BlendFile((out.absolute() / file.path).with_suffix(""), file.source, file.split, file.tokens)
+        for file in export.files
+    ]
+
+
+def _export(
+    manifest: Manifest, to: str, out: Path, merge: int, engine: Engine, progress: Progress, tell: Teller
+) -> Export:
+    tasks = list(_plan(manifest, to, out.absolute(), merge))
+    keep_plan(out, {"to": to, "shards": manifest.fingerprint, "merged": merge})
+    todo = [task for task in tasks if not task.record.exists()]
+    engine.choose(sum(_id_bytes(task.shards, manifest) for task in todo))
+    names = [task.name for task in todo]
+    failures = [
+        (names[outcome.index], outcome.result)
+        for outcome in run_tasks(write_tokens, todo, names, "file", engine, tell, progress)
+        if isinstance(outcome.result, TaskError)
+    ]
+    remove_leftovers(out)
+    raise_failures(failures, tell, "files")
+    return _finish(manifest, to, out, merge, tasks)
+
+
+def _id_bytes(shards: Sequence[Shard], manifest: Manifest) -> int:
+    return sum(shard.tokens for shard in shards) * np.dtype(manifest.dtype).itemsize
+
+
+def _plan(manifest: Manifest, to: str, out: Path, merge: int) -> Iterator[ExportTask]:
+    """The files to write: shards of one source and split in a row, as many as fit."""
+    most = FORMATS[to].most
+    for (_, split), ours in groupby(manifest.shards, lambda shard: (shard.source, shard.split)):
+        groups: list[list[Shard]] = []
+        for shard in ours:
+            if (size := _id_bytes([shard], manifest)) > most:
+                raise UsageError(
+                    f"{shard.path} has {short_bytes(size)}B of tokens, a file for {to} at most {short_bytes(most)}B: "
+                    "tokenize with a smaller shard_bytes"
+                )
+            if groups and _id_bytes([*groups[-1], shard], manifest) <= min(merge, most):
+                groups[-1].append(shard)
+            else:
+                groups.append([shard])
+        for number, group in enumerate(groups):
+            mark = "-val" if split == "val" else ""
+            name = f"{group[0].source}{mark}-{number:05d}"
+            yield ExportTask(to, tuple(group), manifest.contents.tokenizer.fingerprint, out, name)
+
+
+def write_tokens(task: ExportTask, report: Report) -> None:
+    """Write one file, what goes beside it, and, last, its record."""
+    kind = FORMATS[task.to]
+    readers = [ShardReader(shard.prefix) for shard in task.shards]
+    lengths = np.concatenate([reader.lengths for reader in readers])
+    width = readers[0].dtype.itemsize
+    tokens = sum(shard.tokens for shard in task.shards)
+    digest = xxhash.xxh3_128(head := kind.head(tokens * width))
+    beside = kind.beside(lengths, width, task.tokenizer)
+    sizes, checksums = {kind.suffix: len(head) + tokens * width}, {}
+    with atomic_open(_with(task.prefix, kind.suffix)) as file:
+        file.write(head)
+        for shard in task.shards:
+            _copy(shard, file, digest)
+            report({"documents": shard.documents, "tokens": shard.tokens})
+    checksums[kind.suffix] = f"xxh3:{digest.hexdigest()}"
+    for suffix, data in beside.items():
+        with atomic_open(_with(task.prefix, suffix)) as file:
+            file.write(data)
+        sizes[suffix], checksums[suffix] = len(data), f"xxh3:{xxhash.xxh3_128(data).hexdigest()}"
+    exported = ExportedFile(
+        path=_with(task.prefix, kind.suffix).relative_to(task.out).as_posix(),
+        source=task.shards[0].source,
+        split=task.shards[0].split,
+        tokens=tokens,
+        documents=len(lengths),
+        shards=tuple(shard.prefix.name for shard in task.shards),
+        sizes=sizes,
+        checksums=checksums,
+    )
+    write_json(task.record, to_json(exported))
+
+
+def _with(prefix: Path, suffix: str) -> Path:
+    return prefix.with_name(prefix.name + suffix)
+
+
+def _copy(shard: Shard, target: IO[bytes], digest: xxhash.xxh3_128) -> None:
+    """Append the ids of a shard. Raises IntegrityError where they are not what the manifest says."""
+    own = xxhash.xxh3_128()
+    with shard.path.open("rb", buffering=0) as source:
+        while block := source.read(BLOCK):
+            own.update(block)
+            digest.update(block)
+            target.write(block)
+    if f"xxh3:{own.hexdigest()}" != shard.checksum:
+        raise IntegrityError(
+            f"{shard.path} is damaged: its checksum is not that of the manifest; run pretok verify"
+        )
+
+
+def _finish(manifest: Manifest, to: str, out: Path, merge: int, tasks: Sequence[ExportTask]) -> Export:
+    """Write what stands for whole folders; what export.json will say."""
+    kind, width = FORMATS[to], np.dtype(manifest.dtype).itemsize
+    files = [read_record(ExportedFile, read_json(task.record), task.record) for task in tasks]
+    for (source, split), ours in groupby(files, lambda file: (file.source, file.split)):
+        described = [
+            TokenFile(Path(file.path).name, file.tokens, file.documents, file.sizes[kind.suffix])
+            for file in ours
+        ]
+        for name, value in kind.index(described, width).items():
+            write_json(out / source / split / name, value)
+    if (tokenizer := manifest.folder / TOKENIZER_FILE).exists():
+        copy_file(tokenizer, out / TOKENIZER_FILE)
+    return Export(
+        to=to,
+        shards=manifest.fingerprint,
+        tokenizer=manifest.contents.tokenizer.fingerprint,
+        vocab_size=manifest.vocab_size,
+        eod_id=manifest.eod_id,
+        dtype=manifest.dtype,
+        merged=merge,
+        tokens=sum(file.tokens for file in files),
+        documents=sum(file.documents for file in files),
+        weights={},
+        files=tuple(files),
+    )

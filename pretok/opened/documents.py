@@ -1,0 +1,127 @@
+"""One shard -> rows of its documents, with where they came from, what is kept of them and, if asked for, their texts.
+
+Enters: a manifest and its shards. Leaves: Arrow record batches, at most a window of the ledger each. The columns are
+those of `docs` in `pretok query`. Shards made before there were ledgers know only the lengths of their documents: all
+else is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from pretok.audit.texts import load_decoder, open_shard, shard_texts
+from pretok.base.errors import UsageError
+from pretok.base.tokens import Ints
+from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
+from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.plan import SourcePlan
+from pretok.shards.seal import lines_before
+
+OURS = (
+    ("source", pa.string()),
+    ("split", pa.string()),
+    ("shard", pa.string()),
+    ("doc", pa.int64()),
+    ("file", pa.string()),
+    ("position", pa.int64()),
+    ("tokens", pa.int32()),
+    ("bytes", pa.int64()),
+    ("hash", pa.string()),
+)
+"""The columns that every document has: its source, split and shard, its number in the split, its input and the line or
+row there (from 1), tokens (EOD included), bytes and hash of its text."""
+PLACE = ("source", "split", "doc")
+TEXT = pa.field("text", pa.large_string())
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of some shards. numbered: each shard with the documents of its split before it."""
+
+    manifest: Manifest
+    numbered: tuple[tuple[Shard, int], ...]
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """OURS, then the kept columns of all shards. UsageError where two shards keep one name as two types."""
+        kept: dict[str, tuple[pa.DataType, str]] = {}
+        for shard, _ in self.numbered:
+            for field in ledger_schema(path) if (path := ledger_path(shard.prefix)).exists() else ():
+                known, source = kept.setdefault(field.name, (field.type, shard.source))
+                if known != field.type:
+                    raise UsageError(
+                        f"column {field.name} is {known} in source {source} and {field.type} in {shard.source}: "
+                        "open the sources one by one (source=...)"
+                    )
+        own = [pa.field(name, kind) for name, kind in OURS]
+        return pa.schema(
+            own + [pa.field(name, kind) for name, (kind, _) in kept.items() if name not in SCHEMA.names]
+        )
+
+    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Rows of every shard, with these columns."""
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        for shard, before in self.numbered:
+            for rows in self._rows(shard, before):
+                yield _with_columns(rows, schema)
+
+    def read_texts(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Rows of every shard, with these columns and `text`. IntegrityError for ids that are no text."""
+        schema = pa.schema([*(self.schema.field(name) for name in columns), TEXT])
+        decoder = load_decoder(self.manifest)
+        for shard, before in self.numbered:
+            start = 0
+            for rows in self._rows(shard, before):
+                end = start + len(rows)
+                for low, texts in shard_texts(shard, decoder, start, end):
+                    part = rows.slice(low - start, len(texts))
+                    yield _with_columns(part.append_column(TEXT, texts), schema)
+                start = end
+
+    def _rows(self, shard: Shard, before: int) -> Iterator[pa.RecordBatch]:
+        path = ledger_path(shard.prefix)
+        if not path.exists():
+            lengths = open_shard(shard).lengths
+            yield _with_place(shard, before, len(lengths), {"tokens": pa.array(lengths, pa.int32())})
+            return
+        plan = SourcePlan.from_json(shard.source, self.manifest.contents.plans[shard.source])
+        lines = lines_before(plan, self.manifest.contents.parts[shard.source])
+        for rows in ledger_windows(path):
+            found = dict(zip(rows.schema.names, rows.columns, strict=True))
+            start = found.pop("start")
+            found["position"] = pa.array(_lines(found, start, lines) + np.asarray(found.pop("record")) + 1)
+            found["hash"] = pa.array([digest.hex() for digest in found["hash"].to_pylist()], pa.string())
+            yield _with_place(shard, before, len(rows), found)
+            before += len(rows)
+
+
+def _lines(found: dict[str, pa.Array], start: pa.Array, lines: dict[tuple[str, int], int]) -> Ints:
+    """(rows,): the lines of each row's file before where its counting begins."""
+    files = found["file"].dictionary_encode()
+    pairs = np.stack([np.asarray(files.indices, np.int64), np.asarray(start, np.int64)], axis=1)
+    unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    names = files.dictionary.to_pylist()
+    before = np.array([lines[names[file], at] for file, at in unique.tolist()], np.int64)
+    return before[inverse.reshape(-1)]
+
+
+def _with_place(shard: Shard, before: int, count: int, found: dict[str, pa.Array]) -> pa.RecordBatch:
+    """The columns of a ledger, and what follows from where they are."""
+    texts = {"source": shard.source, "split": shard.split, "shard": shard.prefix.name}
+    place = {name: pa.repeat(pa.scalar(value, pa.string()), count) for name, value in texts.items()}
+    place["doc"] = pa.array(np.arange(before, before + count))
+    return pa.RecordBatch.from_pydict(place | found)
+
+
+def _with_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of `schema`; null where this shard has none."""
+    held = set(rows.schema.names)
+    columns = [
+        rows[field.name] if field.name in held else pa.nulls(len(rows), field.type) for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,97 @@
+"""Rows that are read when they are asked for, a batch at a time, and given as Arrow, pandas or polars.
+
+Enters: a schema and a function that reads batches. Leaves: `Rows`. Nothing is held: whoever asks twice reads twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pretok.base.errors import UsageError
+from pretok.base.html import html_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+SHOWN = 8
+"""Rows that a repr and a notebook show."""
+LONGEST = 80
+"""Characters of a text that a notebook shows."""
+
+
+class Rows:
+    """A table: iterate over it for Arrow record batches, whatever its size, or take it whole.
+
+    name: what it holds; schema: its columns (pyarrow.Schema). `len` is known without reading. DuckDB, polars, pandas
+    and pyarrow also read it as it is, a batch at a time, by Arrow's C stream interface.
+    """
+
+    def __init__(
+        self, name: str, schema: pa.Schema, length: int, read: Callable[[], Iterator[pa.RecordBatch]]
+    ) -> None:
+        self.name = name
+        self.schema = schema
+        self._length = length
+        self._read = read
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Record batches in the order of the shards."""
+        return self._read()
+
+    def head(self, rows: int = SHOWN) -> pa.Table:
+        """The first rows, reading no more than their batches."""
+        found: list[pa.RecordBatch] = []
+        for batch in self:
+            found.append(batch.slice(0, rows - sum(map(len, found))))
+            if sum(map(len, found)) >= rows:
+                break
+        return pa.Table.from_batches(found, self.schema)
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as a pyarrow.Table."""
+        return pa.Table.from_batches(list(self), self.schema)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All rows as a pandas.DataFrame. UsageError where pandas is not installed."""
+        _needs("pandas")
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        """All rows as a polars.DataFrame. UsageError where polars is not installed."""
+        _needs("polars")
+        import polars as pl
+
+        made: Any = pl.from_arrow(self.to_arrow())
+        return made  # type: ignore[no-any-return]
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Arrow's C stream interface: what other libraries call."""
+        return pa.RecordBatchReader.from_batches(self.schema, self).__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{field.name}: {field.type}" for field in self.schema)
+        return f"<pretok {self.name}: {len(self):,} rows of {columns}>"
+
+    def _repr_html_(self) -> str:
+        rows = ([_shown(value) for value in row.values()] for row in self.head().to_pylist())
+        more = f"{len(self) - SHOWN:,} rows more" if len(self) > SHOWN else ""
+        return html_table(f"{self.name}: {len(self):,} rows", self.schema.names, islice(rows, SHOWN), more)
+
+
+def _shown(value: Any) -> Any:
+    return value if not isinstance(value, str) or len(value) <= LONGEST else value[:LONGEST] + "…"
+
+
+def _needs(package: str) -> None:
+    try:
+        __import__(package)
+    except ImportError:
+        raise UsageError(f"this needs {package}: pip install {package}") from None

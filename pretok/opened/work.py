@@ -1,0 +1,178 @@
+"""A WORK folder as Python sees it: what `pretok.open` gives.
+
+Enters: WORK, which holds shards/ and maybe mix.json and vocab/, or a folder of shards itself. Leaves: a `Work`. Opening
+reads the manifest; everything else is read when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+
+from pretok.base.errors import UsageError
+from pretok.base.html import html_table
+from pretok.base.records import read_record
+from pretok.base.storage import read_json, read_json_lines
+from pretok.opened.documents import PLACE, Documents
+from pretok.opened.rows import Rows
+from pretok.shards.contents import SPLITS
+from pretok.shards.manifest import Manifest, Shard, has_manifest, load_manifest
+from pretok.shards.seal import rejects_path
+from pretok.shards.unfinished import incomplete, refuse_unfinished
+from pretok.stream.mix_file import Mix, load_mix
+from pretok.vocab.records import VocabReport
+
+COUNTS = pa.schema(
+    [("source", pa.string()), ("split", pa.string())]
+    + [(name, pa.int64()) for name in ("tokens", "documents", "bytes")]
+)
+REJECTS = pa.schema(
+    [
+        ("source", pa.string()),
+        ("file", pa.string()),
+        ("position", pa.int64()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+BATCH = 65_536
+"""Rejects of a batch."""
+
+
+class Work:
+    """Finished work, read only.
+
+    manifest: the sealed description of the shards; sources: their names, sorted; mix: that of WORK/mix.json, None
+    without one; vocabulary: the report of build-vocab, None without one; incomplete: what the shards lack, as
+    sentences, () for nothing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        shards = self.folder if has_manifest(self.folder) else self.folder / "shards"
+        refuse_unfinished(shards)
+        self.manifest: Manifest = load_manifest(shards)
+        self.sources: tuple[str, ...] = self.manifest.sources
+        self.incomplete: tuple[str, ...] = tuple(incomplete(self.manifest))
+
+    @cached_property
+    def mix(self) -> Mix | None:
+        """The mix, which a notebook shows. IntegrityError where the file is damaged."""
+        path = self.folder / "mix.json"
+        return load_mix(path) if path.exists() else None
+
+    @cached_property
+    def vocabulary(self) -> VocabReport | None:
+        """The report of build-vocab. IntegrityError where the file is damaged."""
+        path = self.folder / "vocab" / "report.json"
+        return read_record(VocabReport, read_json(path), path) if path.exists() else None
+
+    def counts(self) -> Rows:
+        """Exact counts, a row a source and split: source, split, tokens (EODs included), documents, bytes (of text)."""
+        rows = [
+            {"source": name, "split": split, "tokens": c.tokens, "documents": c.documents, "bytes": c.bytes}
+            for name in self.sources
+            for split in SPLITS
+            for c in [getattr(self.manifest.contents.sources[name], split)]
+        ]
+        return Rows("counts", COUNTS, len(rows), lambda: iter([pa.RecordBatch.from_pylist(rows, COUNTS)]))
+
+    def documents(
+        self, source: str | None = None, split: str | None = None, columns: Sequence[str] | None = None
+    ) -> Rows:
+        """What is known of each document, a row each, of one source or split or of all, in the order of the shards.
+
+        columns: those wanted, all by default: source, split, shard, doc (its number in the split, as `pretok inspect`
+        takes it), file and position (line or row, from 1), tokens (EOD included), bytes and hash (hexadecimal) of its
+        text, and the kept ones. What shards made before there were ledgers do not know is null. UsageError for a
+        source, split or column that is not there.
+        """
+        found = self._documents(source, split)
+        wanted = self._checked(found, found.schema.names if columns is None else columns)
+        schema = pa.schema([found.schema.field(name) for name in wanted])
+        return Rows("documents", schema, _count(found), lambda: found.read(wanted))
+
+    def texts(
+        self, source: str | None = None, split: str | None = None, columns: Sequence[str] = PLACE
+    ) -> Rows:
+        """The texts as they were tokenized (after normalization), decoded from the shards: `columns` of `documents` and
+        `text`, a row a document, in the same order. Iterate over them where they may not fit into memory.
+
+        Raises as `documents`; reading them IntegrityError for shards that are damaged.
+        """
+        found = self._documents(source, split)
+        wanted = self._checked(found, columns)
+        schema = pa.schema([*(found.schema.field(name) for name in wanted), ("text", pa.large_string())])
+        return Rows("texts", schema, _count(found), lambda: found.read_texts(wanted))
+
+    def rejects(self, source: str | None = None) -> Rows:
+        """The records that are no documents: source, file, position (line or row, from 1), reason, detail."""
+        names = [name for name, _ in self._chosen(source, None)]
+        length = sum(sum(self.manifest.contents.sources[name].rejected.values()) for name in names)
+        return Rows("rejects", REJECTS, length, lambda: self._read_rejects(names))
+
+    def _read_rejects(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for name in names:
+            rows: list[object] = []
+            path = rejects_path(self.manifest.folder, name)
+            for line in read_json_lines(path) if path.exists() else ():
+                rows.append({"source": name, **line})
+                if len(rows) == BATCH:
+                    yield pa.RecordBatch.from_pylist(rows, REJECTS)
+                    rows = []
+            if rows:
+                yield pa.RecordBatch.from_pylist(rows, REJECTS)
+
+    def _chosen(self, source: str | None, split: str | None) -> list[tuple[str, list[str]]]:
+        """Source -> its splits, of those asked for."""
+        if source is not None and source not in self.sources:
+            raise UsageError(f"no source {source!r}; there is {', '.join(self.sources)}")
+        if split is not None and split not in SPLITS:
+            raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
+        splits = list(SPLITS) if split is None else [split]
+        return [(name, splits) for name in self.sources if source in (None, name)]
+
+    def _documents(self, source: str | None, split: str | None) -> Documents:
+        if self.manifest.contents.materialized is not None:
+            raise UsageError(
+                f"{self.manifest.folder} holds a mix in its order; its documents are in the shards it was made of"
+            )
+        numbered: list[tuple[Shard, int]] = []
+        for name, splits in self._chosen(source, split):
+            for part in splits:
+                before = 0
+                for shard in self.manifest.of(name, part):
+                    numbered.append((shard, before))
+                    before += shard.documents
+        return Documents(self.manifest, tuple(numbered))
+
+    def _checked(self, found: Documents, columns: Sequence[str]) -> Sequence[str]:
+        names = found.schema.names
+        if unknown := [column for column in columns if column not in names]:
+            raise UsageError(f"no column {unknown[0]!r}; there are {', '.join(names)}")
+        return columns
+
+    def __repr__(self) -> str:
+        totals = self.manifest.contents.totals
+        return (
+            f"<pretok work {self.folder}: {totals.tokens:,} tokens in {totals.documents:,} documents of "
+            f"{', '.join(self.sources)}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table(str(self.folder), *self.manifest.summary(), note=" ".join(self.incomplete))
+
+
+def _count(found: Documents) -> int:
+    return sum(shard.documents for shard, _ in found.numbered)
+
+
+def open_work(work: str | Path) -> Work:
+    """Open a WORK folder, or its shards, for reading.
+
+    Raises IntegrityError (no finished shards there, or damaged), MismatchError (made by a newer version).
+    """
+    return Work(Path(work))

@@ -1,0 +1,259 @@
+"""Columns joined to documents after they became tokens: a second ledger, in a folder of its own beside the shards.
+
+Enters: a manifest, and what `pretok annotate` left. Leaves: `Annotations`, whose rows stand in the order of the shards.
+
+    SHARDS/annotations/NAME/
+      annotations.json                 the record: what was joined, by which key, counts, sizes and checksums
+      it-train-00000-1a2b3c4d.parquet  a row a document, of many shards of a source and split in a row
+      unmatched-1a2b3c4d.parquet       the rows given that no document has the key of
+
+A row holds `NAME_matched` and the joined columns, null where nothing matched. Row groups are the windows of the ledgers
+of these shards, so a window of a shard is read alone. The record is written last and at once: files it does not name
+are what a killed job left. A file is bound to the ledgers of its shards by their checksums; where a source was made
+anew since, its file is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.records import read_record, to_json
+from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.shards.ledger import WINDOW, ledger_path
+from pretok.shards.manifest import Manifest, Shard
+
+FOLDER = "annotations"
+RECORD = "annotations.json"
+FORMAT, VERSION = "pretok-annotations", 1
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedColumn:
+    """A joined column; type: a key of `pretok.read.kept.TYPES`."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFile:
+    """A file that was joined, as it was then; identity as of any input."""
+
+    path: str
+    size: int
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedPart:
+    """One file of rows: those of the documents from number `first` on of a source's split; ledgers: fingerprint of the
+    checksums of the ledgers of their shards."""
+
+    path: str
+    source: str
+    split: str
+    first: int
+    documents: int
+    matched: int
+    ledgers: str
+    file_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRows:
+    """The file that lists rows without a document."""
+
+    path: str
+    file_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinCounts:
+    """rows: given, without repetitions; repeated: rows left out that say again what an earlier row says; rows_matched:
+    those that a document has the key of; documents, documents_matched: looked at, and those with a row."""
+
+    rows: int
+    repeated: int
+    rows_matched: int
+    documents: int
+    documents_matched: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationRecord:
+    """annotations.json; made: when, UTC; by: the key, columns of the view `docs` of `pretok query`."""
+
+    made: str
+    by: tuple[str, ...]
+    columns: tuple[JoinedColumn, ...]
+    counts: JoinCounts
+    files: tuple[GivenFile, ...]
+    parts: tuple[JoinedPart, ...]
+    unmatched: ListedRows | None = None
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """A set of joined columns and where it is."""
+
+    folder: Path
+    record: AnnotationRecord
+
+    @property
+    def name(self) -> str:
+        """The name it was given."""
+        return self.folder.name
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of its columns, `NAME_matched` first."""
+        return (matched_column(self.name), *(column.name for column in self.record.columns))
+
+    @property
+    def sealed(self) -> dict[Path, tuple[int, str]]:
+        """Every file that the record names: its size and checksum."""
+        listed: list[JoinedPart | ListedRows] = [*self.record.parts]
+        if self.record.unmatched is not None:
+            listed.append(self.record.unmatched)
+        return {self.folder / file.path: (file.file_bytes, file.checksum) for file in listed}
+
+    @cached_property
+    def _by_split(self) -> dict[tuple[str, str], list[JoinedPart]]:
+        found: dict[tuple[str, str], list[JoinedPart]] = {}
+        for part in self.record.parts:
+            found.setdefault((part.source, part.split), []).append(part)
+        return found
+
+    def windows(self, manifest: Manifest, shard: Shard, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Rows of a shard's documents, a window of its ledger at a time. No window where the set has no such documents.
+
+        Raises IntegrityError."""
+        before = 0
+        groups = 0  # of the file before the shard
+        for other in manifest.of(shard.source, shard.split):
+            part = self._part(other, before)
+            if part is None or part.first == before:
+                groups = 0
+            count = -(-other.documents // WINDOW)
+            if other == shard:
+                if part is not None:
+                    yield from _read_groups(self.folder / part.path, range(groups, groups + count), columns)
+                return
+            groups, before = groups + count, before + other.documents
+
+    def _part(self, shard: Shard, first: int) -> JoinedPart | None:
+        for part in self._by_split.get((shard.source, shard.split), ()):
+            if part.first <= first < part.first + part.documents:
+                return part
+        return None
+
+    def row(self, manifest: Manifest, shard: Shard, number: int) -> dict[str, Any]:
+        """The joined values of document `number` of a shard; empty where the set has no such documents."""
+        for rows in self.windows(manifest, shard, self.columns):
+            if number < len(rows):
+                return dict(rows.slice(number, 1).to_pylist()[0])
+            number -= len(rows)
+        return {}
+
+
+def _read_groups(path: Path, groups: range, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    try:
+        with pq.ParquetFile(path) as file:
+            for group in groups:
+                table = file.read_row_group(group, columns=list(columns), use_threads=False)
+                yield from table.combine_chunks().to_batches()
+    except (pa.ArrowException, OSError, IndexError) as error:
+        raise IntegrityError(f"cannot read {path}: {error}; see pretok verify") from None
+
+
+def matched_column(name: str) -> str:
+    """The column that says of each document whether a row was joined to it."""
+    return f"{name}_matched"
+
+
+def annotations_folder(shards: Path, name: str) -> Path:
+    """Where the annotations of a name are."""
+    return shards / FOLDER / name
+
+
+def write_annotations(folder: Path, record: AnnotationRecord) -> Annotations:
+    """Write the record, which makes its files count."""
+    body = to_json(record)
+    head = {"format": FORMAT, "version": VERSION, "seal": fingerprint(body)}
+    write_json(folder / RECORD, {**head, **body})
+    return Annotations(folder, record)
+
+
+def read_annotations(folder: Path) -> Annotations:
+    """Read FOLDER/annotations.json. Raises IntegrityError, MismatchError."""
+    path = folder / RECORD
+    data = read_json(path)
+    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+        raise IntegrityError(f"{path} is no record of annotations")
+    if (version := data.pop("version", None)) != VERSION:
+        raise MismatchError(f"{path} has version {version!r}, this program reads {VERSION}")
+    seal = data.pop("seal", None)
+    record = read_record(AnnotationRecord, data, path)
+    if seal != fingerprint(data):
+        raise IntegrityError(f"{path} was edited or damaged: its seal is not that of its contents")
+    return Annotations(folder, record)
+
+
+def find_annotations(shards: Path) -> list[Annotations]:
+    """Those beside these shards, by name. Raises IntegrityError, MismatchError."""
+    return [read_annotations(path.parent) for path in sorted((shards / FOLDER).glob(f"*/{RECORD}"))]
+
+
+def open_annotations(manifest: Manifest) -> list[Annotations]:
+    """The same. Raises MismatchError too where one was joined to other documents than those that are there now."""
+    found = find_annotations(manifest.folder)
+    for one in found:
+        if outdated := outdated_parts(manifest, one):
+            raise MismatchError(outdated[0])
+    return found
+
+
+def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
+    """A sentence for each of its files that is bound to other ledgers than the manifest's."""
+    ledgers = _ledgers(manifest)
+    sentences = []
+    for part in annotations.record.parts:
+        before, checksums, end = 0, [], part.first + part.documents
+        for shard in manifest.of(part.source, part.split):
+            if part.first <= before < end and shard.documents:
+                checksums.append(ledgers.get(ledger_path(shard.prefix), ""))
+            before += shard.documents
+        if fingerprint(checksums) != part.ledgers:
+            sentences.append(
+                f"{annotations.folder / part.path}: the documents of {part.source} are others than those it was joined "
+                f"to; run pretok annotate again, or delete {annotations.folder}"
+            )
+    return sentences
+
+
+def unknown_sources(manifest: Manifest, annotations: Annotations) -> list[str]:
+    """Sources with documents of which the annotations know nothing: they came later, or have no ledger."""
+    known = {part.source for part in annotations.record.parts}
+    return [
+        name for name in manifest.sources if manifest.contents.sources[name].documents and name not in known
+    ]
+
+
+def ledgers_fingerprint(manifest: Manifest, shards: Sequence[Shard]) -> str:
+    """What binds a file of rows to the documents of these shards; those without a document say nothing."""
+    ledgers = _ledgers(manifest)
+    return fingerprint([ledgers[ledger_path(shard.prefix)] for shard in shards if shard.documents])
+
+
+def _ledgers(manifest: Manifest) -> dict[Path, str]:
+    return {manifest.folder / file.path: file.checksum for file in manifest.contents.side_files}

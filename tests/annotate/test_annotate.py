@@ -1,0 +1,400 @@
+"""Columns joined to documents afterwards, against brute force over what was joined and what the documents are."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from support import needs
+from telling import Told
+from tokenizing import recipe, run
+
+from pretok.annotate import job as annotate_job
+from pretok.annotate import join_task, spill, values
+from pretok.annotate.job import AnnotateSummary, run_annotate
+from pretok.annotate.request import Request
+from pretok.audit.verify_job import run_verify
+from pretok.base.errors import UsageError
+from pretok.base.execute import Engine
+from pretok.base.stop import StopFlag
+from pretok.base.tell import SILENT
+from pretok.cli import run_command
+from pretok.shards import annotations, ledger
+from pretok.shards.annotations import Annotations, open_annotations, write_annotations
+from pretok.shards.manifest import Manifest, load_manifest
+
+Row = dict[str, Any]
+WINDOW = 20
+"""Documents of a row group, so that shards have several."""
+
+
+def text_of(name: str, number: int) -> str:
+    return f"{name} documento {number % 900} " * (1 + number * 7 % 5)  # some texts stand twice
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
+    """A WORK of two sources whose ids clash: those of `en` are numbers. A record of each is none."""
+    folder = tmp_path_factory.mktemp("annotate")
+    for name in ("it", "en"):
+        rows = [
+            {"id": f"{i}" if name == "it" else i, "text": text_of(name, i) if i != 5 else "", "lang": name}
+            for i in range(1000)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = recipe(
+        folder / "work", vocab_dir, {n: [folder / f"{n}.jsonl"] for n in ("it", "en")}, ["id"], size=16_000
+    )
+    with StopFlag() as stop, Engine(0, None, stop) as engine, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger, "WINDOW", WINDOW)
+        run(made, engine)
+    return made.shards_dir
+
+
+@pytest.fixture
+def shards(finished: Path, tmp_path: Path) -> Path:
+    """A copy that may be written to."""
+    shutil.copytree(finished, tmp_path / "work" / "shards")
+    return tmp_path / "work" / "shards"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way of cutting happens: many buckets, files of two shards, windows, blocks."""
+    monkeypatch.setattr(spill, "BUCKET_BYTES", 4000)
+    monkeypatch.setattr(annotate_job, "PART_DOCUMENTS", 700)
+    monkeypatch.setattr(values, "BLOCK", 3000)
+    monkeypatch.setattr(values, "BATCH_ROWS", 97)
+    monkeypatch.setattr(join_task, "CHUNK", 2)
+    for module in (ledger, join_task, annotations):
+        monkeypatch.setattr(module, "WINDOW", WINDOW)
+
+
+def write_lines(path: Path, rows: Sequence[Row]) -> str:
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(zstandard.ZstdCompressor().compress(data) if path.suffix == ".zst" else data)
+    return str(path)
+
+
+def annotate(shards: Path, files: Sequence[str], by: str, engine: Engine, **more: Any) -> AnnotateSummary:
+    return run_annotate(Request(shards, tuple(files), tuple(by.split(",")), **more), engine, Told())
+
+
+def documents(manifest: Manifest) -> list[Row]:
+    """What is known of every document without annotations, brute force from ledgers; record is the line."""
+    found = []
+    for source in manifest.sources:
+        for split in ("train", "val"):
+            doc = 0
+            for shard in manifest.of(source, split):
+                for row in pq.read_table(ledger.ledger_path(shard.prefix)).to_pylist():
+                    text = text_of(source, line := int(row["id"]))  # ids are the numbers of lines
+                    names = {"source": source, "split": split, "doc": doc, "position": line + 1, "text": text}
+                    found.append({**row, **names, "hash": row["hash"].hex(), "id": str(row["id"])})
+                    doc += 1
+    return found
+
+
+def joined(manifest: Manifest, one: Annotations) -> list[Row]:
+    """The rows of the annotations in the order of `documents`, by its windows and by the row of each document."""
+    found: list[Row] = []
+    for source in manifest.sources:
+        for split in ("train", "val"):
+            for shard in manifest.of(source, split):
+                rows = [row for w in one.windows(manifest, shard, one.columns) for row in w.to_pylist()]
+                assert len(rows) == shard.documents
+                assert one.row(manifest, shard, 7 % shard.documents) == rows[7 % shard.documents]
+                found += rows
+    return found
+
+
+def expected(rows: Sequence[Row], known: Sequence[Row], by: str, columns: Sequence[str]) -> list[Row]:
+    """The join as two loops."""
+    keys = by.split(",")
+    table = {tuple(str(row[key]) for key in keys): row for row in rows}
+    result = []
+    for document in known:
+        row = table.get(tuple(str(document[key]) for key in keys))
+        result.append(
+            {"notes_matched": row is not None, **{name: row.get(name) if row else None for name in columns}}
+        )
+    return result
+
+
+@pytest.mark.parametrize("by", ["id", "source,id", "hash", "file,position", "source,split,doc"])
+@pytest.mark.parametrize("form", ["jsonl", "jsonl.zst", "parquet"])
+def test_every_document_has_the_row_of_its_key(
+    by: str, form: str, shards: Path, tmp_path: Path, here: Engine
+) -> None:
+    manifest = load_manifest(shards)
+    known = documents(manifest)
+    keys = by.split(",")
+    chance = random.Random(by + form)
+    rows: list[Row] = []
+    seen = set()
+    for number, document in enumerate(known):
+        key = tuple(document[name] for name in keys)
+        if chance.random() < 0.6 and key not in seen:
+            seen.add(key)
+            value = {
+                "score": chance.random(),
+                "topic": chance.choice(["à", "b\n", None, "2024-01-05"]),
+                "n": number,
+            }
+            rows.append({**dict(zip(keys, key, strict=True)), **value, "good": chance.choice([True, False])})
+    nobody = [
+        {**row, **{keys[-1]: str(10**6 + i) if keys[-1] in ("id", "hash") else 10**6 + i}}
+        for i, row in enumerate(rows[:20])
+    ]
+    rows += nobody
+    chance.shuffle(rows)
+    rows += rows[:3]  # said again
+    half = len(rows) // 2
+    files = []
+    for name, part in (("a", rows[:half]), ("b", rows[half:])):
+        path = tmp_path / f"{name}.{form}"
+        if form == "parquet":
+            pq.write_table(pa.Table.from_pylist(part), path)
+            files.append(str(path))
+        else:
+            files.append(write_lines(path, part))
+    summary = annotate(shards, files, by, here)
+    (one,) = open_annotations(load_manifest(shards))
+    columns = ["score", "topic", "n", "good"]
+    wanted = expected(rows, known, by, columns)
+    assert joined(manifest, one) == wanted
+    counts = summary.counts
+    assert (counts.rows, counts.repeated) == (len(rows) - 3, 3)
+    assert counts.rows - counts.rows_matched == 20
+    matched = sum(row["notes_matched"] for row in wanted)
+    assert (counts.documents, counts.documents_matched) == (len(known), matched)
+    assert 0 < matched < len(known)
+    assert summary.unmatched is not None
+    listed = pq.read_table(summary.unmatched).to_pylist()
+    place = {(row[keys[-1]], row["given_file"], row["line"]) for row in listed}
+    given = {
+        (str(row[keys[-1]]), files[i >= half], (i if i < half else i - half) + 1)
+        for i, row in enumerate(rows[:-3])
+        if row in nobody
+    }
+    assert place == given
+    assert len(one.record.parts) > 4
+    assert len(summary.lonely) == len(summary.unused) == 5
+    assert manifest == load_manifest(shards)
+
+
+def test_query_and_inspect_show_what_was_joined(
+    shards: Path, tmp_path: Path, here: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs("duckdb")
+    known = documents(load_manifest(shards))
+    scores = {d["hash"]: i / 7 for i, d in enumerate(known) if i % 3}
+    rows = [{"hash": digest, "score": score} for digest, score in scores.items()]
+    annotate(shards, [write_lines(tmp_path / "a.jsonl", rows)], "hash", here, name="quality")
+    flagged = [
+        {"source": "it", "id": d["id"]} for d in known if d["source"] == "it" and int(d["id"]) % 5 == 0
+    ]
+    annotate(shards, [write_lines(tmp_path / "b.jsonl", flagged)], "source,id", here, name="flagged")
+    sql = "select source, split, doc, hash, score, quality_matched, flagged_matched from docs"
+    assert run_command(["query", str(shards.parent), sql, "--format", "json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    wanted = [
+        {
+            **{name: d[name] for name in ("source", "split", "doc", "hash")},
+            "score": scores.get(d["hash"]),
+            "quality_matched": d["hash"] in scores,
+            "flagged_matched": d["source"] == "it" and int(d["id"]) % 5 == 0,
+        }
+        for d in known
+    ]
+    order = ("source", "split", "doc")
+    assert sorted(told, key=lambda r: [r[k] for k in order]) == sorted(
+        wanted, key=lambda r: [r[k] for k in order]
+    )
+    assert run_command(["query", str(shards), "select * from ledger limit 1", "--format", "json"]) == 0
+    assert not {"score", "quality_matched"} & json.loads(capsys.readouterr().out).keys()
+    one = next(row for row in wanted if row["split"] == "val" and row["quality_matched"])
+    asked = ["--source", one["source"], "--split", "val", "--doc", str(one["doc"])]
+    assert run_command(["inspect", str(shards), *asked, "--json"]) == 0
+    kept = json.loads(capsys.readouterr().out)["kept"]
+    assert {name: kept[name] for name in ("score", "quality_matched", "flagged_matched")} == {
+        name: one[name] for name in ("score", "quality_matched", "flagged_matched")
+    }
+
+
+def rows_for(known: Sequence[Row], **more: Any) -> list[Row]:
+    return [{"source": d["source"], "id": d["id"], **more} for d in known]
+
+
+def test_running_again_replaces_and_nothing_is_left_over(shards: Path, tmp_path: Path, here: Engine) -> None:
+    before = {path: path.read_bytes() for path in shards.rglob("*") if path.is_file()}
+    manifest = load_manifest(shards)
+    known = documents(manifest)
+    annotate(shards, [write_lines(tmp_path / "a.jsonl", rows_for(known, q=1))], "source,id", here)
+    annotate(shards, [write_lines(tmp_path / "b.jsonl", rows_for(known[:50], r="x"))], "source,id", here)
+    (one,) = open_annotations(manifest)
+    assert one.columns == ("notes_matched", "r")
+    assert [row["r"] for row in joined(manifest, one)].count("x") == 50
+    assert {path: path.read_bytes() for path in before} == before
+    assert {path for path in shards.rglob("*") if path.is_file()} - before.keys() == {
+        one.folder / "annotations.json",
+        *one.sealed,
+    }
+    assert run_verify(shards, 10, here, SILENT)[1] == []
+
+
+def test_a_job_that_fails_or_is_killed_changes_nothing(
+    shards: Path, tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = load_manifest(shards)
+    known = documents(manifest)
+    first = write_lines(tmp_path / "a.jsonl", rows_for(known, q=1))
+    annotate(shards, [first], "source,id", here)
+    (one,) = open_annotations(manifest)
+    real, done = join_task.join_shards, []
+
+    class Killed(KeyboardInterrupt):
+        """Passes through everything."""
+
+    def dying(task: Any, report: Any) -> Any:
+        done.append(1)
+        if len(done) == 4:
+            raise Killed
+        return real(task, report)
+
+    monkeypatch.setattr(annotate_job, "join_shards", dying)
+    with pytest.raises(Killed):
+        annotate(shards, [write_lines(tmp_path / "b.jsonl", rows_for(known, q=2))], "source,id", here)
+    assert open_annotations(manifest) == [one]
+    assert any("is not in the record" in problem for problem in run_verify(shards, 0, here, SILENT)[1])
+    monkeypatch.setattr(annotate_job, "join_shards", real)
+    annotate(shards, [first], "source,id", here)
+    assert run_verify(shards, 0, here, SILENT)[1] == []
+
+
+def test_what_was_changed_since_is_found(
+    shards: Path, tmp_path: Path, here: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = load_manifest(shards)
+    annotate(
+        shards, [write_lines(tmp_path / "a.jsonl", rows_for(documents(manifest), q=1))], "source,id", here
+    )
+    (one,) = open_annotations(manifest)
+    path = one.folder / one.record.parts[2].path
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30] + bytes([whole[-30] ^ 1]) + whole[-29:])
+    problems = run_verify(shards, 0, here, SILENT)[1]
+    assert len(problems) == 1
+    assert str(path) in problems[0]
+    path.write_bytes(whole)
+    path.with_name("stray.parquet").write_bytes(b"")
+    assert "is not in the record" in run_verify(shards, 0, here, SILENT)[1][0]
+    path.with_name("stray.parquet").unlink()
+    record = one.folder / "annotations.json"
+    text = record.read_text()
+    record.write_text(text.replace('"repeated": 0', '"repeated": 1'))
+    assert "edited or damaged" in run_verify(shards, 0, here, SILENT)[1][0]
+    record.write_text(text)
+    # a source that was made anew since: the ledgers of its shards are others
+    part = one.record.parts[0]
+    old = replace(one.record, parts=(replace(part, ledgers="0" * 32), *one.record.parts[1:]))
+    write_annotations(one.folder, old)
+    assert f"the documents of {part.source} are others" in run_verify(shards, 0, here, SILENT)[1][0]
+    for command in (["query", str(shards), "select 1"], ["inspect", str(shards), "--source", "it"]):
+        assert run_command(command) == 2
+        assert "run pretok annotate again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rows", "by", "message"),
+    [
+        ([{"id": 1, "q": 1}, {"id": "1", "q": 2}], "id", "line 2: .*changed from number to string"),
+        ([{"id": "1", "q": 1}, {"id": "2"}, {"id": "1", "q": 2}], "id",
+         r"id '1': q is 1 in .*a.jsonl, line or row 1 and 2 in .*a.jsonl, line or row 3"),
+        ([{"id": "1", "LANG": 1}], "id", "column LANG: the ledgers have one of that name"),
+        ([{"id": "1", "split": 1}], "id", "column split: the view docs has one"),
+        ([{"id": "1", "q": [1]}], "id", "q holds list.*leave it out with --columns"),
+        ([{"id": 1.5, "q": 1}], "id", "id is double; a key is text or a whole number"),
+        ([{"name": "1", "q": 1}], "id", "no column 'id'; there are name, q"),
+        ([{"id": "1", "q": "x" * 20_000}], "id", "line or row 1: q is .*which cannot be kept"),
+        ([{"id": "1"}], "url", "--by url: no ledger has it; kept is id"),
+        ([{"id": "1"}], "source,split", "--by names what tells documents apart"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(
+    rows: list[Row], by: str, message: str, shards: Path, tmp_path: Path, here: Engine
+) -> None:
+    if "LANG" in rows[0]:
+        message = message.replace("LANG", "ID")
+        rows = [{"source": "it", "doc": 3, "split": "train", "ID": 1}]
+        by = "source,split,doc"
+    with pytest.raises(UsageError, match=message):
+        annotate(shards, [write_lines(tmp_path / "a.jsonl", rows)], by, here)
+    assert not (shards / "annotations").exists()
+
+
+def test_types_of_a_column_go_together_over_files_and_blocks(
+    shards: Path, tmp_path: Path, here: Engine
+) -> None:
+    manifest = load_manifest(shards)
+    known = [d for d in documents(manifest) if d["source"] == "it"]
+    rows = rows_for(known)
+    for i, row in enumerate(rows):
+        row |= {"late": None if i < 300 else "à", "n": i if i < 500 else i / 2, "never": None}
+    (tmp_path / "a.jsonl").write_text("\n\n" + "\n \n".join(map(json.dumps, rows)))  # blank lines between
+    summary = annotate(shards, [str(tmp_path / "a.jsonl")], "source,id", here)
+    assert [(c.name, c.type) for c in summary.columns] == [
+        ("late", "text"),
+        ("n", "float"),
+        ("never", "text"),
+    ]
+    (one,) = open_annotations(manifest)
+    found = {
+        d["id"]: row
+        for d, row in zip(documents(manifest), joined(manifest, one), strict=True)
+        if d["source"] == "it"
+    }
+    for i, row in enumerate(rows):
+        got = found[row["id"]]
+        assert (got["late"], got["n"], got["never"]) == (row["late"], float(row["n"]), None), i
+    write_lines(tmp_path / "b.jsonl", [{"source": "it", "id": "999", "late": 3}])
+    with pytest.raises(
+        UsageError, match=r"late is text in .*a.jsonl.* and integer in .*b.jsonl, line or row 1"
+    ):
+        annotate(shards, [str(tmp_path / "[ab].jsonl")], "source,id", here)
+    bad = [{"source": "it", "id": None, "n": 1}, {"source": "it", "id": "7", "n": 1}]
+    summary = annotate(shards, [write_lines(tmp_path / "c.jsonl", bad)], "source,id", here)
+    assert (summary.counts.rows, summary.counts.rows_matched, summary.counts.documents_matched) == (2, 1, 1)
+    assert summary.unused == (f"{tmp_path / 'c.jsonl'}, line or row 1: source 'it', id None",)
+
+
+def test_disclose_counts_what_was_joined(
+    shards: Path, tmp_path: Path, here: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = documents(load_manifest(shards))
+    rows = [
+        {"source": d["source"], "id": d["id"], "language": ["it", "sc", "fur"][i % 3]}
+        for i, d in enumerate(known)
+    ]
+    annotate(shards, [write_lines(tmp_path / "a.jsonl", rows[::2])], "source,id", here)
+    capsys.readouterr()
+    assert run_command(["disclose", str(shards)]) == 0
+    told = json.loads(capsys.readouterr().out)["sources"]["sources"]
+    given = {(row["source"], row["id"]): row["language"] for row in rows[::2]}
+    for source in told:
+        tokens: Counter[str | None] = Counter()
+        for d in known:
+            if d["source"] == source["name"] and d["split"] == "train":
+                tokens[given.get((d["source"], d["id"]))] += d["tokens"]
+        assert source["columns"]["language"] == "language"
+        assert {entry["value"]: entry["tokens"] for entry in source["languages"]["listed"]} == tokens

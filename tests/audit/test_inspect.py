@@ -1,0 +1,193 @@
+"""inspect: tokens in colours on a terminal and in brackets elsewhere, bounded search, draws, what a mix read."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from counting import write_lines
+from support import ROOT, make_shards
+from tokenizing import recipe, run
+
+import pretok.stream
+from pretok.audit import search
+from pretok.audit.documents import run_inspect
+from pretok.base.console import Terminal, _Console
+from pretok.base.execute import Engine
+from pretok.base.stop import StopFlag
+from pretok.base.tell import Marked
+from pretok.cli import run_command
+from pretok.shards.manifest import load_manifest
+from pretok.stream.mix_job import MixRequest, run_mix
+from pretok.stream.quota import parse_stage
+
+DOCUMENTS = [f"Il mare {n} è salato, 日 \x1b[2J." for n in range(60)]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
+    folder = tmp_path_factory.mktemp("inspect")
+    write_lines(folder / "it.jsonl", DOCUMENTS)
+    write_lines(folder / "en.jsonl", ["The sea is salt."] * 20)
+    inputs = {"it": [folder / "it.jsonl"], "en": [folder / "en.jsonl"]}
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        run(recipe(folder / "work", vocab_dir, inputs, size=2_000), engine)
+    made = folder / "work"
+    run_mix(made / "shards", made / "mix.json", MixRequest((parse_stage("all:natural"),), 16))
+    return made / "shards"
+
+
+def on_a_terminal(*command: str, **environment: str) -> str:
+    """What a command writes where standard output and error are a terminal."""
+    ours, theirs = pty.openpty()
+    known = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pretok", *command], cwd=ROOT, stdout=theirs, stderr=theirs,
+        env={**known, "TERM": "xterm-256color", "COLUMNS": "200", **environment},
+    )  # fmt: skip
+    os.close(theirs)
+    data = b""
+    while True:
+        try:
+            data += os.read(ours, 65_536)
+        except OSError:  # how a terminal ends on Linux
+            break
+    process.wait(60)
+    os.close(ours)
+    return data.decode()
+
+
+def test_a_terminal_shows_tokens_in_colours_and_nothing_that_moves_its_cursor(shards: Path) -> None:
+    command = ["inspect", str(shards), "--source", "it", "--doc", "3"]
+    shown = on_a_terminal(*command)
+    ids = run_inspect(shards, "it", 3).ids
+    assert (
+        shown.count("\x1b[30;106m") + shown.count("\x1b[30;103m") + shown.count("\x1b[30;105m")
+        == len(ids) - 1
+    )
+    assert "\x1b[30;105m\\x" in shown  # the bytes of a sign that is no token
+    assert "\x1b[1;37;41m<|endoftext|>" in shown
+    assert "\x1b[2J" not in shown
+    assert "␛" in shown
+    plain = on_a_terminal(*command, NO_COLOR="1")
+    assert "\x1b[3" not in plain
+    assert "[<|endoftext|>]" in plain
+    assert "\x1b[2J" not in plain
+
+
+def test_a_pipe_gets_the_text_as_it_is(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["inspect", str(shards), "--source", "it", "--doc", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" in out  # that of the document
+    assert "\x1b[30" not in out
+    assert out.endswith("[<|endoftext|>]\n")
+
+
+def test_errors_are_red_on_a_terminal_alone(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in (["inspect", "nowhere", "--source", "it"], ["inspect", str(shards), "--sorce", "it"]):
+        assert "\x1b[31m" in on_a_terminal(*wrong)
+        assert "\x1b[31m" not in on_a_terminal(*wrong, NO_COLOR="1")
+        assert run_command(wrong) == 2
+        assert "\x1b" not in capsys.readouterr().err
+
+
+def test_two_colours_take_turns() -> None:
+    text = io.StringIO()
+    Terminal(error=_Console(file=text, force_terminal=True, color_system="standard")).show(
+        Marked([("a", "text"), ("b", "text"), ("\\xe6", "bytes"), ("<|e|>", "special"), ("\n", "text")])
+    )
+    assert text.getvalue() == (
+        "\x1b[30;106ma\x1b[0m\x1b[30;103mb\x1b[0m\x1b[30;105m\\xe6\x1b[0m\x1b[1;37;41m<|e|>\x1b[0m\x1b[30;106m⏎\x1b[0m\n\n"
+    )
+
+
+def test_search_finds_what_the_texts_hold_and_says_how_far_it_looked(
+    shards: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pretok.audit.texts.WINDOW_TOKENS", 100)
+    manifest = load_manifest(shards)
+    size = manifest.contents.totals.bytes
+    found = search.search_text(manifest, None, None, "mare 17 è", 10, size + 1)
+    assert len(found.places) == 1
+    assert run_inspect(shards, *_place(found.places[0])).position == 18
+    assert (found.looked_bytes, found.all_bytes, found.whole) == (size, size, True)
+    held = Counter(place[0] for place in search.search_text(manifest, None, None, "sea", 99, size).places)
+    assert held == {"en": 20}
+    bounded = search.search_text(manifest, "it", None, "nowhere", 10, 500)
+    assert 500 <= bounded.looked_bytes < bounded.all_bytes == manifest.contents.sources["it"].bytes
+    assert not bounded.whole
+    assert run_command(["inspect", str(shards), "--search", "nowhere", "--within", "500"]) == 2
+    assert "--within looks further" in capsys.readouterr().err
+    assert run_command(["inspect", str(shards), "--search", "nowhere"]) == 2
+    assert "looked at all" in capsys.readouterr().err
+
+
+def _place(place: tuple[str, str, int]) -> tuple[str, int, str]:
+    return place[0], place[2], place[1]
+
+
+def test_draws_are_even_and_the_same_for_a_seed(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = load_manifest(shards)
+    every = search.random_places(manifest, None, None, 80, 0)
+    assert len(set(every)) == 80
+    counts = Counter(search.random_places(manifest, None, None, 1, seed)[0] for seed in range(2_000))
+    assert len(counts) == 80
+    assert max(counts.values()) < 60  # 25 are expected
+    command = ["inspect", str(shards), "--random", "2", "--seed", "5", "--json"]
+    assert run_command(command) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert run_command(command) == 0
+    assert json.loads(capsys.readouterr().out) == first
+    assert len(first) == 2
+    assert run_command(["inspect", str(shards), "--random", "81"]) == 2
+    assert "there are 80 documents" in capsys.readouterr().err
+
+
+def test_a_position_is_what_the_stream_gives(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mix = shards.parent / "mix.json"
+    view = pretok.stream.open(shards, mix)
+    for position in (0, len(view) - 1):
+        command = ["inspect", str(shards), "--mix", str(mix), "--position", str(position)]
+        assert run_command([*command, "--json"]) == 0
+        seen = json.loads(capsys.readouterr().out)
+        assert seen["ids"] == view[position].tolist()
+        assert (seen["source"], seen["epoch"], seen["sequence"]) == view.origin(position)
+        at = 0
+        for row in seen["documents"]:
+            whole = run_inspect(shards, row["source"], row["document"]).ids
+            assert seen["ids"][at : at + row["tokens"]] == whole[row["first"] : row["first"] + row["tokens"]]
+            at += row["tokens"]
+        assert at == 17
+        assert run_command(command) == 0
+        assert f"position {position}: sequence" in capsys.readouterr().out
+
+
+def test_a_step_of_a_run_shows_its_first_positions(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mix = shards.parent / "mix.json"
+    view = pretok.stream.open(shards, mix)
+    resolved = {"model": {"seq_len": 16}, "stream": view.fingerprint, "global_batch": 5}
+    config = {"shards": str(shards), "mix": str(mix), "seed": 0, "resolved": resolved}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = ["inspect", str(shards), "--mix", str(tmp_path), "--step", "3", "--json"]
+    assert run_command(command) == 0
+    told = capsys.readouterr()
+    assert [seen["ids"] for seen in json.loads(told.out)] == view[10:13].tolist()
+    assert "step 3 read positions 10 to 14: the first 3 are shown" in told.err
+    for wrong in (["--mix", str(mix)], ["--mix", str(mix), "--position", "1", "--step", "1"]):
+        assert run_command(["inspect", str(shards), *wrong]) == 2
+        assert "either --position or --step" in capsys.readouterr().err
+
+
+def test_shards_of_no_text_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = make_shards(tmp_path / "shards", {"it": [[5, 6]]})
+    assert run_command(["inspect", str(made), "--search", "x"]) == 2
+    assert "no tokenizer" in capsys.readouterr().err

@@ -1,0 +1,116 @@
+"""--dry-run writes nothing and ends with commands that do what they say; a shell completes commands and options."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT, make_shards
+from tokenizing import contents
+
+from pretok.cli import run_command
+from pretok.shards.manifest import load_manifest
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def commands_told(text: str) -> list[list[str]]:
+    """The lines to type at the end of what was shown."""
+    return [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("  pretok ")]
+
+
+def test_a_chain_of_dry_runs_leads_from_text_to_a_mix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["count", "it=sample:it", "--out", "my work", "--workers=0", "--field", "text", "--dry-run"]
+    done = []
+    while command:
+        before = contents(tmp_path)
+        assert run_command(command) == 0
+        told = capsys.readouterr().out
+        assert "nothing was written" in told
+        assert contents(tmp_path) == before
+        this, *following = commands_told(told)
+        assert this == [word for word in command if word != "--dry-run"]
+        assert run_command([*this, "--vocab-size", "600"] if this[0] == "build-vocab" else this) == 0
+        capsys.readouterr()
+        done.append(this[0])
+        command = [*following[0], "--dry-run"] if following[0][0] != "verify" else []
+    assert done == ["count", "build-vocab", "tokenize"]
+    for last in following:
+        assert run_command(last) == 0
+    assert (tmp_path / "my work" / "mix.json").exists()
+    capsys.readouterr()
+    assert run_command([*this, "--dry-run"]) == 0
+    tokens = load_manifest(tmp_path / "my work" / "shards").contents.totals.tokens
+    assert f"{tokens:,} tokens sealed" in capsys.readouterr().out
+
+
+def test_a_recipe_is_told_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = ROOT / "pipelines" / "demo.toml"
+    assert run_command(["run", str(recipe), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    for what in ("counts", "vocabulary", "shards", "mix"):
+        assert what in told
+    assert commands_told(told)[1] == ["report", str(tmp_path / "out")]
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_command_would_refuse_a_dry_run_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong, message in (
+        (["tokenize", "it=sample:it", "--out", str(tmp_path)], "no tokenizer"),
+        (["count", f"it={tmp_path}/none*.jsonl", "--out", str(tmp_path)], "no input matches"),
+    ):
+        assert run_command([*wrong, "--dry-run"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_mix_without_out_says_how_to_write_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards = make_shards(tmp_path / "shards", {"it": [range(1, 90)]})
+    assert run_command(["mix", str(shards), "--seq-len", "8"]) == 0
+    (command,) = commands_told(capsys.readouterr().err)
+    assert run_command(command) == 0
+    assert (tmp_path / "mix.json").exists()
+
+
+def completed(*words: str) -> list[str]:
+    """What bash offers for the last of the words."""
+    line = (
+        'eval "$(_PRETOK_COMPLETE=source_bash pretok)"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+        '_pretok_completion pretok; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", line, "bash", *words], env={**os.environ, "PATH": path}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(not Path(sys.executable).with_name("pretok").exists(), reason="pretok is not on the PATH")
+def test_bash_completes_commands_and_options() -> None:
+    assert completed("pretok", "in") == ["inspect"]
+    assert completed("pretok", "inspect", "--sea") == ["--search"]
+    assert set(completed("pretok", "tokenize", "--dr")) == {"--drop-duplicates", "--dry-run"}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_reads_its_script(shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    environment = {**os.environ, "_PRETOK_COMPLETE": f"source_{shell}"}
+    made = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv[0] = 'pretok'; from pretok.cli import main; main()"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "_PRETOK_COMPLETE=complete_" in made.stdout
+    subprocess.run([shell, "-n"], input=made.stdout, text=True, check=True)

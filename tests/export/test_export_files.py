@@ -1,0 +1,244 @@
+"""Files for other trainers: their own readers give back every document, nothing else, in our order."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import EOD, make_shards, needs
+
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.execute import Engine
+from pretok.base.storage import checksum, read_json
+from pretok.base.tell import SILENT
+from pretok.cli import run_command
+from pretok.export.formats import FORMATS
+from pretok.export.job import Export, run_export
+from pretok.shards.format import ShardReader
+from pretok.shards.manifest import load_manifest
+from pretok.stream.mix_job import MixRequest, run_mix
+from pretok.stream.quota import parse_stage
+
+DOCUMENTS = {
+    "en": [range(500 + start, 500 + start + 40) for start in range(0, 400, 40)],
+    "it": [range(1 + start, 1 + start + 70) for start in range(0, 420, 70)],
+}
+MERGE = 700
+"""Bytes: two shards of four English documents, one of four Italian ones."""
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    return make_shards(folder, DOCUMENTS, val={"it": [range(1, 100)]}, documents_per_shard=4)
+
+
+def export(shards: Path, to: str, out: Path, here: Engine, merge: int = MERGE) -> Export:
+    wanted = {"it": 900, "en": 100}
+    return run_export(load_manifest(shards), to, out, merge, wanted, here, SILENT)
+
+
+def ids(source: str) -> list[int]:
+    return [token for document in DOCUMENTS[source] for token in (*document, EOD)]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_every_format_holds_all_tokens_in_order_and_tells_the_truth(
+    shards: Path, to: str, tmp_path: Path, here: Engine
+) -> None:
+    made = export(shards, to, tmp_path, here)
+    head = len(FORMATS[to].head(0))
+    for source in DOCUMENTS:
+        files = [file for file in made.files if (file.source, file.split) == (source, "train")]
+        data = b"".join((tmp_path / file.path).read_bytes()[head:] for file in files)
+        assert np.frombuffer(data, made.dtype).tolist() == ids(source)
+    assert [len(file.shards) for file in made.files if file.split == "train"] == [2, 1, 1, 1]
+    for file in made.files:
+        stem = (tmp_path / file.path).as_posix().removesuffix(FORMATS[to].suffix)
+        assert {suffix: Path(stem + suffix).stat().st_size for suffix in file.sizes} == file.sizes
+        assert {suffix: checksum(Path(stem + suffix)) for suffix in file.checksums} == file.checksums
+        assert set(file.sizes) == {FORMATS[to].suffix, *FORMATS[to].beside(np.ones(1, np.int32), 2, "")}
+    assert made.weights == {"it": 0.9, "en": 0.1}
+    assert made.tokens == sum(len(ids(source)) for source in DOCUMENTS) + 100
+    listed = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert not [name for name in listed if name.startswith(".") and name != ".lock"]
+    assert not (tmp_path / ".state").exists()
+
+
+def test_a_file_a_shard_without_merging(shards: Path, tmp_path: Path, here: Engine) -> None:
+    made = export(shards, "olmo", tmp_path, here, merge=0)
+    assert [file.shards for file in made.files] == [
+        (shard.prefix.name,) for shard in load_manifest(shards).shards
+    ]
+
+
+def test_a_second_run_changes_nothing_and_another_export_is_refused(
+    shards: Path, tmp_path: Path, here: Engine
+) -> None:
+    made = export(shards, "nanotron", tmp_path, here)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.ds*")}
+    assert export(shards, "nanotron", tmp_path, here) == made
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.ds*")} == before
+    with pytest.raises(MismatchError, match="choose another folder"):
+        export(shards, "nanotron", tmp_path, here, merge=0)
+    with pytest.raises(MismatchError, match="choose another folder"):
+        export(shards, "olmo", tmp_path, here)
+
+
+KILLED = """
+import itertools, os, signal
+from pathlib import Path
+from pretok.base.execute import Engine
+from pretok.base.stop import StopFlag
+from pretok.base.tell import SILENT
+from pretok.export import job
+from pretok.shards.manifest import load_manifest
+
+copies, copy = itertools.count(), job._copy
+
+def dying(*arguments):
+    if next(copies) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    copy(*arguments)
+
+job._copy = dying
+with StopFlag() as stop, Engine(0, None, stop) as engine:
+    job.run_export(load_manifest(Path({shards!r})), "olmo", Path({out!r}), 700, {{}}, engine, SILENT)
+"""
+
+
+def test_finished_files_are_kept_after_a_kill(shards: Path, tmp_path: Path, here: Engine) -> None:
+    script = KILLED.format(shards=str(shards), out=str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy") if path.name[0] != "."}
+    assert len(done) == 2
+    with pytest.raises(MismatchError, match="unfinished shards of another plan"):
+        export(shards, "litdata", tmp_path, here)
+    made = export(shards, "olmo", tmp_path, here)
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert not list(tmp_path.rglob(".*.tmp"))
+    whole = export(shards, "olmo", tmp_path / "whole", here)
+    assert whole == made
+
+
+def test_damaged_shards_are_not_passed_on(tmp_path: Path, here: Engine) -> None:
+    shards = make_shards(tmp_path / "shards", DOCUMENTS, documents_per_shard=4)
+    path = shards / "it" / "it-00001.bin"
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"it-00001\.bin is damaged"):
+        export(shards, "olmo", tmp_path / "out", here)
+    assert not (tmp_path / "out" / "export.json").exists()
+
+
+def test_a_shard_larger_than_the_format_allows_is_refused(
+    shards: Path, tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dataclasses
+
+    monkeypatch.setitem(FORMATS, "litdata", dataclasses.replace(FORMATS["litdata"], most=400))
+    with pytest.raises(UsageError, match="tokenize with a smaller shard_bytes"):
+        export(shards, "litdata", tmp_path, here)
+    assert FORMATS["olmo"].most > 1 << 60
+
+
+def test_the_command(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mix = tmp_path / "mix.json"
+    run_mix(shards, mix, MixRequest((parse_stage("320:it=0.75,en=0.25"),), seq_len=8))
+    arguments = ["export", str(shards), "--workers", "0", "--out", str(tmp_path / "out"), "--mix", str(mix)]
+    assert run_command([*arguments, "--to", "megatron", "--merge", "1GiB"]) == 0
+    blend = read_json(tmp_path / "out" / "blend.json")
+    assert blend["train"] == [
+        "80.0", str(tmp_path / "out/en/train/en-00000"), "240.0", str(tmp_path / "out/it/train/it-00000"),
+    ]  # fmt: skip
+    assert blend["valid"][1::2] == [str(tmp_path / "out/it/val/it-val-00000")]
+    assert np.concatenate(list(ShardReader(tmp_path / "out/it/train/it-00000"))).tolist() == ids("it")  # type: ignore[call-overload]
+    for refused, says in (
+        (["--to", "olmo", "--merge", "ten"], "is not a count"),
+        (["--to", "jax"], "known are litdata, litgpt, megatron"),
+        (["--to", "nanogpt", "--merge", "1GiB"], "--merge is not for it"),
+    ):
+        assert run_command([*arguments, *refused]) == 2
+        assert says in capsys.readouterr().err
+    assert run_command(["export", str(shards), "--to", "olmo"]) == 2
+    assert "say which with --out" in capsys.readouterr().err
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+def test_olmo_core_reads_the_files(shards: Path, tmp_path: Path, here: Engine) -> None:
+    needs("olmo_core")
+    from olmo_core.data import NumpyFSLDataset
+    from olmo_core.data.utils import iter_document_indices
+
+    made = export(shards, "olmo", tmp_path, here)
+    paths = [tmp_path / file.path for file in made.files if file.source == "it" and file.split == "train"]
+    dataset = NumpyFSLDataset(
+        *paths,
+        sequence_length=16,
+        pad_token_id=EOD,
+        eos_token_id=EOD,
+        vocab_size=1000,
+        dtype=np.uint16,
+    )
+    dataset.prepare()
+    expected = [
+        ids("it")[start : start + 16]
+        for first, last in ((0, 284), (284, 426))
+        for start in range(first, last - 15, 16)
+    ]
+    assert [dataset[i]["input_ids"].tolist() for i in range(len(dataset))] == expected
+    spans = [list(iter_document_indices(path, use_array_if_local=False)) for path in paths]
+    assert spans == [[(start, start + 71) for start in range(0, size, 71)] for size in (284, 142)]
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+def test_datatrove_reads_the_files_as_nanotron_does(shards: Path, tmp_path: Path, here: Engine) -> None:
+    needs("datatrove")
+    needs("torch")
+    from datatrove.utils.dataset import DatatroveFolderDataset
+
+    export(shards, "nanotron", tmp_path, here, merge=1 << 30)
+    dataset = DatatroveFolderDataset(
+        str(tmp_path / "it" / "train"), seq_len=20, filename_pattern="*.ds", return_positions=True
+    )
+    tokens = ids("it")
+    for i in range(len(tokens) // 21):
+        item = dataset[i]
+        assert item["input_ids"].tolist() == tokens[21 * i : 21 * i + 21]
+        starts = [0, *(j for j in range(1, 21) if tokens[21 * i + j - 1] == EOD)]
+        assert item["positions"].tolist() == [j - max(s for s in starts if s <= j) for j in range(21)]
+    assert (tmp_path / "it/train/it-00000.ds.metadata").read_text().splitlines()[1] == str(len(tokens))
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+def test_litdata_reads_the_files(
+    shards: Path, tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("litdata")
+    monkeypatch.setenv("DATA_OPTIMIZER_CACHE_FOLDER", str(tmp_path / "cache"))
+    from litdata import StreamingDataset, TokensLoader
+
+    made = export(shards, "litdata", tmp_path / "out", here)
+    dataset = StreamingDataset(
+        str(tmp_path / "out/it/train"), item_loader=TokensLoader(block_size=16), shuffle=False
+    )
+    read = [item.tolist() for item in dataset]
+    sizes = [file.tokens for file in made.files if file.source == "it" and file.split == "train"]
+    expected, at = [], 0
+    for size in sizes:
+        expected += [ids("it")[at + start : at + start + 16] for start in range(0, size - 15, 16)]
+        at += size
+    assert read == expected
+    assert (
+        json.loads((tmp_path / "out/it/train/index.json").read_text())["config"]["item_loader"]
+        == "TokensLoader"
+    )

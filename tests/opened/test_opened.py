@@ -1,0 +1,218 @@
+"""`pretok.open` gives what the inputs held: texts, places and counts are compared with what was tokenized."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+from counting import write_lines
+from support import ROOT
+from texts import HARD
+
+import pretok
+import pretok.stream
+from pretok.audit import texts
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.execute import Engine
+from pretok.base.html import html_table
+from pretok.base.stop import StopFlag
+from pretok.base.tell import SILENT
+from pretok.cli import run_command
+from pretok.config import make_recipe
+from pretok.opened.work import Work
+from pretok.shards.job import run_tokenize
+from pretok.stream.mix_job import MixRequest, run_mix
+from pretok.stream.quota import parse_stage
+
+GOLDEN = ROOT / "tests" / "golden"
+TEXTS = {"it": [f"Il mare numero {n}, {HARD[n % len(HARD)]} è salato. " * (1 + n % 7) for n in range(120)]}
+TEXTS["en"] = [f"The sea number {n} is salt. " * (1 + n % 5) for n in range(50)]
+LICENCES = ("CC0", None, "<script>alert(1)</script>")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
+    """WORK of two sources; `it` keeps a licence, and one of its files is cut in parts that several tasks read."""
+    made = tmp_path_factory.mktemp("opened")
+    lines = [json.dumps({"text": text, "license": LICENCES[n % 3]}) for n, text in enumerate(TEXTS["it"])]
+    lines.insert(7, "{broken")
+    (made / "it.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for part in range(5):
+        write_lines(made / "en" / f"{part}.jsonl", TEXTS["en"][10 * part : 10 * part + 10])
+    data = {
+        "out": made / "work",
+        "sources": {
+            "it": {"inputs": [str(made / "it.jsonl")], "keep": ["license"]},
+            "en": {"inputs": [str(made / "en" / "*.jsonl")]},
+        },
+        "vocab": {"path": vocab_dir},
+        "shards": {"size": 4_000, "val_fraction": "0.1"},
+    }
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        run_tokenize(make_recipe(data, "test"), engine, SILENT)
+    run_mix(
+        made / "work" / "shards", made / "work" / "mix.json", MixRequest((parse_stage("all:natural"),), 16)
+    )
+    return made / "work"
+
+
+@pytest.fixture
+def work(folder: Path) -> Work:
+    return pretok.open(folder)
+
+
+def test_every_text_comes_back_with_its_place(work: Work) -> None:
+    rows = (
+        work.texts(columns=["source", "file", "position", "tokens", "bytes", "license"])
+        .to_arrow()
+        .to_pylist()
+    )
+    assert len(rows) == sum(map(len, TEXTS.values())) == len(work.texts())
+    for row in rows:
+        if row["source"] == "it":
+            number = row["position"] - 1 - (row["position"] > 7)
+            assert row["license"] == LICENCES[number % 3]
+        else:
+            assert row["license"] is None
+            number = 10 * int(Path(row["file"]).stem) + row["position"] - 1
+        assert row["text"] == TEXTS[row["source"]][number]
+        assert row["bytes"] == len(row["text"].encode())
+    assert len({(row["source"], row["file"], row["position"]) for row in rows}) == len(rows)
+
+
+def test_documents_are_numbered_as_inspect_numbers_them(
+    work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for row in work.documents(source="it", split="val").to_arrow().to_pylist()[::3]:
+        shown = ["inspect", str(work.manifest.folder), "--source", "it", "--split", "val", "--json"]
+        assert run_command([*shown, "--doc", str(row["doc"])]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["file"], found["position"], len(found["ids"])) == (
+            row["file"],
+            row["position"],
+            row["tokens"],
+        )
+
+
+def test_windows_of_any_size_give_the_same_texts(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = work.texts().to_arrow()
+    monkeypatch.setattr(texts, "WINDOW_TOKENS", 40)
+    monkeypatch.setattr("pretok.tokenizer.decode.BLOCK", 7)
+    batches = list(work.texts())
+    assert len(batches) > 50
+    assert pa.Table.from_batches(batches) == whole
+
+
+def test_counts_and_rejects_are_those_of_the_manifest(work: Work) -> None:
+    counts = {(row["source"], row["split"]): row for row in work.counts().to_arrow().to_pylist()}
+    documents = work.documents().to_pandas()
+    for (source, split), row in counts.items():
+        some = documents[(documents.source == source) & (documents.split == split)]
+        assert (row["documents"], row["tokens"], row["bytes"]) == (
+            len(some), some.tokens.sum(), some.bytes.sum(),
+        )  # fmt: skip
+    (reject,) = work.rejects().to_arrow().to_pylist()
+    assert (reject["source"], reject["position"], reject["reason"]) == ("it", 8, "malformed_json")
+    assert len(work.rejects("en")) == 0
+    assert work.rejects("en").to_arrow().num_rows == 0
+
+
+def test_the_columns_are_those_of_query(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "select * from docs order by source, split, doc"
+    assert run_command(["query", str(work.folder), sql, "--format", "json"]) == 0
+    asked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = work.documents().to_arrow().sort_by([(name, "ascending") for name in ("source", "split", "doc")])
+    assert rows.to_pylist() == [{name: row[name] for name in rows.column_names} for row in asked]
+
+
+def test_arrow_pandas_polars_and_duckdb_see_the_same(work: Work) -> None:
+    found = work.documents(columns=["source", "tokens"])
+    tokens = work.manifest.contents.totals.tokens
+    assert found.to_pandas().tokens.sum() == found.to_polars()["tokens"].sum() == tokens
+    assert pa.table(found)["tokens"].to_pylist() == found.to_arrow()["tokens"].to_pylist()
+    assert duckdb.sql("select sum(tokens) from found").fetchall() == [(tokens,)]
+
+
+def test_what_is_not_there_is_said_by_name(work: Work) -> None:
+    with pytest.raises(UsageError, match="no source 'fr'; there is en, it"):
+        work.texts("fr")
+    with pytest.raises(UsageError, match="no split 'test'"):
+        work.documents(split="test")
+    with pytest.raises(UsageError, match=r"no column 'licence'; there are source, .*license"):
+        work.documents(columns=["licence"])
+    with pytest.raises(IntegrityError, match="run pretok tokenize"):
+        pretok.open("nowhere")
+
+
+def test_damaged_tokens_are_named(work: Work, tmp_path: Path) -> None:
+    shutil.copytree(work.folder, tmp_path / "work")
+    copied = pretok.open(tmp_path / "work")
+    shard = copied.manifest.of("en")[0]
+    data = bytearray(shard.path.read_bytes())
+    data[:2] = b"\xff\xff"
+    shard.path.write_bytes(data)
+    with pytest.raises(IntegrityError, match=rf"{shard.path.name} has ids of no token"):
+        copied.texts("en").to_arrow()
+
+
+def test_what_a_notebook_shows_is_escaped_and_says_the_numbers(work: Work) -> None:
+    view = pretok.stream.open(work.manifest.folder, work.folder / "mix.json")
+    totals = work.manifest.contents.totals
+    assert f"{totals.tokens:,}" in work._repr_html_()
+    assert f"{totals.documents:,}" in work.manifest._repr_html_()
+    assert f"{totals.tokens:,} tokens" in repr(work)
+    assert f"{totals.tokens:,} tokens" in repr(work.manifest)
+    for shown in (work.mix, view):
+        assert f"{len(view):,} sequences of 16 tokens" in shown._repr_html_()
+    for name, count in view.prefix_counts(len(view)).items():
+        assert f"{name} {count / len(view):.4%}" in repr(work.mix)
+        assert f">{count:,}</td>" in work.mix._repr_html_()
+    page = work.documents(source="it", columns=["license"])._repr_html_()
+    assert "&lt;script&gt;" in page
+    assert "<script>" not in page
+    assert f"{len(work.documents('it')) - 8} rows more" in work.documents("it")._repr_html_()
+    assert html_table("<a>", ["<b>"], [["<c>"]], "<d>").count("&lt;") == 4
+
+
+def test_shards_without_ledgers_open(tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    shutil.copytree(GOLDEN / "v1", shards)
+    (shards / "mix.json").rename(tmp_path / "mix.json")
+    shutil.copytree(GOLDEN / "docs", shards / "docs")
+    shutil.copy(GOLDEN / "tokenizer.json", shards)
+    work = pretok.open(tmp_path)
+    rows = work.texts(columns=["split", "file", "bytes", "tokens"]).to_arrow().to_pylist()
+    assert {row["file"] for row in rows} == {row["bytes"] for row in rows} == {None}
+    totals = work.manifest.contents.totals
+    assert sum(len(row["text"].encode()) for row in rows) == totals.bytes
+    assert sum(row["tokens"] for row in rows) == totals.tokens
+    given = {json.loads(line).get("text") for line in _readable(GOLDEN / "documents.jsonl")}
+    assert {row["text"] for row in rows} <= given
+    assert len(work.mix) == 381
+    assert work.vocabulary is None
+
+
+def _readable(path: Path) -> list[str]:
+    lines = []
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            if isinstance(json.loads(line), dict):
+                lines.append(line.decode())
+        except ValueError:
+            continue
+    return lines
+
+
+def test_importing_pretok_loads_nothing_until_open_is_asked_for() -> None:
+    code = (
+        "import sys, pretok; assert 'numpy' not in sys.modules; pretok.open; assert 'pyarrow' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    with pytest.raises(AttributeError, match="no attribute 'opne'"):
+        _ = pretok.opne

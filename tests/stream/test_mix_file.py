@@ -1,0 +1,217 @@
+"""mix.json and the commands that write and read it: forged, damaged, interrupted, of other shards."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from mixing import request
+from support import make_shards
+from typer.testing import CliRunner
+
+import pretok.stream
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.storage import fingerprint
+from pretok.cli import run_command
+from pretok.commands.export import export
+from pretok.commands.mix import mix
+from pretok.config import MixTable
+from pretok.stream.mix_file import MixSource, load_mix, write_mix
+from pretok.stream.mix_job import recipe_request, run_mix
+from pretok.stream.quota import (
+    parse_limit,
+)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder of shards and the path of a mix of them."""
+    shards = make_shards(tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)]})
+    run_mix(shards, tmp_path / "mix.json", request("600:it=0.9,en=0.1", seq_len=5))
+    return shards, tmp_path / "mix.json"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seq_len": 0}, "the sequence length is 0"),
+        ({"seq_len": 7}, "not 79 sequences"),
+        ({"seq_len": 2**40}, "the sequence length is"),
+        ({"seed": "x"}, "seed: expected a whole number"),
+        ({"seed": 2**64}, "seed: expected a whole number"),
+        ({"split": "test"}, "no split 'test'; there are train and val"),
+        ({"stages": []}, "0 stages"),
+        ({"stages": [{"quotas": [0, 0]}]}, "1 stages and 0 sequences"),
+        ({"stages": [{"quotas": [-5, 10]}]}, "expected a whole number"),
+        ({"stages": [{"quotas": [1]}]}, "1 quotas for 2 sources"),
+        ({"stages": [{"quotas": [2**50, 1]}]}, "is too long; at most"),
+        ({"stages": [[1, 2]]}, r"stages\[0\]: expected an object"),
+        ({"sources": [{"name": "en", "tokens": -400, "sequences": 79}]}, "expected a whole number"),
+        (
+            {"sources": [{"name": "en", "tokens": 400, "sequences": 10**6}], "stages": [{"quotas": [5]}]},
+            "not 1000000 sequences",
+        ),
+        ({"sources": [{"name": "en", "tokens": 400, "sequences": 79}] * 2}, "stands twice"),
+        ({"sources": []}, "2 quotas for 0 sources"),
+        ({"manifest": 3}, "manifest: expected a text"),
+        ({"report": []}, "report: expected an object"),
+        ({"more": 1}, "unknown key 'more'"),
+    ],
+)
+def test_forged_mixes_are_refused(made: tuple[Path, Path], change: dict[str, Any], message: str) -> None:
+    shards, path = made
+    data = json.loads(path.read_text()) | change
+    identity = {key: data[key] for key in data if key not in ("fingerprint", "report")}
+    path.write_text(json.dumps(data | {"fingerprint": fingerprint(identity)}))
+    with pytest.raises(IntegrityError, match=message) as caught:
+        pretok.stream.open(shards, path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_mix_is_compared_with_the_shards(made: tuple[Path, Path]) -> None:
+    shards, path = made
+    mix = load_mix(path)
+    more = tuple(MixSource(s.name, s.tokens + 5, s.sequences + 1) for s in mix.sources)
+    for sources in (more, (mix.sources[0], MixSource("fr", 1000, 199))):
+        write_mix(path, replace(mix, sources=sources), {})
+        with pytest.raises(IntegrityError, match=f"source {sources[1].name}|source en has 405 train tokens"):
+            pretok.stream.open(shards, path)
+
+
+def test_flipped_bits_in_a_mix_are_found(made: tuple[Path, Path]) -> None:
+    shards, path = made
+    original = path.read_bytes()
+    meant = load_mix(path)
+    for position in random.Random(0).sample(range(8 * len(original)), 300):
+        data = bytearray(original)
+        data[position // 8] ^= 1 << position % 8
+        path.write_bytes(data)
+        with suppress(IntegrityError, MismatchError):
+            assert pretok.stream.open(shards, path).mix == meant
+
+
+def test_what_is_written_can_be_opened(tmp_path: Path, made: tuple[Path, Path]) -> None:
+    shards, _ = made
+    absurd = request("900000T:it=0.9,en=0.1", seq_len=5, limit=parse_limit(1e15, cap=False))
+    for wish in (absurd, request("600:natural", seq_len=5, seed=10**30), request("600:natural", split="x")):
+        with pytest.raises(UsageError, match=r"too long|does not fit 64 bits|no split 'x'"):
+            run_mix(shards, tmp_path / "absurd.json", wish)
+    assert not (tmp_path / "absurd.json").exists()
+    with pytest.raises(UsageError, match="does not fit 64 bits"):
+        pretok.stream.open(shards, seq_len=5, seed=10**30)
+
+
+def test_a_mix_that_cannot_be_written(
+    tmp_path: Path,
+    made: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line that names the path, exit code 2; the disk holds nothing new."""
+    shards, _ = made
+    (tmp_path / "file").write_text("")
+
+    def no_space(path: Path, value: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def wish(out: Path) -> tuple[int, str]:
+        code = run_command(["mix", str(shards), "--seq-len", "5", "--out", str(out)])
+        return code, capsys.readouterr().err
+
+    for out, message in (
+        (tmp_path, "is a folder; name a file"),
+        (tmp_path / "file" / "m.json", "cannot write"),
+    ):
+        code, shown = wish(out)
+        assert (code, message in shown, "Traceback" in shown) == (2, True, False)
+    monkeypatch.setattr("pretok.stream.mix_file.write_json", no_space)
+    code, shown = wish(tmp_path / "new.json")
+    assert (code, shown.count("\n")) == (2, 1)
+    assert f"cannot write {tmp_path / 'new.json'}: No space left on device" in shown
+
+
+def test_interrupted_by_the_user(
+    made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pretok.stream.mix_job.load_manifest", interrupted)
+    monkeypatch.setattr("pretok.audit.documents.load_manifest", interrupted)
+    for command in (
+        ["mix", str(made[0]), "--out", str(made[1])],
+        ["inspect", str(made[0]), "--source", "it"],
+    ):
+        assert run_command(command) in (75, 130)
+        assert capsys.readouterr().err.count("\n") <= 1
+
+
+@pytest.fixture
+def command() -> Callable[..., str]:
+    """Runs `pretok mix` or `pretok export` and returns standard output."""
+    app = typer.Typer()
+    app.command()(mix)
+    app.command()(export)
+
+    def run(*arguments: object) -> str:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return run
+
+
+def test_commands(tmp_path: Path, command: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    shards = make_shards(
+        tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)], "old": [range(9)]}
+    )
+    path, out = tmp_path / "mix.json", tmp_path / "mixed"
+    wish = ("mix", shards, "--weights", "it=0.9,en=0.1", "--tokens", 600, "--seq-len", 5, "--seed", 3)
+    report = json.loads(command(*wish, "--json"))
+    assert not path.exists()
+    assert report["sources"]["it"]["tokens"] == 540
+    assert json.loads(command(*wish, "--json", "--out", path, "--materialize", out, "--workers", 0)) == report
+    plan, written = pretok.stream.open(shards, path), pretok.stream.open(out, path)
+    np.testing.assert_array_equal(plan.batch(range(120)), written.batch(range(120)))
+    assert (plan.mix.seed, plan.seq_len) == (3, 5)
+
+    assert run_command([str(word) for word in wish]) == 0
+    shown, told = capsys.readouterr()
+    assert shown == ""
+    assert "en 10.000000%, it 90.000000%" in told
+    assert "not in the mix: old, 10 tokens" in told
+
+    stages = ("mix", shards, "--stage", "300:it=1", "--stage", "300:it=0.5,en=0.5", "--seq-len", 5)
+    assert [stage["tokens"] for stage in json.loads(command(*stages, "--json"))["stages"]] == [300, 300]
+    with pytest.raises(UsageError, match="not both"):
+        command(*stages, "--tokens", 600)
+    with pytest.raises(UsageError, match="where with --out"):
+        command(*wish, "--materialize", out)
+
+    blend = command("export", shards, "--mix", path, "--to", "megatron")
+    assert len(json.loads(blend)["train"]) == 4
+    assert (
+        command("export", shards, "--mix", path, "--to", "megatron", "--out", tmp_path / "blend.json") == ""
+    )
+    assert (tmp_path / "blend.json").read_text() == blend
+
+
+def test_recipes_mean_the_same(tmp_path: Path) -> None:
+    tables = [
+        ({"weights": {"it": "0.9", "en": "0.1"}, "tokens": "600", "seq_len": 5}, ("600:it=0.9,en=0.1",)),
+        ({"seq_len": 5}, ("all:natural",)),
+        (
+            {"seq_len": 5, "stages": [{"tokens": "500", "weights": {"it": 1}}, {"tokens": "5"}]},
+            ("500:it=1", "5:natural"),
+        ),
+    ]
+    for table, stages in tables:
+        assert recipe_request(MixTable.model_validate(table)) == request(*stages, seq_len=5)

@@ -1,0 +1,183 @@
+"""What the documents say can be done: every command parses, those marked `<!-- run -->` run, links lead somewhere.
+
+A `sh` block holds commands and nothing else. A block behind the line `<!-- run -->` is typed on small data, all blocks
+of a page in one folder, in their order.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import typer
+from support import ROOT
+
+from pretok.cli import app, run_command
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "slurm" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+BLOCK = re.compile(
+    r"(?P<mark>^<!-- run -->\n)?^(?P<indent> *)```(?:sh|bash)\n(?P<text>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+LAUNCHERS = ("torchrun", "srun", "python3", ".venv/bin/python")
+GROUP = typer.main.get_command(app)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command of a block: lines that go on are joined, `&&` and `|` and `;` part commands."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words:
+            end = next((n for n, word in enumerate(words) if word in ("&&", "|", ";", "||")), len(words))
+            if words[:end]:
+                yield words[:end]
+            words = words[end + 1 :]
+
+
+def ours(words: list[str]) -> list[str] | None:
+    """A command of ours as `pretok ...` or `train ...`; None for those of others."""
+    if "-m" in words and Path(words[0]).name in ("torchrun", "python", "python3"):
+        words = words[words.index("-m") + 1 :]
+    head = Path(words[0]).name
+    return [head, *words[1:]] if head in ("pretok", "train") else None
+
+
+CASES = [
+    pytest.param(found, id=f"{name(page)}: {shlex.join(found)[:70]}")
+    for page in PAGES
+    for block in BLOCK.finditer(page.read_text(encoding="utf-8"))
+    for words in commands(block["text"])
+    if (found := ours(words))
+]
+
+
+@pytest.mark.parametrize("words", CASES)
+def test_every_command_parses(words: list[str]) -> None:
+    """Options exist and have values of their type; nothing is opened."""
+    if words[0] == "train":
+        train_parses(words[1:])
+        return
+    context = GROUP.make_context("pretok", words[1:], resilient_parsing=True)
+    command, rest = GROUP.commands[words[1]], words[2:]
+    with command.make_context(words[1], list(rest), parent=context):
+        pass
+
+
+def train_parses(words: list[str]) -> None:
+    import argparse
+
+    from train.__main__ import COMMANDS
+    from train.config import add_flags
+
+    if words and words[0] in COMMANDS:
+        pytest.importorskip("torch")
+        done = subprocess.run(
+            [sys.executable, "-m", "train", words[0], "--help"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for word in words[1:]:
+            if word.startswith("--"):
+                assert word.split("=")[0] in done.stdout, word
+        return
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    parser.parse_args(words)
+
+
+def test_the_test_finds_what_is_wrong() -> None:
+    assert list(commands("pretok a \\\n  --b c && train d | e\n# note\n")) == [
+        ["pretok", "a", "--b", "c"],
+        ["train", "d"],
+        ["e"],
+    ]
+    with pytest.raises(Exception, match="No such option"):
+        test_every_command_parses(["pretok", "stats", "work/shards", "--nothing"])
+    with pytest.raises(SystemExit):
+        train_parses(["--shards", "x", "--nothing"])
+    assert len(CASES) > 30
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "<!-- run -->" in page.read_text("utf-8")], ids=name
+)
+def test_the_marked_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "pipelines", tmp_path / "pipelines")
+    for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        if block["mark"]:
+            for words in commands(block["text"]):
+                assert words[0] == "pretok", f"{words}: only commands of pretok can be run"
+                assert run_command(words[1:]) == 0, words
+
+
+def anchors(page: Path) -> set[str]:
+    """What headings are called in links."""
+    headings = re.findall(
+        r"^#+ +(.+)$", re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL), re.MULTILINE
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in LINK.findall(text):
+        if "://" in link:
+            continue
+        target, _, anchor = unquote(link).partition("#")
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{name(page)}: {link}"
+        assert not anchor or anchor in anchors(path), f"{name(page)}: {link}"
+
+
+def test_messages_of_the_troubleshooting_are_messages_of_ours() -> None:
+    table = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8").split("## ")[0]
+    sources = [
+        path.read_text("utf-8") for folder in ("pretok", "train") for path in (ROOT / folder).rglob("*.py")
+    ]
+    messages = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
+    assert len(messages) > 15
+    assert not [message for message in messages if not any(message in source for source in sources)]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f": {page.name}\n" not in text]
+
+
+@pytest.mark.skipif(
+    shutil.which("mkdocs", path=str(Path(sys.executable).parent)) is None, reason="needs the extra docs"
+)
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "pretok.stream.View" in (tmp_path / "site" / "api" / "index.html").read_text(encoding="utf-8")
+    for page in (tmp_path / "site").rglob("*.html"):
+        fetched = re.findall(
+            r'<(?:link|script|img)[^>]*(?:href|src)="(https?://[^"]*)"', page.read_text(encoding="utf-8")
+        )
+        assert not fetched, f"{page.name} fetches {fetched}"

@@ -45,9 +45,9 @@ from train.tools.compare_text import (
     Arm,
     check_same,
     choose_validation,
-    measure,
     open_arm,
     order_documents,
+    read_along,
     text_weights,
     write_stream,
     write_validation,
@@ -143,7 +143,7 @@ def test_all_arms_read_the_same_text_in_the_same_order(works: dict[str, Path], t
             ordered = order_documents(arm, weights, seed)
             write_stream(arm, ordered, 200, tmp_path / "stream")
             ids = np.fromfile(tmp_path / "stream", arm.manifest.dtype)
-            stream = measure(arm, ordered)
+            stream = read_along(arm, ordered)
             assert len(ids) == stream.tokens[199] + 1
             text = decode(ids.tolist())
             assert stream.sizes[199] == len(text.replace("|", ""))
@@ -158,7 +158,7 @@ def test_the_mix_holds_in_bytes_of_text_up_to_a_document(works: dict[str, Path])
     arm = open_arm("plain", works["plain"])
     weights = text_weights(arm, {"it": 8, "en": 2})
     ordered = order_documents(arm, weights, 3)
-    sizes = np.diff(measure(arm, ordered).sizes, prepend=0)
+    sizes = np.diff(read_along(arm, ordered).sizes, prepend=0)
     longest = max(arm.texts[source, "train"].sizes.max() for source in weights)
     for number, source in enumerate(ordered.sources):
         done = np.cumsum(np.where(ordered.source == number, sizes, 0))
@@ -304,8 +304,8 @@ def test_a_worse_vocabulary_loses_and_what_is_done_stays(
     done = in_this_process(monkeypatch)
     steady = ("--global-batch", "16", "--lr", "6e-3")
     two = {name: works[name] for name in ("plain", "noisy")}
-    main(["compare", *flags(two, tmp_path, "--compute", "8e8", "--seeds", "3", *steady)])
-    assert done == [f"{arm}-8e+08-{seed}" for seed in range(3) for arm in two]
+    main(["compare", *flags(two, tmp_path, "--compute", "4e8", "--seeds", "3", *steady)])
+    assert done == [f"{arm}-4e+08-{seed}" for seed in range(3) for arm in two]
     text = capsys.readouterr().out
     assert "worse" in text, text
     assert "cannot: that a winner here" in text
@@ -318,8 +318,8 @@ def test_a_worse_vocabulary_loses_and_what_is_done_stays(
     assert not list((tmp_path / "out/text").glob("*"))
 
     done.clear()
-    main(["compare", *flags(works, tmp_path, "--compute", "8e8,9e8", "--seeds", "1", *steady)])
-    assert done == ["pairs-8e+08-0", "plain-9e+08-0", "pairs-9e+08-0", "noisy-9e+08-0"]
+    main(["compare", *flags(works, tmp_path, "--compute", "4e8,5e8", "--seeds", "1", *steady)])
+    assert done == ["pairs-4e+08-0", "plain-5e+08-0", "pairs-5e+08-0", "noisy-5e+08-0"]
     every = {(p.spec.arm, p.spec.compute, p.spec.seed) for p in read_points(tmp_path / "out/points.parquet")}
     assert len(every) == 10
     done.clear()
@@ -327,7 +327,7 @@ def test_a_worse_vocabulary_loses_and_what_is_done_stays(
         main(
             [
                 "compare",
-                *flags(works, tmp_path, "--compute", "8e8", "--seeds", "1", *steady[:2], "--lr", "2e-2"),
+                *flags(works, tmp_path, "--compute", "4e8", "--seeds", "1", *steady[:2], "--lr", "2e-2"),
             ]
         )
     assert "another comparison (settings" in capsys.readouterr().err

@@ -32,9 +32,9 @@ from train.tools.compare_text import (
     Ordered,
     check_same,
     choose_validation,
-    measure,
     open_arm,
     order_documents,
+    read_along,
     text_weights,
     write_stream,
     write_validation,
@@ -160,7 +160,7 @@ def _specify(
             f"{LEAST_STEPS} are needed: ask for more, or lower --global-batch or --seq-len"
         )
     spec = replace(spec, settings=changed | {"warmup": max(1, steps // WARMUP)}, steps=steps)
-    stream = measure(arm, ordered)
+    stream = read_along(arm, ordered)
     if spec.tokens > stream.tokens[-1]:
         raise UsageError(
             f"--compute {compute:g} makes arm {arm.name} read {short(spec.tokens)} tokens; in the proportion of the "
@@ -178,7 +178,7 @@ def _write_files(arms: Sequence[Arm], jobs: Sequence[PointJob], validation: Mapp
     for job in longest.values():
         arm, spec = by_name[job.spec.arm], job.spec
         ordered = order_documents(arm, spec.weights, spec.seed)
-        count = int(measure(arm, ordered).tokens.searchsorted(spec.tokens)) + 1
+        count = int(read_along(arm, ordered).tokens.searchsorted(spec.tokens)) + 1
         write_stream(arm, ordered, count, Path(job.text))
         for source, path in job.validation.items():
             write_validation(arm, source, validation[source], Path(path))

@@ -191,7 +191,7 @@ class Stream:
         return float(np.interp(tokens, np.r_[0, self.tokens], np.r_[0, self.sizes]))
 
 
-def measure(arm: Arm, ordered: Ordered) -> Stream:
+def read_along(arm: Arm, ordered: Ordered) -> Stream:
     """Tokens and bytes along an order."""
     tokens, sizes = (np.empty(len(ordered.document), np.int64) for _ in range(2))
     for number, source in enumerate(ordered.sources):

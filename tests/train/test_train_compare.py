@@ -307,13 +307,14 @@ def test_a_worse_vocabulary_loses_and_what_is_done_stays(
     main(["compare", *flags(two, tmp_path, "--compute", "4e8", "--seeds", "3", *steady)])
     assert done == [f"{arm}-4e+08-{seed}" for seed in range(3) for arm in two]
     text = capsys.readouterr().out
-    assert "worse" in text, text
+    assert "too short" in text  # letters by chance: there is nothing to learn but how frequent they are
     assert "cannot: that a winner here" in text
     points = read_points(tmp_path / "out/points.parquet")
     for source in (MIXED, "it", "en"):
         (found,) = [d for d in paired_differences(points, "plain") if d.source == source]
         assert found.mean == pytest.approx(1.0, abs=0.35)  # the bit that the coin costs
-        assert found.verdict == "worse"
+        assert found.half is not None
+        assert found.half < found.mean
     assert (tmp_path / "out/compare.svg").read_text().startswith("<svg")
     assert not list((tmp_path / "out/text").glob("*"))
 
@@ -421,7 +422,10 @@ def point(arm: str, compute: float, seed: int, bits: float, text: float = 1e6) -
         val_bytes={"en": 10, "it": 20},
         val_documents={"en": 1, "it": 1},
     )
-    return Point(spec, {"en": bits + 1, "it": bits - 1 / 3}, {"en": 5, "it": 9}, 1.0, 0, 2.0, "cpu", "2")
+    known = {"en": 5.0, "it": 5.0}
+    return Point(
+        spec, {"en": bits + 1, "it": bits - 1 / 3}, known, {"en": 5, "it": 9}, 1.0, 0, 2.0, "cpu", "2"
+    )
 
 
 def test_quantiles_of_t_by_integration() -> None:
@@ -448,6 +452,8 @@ def test_differences_are_paired_by_seed_with_the_interval_of_t() -> None:
     assert (mixed.baseline, mixed.verdict) == (pytest.approx(2.5), "worse")
     (one,) = [d for d in paired_differences(points[:1] + points[3:4], "a") if d.source == MIXED]
     assert (one.half, one.verdict) == (None, "no statement")
+    untrained = [replace(p, frequency_bits={"en": 2.6, "it": 2.6}) for p in points]
+    assert paired_differences(untrained, "a")[0].verdict == "too short"
     wide = [point("b", 1e13, 0, 1.0), point("b", 1e13, 1, 3.0), *points[:2]]
     assert paired_differences(wide, "a")[0].verdict == "no statement"
 

@@ -104,10 +104,12 @@ class PointJob:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A run that was done. bits: per byte, by source; loss: nats per token in training, mean of the last steps."""
+    """A run that was done. bits: per byte, by source; frequency_bits: the same for a model that knows of the text read
+    how often each token occurs, and no more; loss: nats per token in training, mean of the last steps."""
 
     spec: PointSpec
     bits: dict[str, float]
+    frequency_bits: dict[str, float]
     val_tokens: dict[str, int]
     loss: float
     skipped: int
@@ -119,6 +121,12 @@ class Point:
     def mixed(self) -> float:
         """Bits per byte over all sources, each by its weight in the text."""
         return sum(weight * self.bits[source] for source, weight in self.spec.weights.items())
+
+    @property
+    def gain(self) -> float:
+        """How far `mixed` lies below what frequencies alone give, as a part of that."""
+        known = sum(weight * self.frequency_bits[source] for source, weight in self.spec.weights.items())
+        return 1 - self.mixed / known
 
 
 def run_point(job: PointJob) -> Point:
@@ -133,14 +141,25 @@ def run_point(job: PointJob) -> Point:
         process_group(device, TIMEOUT, Path(scratch), explain),
     ):
         trainee = _build(spec, device)
-        loss, skipped = _learn(trainee, spec, np.memmap(job.text, spec.dtype, "r"))
-        bits, val_tokens = {}, {}
+        text = np.memmap(job.text, spec.dtype, "r")
+        loss, skipped = _learn(trainee, spec, text)
+        frequencies = np.bincount(text[1 : spec.tokens + 1], minlength=spec.sizes.vocab_size)
+        bits, frequency_bits, val_tokens = {}, {}, {}
         for source, path in job.validation.items():
-            tokens = np.fromfile(path, spec.dtype)
-            bits[source] = bits_per_byte(score_stream(trainee, tokens), spec.val_bytes[source])
+            tokens, size = np.fromfile(path, spec.dtype), spec.val_bytes[source]
+            bits[source] = bits_per_byte(score_stream(trainee, tokens), size)
+            frequency_bits[source] = bits_per_byte(frequency_nats(frequencies, tokens[1:]), size)
             val_tokens[source] = len(tokens) - 1
     seconds = time.perf_counter() - started
-    return Point(spec, bits, val_tokens, loss, skipped, seconds, device.name, torch.__version__)
+    return Point(
+        spec, bits, frequency_bits, val_tokens, loss, skipped, seconds, device.name, torch.__version__
+    )
+
+
+def frequency_nats(frequencies: npt.NDArray[np.integer[Any]], tokens: npt.NDArray[Any]) -> float:
+    """Nats of `tokens` by their shares in what was counted, one added to each count (Laplace): (v,) and (n,)."""
+    counts = frequencies + 1.0
+    return float(-np.log(counts / counts.sum())[tokens].sum())
 
 
 def _build(spec: PointSpec, device: Device) -> Trainee:

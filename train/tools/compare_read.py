@@ -6,6 +6,9 @@ A difference is paired: of the same seed, thus of the same documents in the same
 interval is that of Student's t over the seeds, 95 % for each line by itself. It holds what seeds change, weights and
 order of text, and not what another corpus, another size or another learning rate would.
 
+A small run first learns how often each token occurs, and bits per byte of that say nothing of models. Where the runs of
+a pair lie less than LEAST_GAIN below what frequencies alone give, the verdict is *too short*.
+
 *At equal text* is read off complete runs of several amounts of compute: a straight line over log text between the two
 runs of the arm, of the same seed, that read less and more than the baseline did. Where there are no two, it says so.
 """
@@ -30,6 +33,8 @@ _QUANTILES = """
 """
 T95 = tuple(float(value) for value in _QUANTILES.split())
 """Student's t, 97.5 %, by degrees of freedom from 1 to 30; the last is taken for more, which is a little too wide."""
+LEAST_GAIN = 0.1
+"""Of a run over the frequencies of tokens, below which its bits per byte are mostly theirs."""
 MIXED = "mix"
 """The line of all sources, each by its weight."""
 LIMITS = """\
@@ -45,7 +50,7 @@ COLOURS = ("#1565c0", "#c62828", "#2e7d32", "#6a1b9a", "#ef6c00", "#00838f", "#4
 @dataclass(frozen=True, slots=True)
 class Difference:
     """An arm minus the baseline, bits per byte: mean over seeds, and half of the 95 % interval (None for one seed);
-    baseline: the mean of the baseline."""
+    baseline: the mean of the baseline; gain: the least of all these runs over frequencies of tokens."""
 
     arm: str
     compute: float
@@ -54,10 +59,13 @@ class Difference:
     mean: float
     half: float | None
     baseline: float
+    gain: float
 
     @property
     def verdict(self) -> str:
         """What the interval allows to say."""
+        if self.gain < LEAST_GAIN:
+            return "too short"
         if self.half is None or abs(self.mean) <= self.half:
             return "no statement"
         return "worse" if self.mean > 0 else "better"
@@ -76,7 +84,8 @@ def paired_differences(points: Sequence[Point], baseline: str) -> list[Differenc
         if pairs:
             for source in (MIXED, *pairs[0][0].spec.weights):
                 values = [(_bits(point, source), _bits(base, source)) for point, base in pairs]
-                found.append(_difference(arm, compute, source, values))
+                gain = min(point.gain for pair in pairs for point in pair)
+                found.append(_difference(arm, compute, source, values, gain))
     return found
 
 
@@ -84,15 +93,16 @@ def equal_text_differences(points: Sequence[Point], baseline: str) -> list[Diffe
     """The same over all sources, the arm's bits read off at the text that the baseline read; see above."""
     found = []
     for arm, compute in _groups(points, baseline):
-        values = []
+        values, gain = [], 1.0
         for base in points:
             if (base.spec.arm, base.spec.compute) == (baseline, compute):
                 own = [p for p in points if (p.spec.arm, p.spec.seed) == (arm, base.spec.seed)]
                 bits = _read_off(own, base.spec.text_bytes)
                 if bits is not None:
                     values.append((bits, base.mixed))
+                    gain = min([gain, base.gain, *(point.gain for point in own)])
         if values:
-            found.append(_difference(arm, compute, MIXED, values))
+            found.append(_difference(arm, compute, MIXED, values, gain))
     return found
 
 
@@ -107,7 +117,9 @@ def _bits(point: Point, source: str) -> float:
     return point.mixed if source == MIXED else point.bits[source]
 
 
-def _difference(arm: str, compute: float, source: str, values: Sequence[tuple[float, float]]) -> Difference:
+def _difference(
+    arm: str, compute: float, source: str, values: Sequence[tuple[float, float]], gain: float
+) -> Difference:
     differences = [one - base for one, base in values]
     count = len(differences)
     mean = sum(differences) / count
@@ -115,7 +127,7 @@ def _difference(arm: str, compute: float, source: str, values: Sequence[tuple[fl
     if count > 1:
         variance = sum((value - mean) ** 2 for value in differences) / (count - 1)
         half = T95[min(count - 1, len(T95)) - 1] * math.sqrt(variance / count)
-    return Difference(arm, compute, source, count, mean, half, sum(base for _, base in values) / count)
+    return Difference(arm, compute, source, count, mean, half, sum(base for _, base in values) / count, gain)
 
 
 def _read_off(points: Sequence[Point], text_bytes: float) -> float | None:
@@ -151,6 +163,7 @@ def write_points(points: Sequence[Point], path: Path) -> None:
             scored = {
                 "source": source,
                 "bits_per_byte": bits,
+                "frequency_bits": point.frequency_bits[source],
                 "val_bytes": spec.val_bytes[source],
                 "val_tokens": point.val_tokens[source],
             }
@@ -172,6 +185,7 @@ def read_points(path: Path) -> list[Point]:
         Point(
             spec=read_record(PointSpec, json.loads(rows[0]["spec"]), path),
             bits={row["source"]: row["bits_per_byte"] for row in rows},
+            frequency_bits={row["source"]: row["frequency_bits"] for row in rows},
             val_tokens={row["source"]: row["val_tokens"] for row in rows},
             **{name: rows[0][name] for name in ("loss", "skipped", "seconds", "device", "torch")},
         )
@@ -195,8 +209,13 @@ def report_points(points: Sequence[Point], arms: Sequence[str], out: Path | None
             f"{name} {point.spec.val_bytes[name] / count:.3f}" for name, count in point.val_tokens.items()
         ]
         lines.append(f"  {arm:<16}{point.spec.sizes.vocab_size:>8,} entries  {', '.join(shares)}")
-    head = f"{'':<18}{'FLOPs':>8}  {'source':<8}{'seeds':>5}{baseline[:12]:>13}{'difference':>12}{'+-':>8}{'%':>8}"
-    lines += ["", "bits per byte at equal compute, against the first arm (less is better)", head]
+    head = f"{'':<18}{'FLOPs':>8}  {'source':<8}{'seeds':>5}{baseline[:12]:>13}{'difference':>12}{'+-':>8}"
+    head += f"{'%':>8}{'learned':>9}"
+    lines += [
+        "",
+        "bits per byte at equal compute, against the first arm (less is better); learned: by how many %, at",
+    ]
+    lines += ["least, the runs lie below what the frequencies of tokens alone give", head]
     lines += [_row(difference) for difference in paired_differences(points, baseline)]
     lines += ["", "at equal text, read off between runs of the arm", head]
     lines += [_row(difference) for difference in equal_text_differences(points, baseline)] or [
@@ -210,7 +229,7 @@ def _row(difference: Difference) -> str:
     half = "n/a" if d.half is None else f"{d.half:.4f}"
     return (
         f"  {d.arm:<16}{d.compute:>8.3g}  {d.source:<8}{d.seeds:>5}{d.baseline:>13.4f}{d.mean:>+12.4f}{half:>8}"
-        f"{100 * d.mean / d.baseline:>+8.2f}  {d.verdict}"
+        f"{100 * d.mean / d.baseline:>+8.2f}{100 * d.gain:>9.1f}  {d.verdict}"
     )
 
 

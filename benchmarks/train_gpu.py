@@ -24,7 +24,7 @@ from train.config import TrainConfig
 from train.model.sizes import ModelConfig, model_config
 from train.parallel.devices import Device, find_device
 from train.parallel.mesh import Layout
-from train.tools.plan import count_tensors, largest_micro_batch
+from train.tools.memory import count_tensors, largest_micro_batch
 from train.tools.tune import run_trial
 
 VARIANTS = (("none", True), ("ops", True), ("full", True), ("none", False))

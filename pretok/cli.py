@@ -18,6 +18,7 @@ import typer
 
 from pretok.base.console import TellWarnings, Terminal
 from pretok.base.errors import PretokError, Stopped, UsageError
+from pretok.base.lean import collect_seldom
 from pretok.base.storage import FULL, REMEDIES
 from pretok.base.version import PRETOK_VERSION
 from pretok.commands.annotate import annotate
@@ -34,10 +35,12 @@ from pretok.commands.query import query
 from pretok.commands.report import report
 from pretok.commands.run import run
 from pretok.commands.stats import stats
+from pretok.commands.status import status
 from pretok.commands.submit import submit
 from pretok.commands.tokenize import tokenize
 from pretok.commands.trace import trace
 from pretok.commands.verify import verify
+from pretok.commands.watch import watch
 
 INTERNAL_ERROR, USER_ERROR, READER_GONE = 1, 2, 141
 INTERRUPTED = 130
@@ -82,7 +85,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     run, plan, count, build_vocab, tokenize, annotate, verify, stats, inspect, query, trace, report, disclose, mix,
-    export, submit, preflight,
+    export, submit, preflight, status, watch,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(cls=CommandWithExamples)(command)
@@ -113,6 +116,7 @@ def _options(
 
 def main() -> None:
     """Console entry point; ends the process with one of the exit codes above."""
+    collect_seldom()
     arguments = sys.argv[1:]
     tell = Terminal(arguments)
     logging.basicConfig(

@@ -1,8 +1,10 @@
-# What the links of a chain share: done markers, progress, the check of the nodes. Sourced after env.sh.
+# What the links of a chain share: done markers, progress, the check of the nodes, and what to do when one is lost.
+# Sourced after env.sh.
 # The chain's folder, PRETOK_CHAIN, holds chain.tsv (job id, stage, link), logs, markers; a job submitted by hand has none.
 # shellcheck shell=bash disable=SC2154
 
 chain=${PRETOK_CHAIN:-}
+guards=() # processes of link_guard
 
 link_followers() { # STAGE: job ids of the chain's links of this stage, started or not
     if [ -n "$chain" ]; then awk -v stage="$1" '$2 == stage {print $1}' "$chain/chain.tsv"; fi
@@ -42,28 +44,69 @@ link_end() { # STAGE STATUS: mark the stage as done, explain the exit code, end 
     exit "$status"
 }
 
-link_preflight() { # STAGE FOLDER OPTIONS of `pretok preflight`...: check every node; a bad one is kept out of the next link
-    local stage=$1 job bad limits reports=$logs/preflight-$SLURM_JOB_ID
-    shift
+link_steps() { # NODE...: options of srun for one task on each of these nodes, whatever else runs there
+    # Given in full: once a node is lost, the SLURM_* variables name nodes that the job no longer has.
+    local IFS=,
+    echo "--overlap --nodes=$# --ntasks=$# --nodelist=$*"
+}
+
+link_answering() { # NODE...: those on which a step can be started
+    local node
+    for node in "$@"; do
+        # shellcheck disable=SC2046
+        { timeout 60 srun $(link_steps "$node") true 2>/dev/null && echo "$node"; } &
+    done
+    wait
+}
+
+link_avoid() { # STAGE NODES: keep the next links of the stage away from these nodes (with commas)
+    local job
+    say "failed nodes: $2" >&2
+    [ -n "$chain" ] || return 0
+    tr , '\n' <<<"$2" >>"$chain/bad-nodes"
+    for job in $(link_followers "$1"); do # only a job that has not started can be changed
+        if [ "$job" -gt "$SLURM_JOB_ID" ]; then
+            scontrol update jobid="$job" excnodelist="$(sort -u "$chain/bad-nodes" | paste -sd,)"
+        fi
+    done
+}
+
+link_guard() { # COMMAND NODE...: let the last node give the job's id to COMMAND when the first, where this script runs, dies
+    # With --no-kill Slurm would keep the other nodes, on which nothing is left that works, to the time limit. A job with
+    # GPUs is better ended than requeued: of its --no-kill Slurm (22.05) makes a job without them.
+    [ "$#" -gt 2 ] || return 0
+    local alive=$logs/alive-$SLURM_JOB_ID
+    touch "$alive"
+    kill "${guards[@]}" 2>/dev/null || true # before a restart there is another
+    # read: a sleep that is no process, and so never outlives the job.
+    (while [ -e "$alive" ]; do read -rt 10 <> <(:) || touch -c "$alive"; done) &
+    guards=($!)
+    # shellcheck disable=SC2016,SC2046
+    srun $(link_steps "${@: -1}") bash -c '
+        while [ -e "$1" ] && sleep 10; do
+            if [ $(($(date +%s) - $(stat -c %Y "$1" || date +%s))) -gt "$2" ]; then $3 "$SLURM_JOB_ID"; fi
+        done' _ "$alive" "${PRETOK_GUARD_SECONDS:-180}" "$1" >/dev/null 2>&1 &
+    guards+=($!)
+    trap 'rm -f "$logs/alive-$SLURM_JOB_ID"; kill "${guards[@]}" 2>/dev/null' EXIT
+}
+
+link_preflight() { # STAGE FOLDER WANTED OPTIONS of `pretok preflight`...: check $nodes; bad ones are taken out of it
+    # The job ends when fewer than WANTED are left, and the next link is kept away from the bad ones.
+    local stage=$1 wanted=$3 bad node good=() limits reports=$logs/preflight-$SLURM_JOB_ID${restarts:+-$restarts}
     [ "${SITE_PREFLIGHT:-full}" != none ] || return 0
-    mkdir -p "$reports" "$1"
+    mkdir -p "$reports" "$2"
     read -ra limits <<<"${SITE_PREFLIGHT_LIMITS:-}"
-    srun --wait=60 --output="${reports//%/%%}/%N-node.json" \
-        timeout 120 python -m pretok preflight "$@" "${limits[@]}" --json || true
+    # shellcheck disable=SC2046
+    srun $(link_steps "${nodes[@]}") --wait=60 --output="${reports//%/%%}/%N-node.json" \
+        timeout 120 python -m pretok preflight "$2" "${@:4}" "${limits[@]}" --json || true
     if [ "$stage" = train ] && [ "${SITE_PREFLIGHT:-full}" = full ]; then
-        (SLURM_STDOUTMODE="${reports//%/%%}/%N-torch.json" on_each_node -m train.preflight) || true
+        (SLURM_STDOUTMODE="${reports//%/%%}/%N-torch.json" on_each "${nodes[@]}" -m train.preflight) || true
     fi
-    bad=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
+    bad=$(IFS=,; echo "${nodes[*]}")
     if bad=$(python -m pretok preflight "$reports" --collect --nodes "$bad"); then return 0; fi
     [ -n "$bad" ] || exit 1
-    say "failed nodes: $bad" >&2
-    if [ -n "$chain" ]; then
-        echo "$bad" >>"$chain/bad-nodes"
-        for job in $(link_followers "$stage"); do # only a job that has not started can be changed
-            if [ "$job" -gt "$SLURM_JOB_ID" ]; then
-                scontrol update jobid="$job" excnodelist="$(sort -u "$chain/bad-nodes" | paste -sd,)"
-            fi
-        done
-    fi
-    exit 1
+    link_avoid "$stage" "$bad"
+    for node in "${nodes[@]}"; do if [[ ,$bad, != *,$node,* ]]; then good+=("$node"); fi; done
+    nodes=("${good[@]}")
+    if [ "${#nodes[@]}" -lt "$wanted" ]; then exit 1; fi
 }

@@ -71,13 +71,13 @@ ray_watch() { # HEAD: wait for the driver; its exit code, or 1 when the head end
 }
 
 ray_stop() { # HEAD: end Ray on every node
-    local node nodes
+    local node nodes sweeps=()
     mapfile -t nodes < <(ray_alive)
     for node in "${nodes[@]}"; do kill -TERM "${ray_steps[$node]}" 2>/dev/null || true; done # srun ends its step
     wait "${ray_steps[@]}" 2>/dev/null || true
     if [ -n "$ray_cancelled" ]; then return; fi # a job that is being cancelled may start no more steps
-    for node in "$1" "${nodes[@]}"; do ray_sweep "$node" & done
-    wait
+    for node in "$1" "${nodes[@]}"; do ray_sweep "$node" & sweeps+=($!); done
+    wait "${sweeps[@]}" || true
 }
 
 ray_run() {
@@ -107,9 +107,11 @@ ray_run() {
 }
 
 ray_stage() {
-    local status=0
+    local status=0 nodes
     link_begin "$1"
-    link_preflight "$1" "$2"
+    mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    link_preflight "$1" "$2" "${#nodes[@]}"
+    link_guard "scontrol requeue" "${nodes[@]}"
     ray_run python -m pretok "${@:3}" --out "$2" --address auto || status=$?
     link_end "$1" "$status"
 }

@@ -30,7 +30,8 @@ MAY_IMPORT = {
     "annotate": ("base", "kernels", "read", "shards"),
     "audit": ("base", "read", "tokenizer", "shards", "stream"),
     "export": ("base", "tokenizer", "shards", "stream"),
-    "opened": ("base", "vocab", "shards", "stream", "audit"),
+    "opened": ("base", "read", "vocab", "shards", "stream", "audit"),
+    "watch": ("base", "report", "shards", "stream"),
     "cluster": ("base", "config"),
     "commands": (
         "base",
@@ -48,6 +49,7 @@ MAY_IMPORT = {
         "forecast",
         "report",
         "disclosure",
+        "watch",
         "train",
     ),
     "cli": ("base", "commands"),

@@ -80,9 +80,17 @@ def _write_to(output: str) -> None:
     torch.set_num_threads(1)
 
 
-def _rank_jobs(rank: int, jobs: Sequence[tuple[int, int, Sequence[str]]], output: str) -> None:
+def _rank_jobs(
+    rank: int,
+    jobs: Sequence[tuple[int, int, Sequence[str]]],
+    output: str,
+    before: Callable[[], None] | None,
+) -> None:
     _write_to(output)
     from train.__main__ import main
+
+    if before is not None:
+        before()
 
     gc.unfreeze = lambda: (
         None
@@ -100,8 +108,14 @@ def _environment(rank: int, count: int, port: int) -> dict[str, str]:
     return environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
 
 
-def run_jobs(jobs: Sequence[tuple[int, Sequence[object]]], folder: Path, timeout: float = 600) -> None:
-    """Run many short commands, each on its number of ranks, one after the other in the same processes."""
+def run_jobs(
+    jobs: Sequence[tuple[int, Sequence[object]]],
+    folder: Path,
+    timeout: float = 600,
+    before: Callable[[], None] | None = None,
+) -> None:
+    """Run many short commands, each on its number of ranks, one after the other in the same processes, in each of which
+    `before` runs first."""
     from torch.distributed import TCPStore
 
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
@@ -112,7 +126,7 @@ def run_jobs(jobs: Sequence[tuple[int, Sequence[object]]], folder: Path, timeout
     processes = []
     for rank in range(max(count for count, _ in jobs)):
         output = f"{folder / 'jobs'}-{rank}"
-        process = _CONTEXT.Process(target=_rank_jobs, args=(rank, texts, output))
+        process = _CONTEXT.Process(target=_rank_jobs, args=(rank, texts, output, before))
         process.start()
         processes.append(process)
     end = time.monotonic() + timeout

@@ -35,6 +35,8 @@ _LEAST = {
         *("seq_len", "rope_theta", "global_batch", "micro_batch", "accumulation", "steps", "tokens", "shard"),
         *(
             "tensor",
+            "pipeline",
+            "pipeline_parts",
             "decay_tokens",
             "loss_chunk",
             "timeout",
@@ -116,7 +118,14 @@ class TrainConfig:
 
     shard: int | None = _option(None, "ranks that share one copy of the parameters (default: a node's)")
     tensor: int = _option(1, "ranks that share every matrix product")
-    reshard: bool = _option(True, "free gathered parameters after the forward pass (ZeRO-3); off: ZeRO-2")
+    pipeline: int = _option(1, "ranks that share the blocks, each with some of them")
+    pipeline_schedule: str = _option(
+        "1f1b", "order of passes in a pipeline", choices=("gpipe", "1f1b", "interleaved")
+    )
+    pipeline_parts: int = _option(2, "interleaved: stages of each rank; the bubble is divided by it")
+    reshard: bool = _option(
+        True, "free gathered parameters after each use (ZeRO-3); off: at the end of a step (ZeRO-2)"
+    )
     offload: bool = _option(False, "parameters and optimizer in host memory")
     reduce: str = _option(
         "fp32", "gradients in communication; bf16: half the bytes", choices=("fp32", "bf16")

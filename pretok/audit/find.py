@@ -7,7 +7,7 @@ match, in the order of the shards. A column is read as a whole, of all shards of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -53,6 +53,22 @@ def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
     if not found:
         raise UsageError(f"{manifest.folder} has no document {name!r}: it is {what}")
     return found
+
+
+def find_in(manifests: Sequence[Manifest], name: str, most: int) -> list[list[Place]]:
+    """`find_named` in each of several manifests; UsageError where none has the document."""
+    found: dict[str, list[Place]] = {}
+    problems: list[UsageError] = []
+    for manifest in manifests:
+        if manifest.fingerprint not in found:
+            try:
+                found[manifest.fingerprint] = find_named(manifest, name, most)
+            except UsageError as problem:
+                found[manifest.fingerprint] = []
+                problems.append(problem)
+    if not any(found.values()):
+        raise problems[0]
+    return [found[manifest.fingerprint] for manifest in manifests]
 
 
 def _places(manifest: Manifest, name: str) -> set[tuple[str, int, int]]:

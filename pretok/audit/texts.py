@@ -17,7 +17,7 @@ from pretok.base.tokens import Ints
 from pretok.read.batches import from_buffers
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import Manifest, Shard
-from pretok.tokenizer.decode import Decoder
+from pretok.tokenizer.decode import TextDecoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
 WINDOW_TOKENS = 1 << 20
@@ -32,13 +32,13 @@ def open_shard(shard: Shard) -> ShardReader:
     return reader
 
 
-def load_decoder(manifest: Manifest) -> Decoder:
+def load_decoder(manifest: Manifest) -> TextDecoder:
     """The decoder of the tokenizer that lies beside the shards. UsageError where it is none."""
-    return Decoder(load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id))
+    return TextDecoder(load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id))
 
 
 def shard_texts(
-    shard: Shard, decoder: Decoder, start: int = 0, end: int | None = None
+    shard: Shard, decoder: TextDecoder, start: int = 0, end: int | None = None
 ) -> Iterator[tuple[int, pa.LargeStringArray]]:
     """(number of the first document, texts) for documents start..end of a shard, in order. IntegrityError for ids that
     are no text."""
@@ -56,7 +56,9 @@ def _windows(offsets: Ints, start: int, end: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _decode(reader: ShardReader, decoder: Decoder, shard: Shard, low: int, high: int) -> pa.LargeStringArray:
+def _decode(
+    reader: ShardReader, decoder: TextDecoder, shard: Shard, low: int, high: int
+) -> pa.LargeStringArray:
     ends = reader.offsets[low : high + 1] - reader.offsets[low]
     ids: Any = np.asarray(reader.tokens[reader.offsets[low] : reader.offsets[high]])
     if (np.diff(ends) < 1).any() or not 0 <= int(ids.min()) <= int(ids.max()) < decoder.size:

@@ -3,13 +3,12 @@
 Enters: a mix.json or the folder of a run, and a document of its shards, or a position. Leaves: `Reading`s, `Passage`s.
 Both directions are arithmetic (`stream.order`): a document is a range of its source's tokens, a range falls into
 sequences, a sequence stands at one position of each epoch. Nothing is replayed, whatever the length of the run. A run
-whose data or batch changed between two steps is refused.
+that changed its data or its batch between two steps is traced leg by leg.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,29 +18,41 @@ import numpy as np
 
 import pretok.stream
 from pretok.audit.documents import find_shard, origin
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.storage import read_json
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
-
-RUN_FILE = "config.json"
-"""What `train` writes into the folder of a run: its settings, and what it made of them."""
+from pretok.stream.legs import StreamLeg, open_legs, read_legs
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An order of sequences over shards. global_batch: sequences of a step, 0 where no run is known; steps: how many
-    the run has done, as far as its checkpoints say."""
+    """An order of sequences over shards: of a mix, or of one leg of a run, whose steps read it from `first` on.
+
+    global_batch: sequences of a step, 0 where no run is known; before: steps of the run before the leg; last: steps at
+    its end, None for the leg that goes on as far as the order does; steps: how many the run has done, as far as its
+    checkpoints say.
+    """
 
     view: View
     manifest: Manifest
     global_batch: int = 0
     steps: int = 0
+    before: int = 0
+    first: int = 0
+    last: int | None = None
+
+    @property
+    def positions(self) -> range:
+        """The positions that are read."""
+        if not self.global_batch or self.last is None:
+            return range(self.first, len(self.view))
+        return range(self.first, self.first + (self.last - self.before) * self.global_batch)
 
     def step_of(self, position: int) -> int | None:
         """The step that reads a position; steps count from 1."""
-        return position // self.global_batch + 1 if self.global_batch else None
+        return self.before + (position - self.first) // self.global_batch + 1 if self.global_batch else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,68 +81,62 @@ class Passage:
     tokens: int
 
 
-def open_traced(target: Path, shards: Path | None) -> Traced:
-    """A mix.json, or the folder of a run; `shards`: where the documents are, if not where the run read them or beside
-    the mix. Raises UsageError, IntegrityError; MismatchError where these do not belong together."""
+def open_traced(target: Path, shards: Path | None) -> list[Traced]:
+    """A mix.json, or the folder of a run, leg by leg; `shards`: where the documents are, if not where the run read them
+    or beside the mix. Raises UsageError, IntegrityError; MismatchError where these do not belong together."""
     if target.is_dir():
         return _open_run(target, shards)
     folder = shards or target.parent / "shards"
-    return Traced(pretok.stream.open(folder, target), _documents(folder))
+    return [Traced(pretok.stream.open(folder, target), _documents(folder))]
 
 
-def _open_run(run: Path, shards: Path | None) -> Traced:
-    if not (run / RUN_FILE).exists():
-        raise UsageError(f"{run} is no folder of a run: it has no {RUN_FILE}; give RUN or a mix.json")
-    config: Any = read_json(run / RUN_FILE)
-    try:
-        resolved, folder = config["resolved"], Path(config["shards"])
-        mix, seq_len, seed = config["mix"], resolved["model"]["seq_len"], config["seed"]
-        stream, global_batch = resolved["stream"], resolved["global_batch"]
-    except (KeyError, TypeError) as error:
-        raise IntegrityError(f"{run / RUN_FILE} is not what train writes: it lacks {error}") from None
-    if not folder.exists() and shards:
-        folder = shards
-    view = pretok.stream.open(folder, mix, seq_len=seq_len, seed=seed)
-    if view.fingerprint != stream:
-        raise MismatchError(f"{run} read the stream {stream}; {mix or folder} is {view.fingerprint} now")
-    return Traced(view, _documents(shards or folder, view), global_batch, _steps_done(run, global_batch))
+def _open_run(run: Path, shards: Path | None) -> list[Traced]:
+    legs = read_legs(run)
+    done = _steps_done(run, legs)
+    ends = [*(leg.step for leg in legs[1:]), None]
+    folders = [shards or Path(leg.shards) for leg in legs]
+    manifests = {folder: _documents(folder) for folder in dict.fromkeys(folders)}
+    found: list[Traced] = []
+    for folder, manifest in manifests.items():
+        ours = [number for number, other in enumerate(folders) if other == folder]
+        views = open_legs(tuple(legs[number] for number in ours), manifest)
+        for number, view in zip(ours, views, strict=True):
+            leg = legs[number]
+            found.append(Traced(view, manifest, leg.global_batch, done, leg.step, leg.position, ends[number]))
+    return sorted(found, key=lambda traced: traced.before)
 
 
-def _documents(folder: Path, view: View | None = None) -> Manifest:
+def _documents(folder: Path) -> Manifest:
     """The shards that hold whole documents."""
     manifest = load_manifest(folder)
     if manifest.contents.materialized is not None:
         raise UsageError(f"{folder} holds a mix in its order; name the shards it was made of with --shards")
-    if view is not None and manifest.fingerprint != view.manifest_fingerprint:
-        raise MismatchError(
-            f"{folder} has the fingerprint {manifest.fingerprint}, the run read shards with "
-            f"{view.manifest_fingerprint}"
-        )
     return manifest
 
 
-def _steps_done(run: Path, global_batch: int) -> int:
+def _steps_done(run: Path, legs: Sequence[StreamLeg]) -> int:
     """The steps of the newest checkpoint: what was done after it does not count, a resumed run does it again.
 
-    UsageError where steps and positions do not go together as they would without a change of batch or data.
+    UsageError where its position is not the one that the legs give.
     """
-    changes = run / "changes.jsonl"
-    lines = [json.loads(line) for line in changes.read_text().splitlines()] if changes.exists() else []
     names = sorted(path.name for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdigit())
-    if names:
-        meta: Any = read_json(run / "checkpoints" / names[-1] / "meta.json")
-        lines.append({"step": meta["step"], "position": meta["progress"]["position"]})
-    if any(line["position"] != line["step"] * global_batch for line in lines):
+    if not names:
+        return 0
+    meta: Any = read_json(run / "checkpoints" / names[-1] / "meta.json")
+    step, position = int(meta["step"]), int(meta["progress"]["position"])
+    leg = next(leg for leg in reversed(legs) if leg.step < step or leg.step == 0)
+    if leg.position_after(step) != position:
         raise UsageError(
-            f"{run} changed its data or its global batch between two steps (see changes.jsonl there), so its steps "
-            "are not told; give a mix.json instead, of which positions are"
+            f"{run} changed its data or its global batch between two steps: its checkpoint of step {step} has read up "
+            f"to position {position}, by its record it is {leg.position_after(step)}; give a mix instead"
         )
-    return int(lines[-1]["step"]) if names else 0
+    return step
 
 
 def readings(traced: Traced, name: str, split: str, document: int) -> list[Reading]:
     """Every sequence that reads a document, which has this number in a source's split, in the order of the stream; none
-    where the mix leaves its source or split out, or its tokens lie after the last whole sequence."""
+    where the mix leaves its source or split out, its tokens lie after the last whole sequence, or the leg does not get
+    to them."""
     view = traced.view
     shard, number = find_shard(traced.manifest, name, split, document)
     source = next((source for source in view.mix.sources if source.name == name), None)
@@ -146,7 +151,7 @@ def readings(traced: Traced, name: str, split: str, document: int) -> list[Readi
     for index, positions in zip(indexes.tolist(), view.positions(source.name, indexes).tolist(), strict=True):
         first, last = max(start, index * length), min(end, (index + 1) * length + 1)
         for epoch, position in enumerate(positions):
-            if position >= 0:
+            if position in traced.positions:
                 step = traced.step_of(position)
                 done = None if step is None else step <= traced.steps
                 found.append(Reading(position, step, epoch, index, first - start, last - first, done))
@@ -229,14 +234,25 @@ def passage_rows(traced: Traced, position: int) -> list[TraceRow]:
     return rows
 
 
-def positions_of_step(traced: Traced, step: int) -> range:
-    """The positions that a step of the run reads."""
-    if not traced.global_batch:
+def reading_at(legs: Sequence[Traced], position: int) -> list[Traced]:
+    """The legs that read a position of their stream. UsageError where none does."""
+    found = [traced for traced in legs if position in traced.positions]
+    if not found:
+        raise UsageError(f"there is no position {position}; the stream has {len(legs[-1].view)}, from 0")
+    return found
+
+
+def positions_of_step(legs: Sequence[Traced], step: int) -> tuple[Traced, range]:
+    """The leg of a step of the run, and the positions that it reads."""
+    last = legs[-1]
+    if not last.global_batch:
         raise UsageError("a mix has positions and no steps: give --position, or the folder of a run")
-    steps = len(traced.view) // traced.global_batch
+    steps = last.before + (len(last.view) - last.first) // last.global_batch
     if not 1 <= step <= steps:
         raise UsageError(f"there is no step {step}; the stream has enough for {steps}, from 1")
-    return range((step - 1) * traced.global_batch, step * traced.global_batch)
+    leg = next(leg for leg in reversed(legs) if leg.before < step)
+    first = leg.first + (step - 1 - leg.before) * leg.global_batch
+    return leg, range(first, first + leg.global_batch)
 
 
 @lru_cache(maxsize=4)

@@ -17,5 +17,6 @@ gauge.py     how far a step is, as a line of a log or a bar
 console.py   a terminal or a pipe: progress, notices and tables
 execute.py   one function over many items, on Ray or in this process
 tasks.py     the same for a step of a job, told of and added up
+lean.py      what a process of ours does not load
 reaper.py    ends what a local Ray leaves behind
 """

@@ -34,6 +34,8 @@ from pretok.base.version import PRETOK_VERSION
 FIRST_LINE = 3.0
 LINES_APART = 60.0
 """Seconds from the start of a step to its first line in a log, and from line to line at most."""
+TICK = 1.0
+"""Seconds from one state that is left for `pretok watch` to the next."""
 UNBOUNDED = 1_000_000
 COLOURS = ("black on bright_cyan", "black on bright_yellow")
 SPECIAL_COLOURS = {"bytes": "black on bright_magenta", "special": "bold white on red"}
@@ -96,6 +98,13 @@ class Terminal:
         """An event for the log alone."""
         if self._log:
             self._log.write(name, details)
+
+    def now(self, state: Mapping[str, object] | None) -> None:
+        """How far a step is, for who watches; None: it is over."""
+        if self._log and state is None:
+            self._log.step_ended()
+        elif self._log and state is not None:
+            self._log.now(state)
 
     def notice(self, text: str) -> None:
         """One plain line."""
@@ -229,6 +238,7 @@ class Meter:
     ) -> None:
         self._ended.set()
         self._lines.join()
+        self._tell.now(None)
         if self._bar:
             self._bar.stop()
         text = self._gauge.summary() if kind is None else ""
@@ -270,12 +280,16 @@ class Meter:
                 "before": dict(gauge.earlier),
                 "expected_bytes": gauge.expected,
                 "partitions": gauge.partitions,
+                "sources": dict(gauge.sources),
             }
 
     def _tell_now_and_then(self) -> None:
         for gap in _gaps():
-            if self._ended.wait(gap):
-                return
+            due = time.monotonic() + gap
+            while (left := due - time.monotonic()) > 0:
+                self._tell.now(self._state())
+                if self._ended.wait(min(left, TICK)):
+                    return
             self._tell.record("progress", **self._state())
             if not self._bar:
                 with self._lock:

@@ -24,6 +24,7 @@ from typing import Any, Generic, TypeVar
 from pretok.base import reaper
 from pretok.base.errors import EngineLost, Stopped, UsageError
 from pretok.base.failures import TaskError, lost, task_error
+from pretok.base.lean import collect_seldom, without_pandas
 from pretok.base.progress import Counts
 from pretok.base.stop import StopFlag
 from pretok.base.units import short
@@ -348,6 +349,8 @@ class _Board:
 
 def _on_worker(task: Callable[[Any, Report], Any], item: Any, board: Any) -> tuple[Outcome[Any], Counts]:
     """Runs on a worker: sends its reports to the board every REPORT_SECONDS, the last ones with the result."""
+    collect_seldom()
+    without_pandas()
     pending: Counter[str] = Counter()
     sent = time.monotonic()
 

@@ -15,15 +15,19 @@ one piece, so that a job killed at any moment leaves whole lines. Every line has
     step       title; then now and then `progress` and at last `step_end`: seconds, counts of this run, earlier ones
     task       what (partition, bucket, ...), item, node, began, ended, seconds, tries, peak_bytes of its process
     task_failed  the same with message, kind and traceback
+    tasks      before a step's tasks begin: what, tasks, workers
     workers    of a step: workers, tasks done by node, idle (share of their time without a task), peak_bytes
     error      message, traceback: why the job ended
     end        exit_code, null where it is not known yet; seconds
+
+Beside it, while a step goes on, COMMAND-DATE.now.json says every second how far it is (`pretok watch` reads it).
 
 A log that cannot be written ends no job: that is said once, and nothing more is written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -36,6 +40,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from pretok.base.storage import temporary_of
+
+NOW = ".now.json"
+"""Ends the name of the file that says how far a job's step is."""
 LOGS = "logs"
 """Folder of the logs below WORK or RUN."""
 
@@ -98,6 +106,24 @@ class JobLog:
                 self._complain(
                     f"no log is kept in {where}: {error.strerror or error}; the job goes on without"
                 )
+
+    def now(self, state: Mapping[str, object]) -> None:
+        """How far the step is, in the place of what was told before. That this cannot be written is passed over."""
+        path = self.path
+        if path is None:
+            return
+        temporary = temporary_of(path.with_suffix(NOW))
+        with contextlib.suppress(OSError):
+            temporary.write_text(
+                json.dumps({**when_and_where(), **self._always, **state}, default=str), "utf-8"
+            )
+            temporary.replace(path.with_suffix(NOW))
+
+    def step_ended(self) -> None:
+        """There is no step any more that `now` told of."""
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                self.path.with_suffix(NOW).unlink(missing_ok=True)
 
     def end(self, code: int | None) -> None:
         """The last line: how the job ended, None if that is not known here. Nothing where nothing was written."""

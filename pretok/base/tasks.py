@@ -50,6 +50,7 @@ def run_tasks(
         return
     usage = Usage() if usage is None else usage
     workers, began = engine.parallel, time.monotonic()
+    tell.event("tasks", what=what, tasks=len(items), workers=workers)
     try:
         with contextlib.closing(engine.map(function, items, progress)) as outcomes:
             for outcome in outcomes:

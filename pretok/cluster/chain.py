@@ -46,6 +46,12 @@ class StageSettings(BaseModel):
     time: str | None = None
 
 
+class TrainSettings(StageSettings):
+    """[slurm.train]: spare nodes, in every job beside `nodes`, take the place of those that fail (train.sbatch)."""
+
+    spare: Annotated[int, Field(ge=0)] = 0
+
+
 class SlurmSettings(BaseModel):
     """[slurm] of a recipe; account, if given, wins over the profile's."""
 
@@ -56,7 +62,7 @@ class SlurmSettings(BaseModel):
     vocab: StageSettings = StageSettings()
     tokenize: StageSettings = StageSettings()
     mix: StageSettings = StageSettings()
-    train: StageSettings = StageSettings()
+    train: TrainSettings = TrainSettings()
 
 
 def read_settings(table: dict[str, object], overrides: dict[str, object]) -> SlurmSettings:
@@ -77,7 +83,8 @@ def _explain(detail: Any) -> str:
     where = ".".join(["slurm", *tables, key])
     if detail["type"] != "extra_forbidden":
         return f"{where}: {detail['msg']}"
-    return unknown_key(where, (StageSettings if tables else SlurmSettings).model_fields)
+    table = TrainSettings if tables == ["train"] else StageSettings if tables else SlurmSettings
+    return unknown_key(where, table.model_fields)
 
 
 def parse_time(text: str) -> int:
@@ -183,7 +190,7 @@ def plan_chain(
         own: StageSettings = getattr(settings, stage)
         options = _options(recipe, profile, settings, stage, folder)
         if stage == "train":
-            arguments = [str(run), *_train_arguments(recipe), *train_arguments]
+            arguments = [str(run), *recipe_flags(recipe), *train_arguments]
         else:
             arguments = [str(recipe.out), str(recipe_path)]
         for link in range(1, own.links + 1):
@@ -193,7 +200,8 @@ def plan_chain(
             script = scripts / f"{stage}.sbatch"
             jobs.append(Job(stage, link, options, script, (str(profile.path), *arguments), tuple(depends)))
         previous = len(jobs) - 1
-    return Chain(folder, jobs, {"PRETOK_SLURM": str(scripts), "PRETOK_CHAIN": str(folder.absolute())})
+    environment = {"PRETOK_SLURM": str(scripts), "PRETOK_CHAIN": str(folder.absolute())}
+    return Chain(folder, jobs, environment | {"PRETOK_SPARE": str(settings.train.spare)})
 
 
 def choose_stages(recipe: Recipe, wanted: str | None, train_arguments: list[str]) -> list[StageName]:
@@ -239,7 +247,7 @@ def _options(
         "account": settings.account or profile.get("ACCOUNT"),
         "partition": profile.get(f"{kind}_PARTITION"),
         "qos": profile.get(f"{kind}_QOS"),
-        "nodes": str(own.nodes),
+        "nodes": str(own.nodes + (settings.train.spare if stage == "train" else 0)),
         "cpus-per-task": profile.get(f"{kind}_CORES"),
         "mem": profile.get(f"{kind}_MEMORY"),
         "gpus-per-node": profile.get("GPUS") if stage == "train" else "",
@@ -248,10 +256,12 @@ def _options(
         "exclude": settings.exclude or "",
     }
     given = [f"--{name}={value}" for name, value in values.items() if value]
+    if stage == "train" and settings.train.spare:
+        given.append("--no-kill")  # else Slurm begins the whole job anew
     return (*given, *shlex.split(profile.get(f"{kind}_OPTIONS")))
 
 
-def _train_arguments(recipe: Recipe) -> list[str]:
+def recipe_flags(recipe: Recipe) -> list[str]:
     """[train] of the recipe as flags of `train`, which checks them; what the recipe made as its input."""
     arguments = ["--shards", str(recipe.shards_dir)]
     if recipe.mix is not None:

@@ -28,6 +28,8 @@ SECTIONS = {
         "export": "write what another trainer needs",
     },
     "To look at things": {
+        "watch": "how far the jobs in a folder, or a training run, are",
+        "status": "what is finished, unfinished or failed, and what to do next",
         "report": "one page on what the shards hold and what happened",
         "disclose": "what was trained on, for the public summary",
         "stats": "exact counts of a folder of shards",

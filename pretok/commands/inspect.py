@@ -150,21 +150,24 @@ def _show_sequences(
 ) -> None:
     """What stands at a position, or the first sequences of a step."""
     from pretok.audit.show import load_shown, marked, seen_sequence, sequence_heading
-    from pretok.audit.trace import open_traced, positions_of_step
+    from pretok.audit.trace import open_traced, positions_of_step, reading_at
 
     if (position is None) == (step is None):
         raise UsageError("with --mix, give either --position or --step")
-    traced = open_traced(mix, shards)
-    positions = (
-        range(position, position + 1) if position is not None else positions_of_step(traced, step or 0)
-    )
-    vocab = load_shown(traced.manifest)
-    shown = [seen_sequence(traced, vocab, at) for at in positions[:SEQUENCES]]
-    if len(positions) > len(shown):
-        tell.notice(
-            f"step {step} read positions {positions[0]} to {positions[-1]}: the first {len(shown)} are shown, "
-            "--position shows any other"
-        )
+    legs = open_traced(mix, shards)
+    if position is not None:
+        places = [(traced, position) for traced in reading_at(legs, position)]
+    else:
+        leg, positions = positions_of_step(legs, step or 0)
+        places = [(leg, at) for at in positions]
+    vocab = load_shown(legs[-1].manifest)
+    shown = [seen_sequence(traced, vocab, at) for traced, at in places[:SEQUENCES]]
+    if len(places) > len(shown):
+        if step is None:
+            what = f"{len(places)} parts of the run read position {position}"
+        else:
+            what = f"step {step} read positions {places[0][1]} to {places[-1][1]}"
+        tell.notice(f"{what}: the first {len(shown)} are shown")
     if json:
         _print([asdict(one) for one in shown], several=step is not None)
         return

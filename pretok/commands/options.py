@@ -166,7 +166,9 @@ def work_of(result: Path) -> Path | None:
 def start_engine(workers: int | None, address: str | None) -> Iterator[Engine]:
     """An engine that stops for signals and for the end of the Slurm job."""
     from pretok.base.execute import Engine
+    from pretok.base.lean import without_pandas
     from pretok.base.stop import StopFlag
 
+    without_pandas()
     with StopFlag() as stop, Engine(workers, address, stop) as engine:
         yield engine

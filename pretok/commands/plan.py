@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
-from pretok.commands.options import Field, Inputs, Json, Out, read_recipe, terminal
+from pretok.commands.options import Field, Json, Out, read_recipe, terminal
 
 
 def plan(
     context: typer.Context,
-    inputs: Inputs,
+    inputs: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE.toml | NAME=GLOB ... [-- TRAIN PLAN FLAGS]", show_default=False),
+    ],
     out: Out = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Workers to reckon with. Default: one per CPU of this machine.")
@@ -28,15 +31,23 @@ def plan(
     pretok plan pipelines/demo.toml
 
     pretok plan recipe.toml --workers 1120 --json
+
+    pretok plan recipe.toml -- --devices-per-node 4 --device A100-SXM-64GB --mfu 0.4 --node-kw 2.2
+
+    With [train]: memory, time, energy and jobs of the run, as `train plan` says them with what follows `--`.
     """
     from pretok.base.console import print_json
     from pretok.base.records import to_json
+    from pretok.commands.plan_train import forecast_train
     from pretok.forecast.job import run_forecast, tables
 
-    recipe, tell = read_recipe(inputs, out, {}, field), terminal(context)
+    cut = next((at for at, word in enumerate(inputs) if word.startswith("-")), len(inputs))
+    recipe, tell = read_recipe(inputs[:cut], out, {}, field), terminal(context)
     forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, tell)
+    train = forecast_train(recipe, forecast.mix, inputs[cut:])
     if json:
-        print_json(to_json(forecast))
+        figures = {} if train is None else {"train": {"jobs": train.jobs, **(train.figures or {})}}
+        print_json(to_json(forecast) | figures)
         return
     for made in tables(forecast):
         tell.show(made, result=True)
@@ -44,3 +55,7 @@ def plan(
         tell.notice("counted with a vocabulary trained on a sample: the real one will need fewer tokens")
     if forecast.mix_problem:
         tell.notice(f"the mix cannot be judged: {forecast.mix_problem}")
+    if train is not None:
+        tell.show(train.text.rstrip(), result=True)
+        for sentence in train.sentences():
+            tell.show(sentence, result=True)

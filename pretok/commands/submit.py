@@ -33,6 +33,9 @@ def submit(
         list[str] | None, typer.Option(metavar=PerStage, help="Jobs that continue each other.")
     ] = None,
     time: Annotated[list[str] | None, typer.Option(metavar=PerStage, help="Time limit of each job.")] = None,
+    spare: Annotated[
+        int | None, typer.Option(help="Further nodes in each job of training, in place of those that fail.")
+    ] = None,
     account: Annotated[
         str | None, typer.Option(help="Project that pays; wins over recipe and profile.")
     ] = None,
@@ -58,9 +61,10 @@ def submit(
 
     loaded = read_recipe([str(recipe)], None, {})
     check_train_arguments(train_arguments or [])
-    overrides: dict[str, object] = dict(
-        _per_stage({"nodes": nodes, "links": links, "time": time}, job.STAGES)
-    )
+    stage_options = _per_stage({"nodes": nodes, "links": links, "time": time}, job.STAGES)
+    if spare is not None:
+        stage_options.setdefault("train", {})["spare"] = str(spare)
+    overrides: dict[str, object] = dict(stage_options)
     overrides |= {key: value for key, value in (("account", account), ("exclude", exclude)) if value}
     chain = job.plan_chain(
         loaded,

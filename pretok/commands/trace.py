@@ -43,20 +43,26 @@ def trace(
 
         pretok trace run --step 81
     """
-    from pretok.audit.find import find_named
-    from pretok.audit.trace import document_rows, open_traced, passage_rows, positions_of_step
+    from pretok.audit.find import find_in
+    from pretok.audit.trace import document_rows, open_traced, passage_rows, positions_of_step, reading_at
     from pretok.base.console import print_json
     from pretok.base.tell import table
 
     if sum(given is not None for given in (doc, position, step)) != 1:
         raise UsageError("give one of --doc, --position and --step")
-    traced = open_traced(target, shards)
+    legs = open_traced(target, shards)
     if doc is not None:
+        places = find_in([traced.manifest for traced in legs], doc, MOST)
         rows = [
-            row for place in find_named(traced.manifest, doc, MOST) for row in document_rows(traced, *place)
+            row
+            for traced, found in zip(legs, places, strict=True)
+            for place in found
+            for row in document_rows(traced, *place)
         ]
+    elif position is not None:
+        rows = [row for traced in reading_at(legs, position) for row in passage_rows(traced, position)]
     else:
-        positions = [position] if position is not None else positions_of_step(traced, step or 0)
+        traced, positions = positions_of_step(legs, step or 0)
         rows = [row for one in positions for row in passage_rows(traced, one)]
     if json:
         print_json([asdict(row) for row in rows])

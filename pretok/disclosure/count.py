@@ -161,7 +161,7 @@ def _count(
         for rows in _windows(manifest, joined, shard, sorted(set(columns.values()))):
             lengths = np.asarray(rows["tokens"]).astype(np.int64)
             bounds: Ints = first + np.concatenate([[0], np.cumsum(lengths)])
-            tokens = source.coverage.tokens(bounds) if source.coverage else lengths
+            tokens = source.tokens(bounds)
             first = int(bounds[-1])
             _add(figures, rows.filter(pa.array(tokens > 0)), tokens[tokens > 0])
     return figures

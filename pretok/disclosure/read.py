@@ -1,8 +1,9 @@
 """Shards, a mix or a run -> which tokens of each source are read, and how often.
 
-Enters: a manifest; for a mix its file; for a run the files it writes as JSON (`config.json`, `metrics.jsonl`,
-`done.json`). Leaves: `Extent`. A source gives its sequences in a permuted order, epoch after epoch, so after k of its
-n sequences each was read k // n times, and the first k mod n of the epoch in work once more: `Coverage` knows which.
+Enters: a manifest; for a mix its file; for a run the files it writes as JSON (`config.json`, `legs.jsonl`,
+`metrics.jsonl`, `done.json`). Leaves: `Extent`. A source gives its sequences in a permuted order, epoch after epoch, so
+after k of its n sequences each was read k // n times, and the first k mod n of the epoch in work once more: `Coverage`
+knows which. A run that changed its data or its batch has one for each leg, which add up.
 
 A token is read where it is the input of a prediction: a sequence of L + 1 tokens reads its first L. What is left over
 behind the last whole sequence of a source is never read.
@@ -10,7 +11,7 @@ behind the last whole sequence of a source is never read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 import pretok.stream
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
-from pretok.base.records import Signed, read_record
-from pretok.base.storage import read_json, read_lines
+from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.tokens import Ints
 from pretok.report.history import read_run
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
+from pretok.stream.legs import StreamLeg, open_legs, read_legs, read_settings
 
-DATA = {"shards", "mix", "seed", "seq_len", "global_batch"}
-"""Settings of a run that say what its steps read."""
 BLOCK = 1 << 20
 """Sequences whose places are computed at once."""
 
@@ -35,11 +33,12 @@ BLOCK = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """What is read of the flat tokens of a source. seq_len: of a sequence; whole: epochs that are complete; part: (n,)
-    which of its n sequences were read once more."""
+    how often each of its n sequences was read besides: not at all, once, or twice where the reading neither begins nor
+    ends with an epoch."""
 
     seq_len: int
     whole: int
-    part: npt.NDArray[np.bool_]
+    part: npt.NDArray[np.uint8]
 
     def tokens(self, bounds: Ints) -> Ints:
         """How many tokens were read of each stretch between neighbours, repetitions counted.
@@ -48,7 +47,7 @@ class Coverage:
         """
         inside = np.minimum(bounds, len(self.part) * self.seq_len)
         first, last = int(inside[0]) // self.seq_len, int(inside[-1]) // self.seq_len
-        part = np.append(self.part[first : last + 1], False)
+        part = np.append(self.part[first : last + 1], np.uint8(0)).astype(np.int64)
         before = np.concatenate([[0], np.cumsum(part, dtype=np.int64)])
         sequence, offset = np.divmod(inside, self.seq_len)
         sequence -= first
@@ -59,23 +58,27 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class SourceReading:
-    """sequences: read of the source, of `of` that it has; coverage None: every token once, in no sequences."""
+    """sequences: read of the source, of `of` that it has, None where these had several lengths; epochs: how often it
+    was read on average, None where no order reads it; coverage: of each leg, None: every token once, in no sequences.
+    """
 
     sequences: int | None = None
     of: int | None = None
-    coverage: Coverage | None = None
+    epochs: float | None = None
+    coverage: tuple[Coverage, ...] | None = None
 
-    @property
-    def epochs(self) -> float | None:
-        """How often the source was read on average; None where no order reads it."""
-        return self.sequences / self.of if self.sequences is not None and self.of else None
+    def tokens(self, bounds: Ints) -> Ints:
+        """As of `Coverage`, of all of them."""
+        if self.coverage is None:
+            return np.diff(bounds)
+        return sum((one.tokens(bounds) for one in self.coverage), np.zeros(len(bounds) - 1, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """What a run says of itself. steps: finished ones, of `planned`; skipped: those among
     them whose update was refused; began, ended: when the first and the last step on
-    record were, UTC; stream: fingerprint of the order it read; sizes: of the model."""
+    record were, UTC; legs: what its steps read; sizes: of the model."""
 
     folder: Path
     model: str
@@ -86,16 +89,13 @@ class RunRecord:
     skipped: int
     began: str | None
     ended: str | None
-    seq_len: int
-    global_batch: int
-    seed: int
-    mix: str | None
-    stream: str
+    legs: tuple[StreamLeg, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """scope: shards, mix or run; sequences: how many are read in all; sources: by name."""
+    """scope: shards, mix or run; sequences: how many are read in all; sources: by name; mix: fingerprints of the orders
+    read; seq_len: None where there were several."""
 
     scope: str
     split: str
@@ -106,17 +106,6 @@ class Extent:
     run: RunRecord | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Resolved:
-    """What is needed of what `train` solved and wrote into `config.json`."""
-
-    model: dict[str, Any]
-    global_batch: int
-    seed: Signed
-    stream: str
-    steps: int
-
-
 def read_shards(manifest: Manifest) -> Extent:
     """Every document of the training split once."""
     return Extent("shards", "train", {name: SourceReading() for name in manifest.sources})
@@ -125,83 +114,95 @@ def read_shards(manifest: Manifest) -> Extent:
 def read_mix(manifest: Manifest, mix: Path) -> Extent:
     """All sequences of a mix. Raises MismatchError when it belongs to other shards."""
     view = pretok.stream.open(manifest.folder, mix)
-    return _prefix("mix", view, len(view), None)
+    return _extent("mix", [(view, 0, len(view))], None)
 
 
 def read_steps(manifest: Manifest, folder: Path, mix: Path | None) -> Extent:
-    """The sequences of all steps that are on record in a run's folder; mix: where its mix is now, None: where it was.
+    """The sequences of all steps that are on record in a run's folder; mix: where its last mix is now, None: where it
+    was, or what the run recorded of it.
 
     Raises UsageError where nothing was trained, MismatchError when the run read another order or other shards.
     """
     run = load_run(folder)
-    path = mix if mix is not None else Path(run.mix) if run.mix else None
-    if path is not None and not path.exists():
-        raise UsageError(f"{folder} read the mix {path}, which is not there; say where it is now: --mix MIX")
-    if path is not None:
-        view = pretok.stream.open(manifest.folder, path, seq_len=run.seq_len)
-    else:
-        view = pretok.stream.open(manifest.folder, seq_len=run.seq_len, seed=run.seed)
-    if view.fingerprint != run.stream:
-        raise MismatchError(
-            f"{folder} read a stream with the fingerprint {run.stream}; {path or 'these shards without a mix'} of "
-            f"{manifest.folder} is {view.fingerprint}: name the shards and the mix (--mix) of that run"
-        )
-    return _prefix("run", view, run.steps * run.global_batch, run)
+    spans = []
+    legs = tuple(leg for leg in run.legs if leg.step < run.steps)
+    ends = [*(leg.step for leg in legs[1:]), run.steps]
+    for leg, view, end in zip(legs, open_legs(legs, manifest, mix), ends, strict=True):
+        spans.append((view, leg.position, leg.position_after(end)))
+    return _extent("run", spans, run)
 
 
 def load_run(folder: Path) -> RunRecord:
     """What the files of a run say. Raises IntegrityError for a file that is damaged, UsageError where there is no run
-    or not one finished step."""
-    if not (folder / "config.json").exists():
-        raise UsageError(f"{folder} holds no config.json: it is not the folder of a training run")
-    config = read_json(folder / "config.json")
-    if not isinstance(config, dict) or "resolved" not in config:
-        raise IntegrityError(f"{folder / 'config.json'} was not written by train, or by an older version")
-    known = {field.name for field in fields(_Resolved)}
-    solved = {key: value for key, value in config["resolved"].items() if key in known}
-    resolved = read_record(_Resolved, solved, folder / "config.json")
+    or not one finished step, or where it is not known what it read."""
+    settings, legs = read_settings(folder), read_legs(folder)
     run = read_run(folder)
     if not run.metrics:
         raise UsageError(f"{folder}: no step is finished yet")
-    changes = read_lines(folder / "changes.jsonl")
-    moved = any(line["position"] != line["step"] * resolved.global_batch for line in changes)
-    if moved or any(DATA & line.get("changes", {}).keys() for line in changes):
-        raise UsageError(
-            f"{folder} changed its data or its global batch between two steps (see changes.jsonl there), so what its "
-            "steps read is not known from its files alone; give a mix (--mix, without --run) instead"
-        )
-    last, seq_len = run.metrics[-1], int(resolved.model["seq_len"])
+    last = run.metrics[-1]
     steps = int(last["step"])
-    if last["tokens"] != steps * resolved.global_batch * seq_len:
+    leg = next(leg for leg in reversed(legs) if leg.step < steps)
+    if last["tokens"] != leg.tokens_after(steps):
         raise IntegrityError(
-            f"{folder / 'metrics.jsonl'}: {last['tokens']} tokens after step {steps}; steps of {resolved.global_batch} "
-            f"sequences of {seq_len} tokens give {steps * resolved.global_batch * seq_len}"
+            f"{folder / 'metrics.jsonl'}: {last['tokens']} tokens after step {steps}; by what the run recorded of its "
+            f"steps it is {leg.tokens_after(steps)}"
         )
     return RunRecord(
         folder=folder,
-        model=str(config["model"]),
-        sizes=resolved.model,
+        model=settings.model,
+        sizes=settings.resolved.model,
         steps=steps,
-        planned=resolved.steps,
+        planned=settings.resolved.steps,
         finished=run.done,
         skipped=int(last.get("skipped", 0)),
         began=run.metrics[0].get("time"),
         ended=last.get("time"),
-        seq_len=seq_len,
-        global_batch=resolved.global_batch,
-        seed=resolved.seed,
-        mix=config.get("mix"),
-        stream=resolved.stream,
+        legs=legs,
     )
 
 
-def _prefix(scope: str, view: View, length: int, run: RunRecord | None) -> Extent:
-    sources = {}
-    for entry in view.mix.sources:
-        taken = view.prefix_counts(length)[entry.name]
-        whole, rest = divmod(taken, entry.sequences) if entry.sequences else (0, 0)
-        part = np.zeros(entry.sequences, np.bool_)
-        for low in range(taken - rest, taken, BLOCK):
-            part[view.drawn(entry.name, low, min(low + BLOCK, taken))] = True
-        sources[entry.name] = SourceReading(taken, entry.sequences, Coverage(view.seq_len, whole, part))
-    return Extent(scope, view.mix.split, sources, view.fingerprint, length, view.seq_len, run)
+def _extent(scope: str, spans: list[tuple[View, int, int]], run: RunRecord | None) -> Extent:
+    """What is read of (view, first position, one past the last)."""
+    names = dict.fromkeys(entry.name for view, _, _ in spans for entry in view.mix.sources)
+    splits, lengths = ({getattr(view.mix, name) for view, _, _ in spans} for name in ("split", "seq_len"))
+    if len(splits) > 1:
+        raise UsageError(f"the run read the splits {' and '.join(sorted(splits))}; a summary is of one")
+    orders = dict.fromkeys(view.fingerprint for view, _, _ in spans)
+    return Extent(
+        scope,
+        min(splits),
+        {name: _reading(name, spans) for name in names},
+        ", ".join(orders),
+        sum(end - first for _, first, end in spans),
+        min(lengths) if len(lengths) == 1 else None,
+        run,
+    )
+
+
+def _reading(name: str, spans: list[tuple[View, int, int]]) -> SourceReading:
+    """What is read of one source."""
+    coverage, sizes, epochs, taken = [], set(), 0.0, 0
+    for view, first, end in spans:
+        size = next((entry.sequences for entry in view.mix.sources if entry.name == name), None)
+        if size is not None:
+            low, high = (view.prefix_counts(length)[name] for length in (first, end))
+            coverage.append(_coverage(view, name, size, low, high))
+            sizes.add(size)
+            taken, epochs = taken + high - low, epochs + ((high - low) / size if size else 0)
+    of = min(sizes) if len(sizes) == 1 else None
+    return SourceReading(taken, of, None if sizes == {0} else epochs, tuple(coverage))
+
+
+def _coverage(view: View, name: str, size: int, low: int, high: int) -> Coverage:
+    """What of a source its `low`-th to `high - 1`-th sequences are, of `size` that it has."""
+    part, whole = np.zeros(size, np.uint8), 0
+    while low < high:
+        end = min(high, low - low % size + size)
+        if end - low == size:
+            epochs = (high - low) // size
+            whole, low = whole + epochs, low + epochs * size
+            continue
+        for at in range(low, end, BLOCK):
+            part[view.drawn(name, at, min(at + BLOCK, end))] += 1
+        low = end
+    return Coverage(view.seq_len, whole, part)

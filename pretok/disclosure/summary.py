@@ -283,7 +283,7 @@ def _all_values(figures: Sequence[ReadFigures], kind: str, most: int | None) -> 
 
 def _values(counts: ValueCounts, most: int | None, known: bool) -> Values:
     """known: whether the bytes of documents without a value are."""
-    if counts.sums is None:
+    if counts.distinct is None:
         return Values(None, ())
 
     def listed(value: str | None, sums: Sums) -> Listed:
@@ -293,7 +293,7 @@ def _values(counts: ValueCounts, most: int | None, known: bool) -> Values:
     found = [listed(value, sums) for value, sums in counts.largest()]
     named = [entry for entry in found if entry.value is not None]
     shown = named[:most]
-    return Values(len(named), (*shown, *(entry for entry in found if entry.value is None)))
+    return Values(counts.distinct, (*shown, *(entry for entry in found if entry.value is None)))
 
 
 def _source(manifest: Manifest, split: str, figures: ReadFigures, domains: int) -> SourceSummary:

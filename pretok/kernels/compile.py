@@ -4,6 +4,9 @@ Enters: a signature. Leaves: a compiled function, cached on disk. Every function
 a cached variant by counting the variants it sees, so two processes that start together and compile *different*
 variants of one function could read each other's code. With one variant both write the same file, atomically.
 
+A function is loaded or compiled at its first call, not when its module is imported: a worker calls a few of them, and
+what these call in turn is in their own code already. Loading all took each worker longer than importing Numba.
+
 The cache lies in a folder named by the sources of all compiled modules, because Numba looks only at the file that
 holds a function and not at those it calls. The folder is made in the first of these that can be written:
 NUMBA_CACHE_DIR, the package's own `__pycache__`, the user's cache folder, the temporary folder.
@@ -17,20 +20,23 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
+from numba.extending import typeof_impl
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 PACKAGE = Path(__file__).parents[1]
+FOLDERS = ("counts", "kernels", "read", "screen", "tokenizer", "vocab")
+"""Where compiled functions are: every worker reads these, not all modules there are."""
 
 
 def source_digest() -> str:
     """16 hexadecimal digits that change with any module that names this one, for its functions or its constants."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(path for folder in FOLDERS for path in (PACKAGE / folder).glob("*.py")):
         source = path.read_bytes()
         if b"pretok.kernels.compile" in source:
             digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + source)
@@ -80,6 +86,38 @@ BYTES = types.CPointer(types.uint8)
 a word take it, because an array as argument costs two atomic changes of its reference count a call."""
 
 
+class Kernel:
+    """A function with the one signature that it is compiled for when it is first called, from Python or by another."""
+
+    def __init__(self, function: Callable[..., Any], signature: Any, inline: bool) -> None:
+        options = {"cache": True, "nogil": True, "error_model": "numpy", "forceinline": inline}
+        self.py_func = function
+        self._signature = signature
+        self._compiled: Any = numba.njit(**options)(function)
+        self.is_loaded = False
+
+    def compiled(self) -> Any:
+        """Numba's function, which takes no other types than those of the signature."""
+        if not self.is_loaded:
+            self._compiled.compile(
+                self._signature
+            )  # by one thread at a time, of which the others then have it
+            self._compiled.disable_compile()
+            self.is_loaded = True
+        return self._compiled
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.compiled()(*arguments)
+
+
+def _type_of(kernel: Kernel, _context: Any) -> Any:
+    """What Numba takes a kernel for that another one calls."""
+    return types.Dispatcher(kernel.compiled())
+
+
+typeof_impl.register(Kernel)(_type_of)
+
+
 def njit(signature: Any, inline: bool = False) -> Callable[[F], F]:
     """Compile for `signature`, from the cache when it holds the function; the compiled code releases the GIL.
 
@@ -87,8 +125,6 @@ def njit(signature: Any, inline: bool = False) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        options = {"cache": True, "nogil": True, "error_model": "numpy", "forceinline": inline}
-        compiled: F = numba.njit(signature, **options)(function)
-        return compiled
+        return cast("F", Kernel(function, signature, inline))
 
     return decorate

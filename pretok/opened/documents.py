@@ -17,6 +17,8 @@ import pyarrow as pa
 from pretok.audit.texts import load_decoder, open_shard, shard_texts
 from pretok.base.errors import UsageError
 from pretok.base.tokens import Ints
+from pretok.read.kept import TYPES
+from pretok.shards.annotations import Annotations, matched_column, open_annotations
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, Shard
 from pretok.shards.plan import SourcePlan
@@ -36,6 +38,8 @@ OURS = (
 """The columns that every document has: its source, split and shard, its number in the split, its input and the line or
 row there (from 1), tokens (EOD included), bytes and hash of its text."""
 PLACE = ("source", "split", "doc")
+PLACE_IN_FILE = ("file", "start", "record")
+"""Columns of a ledger that `position` follows from."""
 TEXT = pa.field("text", pa.large_string())
 
 
@@ -48,7 +52,8 @@ class Documents:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """OURS, then the kept columns of all shards. UsageError where two shards keep one name as two types."""
+        """OURS, then the kept columns of all shards, then the joined ones. UsageError where two shards keep one name as
+        two types."""
         kept: dict[str, tuple[pa.DataType, str]] = {}
         for shard, _ in self.numbered:
             for field in ledger_schema(path) if (path := ledger_path(shard.prefix)).exists() else ():
@@ -58,16 +63,22 @@ class Documents:
                         f"column {field.name} is {known} in source {source} and {field.type} in {shard.source}: "
                         "open the sources one by one (source=...)"
                     )
-        own = [pa.field(name, kind) for name, kind in OURS]
-        return pa.schema(
-            own + [pa.field(name, kind) for name, (kind, _) in kept.items() if name not in SCHEMA.names]
-        )
+        found = {name: kind for name, (kind, _) in kept.items() if name not in SCHEMA.names}
+        for one in self.joined:
+            found |= {matched_column(one.name): pa.bool_()}
+            found |= {column.name: TYPES[column.type] for column in one.record.columns}
+        return pa.schema([*OURS, *found.items()])
+
+    @cached_property
+    def joined(self) -> list[Annotations]:
+        """What `pretok annotate` joined. MismatchError where it was joined to other documents."""
+        return open_annotations(self.manifest)
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Rows of every shard, with these columns."""
         schema = pa.schema([self.schema.field(name) for name in columns])
         for shard, before in self.numbered:
-            for rows in self._rows(shard, before):
+            for rows in self._rows(shard, before, columns):
                 yield _with_columns(rows, schema)
 
     def read_texts(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -76,14 +87,14 @@ class Documents:
         decoder = load_decoder(self.manifest)
         for shard, before in self.numbered:
             start = 0
-            for rows in self._rows(shard, before):
+            for rows in self._rows(shard, before, columns):
                 end = start + len(rows)
                 for low, texts in shard_texts(shard, decoder, start, end):
                     part = rows.slice(low - start, len(texts))
                     yield _with_columns(part.append_column(TEXT, texts), schema)
                 start = end
 
-    def _rows(self, shard: Shard, before: int) -> Iterator[pa.RecordBatch]:
+    def _rows(self, shard: Shard, before: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         path = ledger_path(shard.prefix)
         if not path.exists():
             lengths = open_shard(shard).lengths
@@ -91,18 +102,31 @@ class Documents:
             return
         plan = SourcePlan.from_json(shard.source, self.manifest.contents.plans[shard.source])
         lines = lines_before(plan, self.manifest.contents.parts[shard.source])
-        for rows in ledger_windows(path):
+        needed = {"tokens", *columns} | (set(PLACE_IN_FILE) if "position" in columns else set())
+        joined = [
+            one.windows(self.manifest, shard, wanted)
+            for one in self.joined
+            if (wanted := [name for name in one.columns if name in columns])
+        ]
+        for rows in ledger_windows(path, [name for name in ledger_schema(path).names if name in needed]):
             found = dict(zip(rows.schema.names, rows.columns, strict=True))
-            start = found.pop("start")
-            found["position"] = pa.array(_lines(found, start, lines) + np.asarray(found.pop("record")) + 1)
-            found["hash"] = pa.array([digest.hex() for digest in found["hash"].to_pylist()], pa.string())
+            if "position" in columns:
+                start, record = found.pop("start"), np.asarray(found.pop("record"))
+                found["position"] = pa.array(_lines(found["file"], start, lines) + record + 1)
+            if "hash" in columns:
+                found["hash"] = pa.array([digest.hex() for digest in found["hash"].to_pylist()], pa.string())
+            for (
+                windows
+            ) in joined:  # a window of the ledger each, or none at all for a source they do not know
+                if (window := next(windows, None)) is not None:
+                    found |= dict(zip(window.schema.names, window.columns, strict=True))
             yield _with_place(shard, before, len(rows), found)
             before += len(rows)
 
 
-def _lines(found: dict[str, pa.Array], start: pa.Array, lines: dict[tuple[str, int], int]) -> Ints:
+def _lines(file: pa.Array, start: pa.Array, lines: dict[tuple[str, int], int]) -> Ints:
     """(rows,): the lines of each row's file before where its counting begins."""
-    files = found["file"].dictionary_encode()
+    files = file.dictionary_encode()
     pairs = np.stack([np.asarray(files.indices, np.int64), np.asarray(start, np.int64)], axis=1)
     unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
     names = files.dictionary.to_pylist()

@@ -1,6 +1,7 @@
 """Rows that are read when they are asked for, a batch at a time, and given as Arrow, pandas or polars.
 
-Enters: a schema and a function that reads batches. Leaves: `Rows`. Nothing is held: whoever asks twice reads twice.
+Enters: a schema and a function that reads batches. Leaves: `LazyTable`. Nothing is held: whoever asks twice
+reads twice.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LONGEST = 80
 """Characters of a text that a notebook shows."""
 
 
-class Rows:
+class LazyTable:
     """A table: iterate over it for Arrow record batches, whatever its size, or take it whole.
 
     name: what it holds; schema: its columns (pyarrow.Schema). `len` is known without reading. DuckDB, polars, pandas

@@ -17,7 +17,7 @@ from pretok.base.html import html_table
 from pretok.base.records import read_record
 from pretok.base.storage import read_json, read_json_lines
 from pretok.opened.documents import PLACE, Documents
-from pretok.opened.rows import Rows
+from pretok.opened.rows import LazyTable
 from pretok.shards.contents import SPLITS
 from pretok.shards.manifest import Manifest, Shard, has_manifest, load_manifest
 from pretok.shards.seal import rejects_path
@@ -70,7 +70,7 @@ class Work:
         path = self.folder / "vocab" / "report.json"
         return read_record(VocabReport, read_json(path), path) if path.exists() else None
 
-    def counts(self) -> Rows:
+    def counts(self) -> LazyTable:
         """Exact counts, a row a source and split: source, split, tokens (EODs included), documents, bytes (of text)."""
         rows = [
             {"source": name, "split": split, "tokens": c.tokens, "documents": c.documents, "bytes": c.bytes}
@@ -78,26 +78,28 @@ class Work:
             for split in SPLITS
             for c in [getattr(self.manifest.contents.sources[name], split)]
         ]
-        return Rows("counts", COUNTS, len(rows), lambda: iter([pa.RecordBatch.from_pylist(rows, COUNTS)]))
+        return LazyTable(
+            "counts", COUNTS, len(rows), lambda: iter([pa.RecordBatch.from_pylist(rows, COUNTS)])
+        )
 
     def documents(
         self, source: str | None = None, split: str | None = None, columns: Sequence[str] | None = None
-    ) -> Rows:
+    ) -> LazyTable:
         """What is known of each document, a row each, of one source or split or of all, in the order of the shards.
 
         columns: those wanted, all by default: source, split, shard, doc (its number in the split, as `pretok inspect`
         takes it), file and position (line or row, from 1), tokens (EOD included), bytes and hash (hexadecimal) of its
-        text, and the kept ones. What shards made before there were ledgers do not know is null. UsageError for a
-        source, split or column that is not there.
+        text, the kept and the joined ones. What shards made before there were ledgers do not know is null. UsageError
+        for a source, split or column that is not there.
         """
         found = self._documents(source, split)
         wanted = self._checked(found, found.schema.names if columns is None else columns)
         schema = pa.schema([found.schema.field(name) for name in wanted])
-        return Rows("documents", schema, _count(found), lambda: found.read(wanted))
+        return LazyTable("documents", schema, _count(found), lambda: found.read(wanted))
 
     def texts(
         self, source: str | None = None, split: str | None = None, columns: Sequence[str] = PLACE
-    ) -> Rows:
+    ) -> LazyTable:
         """The texts as they were tokenized (after normalization), decoded from the shards: `columns` of `documents` and
         `text`, a row a document, in the same order. Iterate over them where they may not fit into memory.
 
@@ -106,13 +108,13 @@ class Work:
         found = self._documents(source, split)
         wanted = self._checked(found, columns)
         schema = pa.schema([*(found.schema.field(name) for name in wanted), ("text", pa.large_string())])
-        return Rows("texts", schema, _count(found), lambda: found.read_texts(wanted))
+        return LazyTable("texts", schema, _count(found), lambda: found.read_texts(wanted))
 
-    def rejects(self, source: str | None = None) -> Rows:
+    def rejects(self, source: str | None = None) -> LazyTable:
         """The records that are no documents: source, file, position (line or row, from 1), reason, detail."""
         names = [name for name, _ in self._chosen(source, None)]
         length = sum(sum(self.manifest.contents.sources[name].rejected.values()) for name in names)
-        return Rows("rejects", REJECTS, length, lambda: self._read_rejects(names))
+        return LazyTable("rejects", REJECTS, length, lambda: self._read_rejects(names))
 
     def _read_rejects(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for name in names:

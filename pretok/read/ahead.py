@@ -6,20 +6,26 @@ Reading, decompressing and parsing release the interpreter lock, so they run whi
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
+SMALL, HANDED_OVER, SECONDS = 32, 256, 0.1
+"""Items of less than a 32nd of the room are handed over together, so many at most and so often at least: a thread that
+wakes the other for each of a thousand small files waits for the interpreter lock at each."""
+
 
 def ahead(items: Iterator[Item], size: Callable[[Item], int], room: int, depth: int = 3) -> Iterator[Item]:
     """Yield what `items` yields, produced by a thread; its exception is raised here, of whatever kind.
 
     The thread works on the next item while fewer than `depth` wait that take less than `room` by `size`: a large one
-    waits alone. When the consumer stops early, or forgets this generator, the thread ends at its next item.
+    waits alone, small ones handed over together count as one. When the consumer stops early, or forgets this generator,
+    the thread ends at its next item.
     """
-    ready: deque[Item] = deque()
+    ready: deque[tuple[list[Item], int]] = deque()  # items handed over together, and their size
     changed = threading.Condition()
     held = 0
     done = stopped = False
@@ -28,41 +34,58 @@ def ahead(items: Iterator[Item], size: Callable[[Item], int], room: int, depth: 
     def may_produce() -> bool:
         return stopped or (len(ready) < depth and held < room)
 
-    def produce() -> None:
-        nonlocal held, done, failure
+    def take() -> tuple[list[Item], int]:
+        """The next item, or small ones together; none at the end, or where reading ended in `failure`."""
+        nonlocal failure
+        together: list[Item] = []
+        total, until = 0, time.monotonic() + SECONDS
         try:
-            while True:
-                with changed:
-                    changed.wait_for(may_produce)
-                    if stopped:
-                        break
-                try:
-                    item = next(items)
-                except StopIteration:
+            for item in items:
+                together.append(item)
+                total += size(item)
+                if (
+                    total * SMALL >= room
+                    or len(together) == HANDED_OVER
+                    or stopped
+                    or time.monotonic() > until
+                ):
                     break
-                with changed:
-                    ready.append(item)
-                    held += size(item)
-                    changed.notify_all()
-                del item
         except BaseException as error:
             failure = error
+        return together, total
+
+    def produce() -> None:
+        nonlocal held, done
+        while failure is None:
+            with changed:
+                changed.wait_for(may_produce)
+                if stopped:
+                    break
+            together, total = take()
+            if not together:
+                break
+            with changed:
+                ready.append((together, total))
+                held += total
+                changed.notify_all()
+            del together
         with changed:
             done = True
             changed.notify_all()
 
     threading.Thread(target=produce, daemon=True, name="read-ahead").start()
-    taken: list[Item] = []
     try:
         while True:
             with changed:
                 changed.wait_for(lambda: ready or done)
                 if not ready:
                     break
-                taken.append(ready.popleft())
-                held -= size(taken[0])
+                taken, total = ready.popleft()
+                held -= total
                 changed.notify_all()
-            yield taken.pop()  # nothing here holds it while the consumer works on it
+            taken.reverse()
+            while taken:
+                yield taken.pop()  # nothing here holds it while the consumer works on it
         if failure is not None:
             raise failure
     finally:

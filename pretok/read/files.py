@@ -62,6 +62,8 @@ _ARRAY = re.compile(rb'\s*\[\s*[{"]')
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 SHOWN = 5
 """Names in one notice."""
+LOOKED_AT = 64
+"""Files that a thread looks at in a row: handing it each by itself took as long as looking."""
 
 
 class CorruptInputError(Exception):
@@ -111,8 +113,14 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[Inp
     for pattern in patterns:
         for path in expand(pattern):
             explicit[path] = explicit.get(path, False) or not is_glob(pattern)
+    paths = sorted(explicit)
+    step = max(1, min(LOOKED_AT, len(paths) // 64))
+
+    def look_at(start: int) -> list[_Look]:
+        return [_look(path, explicit[path], declared_format) for path in paths[start : start + step]]
+
     with ThreadPoolExecutor(16) as pool:
-        looks = list(pool.map(lambda path: _look(path, explicit[path], declared_format), sorted(explicit)))
+        looks = [found for some in pool.map(look_at, range(0, len(paths), step)) for found in some]
     _refuse_twice([look for look in looks if look.file])
     files = [look.file for look in looks if look.file]
     if not files:

@@ -60,17 +60,12 @@ def probe_inputs(inputs: Sequence[InputFile], field: str, tell: Teller = SILENT)
     parquet = [file for file in inputs if file.format == "parquet"]
     # Of a damaged footer pyarrow tells the size of a column by ending the process (seen with 23); reading is safe.
     known = dict(zip(parquet, in_child(partial(_probe_parquet, field=field), parquet), strict=True))
+    opened = [file for file in inputs if file in looked_into or file.format in ("dataset", "hub")]
     with ThreadPoolExecutor(16) as pool:
-        probes = list(
-            pool.map(
-                lambda file: (
-                    known[file] or Probe(file, 0)
-                    if file in known
-                    else _probe(file, field, file in looked_into)
-                ),
-                inputs,
-            )
-        )
+        known |= zip(opened, pool.map(lambda file: _probe(file, field, True), opened), strict=True)
+    probes = [
+        (known[file] or Probe(file, 0)) if file in known else _probe(file, field, False) for file in inputs
+    ]
     problems = [probe.problem for probe in probes if probe.problem]
     judged = sum(probe.judged for probe in probes)
     if problems and len(problems) == judged:

@@ -42,7 +42,7 @@ class _Cutter:
         self._separator = separator
         self._limit = max(limit, batch_bytes)
         self._batch = batch_bytes
-        self._buffer = bytearray(2 * batch_bytes)
+        self._buffer = bytearray()  # of a small file, which is one block, no more than that is taken
         self._searched = 0
         self._skipping = False
         self.size = 0
@@ -50,7 +50,7 @@ class _Cutter:
     def append(self, block: bytes) -> None:
         """Hold a block too. Other memory is taken where it does not fit, as spans of the old may still be looked at."""
         if self.size + len(block) > len(self._buffer):
-            self._move(0, 2 * (self.size + len(block)))
+            self._move(0, 2 * (max(self._batch, self.size + len(block)) if self.size else len(block)))
         memoryview(self._buffer)[self.size : self.size + len(block)] = (
             block  # a bytearray would copy it twice
         )

@@ -46,11 +46,12 @@ class Rejects:
 
 @dataclass(slots=True)
 class Column:
-    """A kept column. values: (value, documents, tokens) of those with most tokens; distinct: how many there are, None:
-    too many."""
+    """A kept column. values: (value, documents, tokens) of those with most tokens, documents without one among them as
+    `(none)`; distinct: how many values there are, None: too many; more: whether not all of them are in `values`."""
 
     values: list[tuple[str, int, int]]
     distinct: int | None
+    more: bool
 
 
 @dataclass(slots=True)
@@ -168,12 +169,12 @@ def _add_columns(counters: dict[str, ValueCounts], rows: pa.RecordBatch) -> None
 
 def _most(counted: ValueCounts) -> Column:
     if counted.sums is None:
-        return Column([], None)
+        return Column([], None, True)
     shown = [
         ("(none)" if value is None else value, documents, tokens)
         for value, (documents, tokens) in counted.largest()[:VALUES]
     ]
-    return Column(shown, len(counted.sums))
+    return Column(shown, counted.distinct, len(counted.sums) > VALUES)
 
 
 def _rejects(manifest: Manifest, source: str) -> dict[str, Rejects]:

@@ -43,6 +43,11 @@ class ValueCounts:
         if other is None or len(self.sums) > self._most:
             self.sums = None
 
+    @property
+    def distinct(self) -> int | None:
+        """How many different values there are; null is none. None: too many."""
+        return None if self.sums is None else len(self.sums) - (None in self.sums)
+
     def largest(self, by: int = 1) -> list[tuple[str | None, Sums]]:
         """All values, by their sum number `by` from the largest down, equal ones by name."""
         items = (self.sums or {}).items()

@@ -9,6 +9,7 @@ contamination.py  what stands beside shards of the benchmark they were searched 
 plan.py        the plan of one source, kept on disk
 hash_task.py   a partition -> the hash of every document: the task of a pass before
 copies_job.py  which documents are copies of earlier ones, settled before tokenizing
+together.py    small batches that are handled as one
 task.py        a partition -> sealed parts: the task a worker runs
 unfinished.py  what is not finished, told in words
 seal.py        sealed parts -> few files and one manifest

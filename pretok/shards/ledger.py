@@ -88,7 +88,8 @@ def hash_column(hashes: Hashes) -> pa.Array:
 
 
 def ledger_rows(
-    place: tuple[str, int],
+    files: pa.StringArray,
+    starts: npt.NDArray[np.int64],
     records: npt.NDArray[np.int64],
     tokens: npt.NDArray[np.int32],
     sizes: npt.NDArray[np.int64],
@@ -96,11 +97,10 @@ def ledger_rows(
     kept: Sequence[pa.Array] = (),
     schema: pa.Schema = SCHEMA,
 ) -> pa.RecordBatch:
-    """Rows of documents of one place, which is (file, start). sizes: bytes of their texts; kept: their kept columns."""
-    file, start = place
+    """Rows of documents. starts: see `start` above; sizes: bytes of their texts; kept: their kept columns."""
     columns = [
-        pa.repeat(pa.scalar(file), len(records)),
-        pa.repeat(pa.scalar(start, pa.int64()), len(records)),
+        files,
+        pa.array(starts, pa.int64()),
         pa.array(records, pa.int64()),
         pa.array(tokens, pa.int32()),
         pa.array(sizes, pa.int64()),

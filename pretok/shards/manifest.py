@@ -28,8 +28,9 @@ Version 1 named the size of a shard `bytes` and had neither `seal` nor `side_fil
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.shards.contents import FORMAT, Contents
 
 VERSION = 2
+SETTLED = 0.1
+"""Seconds after which a file that changes has another time of change."""
 FILE_NAME = "manifest.json"
 STATE = ".state"
 """Folder inside a shards folder that holds unfinished work; gone when all is sealed."""
@@ -160,10 +163,25 @@ def has_manifest(folder: Path) -> bool:
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """Read FOLDER/manifest.json. Raises IntegrityError (missing, damaged, edited) or MismatchError (other version)."""
+    """Read FOLDER/manifest.json, once while it stays as it is: a command looks into it at several places.
+
+    Raises IntegrityError (missing, damaged, edited) or MismatchError (other version).
+    """
     path = Path(folder).absolute() / FILE_NAME
     if not has_manifest(path.parent):
         raise IntegrityError(_missing(path))
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
+    stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    # Within a tick of the file system's clock two writes look alike.
+    settled = time.time() - max(found.st_mtime, found.st_ctime) > SETTLED
+    return _load(path, stamp) if settled else _load.__wrapped__(path, stamp)
+
+
+@lru_cache(maxsize=2)
+def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
     data = read_json(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise IntegrityError(f"{path} is not a manifest of shards")

@@ -45,7 +45,7 @@ class SourcePlan:
         """For `plan.json` and the manifest."""
         return {
             "settings": self.settings,
-            "inputs": [asdict(file) for file in self.inputs],
+            "inputs": to_json(self.inputs),
             "partitions": [partition.to_json() for partition in self.partitions],
             "kept": to_json(self.kept),
         }

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,8 +27,7 @@ from pretok.base.failures import Failure
 from pretok.base.progress import Counts
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, read_json, write_json
-from pretok.base.tokens import Hashes, Tokens
-from pretok.kernels.hashing import hash_documents, select
+from pretok.base.tokens import Tokens
 from pretok.read.batches import Reject, TextBatch, buffers
 from pretok.read.kept import Keep, Mismatch
 from pretok.read.normalize import Normalization
@@ -38,13 +36,19 @@ from pretok.read.readers import Damage, RecordFormat, read_partition
 from pretok.screen.contamination import ItemCount
 from pretok.screen.screening import Screen, Screening
 from pretok.shards.format import SealedShard, ShardWriter
-from pretok.shards.ledger import LedgerWriter, SealedLedger, hash_texts, ledger_rows, schema_with
+from pretok.shards.ledger import LedgerWriter, SealedLedger, ledger_rows, schema_with
+from pretok.shards.together import (
+    MOST_BATCHES,
+    MOST_TOKENS,
+    EncodedSplit,
+    Joined,
+    encode_splits,
+    join,
+    most_tokens,
+)
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
-
-Rows = npt.NDArray[np.int64]
-"""Which documents of a batch."""
 
 ROLL_OVER = Fraction(5, 4)
 """A shard is full at this multiple of its target size: a partition a little over target still gives one shard."""
@@ -200,6 +204,7 @@ def tokenize_partition(task: TokenizeTask, report: Callable[[Counts], None]) -> 
                 if writer.full:
                     finished = False
                     break
+            report(writer.flush())
             done.append(writer.seal(last=finished))
     return done
 
@@ -259,6 +264,8 @@ class _PartWriter:
         self._stack = ExitStack()
         self._writers: dict[str, _SplitWriter] = {}
         self._rejects: IO[str] | None = None
+        self._waiting: list[TextBatch] = []
+        self._most = 0  # tokens of what waits
 
     def __enter__(self) -> _PartWriter:
         return self
@@ -269,8 +276,12 @@ class _PartWriter:
     @property
     def full(self) -> bool:
         """Whether the train shard has reached its size."""
+        return self._may_hold(0)
+
+    def _may_hold(self, more: int) -> bool:
+        """Whether the train shard has its size if `more` tokens come to it."""
         tokens = self._writers["train"].shard.tokens if "train" in self._writers else 0
-        return tokens * self._encoder.dtype.itemsize >= self._task.target * ROLL_OVER
+        return (tokens + more) * self._encoder.dtype.itemsize >= self._task.target * ROLL_OVER
 
     def _writer(self, split: str) -> _SplitWriter:
         """The split's writer, begun with its first document: most partitions have no rejects, many no validation."""
@@ -292,77 +303,81 @@ class _PartWriter:
         self._rejects.write(json.dumps({"piece": piece, **asdict(reject)}, ensure_ascii=False) + "\n")
 
     def add(self, batch: TextBatch | Damage) -> Counts:
-        """Take a batch; the increments for progress."""
+        """Take a batch; the increments for progress, of this one and those that waited or none where it waits too.
+
+        A shard ends with the batch that fills it, so what could fill it does not wait.
+        """
         if isinstance(batch, Damage):
             piece = self._task.partition.pieces[batch.piece]
             self._errors.append(Failure(self._task.partition.name, piece.file.path, batch.error))
             return {}
+        counts: Counter[str] = Counter()
+        most = most_tokens(batch)
+        if self._waiting and self._may_hold(self._most + most):
+            counts.update(self.flush())
+        self._waiting.append(batch)
+        self._most += most
+        many = self._most >= MOST_TOKENS or len(self._waiting) >= MOST_BATCHES
+        if many or self._may_hold(self._most):
+            counts.update(self.flush())
+        return dict(counts)
+
+    def flush(self) -> Counts:
+        """Encode and write what waits; the increments for progress."""
+        batches, self._waiting, self._most = self._waiting, [], 0
+        if not batches:
+            return {}
+        joined = join(batches)
+        try:
+            encoded, refused = encode_splits(
+                joined, self._encoder, self._task.val_fraction, self._task.val_seed
+            )
+        except Unencodable:  # a reject stands where its batch stood: halve until it is alone
+            counts: Counter[str] = Counter()
+            for self._waiting in (batches[: len(batches) // 2], batches[len(batches) // 2 :]):
+                counts.update(self.flush())
+            return dict(counts)
+        for batch in batches:
+            self._note(batch)
+        for reject in refused:
+            self._reject(batches[0].piece, reject)
+        for documents in encoded:
+            self._write(joined, documents)
+        written = sum(len(documents.rows) for documents in encoded)
+        size = len(buffers(joined.texts)[0])
+        return {
+            "documents": written,
+            "tokens": sum(len(documents.tokens) for documents in encoded),
+            "bytes": size,
+            f"bytes:{self._task.partition.source}": size,
+            "rejected": sum(len(batch.rejects) for batch in batches) + len(joined.texts) - written,
+        }
+
+    def _note(self, batch: TextBatch) -> None:
         self._records[str(batch.piece)] += batch.records
         for reject in batch.rejects:
             self._reject(batch.piece, reject)
         for found in batch.mismatches:
             before = self._mismatches.get(found.column, PartMismatch(batch.piece, found, 0))
             self._mismatches[found.column] = replace(before, count=before.count + found.count)
-        documents = tokens = size = 0
-        if len(batch.texts):
-            size = len(buffers(batch.texts)[0])
-            documents, tokens = self._write(batch)
-        return {
-            "documents": documents,
-            "tokens": tokens,
-            "bytes": size,
-            f"bytes:{self._task.partition.source}": size,
-            "rejected": len(batch.rejects) + len(batch.texts) - documents,
-        }
 
-    def _write(self, batch: TextBatch) -> tuple[int, int]:
-        """Send each document of a batch to its split and encode it there; (documents, tokens) written."""
-        task, texts = self._task, batch.texts
-        hashes = hash_texts(texts)
-        piece = task.partition.pieces[batch.piece]
-        start, first = piece.origin
-        documents = total = 0
-        for split, rows in self._split(texts, hashes):
-            if len(rows) == 0:
-                continue
-            part = texts if len(rows) == len(texts) else texts.take(pa.array(rows))
-            part, rows, tokens, lengths = self._encode(part, rows, batch)
-            if len(part) == 0:  # none can be encoded
-                continue
-            place, sizes = (piece.file.path, start), np.diff(buffers(part)[1])
-            records, kept = (
-                first + batch.numbers[rows],
-                [column.take(pa.array(rows)) for column in batch.kept],
-            )
-            described = ledger_rows(place, records, lengths, sizes, hashes[rows], kept, self._schema)
-            self._writer(split).append(tokens, described)
-            documents, total = documents + len(part), total + len(tokens)
-        return documents, total
-
-    def _split(self, texts: pa.LargeStringArray, hashes: Hashes) -> Iterator[tuple[str, Rows]]:
-        """Which of the texts go to which split."""
-        fraction, seed = self._task.val_fraction, self._task.val_seed
-        if not fraction:
-            yield "train", np.arange(len(texts))
-            return
-        deciding = hashes[:, 0] if seed == 0 else hash_documents(*buffers(texts), seed)
-        val = select(deciding, fraction)
-        yield "train", np.flatnonzero(~val)
-        yield "val", np.flatnonzero(val)
-
-    def _encode(
-        self, texts: pa.LargeStringArray, rows: Rows, batch: TextBatch
-    ) -> tuple[pa.LargeStringArray, Rows, Tokens, npt.NDArray[np.int32]]:
-        """(documents, their rows in the batch, ids, lengths); those that no engine can encode are rejected."""
-        try:
-            return texts, rows, *self._encoder.encode(texts)
-        except Unencodable as error:
-            for number in batch.numbers[rows[error.documents]].tolist():
-                self._reject(batch.piece, Reject(number, "unencodable", error.reason))
-            kept = np.ones(len(texts), np.bool_)
-            kept[error.documents] = False
-            texts, rows = texts.filter(pa.array(kept)), rows[kept]
-            return texts, rows, *self._encoder.encode(texts)
+    def _write(self, joined: Joined, encoded: EncodedSplit) -> None:
+        """Add documents to the shard and the ledger of their split."""
+        pieces = [self._task.partition.pieces[batch.piece] for batch in joined.batches]
+        origins = np.array([piece.origin for piece in pieces], np.int64)
+        rows = encoded.rows
+        batch = joined.batch[rows]
+        described = ledger_rows(
+            pa.array([piece.file.path for piece in pieces], pa.string()).take(pa.array(batch)),
+            origins[batch, 0],
+            origins[batch, 1] + joined.numbers[rows],
+            encoded.lengths,
+            encoded.sizes,
+            encoded.hashes,
+            [column.take(pa.array(rows)) for column in joined.kept],
+            self._schema,
+        )
+        self._writer(encoded.split).append(encoded.tokens, described)
 
     def seal(self, *, last: bool) -> PartRecord:
         """Seal shards, ledgers and rejects, then the record. Checks that every record read is accounted for."""

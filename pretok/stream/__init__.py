@@ -19,6 +19,7 @@ In this folder:
     flat_tokens.py  many shards as one array of tokens
     loader.py       the part of each batch that a rank reads
     continued.py    a mix that goes on with another, and how long two mixes are the same
+    legs.py         which positions of which stream the steps of a run read
     mix_job.py      the job: weights and a budget -> mix.json and its report
     materialize.py  a mix written as shards in its order
 """

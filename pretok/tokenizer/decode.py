@@ -15,7 +15,7 @@ BLOCK = 1 << 17
 """Tokens decoded at once: tables of 10 MB, which caches hold."""
 
 
-class Decoder:
+class TextDecoder:
     """Decodes ids of one vocabulary; size: every id is less."""
 
     def __init__(self, vocab: Vocabulary) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -46,6 +47,8 @@ MANY, LONGEST = 1_000_000, 256
 """Pairs of added tokens, and characters of one, up to which they are compared; in doubt the reference encodes."""
 INERT = {chr(c) for c in range(0x80) if not chr(c).isalpha()} - set("<=>")
 """Characters that NFC neither changes nor joins to what follows, such as the spaces of which GPT-NeoX has tokens."""
+MOST_PER_BYTE = 4
+"""More tokens a byte of text than tokenizers make: a byte is one token at most, unless it was normalized to more."""
 NEW_SCRIPTS = range(0x10500, 0x17000)
 """Where Unicode keeps adding letters that compose, as it does not elsewhere: engines of different versions differ."""
 
@@ -67,7 +70,7 @@ class FastEngine:
         plain = {**whole, "added_tokens": [token for token in whole["added_tokens"] if not token["special"]]}
         try:
             with guarded():
-                self._tokenizer: Any = gigatoken.Tokenizer.from_json(json.dumps(plain))
+                self._tokenizer: Any = gigatoken.Tokenizer.from_json(msgspec.json.encode(plain))
         except EngineError as error:
             raise ValueError(str(error)) from None
 

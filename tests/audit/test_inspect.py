@@ -135,8 +135,12 @@ def _place(place: tuple[str, str, int]) -> tuple[str, int, str]:
 
 def test_draws_are_even_and_the_same_for_a_seed(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = load_manifest(shards)
-    every = search.random_places(manifest, None, None, 80, 0)
-    assert len(set(every)) == 80
+    assert set(search.random_places(manifest, None, None, 80, 0)) == {
+        (source, split, number)
+        for source in manifest.sources
+        for split in ("train", "val")
+        for number in range(getattr(manifest.contents.sources[source], split).documents)
+    }
     counts = Counter(search.random_places(manifest, None, None, 1, seed)[0] for seed in range(2_000))
     assert len(counts) == 80
     assert max(counts.values()) < 60  # 25 are expected
@@ -174,8 +178,14 @@ def test_a_step_of_a_run_shows_its_first_positions(
 ) -> None:
     mix = shards.parent / "mix.json"
     view = pretok.stream.open(shards, mix)
-    resolved = {"model": {"seq_len": 16}, "stream": view.fingerprint, "global_batch": 5}
-    config = {"shards": str(shards), "mix": str(mix), "seed": 0, "resolved": resolved}
+    resolved = {
+        "model": {"seq_len": 16},
+        "stream": view.fingerprint,
+        "global_batch": 5,
+        "seed": 0,
+        "steps": 9,
+    }
+    config = {"shards": str(shards), "mix": str(mix), "resolved": resolved}
     (tmp_path / "config.json").write_text(json.dumps(config))
     command = ["inspect", str(shards), "--mix", str(tmp_path), "--step", "3", "--json"]
     assert run_command(command) == 0

@@ -51,7 +51,7 @@ def test_every_document_is_read_where_its_tokens_are(mix: Path, at: int | None) 
         wish = MixRequest((parse_stage("640:it=0.6,en=0.4"),), 16, 3, "train", parse_limit(9, False), after)
         mix = mix.parent / f"at-{at}.json"
         run_mix(mix.parent / "shards", mix, wish)
-    traced = open_traced(mix, None)
+    (traced,) = open_traced(mix, None)
     whose, view = owners(), traced.view
     expected: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
     for position in range(len(view)):
@@ -75,7 +75,7 @@ def test_every_document_is_read_where_its_tokens_are(mix: Path, at: int | None) 
 
 
 def test_a_position_reads_the_documents_that_its_tokens_are_of(mix: Path) -> None:
-    traced = open_traced(mix, None)
+    (traced,) = open_traced(mix, None)
     whose = {where: number for number, where in owners().items()}
     back: dict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
     for position in range(len(traced.view)):
@@ -93,7 +93,7 @@ def test_a_position_reads_the_documents_that_its_tokens_are_of(mix: Path) -> Non
 
 
 def test_what_a_mix_leaves_out_is_read_nowhere(mix: Path) -> None:
-    traced = open_traced(mix, None)
+    (traced,) = open_traced(mix, None)
     assert readings(traced, "it", "val", 0) == []
     alone = Traced(pretok.stream.open(mix.parent / "shards", seq_len=16, source="en"), traced.manifest)
     assert readings(alone, "it", "train", 0) == []
@@ -107,10 +107,11 @@ def write_run(folder: Path, mix: Path, **changes: object) -> Path:
         "model": {"seq_len": 16},
         "stream": view.fingerprint,
         "global_batch": 4,
+        "seed": 0,
         "steps": 9,
         **changes,
     }
-    settings = {"shards": str(mix.parent / "shards"), "mix": str(mix), "seed": 0, "resolved": resolved}
+    settings = {"shards": str(mix.parent / "shards"), "mix": str(mix), "resolved": resolved}
     write_json(folder / "config.json", settings)
     for step, position in ((3, 12), (5, 20)):
         meta = {"step": step, "progress": {"position": position}}
@@ -120,19 +121,20 @@ def write_run(folder: Path, mix: Path, **changes: object) -> Path:
 
 def test_steps_are_those_of_the_run(mix: Path, tmp_path: Path) -> None:
     """Of a global batch of 4, position 11 is read in step 3; five steps are done."""
-    traced = open_traced(write_run(tmp_path / "run", mix), None)
+    (traced,) = open_traced(write_run(tmp_path / "run", mix), None)
     found = readings(traced, "it", "train", 0)
     assert len(found) > 10
     for reading in found:
         assert isinstance(reading, Reading)
         assert reading.step == reading.position // 4 + 1
-        assert reading.position in positions_of_step(traced, reading.step)
+        assert positions_of_step([traced], reading.step)[0] is traced
+        assert reading.position in positions_of_step([traced], reading.step)[1]
         assert reading.done == (reading.position < 20)
     assert {reading.done for reading in found} == {True, False}
     with pytest.raises(UsageError, match="no step 0"):
-        positions_of_step(traced, 0)
+        positions_of_step([traced], 0)
     with pytest.raises(UsageError, match="no step 13; the stream has enough for 12"):
-        positions_of_step(traced, 13)
+        positions_of_step([traced], 13)
 
 
 def test_what_does_not_belong_together_is_refused(mix: Path, tmp_path: Path) -> None:
@@ -143,20 +145,22 @@ def test_what_does_not_belong_together_is_refused(mix: Path, tmp_path: Path) -> 
     write_json(tmp_path / "config.json", {"shards": "x"})
     with pytest.raises(IntegrityError, match="lacks 'resolved'"):
         open_traced(tmp_path, None)
-    traced = open_traced(mix, None)
+    (traced,) = open_traced(mix, None)
     with pytest.raises(UsageError, match="no position 50"):
         list(passages(traced, 50_000))
     with pytest.raises(UsageError, match="a mix has positions and no steps"):
-        positions_of_step(traced, 1)
+        positions_of_step([traced], 1)
     assert traced.manifest == load_manifest(mix.parent / "shards")
 
 
-def test_a_run_that_changed_its_batch_has_no_steps_to_tell(mix: Path, tmp_path: Path) -> None:
+def test_a_run_that_changed_its_batch_before_legs_were_recorded_has_no_steps_to_tell(
+    mix: Path, tmp_path: Path
+) -> None:
     run = write_run(tmp_path / "run", mix)
     (run / "changes.jsonl").write_text(
         '{"step": 2, "position": 8, "by": "hand", "changes": {"lr": [1, 2]}}\n'
     )
-    assert open_traced(run, None).steps == 5
+    assert [traced.steps for traced in open_traced(run, None)] == [5]
     (run / "changes.jsonl").write_text('{"step": 2, "position": 0, "by": "phase", "changes": {}}\n')
     with pytest.raises(UsageError, match="changed its data or its global batch"):
         open_traced(run, None)

@@ -70,7 +70,7 @@ def test_the_command_says_what_the_functions_say(
     run_mix(manifest.folder, path, request)
     shard = manifest.of("en")[0]
     file, line, _ = origin(manifest, shard, 3)
-    found = readings(open_traced(path, None), "en", "train", 3)
+    found = readings(open_traced(path, None)[0], "en", "train", 3)
     assert run_command(["trace", str(path), "--doc", f"{file}:{line}", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(row["position"], row["first"], row["tokens"]) for row in told] == [

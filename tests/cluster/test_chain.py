@@ -307,3 +307,15 @@ def test_wrong_arguments_end_with_code_two(
     assert "known: generic, leonardo, lumi, marenostrum5" in capsys.readouterr().err
     assert run_command(["submit", str(path), "--profile", str(profile), "--nodes", "4", "--dry-run"]) == 2
     assert "STAGE=VALUE" in capsys.readouterr().err
+
+
+def test_spare_nodes_are_further_nodes_of_training_alone(recipe: Recipe, profile: Path) -> None:
+    """With them a job outlives a node; without them Slurm begins it anew, as before."""
+    chain = plan(recipe, profile, train={"spare": "2"})
+    options = {job.stage: job.options for job in chain.jobs}
+    assert {"--nodes=6", "--no-kill"} <= set(options["train"])
+    assert {"--nodes=1"} <= set(options["tokenize"])
+    assert chain.environment["PRETOK_SPARE"] == "2"
+    assert "--no-kill" not in plan(recipe, profile).jobs[-1].options
+    with pytest.raises(UsageError, match=r"slurm\.tokenize\.spare"):
+        plan(recipe, profile, tokenize={"spare": "2"})

@@ -255,7 +255,7 @@ def test_coverage_of_any_stretch() -> None:
     random = np.random.default_rng(5)
     for _ in range(200):
         seq_len, sequences, whole = (int(n) for n in random.integers([1, 0, 0], [9, 12, 3]))
-        part = random.random(sequences) < 0.5
+        part = random.integers(0, 3, sequences).astype(np.uint8)
         tokens = sequences * seq_len + int(random.integers(0, seq_len + 1))
         read = np.zeros(tokens, np.int64)
         read[: sequences * seq_len] = whole + np.repeat(part, seq_len)
@@ -367,7 +367,7 @@ def test_what_does_not_fit_is_refused(
     for arguments, message in (
         (["--run", good, "--mix", other], "name the shards and the mix"),
         (["--run", none], "no step is finished"),
-        (["--run", tmp_path], "not the folder of a training run"),
+        (["--run", tmp_path], "is no folder of a run"),
         (["--run", gone], "--mix MIX"),
         (["--run", changed], "changed its data or its global batch"),
         (["--run", phased], "changed its data or its global batch"),

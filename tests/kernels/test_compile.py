@@ -90,3 +90,10 @@ def test_another_source_takes_another_folder(
     with (tmp_path / "kernels" / name).open("a") as file:
         file.write("# changed\n")
     assert _numba.source_digest() != before
+
+
+def test_all_folders_with_compiled_functions_are_looked_at() -> None:
+    named = b"pretok.kernels.compile"
+    found = {path for path in _numba.PACKAGE.rglob("*.py") if named in path.read_bytes()}
+    assert {path.relative_to(_numba.PACKAGE).parts[0] for path in found} == set(_numba.FOLDERS)
+    assert all(len(path.relative_to(_numba.PACKAGE).parts) == 2 for path in found)

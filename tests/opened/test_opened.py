@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -25,6 +26,7 @@ from pretok.base.stop import StopFlag
 from pretok.base.tell import SILENT
 from pretok.cli import run_command
 from pretok.config import make_recipe
+from pretok.opened import documents
 from pretok.opened.work import Work
 from pretok.shards.job import run_tokenize
 from pretok.stream.mix_job import MixRequest, run_mix
@@ -111,9 +113,9 @@ def test_windows_of_any_size_give_the_same_texts(work: Work, monkeypatch: pytest
 
 def test_counts_and_rejects_are_those_of_the_manifest(work: Work) -> None:
     counts = {(row["source"], row["split"]): row for row in work.counts().to_arrow().to_pylist()}
-    documents = work.documents().to_pandas()
+    table = work.documents().to_pandas()
     for (source, split), row in counts.items():
-        some = documents[(documents.source == source) & (documents.split == split)]
+        some = table[(table.source == source) & (table.split == split)]
         assert (row["documents"], row["tokens"], row["bytes"]) == (
             len(some), some.tokens.sum(), some.bytes.sum(),
         )  # fmt: skip
@@ -129,6 +131,42 @@ def test_the_columns_are_those_of_query(work: Work, capsys: pytest.CaptureFixtur
     asked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     rows = work.documents().to_arrow().sort_by([(name, "ascending") for name in ("source", "split", "doc")])
     assert rows.to_pylist() == [{name: row[name] for name in rows.column_names} for row in asked]
+
+
+def test_what_was_joined_stands_beside_the_documents(
+    work: Work, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(work.folder, tmp_path / "work")
+    shards = tmp_path / "work" / "shards"
+    known = pretok.open(tmp_path / "work").documents("it", columns=["hash"]).to_arrow().to_pylist()
+    scores = {row["hash"]: number / 8 for number, row in enumerate(known) if number % 3}
+    lines = [json.dumps({"hash": name, "score": score}) for name, score in scores.items()]
+    (tmp_path / "scores.jsonl").write_text("\n".join(lines) + "\n")
+    given = ["annotate", str(shards), str(tmp_path / "scores.jsonl"), "--by", "hash", "--name", "quality"]
+    assert run_command([*given, "--workers", "0"]) == 0
+    again = pretok.open(tmp_path / "work")
+    columns = ["source", "hash", "score", "quality_matched"]
+    for row in again.texts(columns=columns).to_arrow().to_pylist():
+        assert row["score"] == (scores.get(row["hash"]) if row["source"] == "it" else None)
+        assert bool(row["quality_matched"]) == (row["score"] is not None)
+    test_the_columns_are_those_of_query(again, capsys)
+
+
+def test_only_the_columns_that_are_named_are_read(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, read = work.documents().to_arrow(), []
+    windows = documents.ledger_windows
+
+    def noted(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        read.append(set(columns))
+        return windows(path, columns)
+
+    monkeypatch.setattr(documents, "ledger_windows", noted)
+    for name in work.documents().schema.names:
+        read.clear()
+        assert work.documents(columns=[name]).to_arrow()[name] == whole[name]
+        assert set.union(*read) - {"tokens", name} == (
+            {"file", "start", "record"} if name == "position" else set()
+        )
 
 
 def test_arrow_pandas_polars_and_duckdb_see_the_same(work: Work) -> None:

@@ -55,9 +55,11 @@ def test_errors_of_every_kind_come_after_what_came_before(kind):
     wait_for(lambda: threads() == 0)
 
 
-@pytest.mark.parametrize(("size", "room", "expected"), [(1, 100, 4), (60, 100, 3), (1000, 100, 2)])
+@pytest.mark.parametrize(
+    ("size", "room", "expected"), [(1, 100, 16), (4, 100, 4), (60, 100, 3), (1000, 100, 2)]
+)
 def test_how_far_ahead(size, room, expected):
-    """Three at most, of large ones only one; the consumer has one more."""
+    """Three at most, of large ones only one, of small ones as many handed over together; the consumer has one more."""
     source = Closed()
     items = ahead(source.items(), lambda _: size, room)
     assert next(items) == 1

@@ -194,7 +194,8 @@ def write(prefix: Path, rows: pa.RecordBatch, step: int) -> bytes:
 def many_rows(count: int) -> pa.RecordBatch:
     random = np.random.default_rng(1)
     return ledger_rows(
-        ("in.jsonl", 7),
+        pa.array(["in.jsonl"] * count),
+        np.full(count, 7),
         np.cumsum(random.integers(1, 3, count)),
         random.integers(1, 5000, count).astype(np.int32),
         random.integers(1, 20_000, count),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real Slurm cluster on one Debian machine, for the tests: three nodes, partitions `cpu` (node1-3) and `gpu`
-# (node1-2, four pretended GPUs each). cluster-down.sh stops exactly what this starts. Needs root.
+# (the same, four pretended GPUs each). cluster-down.sh stops exactly what this starts. Needs root.
 #
 # Every node is a network, hostname, process and mount namespace of its own, with its own /dev/shm and its own local disk
 # ($SLURMLAB_DIR/local); every other file is shared, as on a cluster with a parallel file system. The namespaces
@@ -16,7 +16,7 @@ set -euo pipefail
 LAB=${SLURMLAB_DIR:-/tmp/pretok-slurm}
 PREFIX=${SLURMLAB_PREFIX:-ptk}       # of the namespaces: another prefix, folder and net make a second cluster
 NET=${SLURMLAB_NET:-10.78.0}
-NODES=3 GPU_NODES=2 CPUS=4 MEMORY=8000 GPUS=4
+NODES=3 GPU_NODES=3 CPUS=4 MEMORY=8000 GPUS=4
 HERE=$(cd "$(dirname "$0")" && pwd)
 RUN=$LAB/run ETC=$LAB/etc LOG=$LAB/log BIN=$LAB/bin
 

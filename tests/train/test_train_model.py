@@ -24,7 +24,7 @@ from train.model.transformer import (
     initial_tensor,
     rotary_table,
 )
-from train.tools.plan import block_bytes_per_token
+from train.tools.memory import block_bytes_per_token
 
 TINY = ModelConfig(vocab_size=60, dim=32, layers=2, heads=4, kv_heads=2, hidden=64, seq_len=16)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import needs
@@ -13,6 +14,7 @@ from tests.train_support import column, model_file, random_shards, run_ranks
 from train.config import TrainConfig
 from train.model.sizes import model_config
 from train.model.transformer import Decoder, initial_tensor
+from train.run import loop
 from train.steps.optim import learning_rate
 
 STEPS = 6
@@ -77,7 +79,7 @@ def test_one_process_equals_a_plain_loop(shards: Path, alone: dict[bool, Path], 
         (["--shard", 2, "--accumulation", 2], False),
         (["--shard", 2, "--micro-batch", 1, "--sync", "last"], True),
         (["--shard", 1], True),
-        (["--shard", 4, "--no-reshard", "--checkpointing", "full"], True),
+        (["--shard", 4, "--no-reshard", "--checkpointing", "full", "--micro-batch", 2], True),
         (["--shard", 2, "--tensor", 2], True),
         (["--shard", 1, "--tensor", 2, "--micro-batch", 2, "--checkpointing", "every-2"], False),
     ],
@@ -104,3 +106,28 @@ def test_bf16_accumulation_offload_and_document_mask_on_a_mesh(
     # Another precision and another mask: near, and not equal.
     assert column(run, "loss") == pytest.approx(column(alone[True], "loss"), rel=0.02)
     assert column(run, "loss") != pytest.approx(column(alone[True], "loss"), rel=1e-6)
+
+
+def test_parameters_are_gathered_once_a_step_or_for_each_use(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeRO-2 keeps them through the passes of a step; what it computes is in the cases above."""
+    group = torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup
+    original, gathered = group._to_unsharded, []
+
+    def to_unsharded(self: Any) -> None:
+        if not self.is_unsharded:
+            gathered.append(1)
+        original(self)
+
+    monkeypatch.setattr(group, "_to_unsharded", to_unsharded)
+    counts = {}
+    for reshard in (True, False):
+        gathered.clear()
+        sizes = {"global_batch": 8, "accumulation": 4, "steps": 3, "seq_len": 16, "workers": 0}
+        config: dict[str, Any] = {**sizes, "shards": str(shards), "model": model_file(tmp_path)}
+        out = str(tmp_path / str(reshard))
+        loop.train(TrainConfig(**config, out=out, reshard=reshard, save_every="never"))
+        counts[reshard] = len(gathered)
+    blocks = 2
+    assert counts == {True: 3 * 4 * (2 * blocks + 1), False: 3 * (blocks + 1)}

@@ -155,9 +155,13 @@ def test_answers_equal_those_of_one_row_at_a_time(
 
 def test_answers_do_not_depend_on_the_mesh(shards: Path, tmp_path: Path) -> None:
     answers = []
-    for count, extra in ((1, []), (3, ["--shard", 3]), (2, ["--tensor", 2])):
-        run = tmp_path / str(count)
-        arguments: list[object] = ["--shards", shards, "--model", model_file(tmp_path), "--out", run]
+    stages = ["--pipeline", 2, "--micro-batch", 3]
+    for number, (count, extra) in enumerate(
+        ((1, []), (3, ["--shard", 3]), (2, ["--tensor", 2]), (2, stages))
+    ):
+        run = tmp_path / str(number)
+        model = model_file(tmp_path, tied=False)
+        arguments: list[object] = ["--shards", shards, "--model", model, "--out", run]
         arguments += ["--seq-len", LENGTH, "--global-batch", 6, "--steps", 2, "--workers", 0, "--lr", 0.01]
         arguments += ["--warmup", 1, "--evaluate", files(tmp_path), "--save-every", "never", *extra]
         run_ranks(count, arguments, tmp_path)
@@ -167,7 +171,7 @@ def test_answers_do_not_depend_on_the_mesh(shards: Path, tmp_path: Path) -> None
         one, *others = (
             [answer[name][key] for key in ("accuracy", "bits_per_byte", "questions")] for answer in answers
         )
-        assert others == [pytest.approx(one, rel=1e-4)] * 2
+        assert others == [pytest.approx(one, rel=1e-4)] * 3
 
 
 def test_a_continuation_right_after_its_context_keeps_the_boundary(shards: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from train.parallel.devices import deterministic, find_device
 from train.parallel.mesh import Layout
 from train.run import loop
 from train.run.memory import memory_history
-from train.tools.plan import count_tensors
+from train.tools.memory import count_tensors
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,8 @@ from train.run import loop
 from train.run.goodput import Goodput, GoodputFile
 from train.run.metrics import append_line, cut_after, read_lines
 from train.tools import tune
-from train.tools.plan import GIB, count_tensors, largest_micro_batch, rule_of_thumb
+from train.tools.memory import count_tensors, largest_micro_batch, rule_of_thumb
+from train.tools.plan import GIB
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from train_support import model_file, random_shards, run_ranks
+import pytest
+from support import make_shards, needs
+
+torch = needs("torch")
+from train_support import column, model_file, random_shards, run_ranks
 
 import pretok.stream
 from pretok.audit.trace import open_traced, passages, positions_of_step, readings
+from pretok.base.errors import MismatchError, UsageError
+from pretok.base.storage import read_lines
+from pretok.disclosure.read import read_steps
+from pretok.shards.manifest import load_manifest
+from pretok.stream import View
+from pretok.stream.mix_file import Mix, mix_sources, write_mix
+from train.config import TrainConfig, from_mapping
+from train.run import loop
+
+BATCH, LENGTH = 8, 16
+STEP = BATCH * LENGTH
 
 
 def test_a_run_is_traced_by_its_folder(tmp_path: Path) -> None:
@@ -17,12 +35,12 @@ def test_a_run_is_traced_by_its_folder(tmp_path: Path) -> None:
     model = model_file(tmp_path)
     sizes = [*("--seq-len", 16, "--global-batch", 4, "--steps", 3), *("--warmup", 1, "--workers", 0)]
     run_ranks(1, ["--shards", shards, "--model", model, "--out", run, *sizes], tmp_path)
-    traced = open_traced(run, None)
+    (traced,) = open_traced(run, None)
     assert (traced.global_batch, traced.steps) == (4, 3)
     view = pretok.stream.open(shards, seq_len=traced.view.seq_len)
     assert view.fingerprint == traced.view.fingerprint
     for step in (1, 3, 4):
-        for position in positions_of_step(traced, step):
+        for position in positions_of_step([traced], step)[1]:
             for passage in passages(traced, position):
                 found = [
                     r
@@ -32,3 +50,134 @@ def test_a_run_is_traced_by_its_folder(tmp_path: Path) -> None:
                 assert position in [reading.position for reading in found]
                 assert {reading.done for reading in found} == {step <= 3}
     assert np.array_equal(view[0], traced.view[0])
+
+
+def mix_of(shards: Path, path: Path, quotas: tuple[int, int], seq_len: int) -> str:
+    """A mix of en and it."""
+    manifest = load_manifest(shards)
+    sources = mix_sources(manifest, "train", seq_len, manifest.sources)
+    write_mix(path, Mix(manifest.fingerprint, "train", seq_len, 3, sources, (quotas,)), {})
+    return str(path)
+
+
+def settings(shards: Path, folder: Path, out: str, **more: Any) -> TrainConfig:
+    values = {
+        "shards": str(shards),
+        "out": str(folder / out),
+        "model": model_file(folder),
+        "global_batch": BATCH,
+    }
+    values |= {"workers": 0, "warmup": 1, "schedule": "constant", "save_every": "99"}
+    return from_mapping(values | more, "test")
+
+
+Read = list[tuple[View, int]]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Read:
+    """Every position that is read, in the order in which a step takes them."""
+    found: Read = []
+    real = View.batch
+
+    def batch(view: View, positions: Any, dtype: Any = np.int64) -> Any:
+        found.extend((view, int(position)) for position in positions)
+        return real(view, positions, dtype)
+
+    monkeypatch.setattr(View, "batch", batch)
+    return found
+
+
+def test_a_run_that_changed_data_and_batch_is_traced_and_counted_leg_by_leg(
+    tmp_path: Path, read: Read
+) -> None:
+    """Three steps of a mix; a phase with shorter sequences of another; two steps later another batch by hand; a phase
+    with the batch of the beginning. Sources are read more than once."""
+    shards = random_shards(tmp_path)
+    first, other = (
+        mix_of(shards, tmp_path / "a.json", (500, 300), LENGTH),
+        mix_of(shards, tmp_path / "b.json", (900, 90), 8),
+    )
+    phases = [{"at": 3 * STEP, "mix": other}, {"at": 5 * STEP + 64, "global_batch": 128}]
+    loop.train(settings(shards, tmp_path, "run", mix=first, phases=phases, steps=5))
+    loop.train(settings(shards, tmp_path, "run", mix=first, phases=phases, steps=14, global_batch=4))
+    sizes = [8] * 5 + [4] * 6 + [128] * 3
+    assert np.diff([0, *column(tmp_path / "run", "tokens")]).tolist() == [
+        size * (LENGTH if step < 3 else 8) for step, size in enumerate(sizes)
+    ]
+    assert len(read) == sum(sizes)
+    steps = [read[end - size : end] for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
+
+    legs = open_traced(tmp_path / "run", None)
+    assert [(leg.before, leg.first, leg.last, leg.steps) for leg in legs] == [
+        (0, 0, 3, 14), (3, 0, 5, 14), (5, 16, 11, 14), (11, 40, None, 14),
+    ]  # fmt: skip
+    expected: dict[tuple[str, int], set[tuple[int, int]]] = defaultdict(set)
+    for step, taken in enumerate(steps, 1):
+        leg, positions = positions_of_step(legs, step)
+        assert [(view.fingerprint, position) for view, position in taken] == [
+            (leg.view.fingerprint, position) for position in positions
+        ]
+        for position in positions:
+            for passage in passages(leg, position):
+                expected[passage.source, passage.document].add((step, position))
+    manifest = load_manifest(shards)
+    for source in manifest.sources:
+        for document in range(sum(shard.documents for shard in manifest.of(source))):
+            found = [r for leg in legs for r in readings(leg, source, "train", document)]
+            done = {(r.step, r.position) for r in found if r.done}
+            assert done == expected[source, document]
+            assert {r.step for r in found if not r.done}.isdisjoint(range(15))
+
+    extent = read_steps(manifest, tmp_path / "run", None)
+    counts = {name: np.zeros(sum(s.tokens for s in manifest.of(name)), np.int64) for name in manifest.sources}
+    sequences: dict[str, int] = defaultdict(int)
+    epochs: dict[str, float] = defaultdict(float)
+    for view, position in read:
+        name, _, index = view.origin(position)
+        counts[name][index * view.seq_len : (index + 1) * view.seq_len] += 1
+        sequences[name] += 1
+        epochs[name] += 1 / next(entry.sequences for entry in view.mix.sources if entry.name == name)
+    assert max(counts["en"]) > 2
+    assert (extent.sequences, extent.seq_len) == (len(read), None)
+    for name, tokens in counts.items():
+        bounds = np.arange(len(tokens) + 1)
+        assert extent.sources[name].tokens(bounds).tolist() == tokens.tolist()
+        assert extent.sources[name].sequences == sequences[name]
+        assert extent.sources[name].epochs == pytest.approx(epochs[name])
+
+    (tmp_path / "run/legs.jsonl").unlink()  # as of a version that did not write it
+    for ask in (
+        lambda: open_traced(tmp_path / "run", None),
+        lambda: read_steps(manifest, tmp_path / "run", None),
+    ):
+        with pytest.raises(UsageError, match="when legs were not yet recorded"):
+            ask()
+
+
+def test_legs_are_the_same_after_a_kill_and_know_other_shards(tmp_path: Path) -> None:
+    """The steps since the newest checkpoint are done again: a phase that began among them is recorded once."""
+    shards = random_shards(tmp_path / "shards")
+    first, other = (
+        mix_of(shards, tmp_path / "a.json", (90, 60), LENGTH),
+        mix_of(shards, tmp_path / "b.json", (90, 9), LENGTH),
+    )
+    common = {"mix": first, "phases": [{"at": 3 * STEP, "mix": other}], "steps": 5, "save_every": "2"}
+    loop.train(settings(shards, tmp_path, "run", **common))
+
+    def legs() -> list[dict[str, Any]]:
+        own = ("time", "host", "job")
+        return [
+            {k: v for k, v in line.items() if k not in own}
+            for line in read_lines(tmp_path / "run/legs.jsonl")
+        ]
+
+    whole = legs()
+    assert [(leg["step"], leg["position"]) for leg in whole] == [(0, 0), (3, 0)]
+    for name in ("step-00000004", "step-00000005"):
+        shutil.rmtree(tmp_path / "run/checkpoints" / name)
+    loop.train(settings(shards, tmp_path, "run", **common))
+    assert legs() == whole
+    make_shards(tmp_path / "others", {"it": [[1, 2, 3] * 200], "en": [[4] * 500]}, vocab_size=60)
+    with pytest.raises(MismatchError, match="name the shards that it read"):
+        open_traced(tmp_path / "run", tmp_path / "others")

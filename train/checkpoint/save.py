@@ -250,7 +250,7 @@ def open_checkpoint(
     """On all ranks: a checkpoint's meta and reader, its files compared with their checksums; or what is wrong."""
     problem: str | None = None
     try:
-        meta = read_meta(checkpoint)
+        meta = read_meta(checkpoint, sizes=dist.get_rank() == 0)
         check_files(checkpoint, meta, report, dist.get_rank(), dist.get_world_size())
         reader = Reader(checkpoint)
     except (PretokError, OSError) as error:

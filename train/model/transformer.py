@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
@@ -167,7 +167,9 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model. `loss_chunk` tokens have their logits in memory at a time; `fuse_loss` compiles the loss."""
+    """The whole model, or a part of it (see `train.parallel.pipeline`): without its beginning it takes hidden states
+    (n, L, dim) for tokens, without its end it returns them. `loss_chunk` tokens have their logits in memory at a time;
+    `fuse_loss` compiles the loss."""
 
     def __init__(self, config: ModelConfig, *, loss_chunk: int = 4096, z_loss: float = 0.0) -> None:
         super().__init__()
@@ -175,9 +177,9 @@ class Decoder(nn.Module):
         self.loss_chunk = loss_chunk
         self.z_loss = z_loss
         self.fuse_loss = False
-        self.embed_tokens = nn.Embedding(config.padded_vocab, config.dim)
+        self.embed_tokens: nn.Embedding | None = nn.Embedding(config.padded_vocab, config.dim)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.norm: nn.RMSNorm | None = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.lm_head = None if config.tied else nn.Linear(config.dim, config.padded_vocab, bias=False)
 
     def forward(
@@ -194,13 +196,16 @@ class Decoder(nn.Module):
         tokens, targets: (n, L) integers; documents: (n, L) from `document_ids` to mask other documents.
         """
         config = self.config
-        x = self.embed_tokens(tokens)
-        cos, sin = rotary_table(tokens.shape[1], config.head_dim, config.rope_theta, x.device)
+        x = tokens if self.embed_tokens is None else self.embed_tokens(tokens)
+        cos, sin = rotary_table(x.shape[1], config.head_dim, config.rope_theta, x.device)
         mask = None if documents is None else document_mask(documents)
         for block in self.layers:
             x = block(x, cos, sin, mask)
+        if self.norm is None:
+            return x
         x = self.norm(x)
-        weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        matrix = self.embed_tokens if self.lm_head is None else self.lm_head
+        weight = cast(nn.Linear, matrix).weight
         if targets is None:
             return F.linear(x, weight)
         if each:

@@ -1,14 +1,16 @@
 """Ranks and meshes: the one place that knows the model runs on more than one device.
 
 Enters: a Decoder on the meta device and the settings. Leaves: the same Decoder split over a mesh with the
-dimensions (replicate, shard, tensor), its parameters materialised and filled. Pure DDP is shard = 1, pure
-FSDP replicate = 1, one process 1 x 1 x 1: all of them are one code path, FSDP2's `fully_shard`.
+dimensions (pipeline, replicate, shard, tensor), its parameters materialised and filled. Pure DDP is shard = 1, pure
+FSDP replicate = 1, one process 1 x 1 x 1 x 1: all of them are one code path, FSDP2's `fully_shard`. With pipeline > 1
+what is split here is the part of one stage (`pipeline`).
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -56,6 +58,7 @@ class Layout:
     replicate: int
     shard: int
     tensor: int
+    pipeline: int = 1
 
     @property
     def data_ranks(self) -> int:
@@ -63,21 +66,25 @@ class Layout:
         return self.replicate * self.shard
 
 
-def solve_layout(world: int, per_node: int, shard: int | None, tensor: int) -> Layout:
-    """Sizes of the mesh: by default one copy of the parameters per node, replicas across nodes.
+def solve_layout(world: int, per_node: int, shard: int | None, tensor: int, pipeline: int = 1) -> Layout:
+    """Sizes of the mesh: by default one copy of the parameters (of a stage) per node, replicas across nodes.
 
     Raises UsageError when the sizes do not divide.
     """
     if world % tensor:
         raise UsageError(f"tensor = {tensor} does not divide the {world} ranks")
-    data_ranks = world // tensor
+    if world // tensor % pipeline:
+        raise UsageError(
+            f"pipeline = {pipeline} does not divide the {world // tensor} groups of tensor ranks"
+        )
+    data_ranks = world // tensor // pipeline
     if shard is None:
         shard = max(1, per_node // tensor)
         shard = shard if data_ranks % shard == 0 else data_ranks
     if shard < 1 or data_ranks % shard:
         valid = [n for n in range(1, data_ranks + 1) if data_ranks % n == 0]
         raise UsageError(f"shard = {shard} does not divide {data_ranks} data-parallel ranks; valid: {valid}")
-    return Layout(data_ranks // shard, shard, tensor)
+    return Layout(data_ranks // shard, shard, tensor, pipeline)
 
 
 def make_folder(path: Path) -> None:
@@ -166,18 +173,18 @@ def _find_store(limit: timedelta) -> tuple[Store, int, int]:
 
 
 def build_mesh(device: Device, layout: Layout, timeout: int) -> DeviceMesh:
-    """Ranks in order: tensor innermost and shard next, so both stay inside a node. timeout: of collectives, seconds."""
-    names = ("replicate", "shard", "tensor")
-    mesh = init_device_mesh(
-        device.device.type, (layout.replicate, layout.shard, layout.tensor), mesh_dim_names=names
-    )
+    """Ranks in order: tensor innermost and shard next, so both stay inside a node, stages of a pipeline farthest apart:
+    they send least. timeout: of collectives, seconds."""
+    names = ("pipeline", "replicate", "shard", "tensor")
+    sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
+    mesh = init_device_mesh(device.device.type, sizes, mesh_dim_names=names)
     for name in names:  # groups of a mesh do not inherit it
         _set_pg_timeout(timedelta(seconds=timeout), mesh[name].get_group())  # torch has no public way
     return mesh
 
 
 def data_rank(mesh: DeviceMesh) -> int:
-    """Which part of each global batch this rank reads; the same for ranks that share matrix products."""
+    """Which part of each global batch this rank reads; the same for ranks that share matrix products or a pipeline."""
     return mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
 
 
@@ -199,7 +206,8 @@ def _split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
         plan |= {"self_attn.o_proj": out_of(), "mlp.gate_proj": into(), "mlp.up_proj": into()}
         parallelize_module(block, mesh, plan | {"mlp.down_proj": out_of()})
     lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
-    parallelize_module(model, mesh, {"embed_tokens": lookup})
+    if model.embed_tokens is not None:
+        parallelize_module(model, mesh, {"embed_tokens": lookup})
     if model.lm_head is not None:  # its weight alone is used, by the loss
 
         def by_rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
@@ -226,12 +234,12 @@ def _save_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) ->
 def _checkpoint_activations(model: Decoder, setting: str) -> None:
     """Recompute every n-th block, or in every block all but matrix products and attention ('ops')."""
     kind, every = parse_checkpointing(setting)
-    for index, block in enumerate(model.layers):
+    for name, block in list(model.layers.named_children()):  # numbers in the whole model, also of a part
         if kind == "ops":
             contexts = partial(create_selective_checkpoint_contexts, _save_products)
-            model.layers[index] = checkpoint_wrapper(block, context_fn=contexts)
-        elif kind == "every" and index % every == 0:
-            model.layers[index] = checkpoint_wrapper(block)
+            setattr(model.layers, name, checkpoint_wrapper(block, context_fn=contexts))
+        elif kind == "every" and int(name) % every == 0:
+            setattr(model.layers, name, checkpoint_wrapper(block))
 
 
 def pass_dtype(config: TrainConfig, device: Device) -> torch.dtype:
@@ -261,13 +269,15 @@ def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: D
     }
     if config.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.is_gpu)
+    # A pipeline's stage is passed many times in a step, and its parameters stay gathered.
+    free = config.reshard and config.pipeline == 1
     for block in model.layers:
-        fully_shard(block, reshard_after_forward=config.reshard, **options)
+        fully_shard(block, reshard_after_forward=free, **options)
     fully_shard(model, reshard_after_forward=False, **options)  # used at both ends of a pass
 
 
 def materialize(
-    model: Decoder, device: torch.device, value: Callable[[str, torch.Size, torch.device], Tensor]
+    model: nn.Module, device: torch.device, value: Callable[[str, torch.Size, torch.device], Tensor]
 ) -> None:
     """Give meta parameters memory on `device` and fill each from value(name, shape, device), the whole tensor.
 
@@ -288,18 +298,20 @@ def materialize(
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name without the wrapper of activation checkpointing."""
-    return name.replace("_checkpoint_wrapped_module.", "")
+    """A parameter's name in the whole model, without the wrapper of checkpointing and the number of a part."""
+    return re.sub(r"^parts\.\d+\.", "", name.replace("_checkpoint_wrapped_module.", ""))
 
 
-def gradient_sync(model: nn.Module, *, last: bool, sync: str) -> None:
-    """Before each pass of an accumulated step: which gradient communication it does.
+def gradient_sync(model: nn.Module, *, last: bool, sync: str, reshard: bool) -> None:
+    """Before each pass of an accumulated step: which gradient communication it does, and whether it frees parameters;
+    without `reshard` they stay gathered to the end of the step.
 
     'scatter': reduce-scatter now, all-reduce over replicas at the last pass; holds 4 N / shard bytes of
     gradients. 'last': nothing before the last pass; holds whole gradients, 4 N bytes.
     """
     sharded = cast(FSDPModule, model)
     sharded.set_is_last_backward(last)
+    sharded.set_reshard_after_backward(last or reshard)
     if sync == "scatter":
         sharded.set_requires_all_reduce(last)
     else:

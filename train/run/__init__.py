@@ -5,6 +5,7 @@
 - memory.py: what held a GPU's memory when it ran out
 - goodput.py: what the time was spent on
 - metrics.py: a line a step, MFU
+- stragglers.py: which rank is slow
 - phases.py: what is in force at which step, and what may go on with it
 - changes.py: what was changed in mid-run
 - setup.py: settings -> something that can be trained

@@ -1,7 +1,9 @@
-"""RUN/changes.jsonl: what was changed in mid-run, by hand between two starts or by a phase.
+"""RUN/changes.jsonl and RUN/legs.jsonl: what was changed in mid-run, by hand between two starts or by a phase, and what
+the steps read.
 
 Enters: a checkpoint and the settings it goes on with, or two phases. Leaves: a line for each change with the step it is
-in force from, and the same in words. Only rank 0 writes; what a run did again after a kill is there once.
+in force from, and the same in words; a line for each `StreamLeg` (`pretok.stream.legs`). Only rank 0 writes; what a run
+did again after a kill is there once.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pretok.base.records import to_json
+from pretok.stream.legs import LEGS, StreamLeg, written_legs
+from pretok.stream.mix_file import mix_json
 from train.checkpoint.meta import Meta
 from train.config import TrainConfig
 from train.run.metrics import append_line, cut_after
@@ -18,13 +22,16 @@ from train.run.report import Reporter
 
 
 class Changes:
-    """The file of a run whose next step is `step` (from 0)."""
+    """The files of a run whose next step is `step` (from 0)."""
 
     def __init__(self, out: Path, rank: int, step: int, report: Reporter) -> None:
         self._path = None if rank else out / "changes.jsonl"
         self._report = report
+        self._leg: StreamLeg | None = None
         if self._path is not None:
             cut_after(self._path, step - 1)  # what is in force from this step on is told now
+            cut_after(out / LEGS, step - 1)
+            self._leg = next(reversed(written_legs(out)), None)
 
     def by_hand(self, meta: Meta, config: TrainConfig, leg: Leg) -> None:
         """Settings that are others than those the checkpoint was saved with."""
@@ -43,6 +50,25 @@ class Changes:
         where = f"reads its stream from sequence {leg.position} on"
         self._report(f"phase at {leg.phase.at:,} tokens: {told or 'nothing changes'}; {where}")
         self._write("phase", leg, found)
+
+    def reads(self, leg: Leg) -> None:
+        """A leg begins, or goes on after a start."""
+        view, config = leg.phase.view, leg.phase.config
+        now = StreamLeg(
+            step=leg.step,
+            tokens=leg.tokens,
+            position=leg.position,
+            global_batch=leg.phase.batch.global_batch,
+            seq_len=view.seq_len,
+            seed=config.seed,
+            stream=view.fingerprint,
+            shards=str(Path(config.shards).absolute()),
+            mix=str(Path(config.mix).absolute()) if config.mix else None,
+            order=mix_json(view.mix),
+        )
+        if self._path is not None and not (self._leg and self._leg.goes_on_with(now)):
+            append_line(self._path.with_name(LEGS), to_json(now))
+            self._leg = now
 
     def _write(self, by: str, leg: Leg, found: dict[str, tuple[Any, Any]]) -> None:
         if self._path is not None and (found or by == "phase"):

@@ -7,15 +7,35 @@ while it goes on, so that a run that is killed has left one too.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime
 from pathlib import Path
 
 from pretok.base.joblog import when_and_where
 from pretok.base.records import read_record
 from pretok.base.storage import read_lines
+
+KINDS = ("initialisation", "training", "validation", "saving", "data", "restarting")
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A start of the trainer inside a job after a failure, as the job script tells it (slurm/train.sbatch).
+
+    number: of restarts in this job, 0 for its first start.
+    """
+
+    number: int = 0
+    why: str = ""
+
+    @classmethod
+    def here(cls) -> Restart:
+        """That of this process."""
+        return cls(int(os.environ.get("PRETOK_RESTART_NUMBER", "0")), os.environ.get("PRETOK_RESTART", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +43,8 @@ class Segment:
     """Seconds by kind, without overlap, from one start of the run to its end; data: training waited for it.
 
     steps: done; lost_steps, lost_seconds: of the segments before, not saved and done again in this one.
+    restart: why the job started it again after a failure, empty for the first start in a job; restarting: seconds that
+    took since the line of the segment before was written, hanging ranks included.
     """
 
     initialisation: float
@@ -33,11 +55,13 @@ class Segment:
     steps: int
     lost_steps: int
     lost_seconds: float = 0.0
+    restart: str = ""
+    restarting: float = 0.0
 
     @property
     def seconds(self) -> float:
         """All of it."""
-        return self.initialisation + self.training + self.validation + self.saving + self.data
+        return sum((getattr(self, kind) for kind in KINDS), 0.0)
 
 
 class Goodput:
@@ -69,25 +93,33 @@ class Goodput:
         self.enter(self.kind)
         seconds = self._seconds | {"training": self._seconds["training"] - waited, "data": waited}
         rounded = {kind: round(value, 3) for kind, value in seconds.items()}
-        return Segment(**rounded, steps=steps, lost_steps=lost_steps, lost_seconds=round(lost_seconds, 3))
+        return Segment(
+            steps=steps, lost_steps=lost_steps, lost_seconds=round(lost_seconds, 3), restart="", **rounded
+        )
 
 
 class GoodputFile:
     """RUN/goodput.jsonl: the lines of earlier segments, and that of this one, written again and again in its place."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, restart: Restart = Restart(), started: float = 0.0) -> None:
+        """started: of this process, on the clock of `time.monotonic`."""
         names = {item.name for item in fields(Segment)}  # and when and where the line was written
         self._path = path
         lines = read_lines(path)
         self._earlier = [
             read_record(Segment, {name: line[name] for name in names & line.keys()}, path) for line in lines
         ]
+        self._restart, self._restarting = restart.why, 0.0
+        if restart.number and lines:
+            since = datetime.fromisoformat(lines[-1]["time"]).timestamp()
+            self._restarting = round(max(0.0, time.time() - (time.monotonic() - started) - since), 3)
         with path.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
             self._place = file.tell()
 
     def write(self, segment: Segment) -> str:
         """Put this segment's line in its place; returns the sum over all segments in words."""
+        segment = replace(segment, restart=self._restart, restarting=self._restarting)
         with self._path.open("r+", encoding="utf-8") as file:
             file.seek(self._place)
             file.write(json.dumps(asdict(segment) | when_and_where()) + "\n")
@@ -98,8 +130,7 @@ class GoodputFile:
 def summarize(segments: list[Segment]) -> str:
     """All segments of a run in one line: hours, and the part of them spent on steps that counted."""
     whole = sum(segment.seconds for segment in segments)
-    kinds = ("initialisation", "training", "validation", "saving", "data")
-    total = {kind: sum(getattr(segment, kind) for segment in segments) for kind in kinds}
+    total = {kind: sum(getattr(segment, kind) for segment in segments) for kind in KINDS}
     # A line may be a few steps older than the kill that ended its segment.
     useful = max(0.0, total["training"] - sum(segment.lost_seconds for segment in segments))
     parts = ", ".join(f"{kind} {value / whole:.1%}" for kind, value in total.items()) if whole else ""

@@ -35,6 +35,7 @@ from train.run.metrics import provenance
 from train.run.report import Reporter
 from train.run.setup import make_plan
 from train.run.start import Run, enter_leg, start_run
+from train.run.stragglers import NOTABLE
 from train.steps.evaluate import evaluate
 from train.steps.optim import global_norm
 from train.steps.score import score
@@ -156,7 +157,7 @@ def _one_step(run: Run, batches: Iterator[tuple[Tensor, int]]) -> None:
     progress, leg = run.progress, run.leg
     kind, amount = run.save_every
     due = dist.get_rank() == 0 and kind == "seconds" and time.monotonic() - run.saved_at > amount
-    waited = run.feed.waited
+    waited, began = run.feed.waited, time.perf_counter()
     queued = train_step(
         run.trainee,
         batches,
@@ -167,7 +168,9 @@ def _one_step(run: Run, batches: Iterator[tuple[Tensor, int]]) -> None:
     )
     previous, run.pending = run.pending, queued
     wait, run.pending_wait = run.pending_wait, run.feed.waited - waited
+    run.busy += time.perf_counter() - began - run.pending_wait
     step = progress.step + 1
+    run.stragglers.queued(step)
     run.progress = replace(
         progress, step=step, position=leg.position_after(step), tokens=leg.tokens_after(step)
     )
@@ -205,6 +208,9 @@ def _record(run: Run, done: Readback, waited: float) -> None:
     tokens = phase.step_tokens
     speed = tokens / seconds / dist.get_world_size()
     peak = run.device.peak
+    slow = run.stragglers.done(numbers.step, seconds, run.feed.waited, run.busy)
+    if slow is not None and slow.behind > NOTABLE:
+        run.report(f"slow: {slow}")
     run.log.step(
         {
             "step": numbers.step,
@@ -221,6 +227,7 @@ def _record(run: Run, done: Readback, waited: float) -> None:
             "memory_peak": torch.cuda.max_memory_allocated() if run.device.is_gpu else None,
             "utilisation": run.log.utilisation() if numbers.step % config.log_every == 0 else None,
             "data_hash": data_hash,
+            "slowest": slow and asdict(slow),
         }
     )
     if numbers.step % config.log_every == 0:

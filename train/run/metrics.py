@@ -26,6 +26,7 @@ from pretok.base.storage import atomic_open, read_lines
 from pretok.base.units import duration
 from train.config import TrainConfig
 from train.parallel.devices import Device
+from train.run.goodput import Restart
 from train.run.report import STEP_SILENCE, Reporter, clock
 
 
@@ -82,6 +83,7 @@ class MetricsLog:
         manifest: str,
     ) -> None:
         self.lost_steps, self.lost_seconds = 0, 0.0  # of the segment before, done again
+        self._restarts = Restart.here().number
         self._rank = rank
         self._config = config
         self._device = device
@@ -114,7 +116,7 @@ class MetricsLog:
         """
         if self._rank:
             return
-        self._write("metrics", record)
+        self._write("metrics", record | {"restarts": self._restarts})
         step = record["step"]
         if step == self._pace_from[0]:
             self._pace_from = (step, time.monotonic())

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from pretok.base.errors import UsageError
 from train.checkpoint.export import exported_tensors
@@ -24,6 +25,8 @@ from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, attention_kernel, initial_tensor
 from train.parallel.devices import Device
 from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, pass_dtype, solve_layout
+from train.parallel.pipeline import Pipeline, take_part
+from train.parallel.stages import bubble, check_pipeline, split_layers, stages_per_rank
 from train.run.phases import Leg, Phase, open_phases
 from train.steps.optim import Guard, NormGroups, build_optimizer, set_hyper_parameters
 from train.steps.step import Trainee
@@ -53,17 +56,18 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
     if config.init_moments and config.init_from is None:
         raise UsageError("--init-moments needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    layout = solve_layout(world, per_node, config.shard, config.tensor)
-    return Plan(config, open_phases(config, layout.data_ranks), layout)
+    layout = solve_layout(world, per_node, config.shard, config.tensor, config.pipeline)
+    phases = open_phases(config, layout.data_ranks)
+    for phase in phases:
+        check_pipeline(config, phase.model, phase.batch)
+    return Plan(config, phases, layout)
 
 
 def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> Trainee:
     """The model on its mesh with initial weights (random, or those of --init-from), and its optimizer."""
     config = plan.config
     mesh = build_mesh(device, plan.layout, config.timeout)
-    with torch.device("meta"):
-        model = Decoder(plan.model, loss_chunk=config.loss_chunk, z_loss=config.z_loss)
-    parallelize(model, mesh, config, device)
+    model = _build_model(plan, mesh, device)
     place = torch.device("cpu") if config.offload else device.device
     # A run that is resumed has its own weights; the folder it began from may be gone.
     resumed = complete_checkpoints(Path(config.out) / "checkpoints")
@@ -99,10 +103,27 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     )
 
 
+def _build_model(plan: Plan, mesh: DeviceMesh, device: Device) -> Decoder | Pipeline:
+    """The model on the meta device, split over the mesh; of a pipeline what is this rank's."""
+    config, sizes = plan.config, plan.model
+    blocks = split_layers(sizes, config.pipeline * stages_per_rank(config))
+    parts = []
+    for stage in range(mesh["pipeline"].get_local_rank(), len(blocks), config.pipeline):
+        with torch.device("meta"):
+            part = Decoder(sizes, loss_chunk=config.loss_chunk, z_loss=config.z_loss)
+        take_part(part, stage, blocks)
+        parallelize(part, mesh, config, device)
+        parts.append(part)
+    return parts[0] if config.pipeline == 1 else Pipeline(parts, mesh["pipeline"], pass_dtype(config, device))
+
+
 def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
     """Let the next step be of this phase. before: the phase that ends now; None where a run goes on inside of one."""
     trainee.config, trainee.batch, trainee.seq_len = phase.config, phase.batch, phase.view.seq_len
-    trainee.model.config, trainee.model.z_loss = phase.model, phase.config.z_loss
+    if isinstance(trainee.model, Pipeline):
+        trainee.model.prepare(phase.model, phase.batch, trainee.seq_len, phase.config, trainee.device)
+    else:
+        trainee.model.config, trainee.model.z_loss = phase.model, phase.config.z_loss
     set_hyper_parameters(trainee.optimizer, phase.config)
     if before is not None and before.learns_from() != phase.learns_from():
         trainee.guard.forget()
@@ -117,7 +138,7 @@ def describe(plan: Plan, legs: Sequence[Leg], device: Device) -> str:
         f"model {plan.config.model}: {model.parameters:,} parameters, sequences of "
         f"{first.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
         f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
-        f"{layout.tensor} tensor parallel on {device.name}, peak {peak} ({device.peak_source})",
+        f"{layout.tensor} tensor parallel{_in_stages(plan)} on {device.name}, peak {peak} ({device.peak_source})",
         f"global batch {_in_words(first.batch)}",
         f"{legs[-1].last_step} steps, {legs[-1].tokens_after(legs[-1].last_step):,} tokens"
         + (f" of {len(first.view) * first.view.seq_len:,}" if len(plan.phases) == 1 else ""),
@@ -127,6 +148,16 @@ def describe(plan: Plan, legs: Sequence[Leg], device: Device) -> str:
         when = begins.get(phase.at, "begun" if phase.at <= first.at else "not reached")
         lines.append(f"phase at {phase.at:,} tokens ({when}): {_changes(settings) or 'nothing changes'}")
     return "\n".join([*lines, f"attention: {_attention(plan, device)}", *_warnings(legs)])
+
+
+def _in_stages(plan: Plan) -> str:
+    """What the pipeline costs, if there is one."""
+    config = plan.config
+    if config.pipeline == 1:
+        return ""
+    waits = bubble(config, plan.phases[0].batch.accumulation)
+    stages = config.pipeline * stages_per_rank(config)
+    return f" x {config.pipeline} pipeline ({config.pipeline_schedule}, {stages} stages, bubble {waits:.1%})"
 
 
 def _in_words(batch: Batch) -> str:

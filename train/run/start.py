@@ -22,11 +22,12 @@ from train.config import parse_files, parse_save_every
 from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
 from train.run.changes import Changes
-from train.run.goodput import Goodput, GoodputFile
+from train.run.goodput import Goodput, GoodputFile, Restart
 from train.run.metrics import MetricsLog
 from train.run.phases import Leg, Phase, check_resume, plan_legs
 from train.run.report import Reporter
 from train.run.setup import OPTIMIZER_BYTES, Plan, build_trainee, describe, enter_phase
+from train.run.stragglers import Stragglers
 from train.steps.data import Feed
 from train.steps.evaluate import ValidationSource, validation_sources
 from train.steps.questions import Questions, load_questions
@@ -38,7 +39,7 @@ class Run:
     """Everything the loop works on.
 
     spent: on rank 0; first: steps done before this start; pending: the step whose numbers the host has not read, and
-    pending_wait its data wait.
+    pending_wait its data wait; busy: seconds in which the host queued steps.
     """
 
     plan: Plan
@@ -60,6 +61,7 @@ class Run:
     questions: list[Questions]
     save_every: tuple[str, float]
     feed: Feed
+    stragglers: Stragglers
     last_end: Mark
     pending: Readback | None = None
     stop_agreed: bool = False
@@ -67,6 +69,7 @@ class Run:
     saved_step: int = -1
     saved_at: float = 0.0
     pending_wait: float = 0.0
+    busy: float = 0.0
     val_loss: float | None = None
 
     @property
@@ -91,6 +94,8 @@ def start_run(
     leg = legs[0]
     report(describe(plan, legs, device))
     changes = Changes(out, rank, saved.step, report)
+    if (restart := Restart.here()).number:
+        report(f"restart {restart.number} inside the job: {restart.why}")
     if meta is not None:
         report(f"resumed from step {saved.step}")
         changes.by_hand(meta, config, leg)
@@ -116,13 +121,14 @@ def start_run(
         lost=lost,
         stop=stop,
         goodput=Goodput(STARTED),
-        spent=None if rank else GoodputFile(out / "goodput.jsonl"),
+        spent=None if rank else GoodputFile(out / "goodput.jsonl", Restart.here(), STARTED),
         first=saved.step,
         progress=replace(saved, tokens=leg.tokens),
         validation=_validation(leg.phase),
         questions=_questions(leg.phase),
         save_every=parse_save_every(config.save_every),
         feed=_feed(leg, trainee, 0.0),
+        stragglers=Stragglers(device.device, config.timeout),
         last_end=Mark(device.device),
         saved_step=saved.step if meta is not None else -1,
     )
@@ -145,6 +151,7 @@ def enter_leg(run: Run, leg: Leg, before: Phase | None) -> None:
     if leg is not run.leg:
         run.validation, run.questions = _validation(phase), _questions(phase)
         run.feed = _feed(leg, trainee, run.feed.waited)
+    run.changes.reads(leg)
     run.leg = leg
     run.progress = replace(run.progress, position=leg.position, phase=phase.at, schedule=leg.schedule)
 

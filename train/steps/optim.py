@@ -91,17 +91,17 @@ class NormGroups:
 
     shard: dist.ProcessGroup | None
     tensor: dist.ProcessGroup | None
+    pipeline: dist.ProcessGroup | None
     tensor_rank: int
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> NormGroups:
-        """Groups of a mesh with the dimensions (replicate, shard, tensor)."""
-        shard, tensor = (mesh[name] for name in ("shard", "tensor"))
-        return cls(
-            shard.get_group() if shard.size() > 1 else None,
-            tensor.get_group() if tensor.size() > 1 else None,
-            tensor.get_local_rank(),
+        """Groups of a mesh with the dimensions (pipeline, replicate, shard, tensor)."""
+        shard, tensor, pipeline = (
+            mesh[name].get_group() if mesh[name].size() > 1 else None
+            for name in ("shard", "tensor", "pipeline")
         )
+        return cls(shard, tensor, pipeline, mesh["tensor"].get_local_rank())
 
 
 def _is_split(tensor: DTensor, dimension: str) -> bool:
@@ -122,7 +122,7 @@ def global_norm(tensors: Sequence[Tensor], groups: NormGroups) -> Tensor:
     ]
     local = local_tensors(counted)
     total = torch.stack([norm.float().square() for norm in torch._foreach_norm(local)]).sum()
-    for group in (groups.shard, groups.tensor):
+    for group in (groups.shard, groups.tensor, groups.pipeline):
         if group is not None:
             dist.all_reduce(total, group=group)
     return total.sqrt()

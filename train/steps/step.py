@@ -22,6 +22,7 @@ from train.checkpoint.state import named_state
 from train.config import Batch, TrainConfig
 from train.model.transformer import Decoder, document_ids
 from train.parallel.mesh import gradient_sync
+from train.parallel.pipeline import Pipeline
 from train.steps.optim import Guard, NormGroups, update
 
 
@@ -29,7 +30,7 @@ from train.steps.optim import Guard, NormGroups, update
 class Trainee:
     """What a step changes and what it needs. parameters: the sharded ones."""
 
-    model: Decoder
+    model: Decoder | Pipeline
     parameters: list[nn.Parameter]
     optimizer: torch.optim.AdamW
     guard: Guard
@@ -121,19 +122,9 @@ def train_step(
     save: bool,
 ) -> Readback:
     """Read, compute and apply step `step` (counted from 1). Asks the device for nothing."""
-    batch, model = trainee.batch, trainee.model
+    batch = trainee.batch
     rank_tokens = batch.accumulation * batch.micro_batch * trainee.seq_len
-    loss = torch.zeros((), dtype=torch.float64, device=trainee.device)
-    checksums = 0
-    for number in range(batch.accumulation):
-        tokens, checksum = next(batches)
-        checksums += checksum
-        if batch.accumulation > 1:
-            gradient_sync(model, last=number == batch.accumulation - 1, sync=trainee.config.sync)
-        inputs, targets = tokens[:, :-1], tokens[:, 1:].long()
-        total, nll = model(inputs, targets, trainee.documents(inputs))
-        (total / rank_tokens).backward()  # fully_shard averages over data-parallel ranks
-        loss += nll
+    loss, checksums = _passes(trainee, batches, rank_tokens)
     copies = dist.get_world_size() // batch.ranks  # ranks that read the same data
     host = torch.tensor([float(checksums), float(stop), float(save)], dtype=torch.float64)
     if trainee.device.type == "cuda":
@@ -152,6 +143,29 @@ def train_step(
     )
     shared = torch.stack([norm, trainee.guard.skipped, trainee.guard.in_a_row])
     return Readback(step, torch.cat([numbers, shared.to(numbers, non_blocking=True)]), copies)
+
+
+def _passes(trainee: Trainee, batches: Iterator[tuple[Tensor, int]], rank_tokens: int) -> tuple[Tensor, int]:
+    """All passes of a step; returns the sum of this rank's losses, float64, and of its checksums."""
+    batch, model = trainee.batch, trainee.model
+    loss = torch.zeros((), dtype=torch.float64, device=trainee.device)
+    if isinstance(model, Pipeline):
+        read = [next(batches) for _ in range(batch.accumulation)]
+        tokens = torch.cat([tokens for tokens, _ in read])
+        loss += model.passes(tokens, trainee.documents(tokens[:, :-1]))
+        return loss, sum(checksum for _, checksum in read)
+    checksums = 0
+    for number in range(batch.accumulation):
+        tokens, checksum = next(batches)
+        checksums += checksum
+        if batch.accumulation > 1:
+            last, config = number == batch.accumulation - 1, trainee.config
+            gradient_sync(model, last=last, sync=config.sync, reshard=config.reshard)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:].long()
+        total, nll = model(inputs, targets, trainee.documents(inputs))
+        (total / rank_tokens).backward()  # fully_shard averages over data-parallel ranks
+        loss += nll
+    return loss, checksums
 
 
 def chain_hash(previous: str, checksum: int) -> str:

@@ -1,5 +1,7 @@
 """What is asked before a run.
 
+- memory.py: how much of a device's memory a run takes
+- search.py: the fastest mesh, batch and recomputation that fit
 - plan.py: memory, time, energy
 - tune.py: short trials -> the fastest settings
 - compare.py: vocabularies, by bits per byte at equal compute; the command

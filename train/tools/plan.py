@@ -12,154 +12,25 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from typing import Any
 
-from train.config import TrainConfig, add_flags, parse, parse_checkpointing, solve_batch, whole_number
-from train.model.sizes import ModelConfig, model_config
+from pretok.base.errors import UsageError
+from train.config import TrainConfig, add_flags, parse, solve_batch, whole_number
+from train.model.sizes import model_config
 from train.parallel.devices import peak_of
-from train.parallel.mesh import Layout, solve_layout
+from train.parallel.mesh import solve_layout
+from train.parallel.stages import bubble, check_pipeline
 from train.run.setup import OPTIMIZER_BYTES
+from train.tools.memory import HEADROOM, count_tensors, largest_micro_batch, rule_of_thumb
+from train.tools.search import Machine, search
 
 GIB = 2**30
+SHOWN = 8
+"""Choices of a search that are shown."""
 DEVICE_GB = (40, 64, 80, 141)
 _MEMORY = (("GH200", 96), ("H200", 141), ("H100 NVL", 94), ("H100", 80), ("MI250X", 64))
 """(part of the device's name, GB of one device), where the name does not say it and there is one answer."""
-HEADROOM = 0.9
-"""Part of a device's memory that a plan fills: the rest is for the context, the libraries and fragmentation.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes on one rank at the highest point of a step."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    gathered: int
-    activations: int
-    loss: int
-
-    @property
-    def total(self) -> int:
-        """Sum of the parts."""
-        return sum(asdict(self).values())
-
-
-def rule_of_thumb(model: ModelConfig, layout: Layout, micro_batch: int, seq_len: int) -> Memory:
-    """4 bytes a parameter, 3 times that for gradient and moments, batch x tokens x width x 4 bytes, a tenth on top.
-
-    It counts one activation where a model keeps many, which is why the other estimate exists.
-    """
-    ranks = layout.shard * layout.tensor
-    parameters = 4 * model.parameters // ranks
-    batch = 4 * micro_batch * seq_len * model.dim
-    overhead = (4 * parameters + batch) // 10
-    return Memory(parameters, parameters, 2 * parameters, overhead, batch, 0)
-
-
-def _shapes(model: ModelConfig, tensor: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """(rows, columns) of the parameters of a block and of the root on one tensor-parallel rank."""
-    dim, hidden, kv = model.dim, model.hidden // tensor, model.kv_heads * model.head_dim // tensor
-    heads = dim // tensor
-    block = [(heads, dim), (kv, dim), (kv, dim), (dim, heads), (hidden, dim), (hidden, dim), (dim, hidden)]
-    block += [(dim, 1), (dim, 1)] + [(model.head_dim, 1)] * (2 if model.qk_norm else 0)
-    vocabulary = model.padded_vocab // tensor
-    return block, [(vocabulary, dim)] * (1 if model.tied else 2) + [(dim, 1)]
-
-
-def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled: bool) -> int:
-    """Bytes of activations that a block keeps for its backward pass, per token; width: bytes of a value.
-
-    Residual and norm output twice, q, attention output: 6 x dim; k, v; feed-forward: gate, up, their product,
-    and eagerly silu(gate) too; float32: the attention's log-sum and two norms' scales. Norms are counted as
-    the fused kernel of a GPU keeps them: those of queries and keys keep these, and a scale for each head.
-    """
-    dim, kv = model.dim, model.kv_heads * model.head_dim
-    whole = 4 * dim * width + 8
-    split = (2 * dim + 2 * kv + (3 if compiled else 4) * model.hidden) * width + 4 * model.heads
-    if model.qk_norm:
-        split += (dim + kv) * width + 4 * (model.heads + model.kv_heads)
-    return whole + split // tensor
-
-
-def _activations(model: ModelConfig, config: TrainConfig, layout: Layout, tokens: int, width: int) -> int:
-    """Kept by all blocks, plus what one block makes again while its backward pass runs."""
-    full = block_bytes_per_token(model, layout.tensor, width, config.compile)
-    inputs = model.dim * width
-    kind, every = parse_checkpointing(config.checkpointing)
-    if kind == "none":
-        kept = model.layers * full
-    elif kind == "ops":  # every product's output, the attention's log-sum and the block's input
-        kv = model.kv_heads * model.head_dim
-        split = (2 * model.dim + 2 * kv + 2 * model.hidden) * width + 4 * model.heads
-        kept = model.layers * (inputs + 2 * model.dim * width + split // layout.tensor) + full
-    else:
-        recomputed = -(-model.layers // every)
-        kept = recomputed * inputs + (model.layers - recomputed) * full + full
-    # Outside blocks: the embedding, the final norm and its input's gradient.
-    return tokens * (kept + 3 * model.dim * width)
-
-
-def count_tensors(
-    model: ModelConfig, layout: Layout, micro_batch: int, accumulation: int, seq_len: int, config: TrainConfig
-) -> Memory:
-    """Every tensor at the highest point of a step, under the chosen sharding, checkpointing and loss.
-
-    Without accumulation gradients appear while activations go, so the highest point is one end of the
-    backward pass: what gradients take beyond the activations' place is counted. Bytes on the fullest rank.
-    """
-    width = 4 if config.precision == "fp32" else 2
-    block, root = _shapes(model, layout.tensor)
-
-    def shard_size(shapes: list[tuple[int, int]]) -> int:
-        return sum(-(-rows // layout.shard) * columns for rows, columns in shapes)
-
-    def whole_size(shapes: list[tuple[int, int]]) -> int:
-        return sum(rows * columns for rows, columns in shapes)
-
-    own = model.layers * shard_size(block) + shard_size(root)
-    # The root stays gathered; of the blocks, the one at work and the next, or all of them without resharding.
-    blocks_gathered = 2 if config.reshard else model.layers
-    gathered = width * (whole_size(root) + blocks_gathered * whole_size(block))
-    # Gradients of one block in the pass's width, and the reduce-scatter's input in its own.
-    reduced = 2 if config.reduce == "bf16" else 4
-    gathered += (width + reduced) * whole_size(block)
-    tokens = micro_batch * seq_len
-    activations = _activations(model, config, layout, tokens, width)
-    gradients = 0 if config.offload else 4 * own
-    if accumulation == 1:
-        gradients = max(0, gradients - activations)
-    elif config.sync == "last":
-        gradients += reduced * (model.layers * whole_size(block) + whole_size(root))
-    chunk = min(config.loss_chunk, tokens)
-    vocabulary = model.padded_vocab // layout.tensor
-    # Logits in the pass's width, twice in float32, their gradient; the matrix's gradient in float32 and that
-    # width.
-    loss = chunk * vocabulary * (2 * width + 8) + vocabulary * model.dim * (4 + width)
-    on_device = 0 if config.offload else own
-    return Memory(4 * on_device, gradients, 8 * on_device, gathered, activations, loss)
-
-
-def largest_micro_batch(
-    model: ModelConfig, layout: Layout, accumulation: int, seq_len: int, config: TrainConfig, gigabytes: float
-) -> int:
-    """The largest micro-batch whose count stays under HEADROOM of a device; 0 when none does."""
-    limit = HEADROOM * gigabytes * 1e9
-
-    def fits(size: int) -> bool:
-        return count_tensors(model, layout, size, accumulation, seq_len, config).total <= limit
-
-    if not fits(1):
-        return 0
-    size = 1
-    while fits(2 * size):
-        size *= 2
-    step = size // 2
-    while step:
-        size, step = (size + step if fits(size + step) else size), step // 2
-    return size
 
 
 def device_gigabytes(name: str) -> float | None:
@@ -178,8 +49,9 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
     model = model_config(config.model)
     seq_len = config.seq_len or model.seq_len
     ranks = space.nodes * space.devices_per_node
-    layout = solve_layout(ranks, space.devices_per_node, config.shard, config.tensor)
+    layout = solve_layout(ranks, space.devices_per_node, config.shard, config.tensor, config.pipeline)
     batch = solve_batch(layout.data_ranks, config.global_batch, config.micro_batch, config.accumulation)
+    check_pipeline(config, model, batch)
     per_step = batch.global_batch * seq_len
     steps = config.steps if config.tokens is None else config.tokens // per_step
     peak, source = (space.peak * 1e12, "given") if space.peak else peak_of(space.device)
@@ -197,6 +69,9 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "parameters": model.parameters,
         "layout": asdict(layout),
         "batch": asdict(batch),
+        "bubble": bubble(config, batch.accumulation),
+        "bubble_interleaved": bubble(replace(config, pipeline_schedule="interleaved"), batch.accumulation),
+        "pipeline_parts": config.pipeline_parts,
         "steps": steps,
         "rule_of_thumb": asdict(rule_of_thumb(model, layout, batch.micro_batch, seq_len)),
         "count": asdict(count),
@@ -224,9 +99,10 @@ def render(plan: dict[str, Any]) -> str:
     batch, layout = plan["batch"], plan["layout"]
     lines = [
         f"{plan['parameters']:,} parameters; {layout['replicate']} replicas x {layout['shard']} shards x "
-        f"{layout['tensor']} tensor parallel",
+        f"{layout['tensor']} tensor parallel x {layout['pipeline']} pipeline",
         f"global batch {batch['global_batch']} = micro-batch {batch['micro_batch']} x accumulation "
         f"{batch['accumulation']} x {batch['ranks']} data-parallel ranks",
+        *_waiting(plan),
         "",
         f"{'GiB on one device':<20}{'rule of thumb':>15}{'every tensor':>15}",
     ]
@@ -250,6 +126,19 @@ def render(plan: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _waiting(plan: dict[str, Any]) -> list[str]:
+    """What a pipeline costs and what interleaving would save."""
+    if plan["layout"]["pipeline"] == 1:
+        return []
+    now, interleaved = plan["bubble"], plan["bubble_interleaved"]
+    saved = (
+        f"; interleaved with {plan['pipeline_parts']} stages a rank: {interleaved:.1%}"
+        if interleaved < now
+        else ""
+    )
+    return [f"bubble: devices wait {now:.1%} of a step for other stages{saved}"]
+
+
 def _verdict(plan: dict[str, Any]) -> list[str]:
     """Whether the run fits its device, and what to change when it does not."""
     size, need = plan["device_gigabytes"], sum(plan["count"].values())
@@ -265,6 +154,32 @@ def _verdict(plan: dict[str, Any]) -> list[str]:
         "with --shard.",
         "Time and energy of a run that cannot be are not given.",
     ]
+
+
+def _searched(config: TrainConfig, space: argparse.Namespace) -> str:
+    """The choices of a search, one a line, or as JSON."""
+    model = model_config(config.model)
+    peak = space.peak * 1e12 if space.peak else peak_of(space.device)[0]
+    gigabytes = space.memory or device_gigabytes(space.device)
+    if config.global_batch is None or peak is None or gigabytes is None:
+        raise UsageError("--search needs --global-batch, and --device or both --peak and --memory")
+    mfu = 0.5 if space.mfu is None else space.mfu
+    devices = space.nodes * space.devices_per_node
+    inside, between = space.inside * 1e9, space.between * 1e9
+    machine = Machine(devices, space.devices_per_node, gigabytes, mfu * peak, inside, between)
+    found = search(model, config, config.seq_len or model.seq_len, machine)
+    if space.json:
+        return json.dumps([choice.record() for choice in found[:SHOWN]], indent=1) + "\n"
+    if not found:
+        return f"nothing fits {devices} devices of {gigabytes:.0f} GB with a global batch of {config.global_batch}\n"
+    told = [
+        f"what fits {devices} devices of {gigabytes:.0f} GB, the fastest by estimate first (products at {mfu:.0%} of "
+        f"the peak, {space.inside:g} GB/s",
+        f"inside and {space.between:g} GB/s between nodes), and what a step of it loses time to:",
+        *map(str, found[:SHOWN]),
+        "`train tune` measures them.",
+    ]
+    return "\n".join(told) + "\n"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -292,8 +207,22 @@ def main(arguments: Sequence[str]) -> None:
         "--pue", type=float, default=1.0, help="power usage effectiveness of the centre (default: 1)"
     )
     parser.add_argument("--grid", type=float, help="carbon intensity in kg CO2 per kWh")
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help="the fastest mesh, micro-batch and recomputation that fit, for this global batch; by estimate",
+    )
+    parser.add_argument(
+        "--inside", type=float, default=200, help="GB/s of a device to others of its node (default: 200)"
+    )
+    parser.add_argument(
+        "--between", type=float, default=12.5, help="GB/s of a device to other nodes (default: 12.5)"
+    )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     config, space = parse(parser, arguments)
+    if space.search:
+        sys.stdout.write(_searched(config, space))
+        return
     plan = plan_figures(config, space)
     text = json.dumps(plan, indent=1) if space.json else render(plan)
     sys.stdout.write(text + "\n")

@@ -1,0 +1,116 @@
+"""Small batches of documents that are handled as one: a call costs more than the three documents of a small file.
+
+Enters: batches in their order. Leaves: their documents in a row, each with the batch that it came from; and the tokens
+of the documents of each split. What is made of documents does not depend on which were handled together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pretok.base.tokens import Hashes, Tokens
+from pretok.kernels.hashing import hash_documents, select
+from pretok.read.batches import Reject, TextBatch, buffers
+from pretok.shards.ledger import hash_texts
+from pretok.tokenizer.encoder import MOST_PER_BYTE, Encoder
+from pretok.tokenizer.reference import Unencodable
+
+Rows = npt.NDArray[np.int64]
+"""Which documents."""
+
+MOST_TOKENS, MOST_BATCHES = 1 << 22, 4096
+"""Up to which batches wait for each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The documents of batches. texts, numbers, kept: as in each batch, one after the other; batch: (documents,) int64,
+    which of the batches a document is of."""
+
+    batches: list[TextBatch]
+    texts: pa.LargeStringArray
+    numbers: npt.NDArray[np.int64]
+    kept: tuple[pa.Array, ...]
+    batch: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSplit:
+    """Documents of one split. rows: which of the joined ones; tokens: all their ids, EOD after each; lengths, sizes:
+    tokens and bytes of text of each."""
+
+    split: str
+    rows: Rows
+    tokens: Tokens
+    lengths: npt.NDArray[np.int32]
+    sizes: npt.NDArray[np.int64]
+    hashes: Hashes
+
+
+def join(batches: list[TextBatch]) -> Joined:
+    """At least one batch; of a single one nothing is copied."""
+    return Joined(
+        batches,
+        _one([batch.texts for batch in batches]),
+        np.concatenate([batch.numbers for batch in batches]),
+        tuple(_one(columns) for columns in zip(*(batch.kept for batch in batches), strict=True)),
+        np.repeat(np.arange(len(batches)), [len(batch.texts) for batch in batches]),
+    )
+
+
+def _one(arrays: Sequence[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def most_tokens(batch: TextBatch) -> int:
+    """No tokenizer makes more tokens of a batch."""
+    return MOST_PER_BYTE * len(buffers(batch.texts)[0]) + len(batch.texts)
+
+
+def encode_splits(
+    joined: Joined, encoder: Encoder, val_fraction: Fraction, val_seed: int
+) -> tuple[list[EncodedSplit], list[Reject]]:
+    """The documents of each split that has any, and those of a single batch that no engine can encode.
+
+    Raises Unencodable where such a document is in one of several batches.
+    """
+    encoded, refused = [], []
+    hashes = hash_texts(joined.texts)
+    for split, rows in _split(joined.texts, hashes, val_fraction, val_seed):
+        if len(rows) == 0:
+            continue
+        texts = joined.texts if len(rows) == len(joined.texts) else joined.texts.take(pa.array(rows))
+        try:
+            tokens, lengths = encoder.encode(texts)
+        except Unencodable as error:
+            if len(joined.batches) > 1:
+                raise
+            numbers = joined.numbers[rows[error.documents]].tolist()
+            refused += [Reject(number, "unencodable", error.reason) for number in numbers]
+            kept = np.ones(len(texts), np.bool_)
+            kept[error.documents] = False
+            texts, rows = texts.filter(pa.array(kept)), rows[kept]
+            tokens, lengths = encoder.encode(texts)
+        if len(texts):
+            sizes = np.diff(buffers(texts)[1])
+            encoded.append(EncodedSplit(split, rows, tokens, lengths, sizes, hashes[rows]))
+    return encoded, refused
+
+
+def _split(
+    texts: pa.LargeStringArray, hashes: Hashes, fraction: Fraction, seed: int
+) -> Iterator[tuple[str, Rows]]:
+    """Which of the texts go to which split."""
+    if not fraction:
+        yield "train", np.arange(len(texts))
+        return
+    deciding = hashes[:, 0] if seed == 0 else hash_documents(*buffers(texts), seed)
+    val = select(deciding, fraction)
+    yield "train", np.flatnonzero(~val)
+    yield "val", np.flatnonzero(val)

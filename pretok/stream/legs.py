@@ -1,0 +1,179 @@
+"""RUN/legs.jsonl: which positions of which stream the steps of a run read; written by `train`, read by who asks later.
+
+Enters: a leg as it begins, or the folder of a run. Leaves: `StreamLeg`s: a run goes on in one leg until its data or its
+batch changes, by hand or by a phase. A run that was trained before legs were written has one, by its config.json; if
+its changes.jsonl says that it changed in mid-run, what its steps read is not known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pretok.stream
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.records import Signed, read_record
+from pretok.base.storage import read_json, read_lines
+from pretok.shards.manifest import Manifest
+from pretok.stream import View
+from pretok.stream.continued import same_until
+from pretok.stream.mix_file import Mix, check_sources, parse_mix
+
+LEGS = "legs.jsonl"
+CONFIG = "config.json"
+DATA = {"shards", "mix", "seed", "seq_len", "global_batch", "phases"}
+"""Settings of a run that say what its steps read."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLeg:
+    """From step number `step` (from 0, with `tokens` done) on each step reads `global_batch` positions of a stream, the
+    first of them from `position` on.
+
+    stream: fingerprint of the order; order: the mix itself as its file has it, None in a run of an older version;
+    shards, mix: where they were; mix None: every sequence once, in the order of `seed`.
+    """
+
+    step: int
+    tokens: int
+    position: int
+    global_batch: int
+    seq_len: int
+    seed: Signed
+    stream: str
+    shards: str
+    mix: str | None = None
+    order: dict[str, object] | None = None
+
+    def position_after(self, step: int) -> int:
+        """Positions of the stream that are read when `step` steps are done."""
+        return self.position + (step - self.step) * self.global_batch
+
+    def tokens_after(self, step: int) -> int:
+        """Tokens that are done then."""
+        return self.tokens + (step - self.step) * self.global_batch * self.seq_len
+
+    def goes_on_with(self, other: StreamLeg) -> bool:
+        """Whether nothing changes where `other` begins."""
+        here = replace(self, step=other.step, position=self.position_after(other.step))
+        return replace(here, tokens=other.tokens) == other
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What of `resolved` in config.json is needed: what `train` made of the settings. model: its sizes."""
+
+    model: dict[str, object]
+    global_batch: int
+    stream: str
+    steps: int
+    seed: Signed
+    mix: dict[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What of a run's config.json is needed."""
+
+    shards: str
+    resolved: Resolved
+    mix: str | None = None
+    model: str = ""
+
+
+def read_settings(run: Path) -> RunSettings:
+    """RUN/config.json. Raises UsageError where there is none, IntegrityError for one that train did not write."""
+    path = run / CONFIG
+    if not path.exists():
+        raise UsageError(f"{run} is no folder of a run: it has no {CONFIG}")
+    data: Any = read_json(path)
+    if not isinstance(data, dict) or not isinstance(data.get("resolved"), dict):
+        raise IntegrityError(f"{path} is not what train writes: it lacks 'resolved'")
+    resolved = _known(Resolved, data["resolved"])
+    return read_record(RunSettings, _known(RunSettings, data) | {"resolved": resolved}, path)
+
+
+def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record among more that others wrote."""
+    names = {field.name for field in fields(kind)}
+    return {key: value for key, value in data.items() if key in names}
+
+
+def read_legs(run: Path) -> tuple[StreamLeg, ...]:
+    """All legs, in the order of their steps. UsageError where they are not known, IntegrityError."""
+    settings, legs = read_settings(run), written_legs(run)
+    if legs and legs[0].step == 0:
+        return legs
+    first = replace(legs[0], step=0, tokens=0, position=0) if legs else _leg_of(run, settings)
+    changes = [line for line in read_lines(run / "changes.jsonl") if not legs or line["step"] <= legs[0].step]
+    moved = any(line["position"] != first.position_after(line["step"]) for line in [*changes, *_starts(legs)])
+    if moved or any(DATA & line.get("changes", {}).keys() for line in changes):
+        raise UsageError(
+            f"{run} changed its data or its global batch between two steps (see changes.jsonl there) when legs were "
+            "not yet recorded, so what its steps read is not known from its files alone; give a mix instead"
+        )
+    return first, *legs[1:]
+
+
+def written_legs(run: Path) -> tuple[StreamLeg, ...]:
+    """What RUN/legs.jsonl says; empty where there is none."""
+    path = run / LEGS
+    return tuple(read_record(StreamLeg, _known(StreamLeg, line), path) for line in read_lines(path))
+
+
+def _starts(legs: tuple[StreamLeg, ...]) -> list[dict[str, int]]:
+    return [{"step": leg.step, "position": leg.position} for leg in legs[:1]]
+
+
+def _leg_of(run: Path, settings: RunSettings) -> StreamLeg:
+    """The one leg of a run that has not recorded any."""
+    resolved = settings.resolved
+    seq_len = resolved.model.get("seq_len")
+    if not isinstance(seq_len, int):
+        raise IntegrityError(f"{run / CONFIG} is not what train writes: it lacks resolved.model.seq_len")
+    place = (resolved.seed, resolved.stream, settings.shards, settings.mix, resolved.mix)
+    return StreamLeg(0, 0, 0, resolved.global_batch, seq_len, *place)
+
+
+def open_legs(legs: tuple[StreamLeg, ...], manifest: Manifest, mix: Path | None = None) -> list[View]:
+    """The stream of each leg over shards that hold its documents; mix: where that of the last one is now, None: where
+    it was, or what the run recorded of it.
+
+    A leg whose mix was made before the shards grew is read by that of the next, which begins with the same sequences.
+    Raises UsageError, MismatchError where a leg read something else.
+    """
+    views: list[View] = []
+    for number, leg in reversed(list(enumerate(legs))):
+        order = _order(leg, manifest, mix if number == len(legs) - 1 else None)
+        following = views[0] if views else None
+        if order.manifest != manifest.fingerprint:
+            end = leg.position_after(legs[number + 1].step) if following else None
+            if following is None or end is None or same_until(order, following.mix) < end:
+                raise MismatchError(
+                    f"from step {leg.step + 1} on the run read shards with {order.manifest}; {manifest.folder} has the "
+                    f"fingerprint {manifest.fingerprint}: name the shards that it read"
+                )
+            order = following.mix
+        else:
+            check_sources(order, manifest, manifest.folder)
+            if order.fingerprint != leg.stream:
+                raise MismatchError(
+                    f"from step {leg.step + 1} on the run read the stream {leg.stream}; "
+                    f"{mix or leg.mix or manifest.folder} is {order.fingerprint} now: name the shards and the mix of "
+                    "that run"
+                )
+        views.insert(0, View(manifest, order))
+    return views
+
+
+def _order(leg: StreamLeg, manifest: Manifest, mix: Path | None) -> Mix:
+    """The mix of a leg: the one named, the one recorded, or the one where it was."""
+    if mix is None and leg.order is not None:
+        return parse_mix(leg.order, Path(LEGS))
+    path = mix or (Path(leg.mix) if leg.mix else None)
+    if path is not None and not path.exists():
+        raise UsageError(f"the run read the mix {path}, which is not there; say where it is now: --mix MIX")
+    folder = manifest.folder if mix is not None or not Path(leg.shards).exists() else leg.shards
+    return pretok.stream.open(folder, path, seq_len=leg.seq_len, seed=leg.seed).mix

@@ -1,0 +1,192 @@
+"""How far jobs and runs are -> lines for a terminal or a pipe.
+
+Enters: WORK or RUN, and the time. Leaves: lines; nothing is kept between two calls, so that what watches may be ended
+and begun at any time. Jobs leave COMMAND-DATE.now.json beside their logs every second (`pretok.base.joblog`), a run
+adds a line a step to metrics.jsonl. A file that vanishes while it is read is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pretok.base.errors import IntegrityError
+from pretok.base.gauge import Gauge
+from pretok.base.joblog import LOGS, NOW
+from pretok.base.records import read_record
+from pretok.base.storage import read_lines
+from pretok.base.units import counted, duration, short, short_bytes
+from pretok.stream.legs import CONFIG, read_settings
+
+SILENT_SECONDS = 30.0
+"""Without a sign for longer a job is no longer said to be at work: it writes one every second."""
+BLOCKS = "▁▂▃▄▅▆▇█"
+LOSSES = 60
+"""Newest steps that are drawn and that rates are of."""
+TAIL_BYTES = 1 << 17
+"""Of the end of metrics.jsonl: some hundred steps."""
+BAR = 20
+SHOWN = 5
+SQUEUE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """COMMAND-DATE.now.json: the step of a job, as `Meter` tells it. seconds: since it began; counts: of this run;
+    before: of earlier ones; sources: bytes of text expected of each."""
+
+    time: str
+    host: str
+    command: str
+    title: str
+    seconds: float
+    counts: dict[str, int]
+    before: dict[str, int]
+    expected_bytes: int
+    partitions: int
+    sources: dict[str, int]
+    job: str = ""
+
+    def gauge(self) -> Gauge:
+        """The same as the job's own gauge has it."""
+        gauge = Gauge(self.title, lambda: self.seconds, self.expected_bytes, self.partitions, self.sources)
+        gauge.began, gauge.counts, gauge.earlier = 0.0, Counter(self.counts), Counter(self.before)
+        return gauge
+
+
+def watch_lines(target: Path, now: float) -> list[str]:
+    """All there is to say of WORK or RUN at a time (seconds since 1970)."""
+    if (target / CONFIG).exists():
+        return list(_run(target, now))
+    lines = [line for path in sorted((target / LOGS).glob(f"*{NOW}")) for line in _job(path, now)]
+    lines = lines or ["no job is in a step here; pretok status says what is finished"]
+    chains = sorted((target / "slurm").glob("*/chain.tsv"), key=lambda path: path.stat().st_mtime)
+    return lines + [line for path in chains[-1:] for line in _chain(path)]
+
+
+def _job(path: Path, now: float) -> Iterator[str]:
+    try:
+        state = read_record(Now, json.loads(path.read_bytes()), path)
+        events = read_lines(path.with_name(path.name.removesuffix(NOW) + ".jsonl"))
+    except (OSError, ValueError, IntegrityError):  # the job has just ended
+        return
+    where = f"{state.host}, Slurm job {state.job}" if state.job else state.host
+    yield f"{state.command} on {where}: {_age(state.time, now)}"
+    gauge = state.gauge()
+    yield f"  {gauge.line()}"
+    for name, size in state.sources.items():
+        done = gauge.done(f"bytes:{name}")
+        share = min(1.0, done / size) if size else 0.0
+        yield f"  {name}: {_bar(share)} {short_bytes(done)} of about {short_bytes(size)}"
+    yield from _tasks(events)
+
+
+def _tasks(events: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Of the tasks of the newest step: workers, and how many are done or failed, these by name."""
+    begins = [at for at, event in enumerate(events) if event["event"] == "tasks"]
+    if not begins:
+        return
+    step, since = events[begins[-1]], events[begins[-1] :]
+    done = [event for event in since if event["event"] == "task"]
+    failed = [event for event in since if event["event"] == "task_failed"]
+    again = sum(event["tries"] - 1 for event in [*done, *failed])
+    told = f"  {counted(step['workers'], 'worker')}; {step['what']}s: {len(done):,} of {step['tasks']:,} done"
+    yield told + f", {len(failed):,} failed, {again:,} tried again"
+    for event in failed[-SHOWN:]:
+        yield f"  failed: {event['item']}: {event['message']}"
+
+
+def _age(time: str, now: float, silent: float = SILENT_SECONDS) -> str:
+    """How long ago a sign of life was, of what gives one more often than every `silent` seconds."""
+    seconds = max(0.0, now - datetime.fromisoformat(time).timestamp())
+    if seconds > silent:
+        return f"no sign for {duration(seconds)}; killed, or its file system hangs"
+    return f"{seconds:.0f} s ago"
+
+
+def _bar(share: float) -> str:
+    full = round(BAR * share)
+    return "█" * full + "░" * (BAR - full)
+
+
+def _chain(record: Path) -> Iterator[str]:
+    """The jobs of the newest chain, as the queue has them; without Slurm the stages that are marked as done."""
+    links = [line.split("\t") for line in record.read_text(encoding="utf-8").splitlines()]
+    links = [link for link in links if len(link) == 3]
+    queue = _queue([link[0] for link in links])
+    done = {path.name.removeprefix("done-") for path in record.parent.glob("done-*")}
+    yield f"chain {record.parent.name}:"
+    for job, stage, link in links:
+        state = (
+            "done" if stage in done else (queue or {}).get(job, "" if queue is None else "not in the queue")
+        )
+        yield f"  {stage} {link} (job {job}){f': {state}' if state else ''}"
+
+
+def _queue(jobs: Sequence[str]) -> dict[str, str] | None:
+    """Job -> its state, time left and reason; None where there is no Slurm, or it does not answer."""
+    if not jobs or shutil.which("squeue") is None:
+        return None
+    command = ["squeue", "--noheader", "--format=%i|%T|%L|%r", f"--jobs={','.join(jobs)}"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_SECONDS, check=False)
+        fields = [line.strip().split("|") for line in answer.stdout.splitlines()]
+        return {
+            job: f"{state.lower()}, {left} left" if state == "RUNNING" else f"{state.lower()} ({reason})"
+            for job, state, left, reason in (line for line in fields if len(line) == 4)
+        }
+    return None
+
+
+def _run(run: Path, now: float) -> Iterator[str]:
+    """Step, rate, time left, and the newest losses."""
+    steps, records = read_settings(run).resolved.steps, _tail(run / "metrics.jsonl")
+    if not records:
+        yield f"run {run.name}: no step of {steps:,} is done yet"
+        return
+    last, newest = records[-1], records[-LOSSES:]
+    spent = sum(record["seconds"] for record in newest)
+    seconds = spent / len(newest)
+    rate = sum(record["tokens_per_second"] * record["seconds"] for record in newest) / spent
+    finished = (run / "done.json").exists()
+    sign = "finished" if finished else _age(last["time"], now, max(SILENT_SECONDS, 10 * seconds))
+    left = f", ETA {duration((steps - last['step']) * seconds)}" if last["step"] < steps else ""
+    share = 100 * last["step"] // steps if steps else 0
+    yield f"run {run.name}: step {last['step']:,} of {steps:,} ({share}%), {sign}"
+    yield f"  {seconds:.3g} s a step, {short(rate)} tokens/s{left}; {short(last['tokens'])} tokens done"
+    losses = [record["loss"] for record in newest if isinstance(record["loss"], int | float)]
+    if losses:
+        span = f"{min(losses):.4f} to {max(losses):.4f} over {counted(len(losses), 'step')}"
+        yield f"  loss {losses[-1]:.4f} {blocks(losses)} {span}"
+    waited = sum(record["data_wait"] for record in newest)
+    yield f"  skipped {last['skipped']:,}; data wait {waited / spent:.1%} of the time"
+    for record in _tail(run / "validation.jsonl")[-1:]:
+        yield f"  validation loss {record['val_loss']:.4f} at step {record['step']:,}"
+
+
+def _tail(path: Path) -> list[dict[str, Any]]:
+    """The newest lines of a file that a run adds to; empty where there is none. Half lines at its ends are left out."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            data = file.read()
+    except OSError:
+        return []
+    lines = data.split(b"\n")[0 if size <= TAIL_BYTES else 1 : -1]
+    return [json.loads(line) for line in lines]
+
+
+def blocks(values: Sequence[float]) -> str:
+    """A line of blocks, the lowest value the lowest."""
+    low, high = min(values), max(values)
+    width = (high - low) or 1.0
+    return "".join(BLOCKS[min(len(BLOCKS) - 1, int((value - low) / width * len(BLOCKS)))] for value in values)

@@ -1,0 +1,183 @@
+"""status: what of WORK is finished, unfinished, failed or in work, and what to do next.
+
+Enters: WORK, or the folder of a run. Leaves: a row for each result that is there or was begun. Only files are read that
+jobs leave: results, plans and states, locks and logs. What another job changes meanwhile is read as it is found.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pretok.base.errors import PretokError
+from pretok.base.lock import holder_of
+from pretok.base.units import counted
+from pretok.report.history import LoggedJob, read_jobs, read_run
+from pretok.shards.annotations import find_annotations, outdated_parts, unknown_sources
+from pretok.shards.manifest import Manifest, has_manifest, load_manifest
+from pretok.shards.unfinished import unfinished
+from pretok.stream.legs import CONFIG, read_settings
+from pretok.stream.mix_file import load_mix
+
+TRIES, APART = 3, 0.1
+"""How often, and how many seconds apart, what another job changes is read before it counts as damaged."""
+T = TypeVar("T")
+FINISHED, UNFINISHED, FAILED, RUNNING = "finished", "unfinished", "failed", "in work"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A result of a job, or a part of one. done, planned: partitions, or steps of a run, None where nobody counts them;
+    next: what to do, "" for nothing."""
+
+    what: str
+    state: str
+    done: int | None = None
+    planned: int | None = None
+    detail: str = ""
+    next: str = ""
+
+
+def status_of(target: Path) -> list[Result]:
+    """Results of WORK in the order of the steps, or that of a run. What is damaged is failed, and says why."""
+    if (target / CONFIG).exists():
+        return [_run(target)]
+    jobs = {job.command: job for job in read_jobs(target)}  # the newest of each command
+    found = [
+        *_simple("words", target / "counts", "counts.json", jobs.get("count") or jobs.get("build-vocab")),
+        *_simple("vocabulary", target / "vocab", "tokenizer.json", jobs.get("build-vocab")),
+        *_shards(target / "shards", jobs.get("tokenize")),
+        *_mix(target / "mix.json", target / "shards", jobs.get("mix")),
+    ]
+    return found or [
+        Result(str(target), UNFINISHED, next="nothing is here yet; pretok plan, then pretok run")
+    ]
+
+
+def settled(read: Callable[[], T]) -> T:
+    """What `read` gives, which is tried again where a job has just put a file in the place of another, or taken it."""
+    for _ in range(TRIES):
+        try:
+            return read()
+        except (PretokError, OSError):
+            time.sleep(APART)
+    return read()
+
+
+def _again(job: LoggedJob | None, otherwise: str) -> str:
+    """The command to run again, as it was typed."""
+    return f"pretok {shlex.join(job.argv)}" if job and job.argv else otherwise
+
+
+def _ended(job: LoggedJob | None) -> str:
+    """How the newest job of a command ended, if not well."""
+    if job is None or job.exit_code == 0:
+        return ""
+    told = f": {job.problems[-1][1].splitlines()[0]}" if job.problems else ""
+    return ("killed" if job.exit_code is None else f"ended with exit code {job.exit_code}") + told
+
+
+def _simple(what: str, folder: Path, file: str, job: LoggedJob | None) -> Iterator[Result]:
+    """A folder that one file makes complete."""
+    if holder := holder_of(folder):
+        yield Result(what, RUNNING, detail=str(holder))
+    elif (folder / file).exists():
+        yield Result(what, FINISHED, detail=str(folder))
+    elif folder.exists():
+        yield Result(what, UNFINISHED, detail=_ended(job), next=_again(job, "run the same command again"))
+
+
+def _shards(folder: Path, job: LoggedJob | None) -> Iterator[Result]:
+    holder = holder_of(folder)
+    again = _again(job, "run pretok tokenize again")
+    try:
+        manifest = settled(lambda: load_manifest(folder) if has_manifest(folder) else None)
+        planned = settled(lambda: unfinished(folder))
+    except PretokError as error:
+        yield Result("shards", FAILED, detail=str(error), next="pretok verify says what is wrong")
+        return
+    sealed = set(manifest.sources) if manifest else set()
+    for name in sorted(sealed | planned.keys()):
+        done, partitions = planned.get(name, (None, None))
+        failures = [f for f in manifest.contents.failed if f.source == name] if manifest else []
+        if holder and (name in planned or not sealed):
+            yield Result(f"shards of {name}", RUNNING, done, partitions, str(holder))
+        elif failures:
+            first = f"{failures[0].file}: {failures[0].error}"
+            detail = f"{counted(len(failures), 'input')} not read to the end; {first}"
+            yield Result(f"shards of {name}", FAILED, done, partitions, detail, f"mend them, then {again}")
+        elif name in planned:
+            yield Result(f"shards of {name}", UNFINISHED, done, partitions, _ended(job), again)
+        elif manifest:
+            counts = manifest.contents.sources[name]
+            told = f"{counts.tokens:,} tokens in {counted(counts.documents, 'document')}"
+            yield Result(f"shards of {name}", FINISHED, detail=told)
+    if not sealed and not planned and folder.exists():
+        state = RUNNING if holder else UNFINISHED
+        yield Result("shards", state, detail=str(holder or _ended(job)), next="" if holder else again)
+    if manifest:
+        yield from _annotations(manifest)
+
+
+def _annotations(manifest: Manifest) -> Iterator[Result]:
+    try:
+        found = find_annotations(manifest.folder)
+    except PretokError as error:
+        yield Result("annotations", FAILED, detail=str(error), next="pretok annotate again")
+        return
+    for one in found:
+        what = f"annotations {one.name}"
+        problems, unknown = outdated_parts(manifest, one), unknown_sources(manifest, one)
+        counts = one.record.counts
+        if problems:
+            yield Result(what, FAILED, detail=problems[0], next="pretok annotate again")
+        elif unknown:
+            told = f"know nothing of {', '.join(unknown)}"
+            yield Result(what, UNFINISHED, detail=told, next="pretok annotate again")
+        else:
+            told = f"{counts.documents_matched:,} of {counted(counts.documents, 'document')}"
+            yield Result(what, FINISHED, detail=told)
+
+
+def _mix(path: Path, shards: Path, job: LoggedJob | None) -> Iterator[Result]:
+    if not path.exists():
+        return
+    try:
+        mix = settled(lambda: load_mix(path))
+        manifest = settled(lambda: load_manifest(shards) if has_manifest(shards) else None)
+    except PretokError as error:
+        yield Result("mix", FAILED, detail=str(error), next=_again(job, "make it again with pretok mix"))
+        return
+    if manifest is None or mix.manifest != manifest.fingerprint:
+        detail = f"made for shards with fingerprint {mix.manifest}, which {shards} has not"
+        yield Result(
+            "mix", FAILED, detail=detail, next=_again(job, "make it again, or pretok mix --continue")
+        )
+    else:
+        yield Result(
+            "mix",
+            FINISHED,
+            detail=f"{mix.length * mix.seq_len:,} tokens in {counted(mix.length, 'sequence')}",
+        )
+
+
+def _run(run: Path) -> Result:
+    """A training run. done: steps on record."""
+    what = f"run {run.name}"
+    try:
+        planned = settled(lambda: read_settings(run)).resolved.steps
+    except PretokError as error:
+        return Result(what, FAILED, detail=str(error))
+    history = read_run(run)
+    done = int(history.metrics[-1]["step"]) if history.metrics else 0
+    if holder := holder_of(run):
+        return Result(what, RUNNING, done, planned, str(holder))
+    if history.done:
+        return Result(what, FINISHED, done, planned)
+    saved = sorted((run / "checkpoints").glob("step-*/meta.json"))
+    detail = f"newest checkpoint {saved[-1].parent.name}" if saved else "no checkpoint"
+    return Result(what, UNFINISHED, done, planned, detail, "run the same train command again")

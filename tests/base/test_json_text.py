@@ -1,0 +1,51 @@
+"""The JSON that we write is, byte for byte, what the json module writes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretok.base.storage import write_json
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.lists(inner).map(tuple)
+    ),
+)
+
+
+@given(value=VALUES)
+def test_the_text_is_that_of_the_library(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
+    path = tmp_path_factory.getbasetemp() / "value.json"
+    try:
+        expected = json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False).encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return
+    write_json(path, value)
+    assert path.read_bytes() == expected + b"\n"
+
+
+@pytest.mark.parametrize(
+    "value", [{}, [], {"a": {}}, Counter("aab"), {None: 1, True: 2, 1.5: 3}, "\x1f\u2028é"]
+)
+def test_empty_and_odd_values_too(tmp_path: Path, value: object) -> None:
+    write_json(tmp_path / "value.json", value)
+    assert (tmp_path / "value.json").read_text("utf-8") == json.dumps(
+        value, ensure_ascii=False, indent=1
+    ) + "\n"
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"a": float("inf")}, {"a": {1, 2}}, [object()]])
+def test_what_is_no_json_is_refused_and_leaves_nothing(tmp_path: Path, value: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        write_json(tmp_path / "value.json", value)
+    assert not list(tmp_path.iterdir())

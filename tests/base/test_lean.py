@@ -1,0 +1,44 @@
+"""A process of ours loads what it needs: no pandas, and no compiled code before it is called."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from support import ROOT
+
+HIDE = """
+import sys
+from pretok.base.lean import without_pandas
+without_pandas()
+import numpy, pyarrow
+column = pyarrow.array(numpy.arange(3))
+assert pyarrow.scalar("x").as_py() == "x" and pyarrow.chunked_array([column]).to_numpy().sum() == 3
+assert "pandas" not in sys.modules
+assert column.to_pandas().tolist() == [0, 1, 2] and "pandas" in sys.modules
+import pandas
+assert pyarrow.Table.from_pandas(pandas.DataFrame({"a": [1]})).num_rows == 1
+"""
+TASKS = """
+import sys
+import pretok.counts.task, pretok.shards.task
+from pretok.kernels.compile import Kernel
+from pretok.kernels.hashing import hash_bytes
+assert isinstance(hash_bytes, Kernel)
+loaded = [k for m in list(sys.modules.values()) for k in vars(m).values() if isinstance(k, Kernel) and k.is_loaded]
+assert not loaded, loaded
+assert not {"pandas", "datasets", "ray", "torch", "duckdb", "rich", "typer", "pydantic"} & set(sys.modules)
+"""
+
+
+def run(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_arrow_works_without_pandas_until_it_is_asked_for() -> None:
+    run(HIDE)
+
+
+def test_tasks_load_neither_what_others_need_nor_compiled_code() -> None:
+    run(TASKS)

@@ -1,0 +1,91 @@
+"""Small batches are handled together, and no byte tells which were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import zstandard
+from tokenizing import contents, run
+
+from pretok.base.execute import Engine
+from pretok.config import Recipe, make_recipe
+from pretok.read.batches import TextBatch
+from pretok.shards import task
+from pretok.shards.manifest import load_manifest
+from pretok.shards.together import join, most_tokens
+from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.reference import Unencodable
+
+FILES = 200
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small files: of none, one and several documents, with rejects; some hold much more text than was planned."""
+    folder = tmp_path_factory.mktemp("small")
+    for number in range(FILES):
+        documents: list[object] = [f"Il documento {i} del file {number}." for i in range(number % 4)]
+        documents += ["", 7] if number % 5 == 0 else []
+        documents += ["UNENCODABLE qui"] if number in (17, 40) else []
+        documents += ["molto testo che si ripete " * 40]
+        lines = [json.dumps({"text": text, "url": f"u{number}"}) + "\n" for text in documents]
+        data = zstandard.compress("".join(lines).encode())
+        (folder / f"{number:03d}.jsonl.zst").write_bytes(data)
+    return folder
+
+
+def recipe(inputs: Path, out: Path, vocab: Path) -> Recipe:
+    source = {"inputs": [f"{inputs}/*.zst"], "keep": ["url:text"]}
+    shards = {"size": 60_000, "val_fraction": "0.1", "max_reject_share": "0.9"}
+    return make_recipe(
+        {"out": out, "sources": {"it": source}, "vocab": {"path": vocab}, "shards": shards}, "test"
+    )
+
+
+def test_shards_ledgers_and_rejects_do_not_tell_what_was_handled_together(
+    tmp_path: Path, inputs: Path, vocab_dir: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, calls = Encoder.encode, []
+
+    def encoded(self: Encoder, texts: pa.LargeStringArray) -> object:
+        bad = [i for i, text in enumerate(texts.to_pylist()) if text.startswith("UNENCODABLE")]
+        calls.append(len(texts))
+        if bad:
+            raise Unencodable(bad, "by no engine")
+        return encode(self, texts)
+
+    monkeypatch.setattr(Encoder, "encode", encoded)
+    found = {}
+    for most in (task.MOST_BATCHES, 1, 7):
+        monkeypatch.setattr(task, "MOST_BATCHES", most)
+        calls.clear()
+        made = recipe(inputs, tmp_path / str(most), vocab_dir)
+        run(made, here)
+        found[most] = (contents(made.shards_dir), len(calls))
+        names = [shard.prefix.name for shard in load_manifest(made.shards_dir).of("it")]
+        assert any(name.endswith("-1") for name in names)  # a partition that filled more than a shard
+    first, *others = found.values()
+    assert all(other[0] == first[0] for other in others)
+    assert b"unencodable" in first[0]["rejects/it-00000.jsonl"]
+    assert first[1] < 0.7 * found[1][1]  # fewer calls: they were, but for those near the end of a shard
+
+
+def batch(piece: int, *texts: str) -> TextBatch:
+    numbers = np.arange(len(texts)) + 10 * piece
+    kept = (pa.array([f"{text}!" for text in texts], pa.string()),)
+    return TextBatch(piece, 0, len(texts), pa.array(texts, pa.large_string()), numbers, kept=kept)
+
+
+def test_join_keeps_the_order_and_the_batch_of_each_document() -> None:
+    joined = join([batch(0, "a", "bb"), batch(1), batch(2, "c")])
+    assert joined.texts.to_pylist() == ["a", "bb", "c"]
+    assert joined.numbers.tolist() == [0, 1, 20]
+    assert joined.kept[0].to_pylist() == ["a!", "bb!", "c!"]
+    assert joined.batch.tolist() == [0, 0, 2]
+    alone = batch(3, "d")
+    assert join([alone]).texts is alone.texts
+    assert most_tokens(batch(0, "è", "")) == 4 * 2 + 2

@@ -1,0 +1,97 @@
+"""A rank or a node that dies costs the steps since the last save, not the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from slurm_support import Cluster, Submitted
+from test_slurm_train import TRAIN, Profile, Recipe, numbers, train_here
+
+from pretok.base.storage import read_lines
+from pretok.base.tell import Silent
+from pretok.commands.options import start_engine
+from pretok.commands.steps import mix_step, tokenize_step
+from pretok.config import load_recipe
+
+STEPS = 150
+# Every 20 steps; the last, over the recipe's 100000, wins.
+FLAGS = (f"--steps={STEPS}", "--save-every=20")
+
+
+@pytest.fixture
+def work(recipe: Recipe) -> tuple[Path, Path]:
+    """A recipe and its finished tokens and mix."""
+    path = recipe("work", TRAIN)
+    loaded = load_recipe(path)
+    with start_engine(0, None) as engine:
+        tokenize_step(loaded, engine, Silent())
+    mix_step(loaded, Silent())
+    return path, loaded.out
+
+
+@pytest.fixture
+def submit(cluster: Cluster, profile: Profile, work: tuple[Path, Path]) -> Callable[..., Submitted]:
+    def submit(*options: str, setup: str = "") -> Submitted:
+        site = profile(setup=setup)
+        return cluster.submit(str(work[0]), "--profile", site, "--stages=train", *options, "--", *FLAGS)
+
+    return submit
+
+
+def test_a_node_and_then_a_rank_that_die_cost_no_job(
+    cluster: Cluster, submit: Callable[..., Submitted], work: tuple[Path, Path]
+) -> None:
+    chain = submit("--nodes=train=2", "--links=train=2", "--spare=1")
+    job, idle = chain.ids("train")
+    chain.wait_for(job, "step 40/")
+    cluster.run("node-crash", "node2")
+    chain.wait_for(job, "restart 1 inside the job")
+    chain.wait_for(job, "step 60/")
+    rank = cluster.processes("node3", "-m train --shards")[0]  # the spare node
+    cluster.run("node-exec", "node3", "kill", "-KILL", rank)
+    assert cluster.wait(job) == "COMPLETED", chain.logs()
+    assert "lost node2" in chain.log(job)
+    assert "restart 2 inside the job, from" in chain.log(job)
+    assert "ExcNodeList=node2" in cluster.run("scontrol", "show", "job", idle)
+
+    segments = read_lines(work[1] / "run" / "goodput.jsonl")
+    assert [("lost node2" in line["restart"], line["restarting"] > 0) for line in segments] == [
+        (False, False),
+        (True, True),
+        (False, True),
+    ]
+    restarts = [line["restarts"] for line in read_lines(work[1] / "run" / "metrics.jsonl")]
+    assert restarts == sorted(restarts)
+    assert {0, 1} <= set(restarts)
+    assert numbers(work[1] / "run") == pytest.approx(numbers(train_here(work[1], STEPS)), rel=2e-3)
+
+
+def test_tries_are_bounded(cluster: Cluster, profile: Profile, recipe: Recipe, tmp_path: Path) -> None:
+    """A launcher that fails at once, in place of torchrun."""
+    folder = tmp_path / "stub" / "train"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "launch.py").write_text("import sys; sys.exit(1)")
+    site = profile(setup=f"cd {folder.parent}; export PRETOK_RESTARTS=2;")
+    chain = cluster.submit(str(recipe("work", TRAIN)), "--profile", site, "--stages=train")
+    (job,) = chain.ids("train")
+    assert cluster.wait(job) == "FAILED"
+    assert "restart 2 inside the job" in chain.log(job)
+    assert "restart 3" not in chain.log(job)
+    assert "3 starts in a row got no further than 'the start'" in chain.log(job)
+
+
+def test_the_next_link_goes_on_when_the_first_node_dies(
+    cluster: Cluster, submit: Callable[..., Submitted], work: tuple[Path, Path]
+) -> None:
+    """The job script dies with it; Slurm alone would let the other nodes idle to the time limit."""
+    options = ("--nodes=train=1", "--links=train=2", "--spare=1")
+    chain = submit(*options, setup="export PRETOK_GUARD_SECONDS=15;")
+    first, second = chain.ids("train")
+    chain.wait_for(first, "step 40/")
+    cluster.run("node-crash", "node1")
+    assert cluster.wait(first) == "CANCELLED", chain.logs()
+    assert cluster.wait(second) == "COMPLETED", chain.logs()
+    assert numbers(work[1] / "run").keys() == set(range(1, STEPS + 1))

@@ -1,0 +1,105 @@
+"""Pipelines of any schedule train the model that one process trains, and say what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import needs
+
+needs("torch")
+from pretok.base.errors import UsageError
+from tests.train_support import column, random_shards, run_jobs
+from train.config import Batch, TrainConfig
+from train.model.sizes import PRESETS, ModelConfig
+from train.parallel.stages import bubble, check_pipeline, passes_in_memory, split_layers
+from train.run.metrics import read_lines
+
+SIZES = "vocab_size = 60\ndim = 16\nlayers = 4\nheads = 4\nkv_heads = 4\nhidden = 16\ntied = false\nqk_norm = true\n"
+STEPS = 4
+PLAIN = ("--micro-batch", 2)
+"""What all runs of a kind have in common, and of each the ranks and what is its own."""
+CASES: dict[str, tuple[int, tuple[object, ...]]] = {
+    "gpipe": (2, ("--pipeline", 2, "--pipeline-schedule", "gpipe", *PLAIN)),
+    "1f1b": (2, ("--pipeline", 2, *PLAIN, "--checkpointing", "every-2")),
+    "interleaved": (2, ("--pipeline", 2, "--pipeline-schedule", "interleaved", "--micro-batch", 1)),
+    "four": (4, ("--pipeline", 4, *PLAIN, "--checkpointing", "ops")),
+    "2x2x2": (8, ("--pipeline", 2, "--shard", 2, "--tensor", 2, *PLAIN)),
+}
+# A longer sequence in the middle of the run: the shapes that stages exchange change, and so does their number.
+PHASES = '[{"at": 128, "seq_len": 16, "global_batch": 16}]'
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    shards = random_shards(folder / "shards")
+    (folder / "model.toml").write_text(SIZES)
+    common: tuple[object, ...] = ("--shards", shards, "--model", folder / "model.toml", "--seq-len", 8)
+    common += ("--global-batch", 8, "--steps", STEPS, "--workers", 0, "--log-every", 99, "--lr", 0.01)
+    common += ("--warmup", 0, "--schedule", "constant", "--val-every", 2, "--save-every", "never")
+    common += ("--z-loss", 0.01, "--attention", "document", "--clip", 0.3, "--phases", PHASES)
+    cases = {"one": (1, ()), **CASES}
+    run_jobs(
+        [(ranks, [*common, *own, "--out", folder / name]) for name, (ranks, own) in cases.items()], folder
+    )
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_pipeline_equals_one_process(runs: Path, name: str) -> None:
+    """Loss, norm over all stages before clipping, which is in force, z-loss, validation and its bits per byte."""
+    one, run = runs / "one", runs / name
+    assert len(set(column(one, "loss"))) == STEPS
+    assert min(column(one, "grad_norm")) > 0.3
+    assert column(run, "data_hash") == column(one, "data_hash")
+    assert column(run, "loss") == pytest.approx(column(one, "loss"), rel=1e-5)
+    assert column(run, "grad_norm") == pytest.approx(column(one, "grad_norm"), rel=1e-4)
+    for found, expected in zip(*(read_lines(path / "validation.jsonl") for path in (run, one)), strict=True):
+        assert found["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-5)
+        assert found["bits_per_byte"] == pytest.approx(expected["bits_per_byte"], rel=1e-5)
+
+
+def config(**settings: object) -> TrainConfig:
+    return TrainConfig(**{"pipeline": 4, **settings})  # type: ignore[arg-type]
+
+
+def test_blocks_are_divided_by_their_time() -> None:
+    """The last stage has the output matrix, which is about one block of this model."""
+    model = PRESETS["italia-9b"]
+    parts = split_layers(model, 4)
+    assert [len(part) for part in parts] == [10, 10, 11, 9]
+    assert [number for part in parts for number in part] == list(range(40))
+    for layers in range(2, 12):
+        for stages in range(1, layers + 1):
+            found = split_layers(replace(model, layers=layers), stages)
+            assert all(found)
+            assert [number for part in found for number in part] == list(range(layers))
+
+
+def test_the_bubble_and_the_passes_in_memory() -> None:
+    assert bubble(config(), 12) == pytest.approx(3 / 15)
+    assert bubble(config(pipeline_schedule="interleaved", pipeline_parts=3), 12) == pytest.approx(3 / 39)
+    assert bubble(config(pipeline=1), 12) == 0.0
+    assert [passes_in_memory(config(), rank, 12) for rank in range(4)] == [4, 3, 2, 1]
+    assert passes_in_memory(config(pipeline_schedule="gpipe"), 0, 12) == 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "batch", "words"),
+    [
+        ({}, {"tied": True}, Batch(8, 1, 8, 1), "is its output matrix"),
+        ({"offload": True}, {}, Batch(8, 1, 8, 1), "--offload"),
+        ({}, {"layers": 3}, Batch(8, 1, 8, 1), "4 stages are more than the 3 blocks"),
+        ({}, {}, Batch(8, 4, 2, 1), "at least 4 micro-batches in a step of each rank; there are 2"),
+        ({"pipeline_schedule": "interleaved"}, {}, Batch(6, 1, 6, 1), "a multiple of 4 micro-batches"),
+    ],
+)
+def test_what_does_not_go_with_a_pipeline_is_refused_by_name(
+    settings: dict[str, object], model: dict[str, object], batch: Batch, words: str
+) -> None:
+    sizes: ModelConfig = replace(PRESETS["italia-9b"], **model)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=words):
+        check_pipeline(config(**settings), sizes, batch)
+    check_pipeline(config(), PRESETS["italia-9b"], Batch(8, 1, 8, 1))

@@ -1,0 +1,61 @@
+"""A rank that is slow is named, with its host, what it is slow in and what that costs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import needs
+
+needs("torch")
+from tests.train_support import Ranks, model_file, random_shards
+from train.run.metrics import read_lines
+from train.run.stragglers import slowest
+
+
+def test_the_rank_that_costs_most_is_the_slowest() -> None:
+    hosts = ["a", "b", "c"]
+    found = slowest([(0.0, 0.2, 1e-3), (0.1, 0.2, 1.5e-3), (0.0, 0.2, 1e-3)], hosts, 1.0)
+    assert (found.rank, found.host, found.kind) == (1, "b", "device")
+    assert found.behind == pytest.approx(
+        0.5
+    )  # a device that is half slower, and not the tenth of a second of data
+    found = slowest([(0.0, 0.2, 1e-3), (0.1, 0.2, 1e-3), (0.0, 0.5, 1e-3)], hosts, 2.0)
+    assert (found.rank, found.kind, found.behind) == (2, "host", pytest.approx(0.15))
+    assert slowest([(0.1, 0.1, 0.1)] * 3, hosts, 1.0).behind == 0.0
+
+
+def _slow_data_on_rank_1() -> None:
+    from train.run import stragglers
+    from train.steps.data import Feed
+
+    stragglers.EVERY = 4
+    if os.environ["RANK"] != "1":
+        return
+    original = Feed.__iter__
+
+    def slow(feed: Feed) -> Any:
+        for fetched in original(feed):
+            time.sleep(0.3)
+            feed.waited += 0.3
+            yield fetched
+
+    Feed.__iter__ = slow  # type: ignore[method-assign]
+
+
+def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(tmp_path: Path) -> None:
+    shards = random_shards(tmp_path / "shards")
+    data = ("--shards", shards, "--model", model_file(tmp_path), "--out", tmp_path / "run", "--seq-len", 16)
+    more = ("--global-batch", 6, "--steps", 12, "--workers", 0, "--save-every", "never")
+    ranks = Ranks(3, [*data, *more], tmp_path, _slow_data_on_rank_1)
+    assert ranks.wait() == [0, 0, 0], ranks.text()
+    looks = [line["slowest"] for line in read_lines(tmp_path / "run/metrics.jsonl") if line["slowest"]]
+    assert len(looks) == 2  # the last is not waited for
+    for look in looks:
+        assert (look["rank"], look["kind"]) == (1, "data")
+        assert look["seconds"] == pytest.approx(0.3, rel=0.5)
+        assert look["behind"] > 0.3
+    assert f"slow: rank 1 on {os.uname().nodename} waits for data 0.3" in ranks.text()

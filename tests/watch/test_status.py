@@ -1,0 +1,166 @@
+"""status: what it says of WORK and of a run, against what was done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from support import make_shards
+from tokenizing import recipe, run
+
+from pretok.base.errors import PartitionsFailed
+from pretok.base.execute import Engine
+from pretok.base.lock import hold
+from pretok.base.storage import read_json, write_json
+from pretok.cli import run_command
+from pretok.config import Recipe
+from pretok.shards.ledger import LedgerWriter
+from pretok.shards.manifest import load_manifest
+from pretok.watch.status import FAILED, FINISHED, RUNNING, UNFINISHED, Result, settled, status_of
+
+
+class Killed(KeyboardInterrupt):
+    """Passes through everything."""
+
+
+def by_name(work: Path) -> dict[str, Result]:
+    return {one.what: one for one in status_of(work)}
+
+
+@pytest.fixture
+def made(tmp_path: Path, vocab_dir: Path) -> Recipe:
+    """Two sources of several partitions; the end of a file of `en` is damaged."""
+    for name, count in (("it", 3000), ("en", 900)):
+        rows = [{"text": f"{name} documento {i} " * 9} for i in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    packed = zstandard.ZstdCompressor().compress((tmp_path / "en.jsonl").read_bytes())
+    (tmp_path / "en.jsonl.zst").write_bytes(packed[:-300])
+    inputs: dict[str, list[Path | str]] = {
+        "it": [tmp_path / "it.jsonl"],
+        "en": [tmp_path / "en.jsonl", tmp_path / "en.jsonl.zst"],
+    }
+    return recipe(tmp_path / "work", vocab_dir, inputs, size=60_000)
+
+
+def test_shards_are_told_as_far_as_they_are(
+    made: Recipe, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [one.state for one in status_of(made.out)] == [UNFINISHED]
+    real, sealed = LedgerWriter.seal, []
+
+    def dying(self: LedgerWriter) -> Any:
+        sealed.append(1)
+        if len(sealed) > 5:
+            raise Killed
+        return real(self)
+
+    monkeypatch.setattr(LedgerWriter, "seal", dying)
+    with pytest.raises(Killed):
+        run(made, here)
+    monkeypatch.setattr(LedgerWriter, "seal", real)
+    state = made.shards_dir / ".state"
+    planned = {
+        name: len(read_json(state / name / "plan.json")["plan"]["partitions"]) for name in ("it", "en")
+    }
+    told = by_name(made.out)
+    assert told.keys() == {"shards of en", "shards of it"}
+    for name, partitions in planned.items():
+        one = told[f"shards of {name}"]
+        assert (one.state, one.planned, one.next) == (UNFINISHED, partitions, "run pretok tokenize again")
+    assert sum(one.done or 0 for one in told.values()) == 2  # five ledgers were sealed, of train and of val
+    with hold(made.shards_dir, "tokenize"):
+        told = by_name(made.out)
+        assert {one.state for one in told.values()} == {RUNNING}
+        assert told["shards of it"].detail.startswith("tokenize (host ")
+    with pytest.raises(PartitionsFailed):
+        run(made, here)
+    told = by_name(made.out)
+    counts = load_manifest(made.shards_dir).contents.sources["it"]
+    assert told["shards of it"].state == FINISHED
+    assert told["shards of it"].detail == f"{counts.tokens:,} tokens in {counts.documents:,} documents"
+    one = told["shards of en"]
+    assert (one.state, one.detail.startswith("1 input not read to the end; ")) == (FAILED, True)
+    assert "en.jsonl.zst" in one.detail
+    assert one.next.startswith("mend them")
+
+
+def test_a_mix_of_other_shards_and_damage_are_failures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_shards(tmp_path / "shards", {"it": [[1, 2, 3] * 20]})
+    command = ["mix", str(tmp_path / "shards"), "--out", str(tmp_path / "mix.json"), "--seq-len", "8"]
+    assert run_command(command) == 0
+    mix = by_name(tmp_path)["mix"]
+    assert (mix.state, mix.detail) == (FINISHED, "56 tokens in 7 sequences")
+    make_shards(tmp_path / "shards", {"it": [[1, 2, 4] * 20]})
+    assert by_name(tmp_path)["mix"].state == FAILED
+    (tmp_path / "vocab").mkdir()
+    assert by_name(tmp_path)["vocabulary"].state == UNFINISHED
+    (tmp_path / "vocab/tokenizer.json").touch()
+    assert by_name(tmp_path)["vocabulary"].state == FINISHED
+    capsys.readouterr()
+    assert run_command(["status", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(one["what"], one["state"]) for one in told] == [
+        ("vocabulary", FINISHED), ("shards of it", FINISHED), ("mix", FAILED),
+    ]  # fmt: skip
+    assert run_command(["status", str(tmp_path)]) == 0
+    assert "mix: " in capsys.readouterr().out
+    (tmp_path / "shards/manifest.json").write_text("{")
+    assert by_name(tmp_path)["shards"].state == FAILED
+    assert run_command(["status", str(tmp_path / "nothing")]) == 2
+
+
+def test_a_command_that_ended_badly_is_named_as_it_was_typed(tmp_path: Path) -> None:
+    make_shards(tmp_path / "shards", {"it": [[1, 2, 3] * 20]})
+    (tmp_path / "counts/.state").mkdir(parents=True)
+    always = {"time": "2026-01-01T00:00:00.000+00:00", "host": "n1", "command": "count"}
+    events = [
+        {"event": "start", "argv": ["count", "it=a b.jsonl"]},
+        {"event": "error", "message": "disk full\nmore"},
+    ]
+    log = tmp_path / "logs" / "count-1.jsonl"
+    log.parent.mkdir()
+    log.write_text("".join(json.dumps(always | event) + "\n" for event in events))
+    words = by_name(tmp_path)["words"]
+    assert (words.state, words.detail, words.next) == (
+        UNFINISHED,
+        "killed: disk full",
+        "pretok count 'it=a b.jsonl'",
+    )
+    with log.open("a") as file:
+        file.write(json.dumps({**always, "event": "end", "exit_code": 2}) + "\n")
+    assert by_name(tmp_path)["words"].detail == "ended with exit code 2: disk full"
+
+
+def test_a_run_is_told_by_its_files(tmp_path: Path) -> None:
+    resolved = {"model": {"seq_len": 8}, "global_batch": 2, "stream": "x", "steps": 40, "seed": 0}
+    write_json(tmp_path / "config.json", {"shards": "s", "resolved": resolved})
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 17}\n{"st')
+    write_json(tmp_path / "checkpoints/step-00000010/meta.json", {})
+    (one,) = status_of(tmp_path)
+    assert (one.state, one.done, one.planned) == (UNFINISHED, 17, 40)
+    assert one.detail == "newest checkpoint step-00000010"
+    with hold(tmp_path, "train"):
+        assert status_of(tmp_path)[0].state == RUNNING
+    write_json(tmp_path / "done.json", {})
+    assert status_of(tmp_path)[0].state == FINISHED
+
+
+def test_what_vanishes_for_a_moment_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [FileNotFoundError("gone"), OSError("stale"), 7]
+
+    def read() -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return int(answer)
+
+    assert settled(read) == 7
+    monkeypatch.setattr("pretok.watch.status.APART", 0)
+    answers[:] = [OSError("gone")] * 9
+    with pytest.raises(OSError, match="gone"):
+        settled(read)

@@ -1,0 +1,194 @@
+"""watch: the numbers of its lines against what jobs and runs left; files that come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretok.base import console, joblog
+from pretok.base.console import Terminal
+from pretok.base.execute import Engine
+from pretok.base.joblog import utc
+from pretok.base.storage import write_json
+from pretok.base.tasks import run_tasks
+from pretok.cli import run_command
+from pretok.watch.lines import blocks, watch_lines
+
+NOW = 1_800_000_000.0
+
+
+def leave(work: Path, seconds_ago: float = 2.0, **state: Any) -> Path:
+    """What a job of `tokenize` leaves, in the middle of its second run."""
+    path = work / "logs" / "tokenize-1.now.json"
+    told = {
+        "time": utc(NOW - seconds_ago), "host": "n7", "job": "41", "command": "tokenize", "title": "tokenize",
+        "seconds": 100.0, "counts": {"bytes": 3_000_000_000, "partitions": 4, "rejected": 12, "bytes:it": 2 * 10**9},
+        "before": {"bytes": 10**9, "partitions": 2, "bytes:it": 10**9}, "expected_bytes": 10 * 10**9, "partitions": 20,
+        "sources": {"it": 6 * 10**9, "en": 4 * 10**9},
+    }  # fmt: skip
+    write_json(path, told | state)
+    return path
+
+
+def events(work: Path, *lines: dict[str, Any]) -> None:
+    always = {"time": utc(NOW), "host": "n7", "command": "tokenize"}
+    text = "".join(json.dumps({**always, **line}) + "\n" for line in lines)
+    (work / "logs" / "tokenize-1.jsonl").write_text(text + '{"event": "ta')
+
+
+def test_a_job_is_told_by_what_it_leaves(tmp_path: Path) -> None:
+    leave(tmp_path)
+    task = {"event": "task", "item": "it-00001", "tries": 1}
+    bad = {"event": "task_failed", "item": "it-00009", "tries": 3, "message": "cut short"}
+    old = [{"event": "tasks", "what": "bucket", "tasks": 9, "workers": 9}, task, task]
+    begun = {"event": "tasks", "what": "partition", "tasks": 18, "workers": 6}
+    events(tmp_path, *old, begun, *[task] * 3, bad)
+    assert watch_lines(tmp_path, NOW) == [
+        "tokenize on n7, Slurm job 41: 2 s ago",
+        # 4 of 10 GB, of which this run did 3 in 100 s: 6 are left, at 30 MB/s
+        "  tokenize 6/20 40% 4 GB 30 MB/s ETA 3m rejects 12 it 50% en 0%",
+        "  it: ██████████░░░░░░░░░░ 3 GB of about 6 GB",
+        "  en: ░░░░░░░░░░░░░░░░░░░░ 0 B of about 4 GB",
+        "  6 workers; partitions: 3 of 18 done, 1 failed, 2 tried again",
+        "  failed: it-00009: cut short",
+    ]
+    leave(tmp_path, 400.0)
+    assert watch_lines(tmp_path, NOW)[0].endswith("no sign for 7m; killed, or its file system hangs")
+
+
+def test_files_that_vanish_or_are_damaged_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = ["no job is in a step here; pretok status says what is finished"]
+    assert watch_lines(tmp_path, NOW) == nothing
+    leave(tmp_path).write_text('{"time": ')
+    assert watch_lines(tmp_path, NOW) == nothing
+    leave(tmp_path)
+    assert watch_lines(tmp_path, NOW) != nothing
+    real = Path.read_bytes
+
+    def gone(self: Path) -> bytes:
+        self.unlink()
+        return real(self)
+
+    monkeypatch.setattr(Path, "read_bytes", gone)
+    assert watch_lines(tmp_path, NOW) == nothing
+
+
+def count(item: int, report: Any) -> int:
+    """A task that takes its time."""
+    time.sleep(0.1)
+    report({"bytes": item})
+    return item
+
+
+def test_a_real_job_leaves_its_state_and_takes_it_away(
+    tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "TICK", 0.02)
+    tell = Terminal(["count"])
+    tell.keep_log(tmp_path / "logs", "count")
+    seen = []
+    with tell.progress("count") as progress:
+        progress.expect(60, 3, {"it": 60})
+        for outcome in run_tasks(count, [10, 20, 30], ["a", "b", "c"], "partition", here, tell, progress):
+            progress({"partitions": 1, "bytes:it": [10, 20, 30][outcome.index]})
+            time.sleep(0.3)
+            seen.append(watch_lines(tmp_path, time.time()))
+    for number, lines in enumerate(seen, 1):
+        assert re.fullmatch(r"count on \S+: \d s ago", lines[0])
+        assert f"count {number}/3 {[16, 50, 99][number - 1]}% {[10, 30, 60][number - 1]} B" in lines[1]
+        assert lines[-1] == f"  1 worker; partitions: {number} of 3 done, 0 failed, 0 tried again"
+    assert not list((tmp_path / "logs").glob(f"*{joblog.NOW}"))
+    tell.end(0)
+
+
+def test_a_run_is_told_by_its_newest_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = {"model": {"seq_len": 8}, "global_batch": 2, "stream": "x", "steps": 400, "seed": 0}
+    write_json(tmp_path / "config.json", {"shards": "s", "resolved": resolved})
+    assert watch_lines(tmp_path, NOW) == [f"run {tmp_path.name}: no step of 400 is done yet"]
+    records = [
+        {
+            "step": step, "loss": 9.0 - step / 100, "tokens": step * 1000, "seconds": 1.0 if step <= 240 else 2.0,
+            "tokens_per_second": 1000.0 if step <= 240 else 500.0, "data_wait": 0.1, "skipped": step // 100,
+            "time": utc(NOW - 300 + step),
+        }
+        for step in range(1, 301)
+    ]  # fmt: skip
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "metrics.jsonl").write_text(text + '{"step": 301, "lo')
+    (tmp_path / "validation.jsonl").write_text('{"step": 250, "val_loss": 5.25}\n')
+    monkeypatch.setattr("pretok.watch.lines.TAIL_BYTES", len(text) // 2)  # begins in the middle of a line
+    told = watch_lines(tmp_path, NOW)
+    assert told[:2] == [
+        f"run {tmp_path.name}: step 300 of 400 (75%), 0 s ago",
+        "  2 s a step, 500 tokens/s, ETA 3m; 300 k tokens done",  # of the newest 60 steps
+    ]
+    drawn = blocks([9.0 - step / 100 for step in range(241, 301)])
+    assert told[2] == f"  loss 6.0000 {drawn} 6.0000 to 6.5900 over 60 steps"
+    assert told[3:] == ["  skipped 3; data wait 5.0% of the time", "  validation loss 5.2500 at step 250"]
+    assert "no sign for 10m" in watch_lines(tmp_path, NOW + 600)[0]
+    write_json(tmp_path / "done.json", {})
+    assert watch_lines(tmp_path, NOW)[0].endswith("(75%), finished")
+
+
+def test_blocks_rise_with_their_values() -> None:
+    assert blocks([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert blocks([3.0, 3.0]) == "▁▁"
+    assert blocks([1, -1, 1]) == "█▁█"
+
+
+def test_the_queue_of_the_newest_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, jobs, at in (("old", "1", 10), ("new", "11 12 13 14", 20)):
+        record = tmp_path / "slurm" / name / "chain.tsv"
+        record.parent.mkdir(parents=True)
+        stages = ["vocab", "tokenize", "tokenize", "train"]
+        record.write_text("".join(f"{job}\t{stages[n]}\t{n}\n" for n, job in enumerate(jobs.split())))
+        os.utime(record, (at, at))
+    (tmp_path / "slurm/new/done-vocab").touch()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert watch_lines(tmp_path, NOW)[1:] == [
+        "chain new:", "  vocab 0 (job 11): done", "  tokenize 1 (job 12)", "  tokenize 2 (job 13)",
+        "  train 3 (job 14)",
+    ]  # fmt: skip
+    (tmp_path / "bin").mkdir()
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.write_text(
+        '#!/bin/sh\ncase "$*" in *--jobs=11,12,13,14*) ;; *) exit 1 ;; esac\n'
+        "echo '12|RUNNING|3:20:00|None'\necho '14|PENDING|1-00:00:00|Dependency'\n"
+    )
+    squeue.chmod(0o755)
+    assert watch_lines(tmp_path, NOW)[2:] == [
+        "  vocab 0 (job 11): done",
+        "  tokenize 1 (job 12): running, 3:20:00 left",
+        "  tokenize 2 (job 13): not in the queue",
+        "  train 3 (job 14): pending (Dependency)",
+    ]
+
+
+def test_piped_it_prints_plain_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(tmp_path)
+    assert run_command(["watch", str(tmp_path), "--once"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("\n") == 4
+    assert "\x1b" not in told
+    looks = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("pretok.commands.watch.time.sleep", sleep)
+    assert run_command(["watch", str(tmp_path), "--every", "7"]) == 0
+    assert looks == [7.0] * 3
+    assert capsys.readouterr().out.count("tokenize on n7") == 3
+    assert run_command(["watch", str(tmp_path / "nothing")]) == 2

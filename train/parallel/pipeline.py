@@ -1,0 +1,137 @@
+"""Pipeline parallelism: the blocks of the model divided over ranks, by torch.distributed.pipelining.
+
+Enters: parts of a Decoder, each split over its stage's own mesh (`mesh.parallelize`), and the micro-batches of a step.
+Leaves: gradients in the parts, and the loss on every rank of the pipeline.
+
+Design. A part is a Decoder from which other stages' modules were taken; its parameters keep the names of the whole
+model, so checkpoints, exports and initial values know nothing of stages. Every rank of a pipeline reads the same
+sequences: tokens and targets are at hand where they are needed, and only hidden states travel, (micro-batch, L, dim) in
+the width of the passes. torch's schedules say who computes and sends what when; the last stage computes the loss inside
+of its forward pass. Shapes are stated beforehand, so that torch runs no pass to learn them. Gradients are reduced once
+a step, at its end, and the parameters of a stage stay gathered until then. Without gradients micro-batches go through
+one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from train.config import Batch, TrainConfig
+from train.model.sizes import ModelConfig
+from train.model.transformer import Decoder
+
+
+def take_part(model: Decoder, stage: int, blocks: Sequence[range]) -> None:
+    """Leave in a whole model, on the meta device, what one stage has."""
+    for name, _ in list(model.layers.named_children()):
+        if int(name) not in blocks[stage]:
+            delattr(model.layers, name)  # and not `del`, which would number the others anew
+    if stage > 0:
+        model.embed_tokens = None
+    if stage < len(blocks) - 1:
+        model.norm = model.lm_head = None
+
+
+class Pipeline(nn.Module):
+    """The parts of one rank in the order of their stages, and the way of micro-batches through those of all ranks.
+
+    mesh: of the pipeline's ranks; dtype: of hidden states.
+    """
+
+    def __init__(self, parts: Sequence[Decoder], mesh: DeviceMesh, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self._group, self._rank, self._ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
+        self._stages = self._ranks * len(parts)
+        self._dtype = dtype
+        self._schedule: Any = None
+        self._nll = torch.zeros(())
+        self._tokens = 1
+
+    def prepare(
+        self, model: ModelConfig, batch: Batch, seq_len: int, config: TrainConfig, device: torch.device
+    ) -> None:
+        """Get ready for steps of these sizes."""
+        from torch.distributed.pipelining import (
+            PipelineStage,
+            Schedule1F1B,
+            ScheduleGPipe,
+            ScheduleInterleaved1F1B,
+        )
+
+        for part in self._decoders():
+            part.config, part.z_loss = model, config.z_loss
+        self._tokens = batch.accumulation * batch.micro_batch * seq_len
+        ids = torch.empty((batch.micro_batch, seq_len), dtype=torch.int32, device="meta")
+        hidden = torch.empty((*ids.shape, model.dim), dtype=self._dtype, device="meta", requires_grad=True)
+        total = torch.empty((), device="meta", requires_grad=True)
+        stages = []
+        for number, part in zip(self._numbers(), self._decoders(), strict=True):
+            output = (total, torch.empty((), device="meta")) if number == self._stages - 1 else hidden
+            stages.append(
+                PipelineStage(
+                    part,
+                    number,
+                    self._stages,
+                    device,
+                    input_args=hidden if number else ids,
+                    output_args=output,
+                    group=self._group,
+                )
+            )
+        options: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": False}
+        if config.pipeline_schedule == "interleaved":
+            self._schedule = ScheduleInterleaved1F1B(stages, batch.accumulation, **options)  # type: ignore[arg-type]
+        else:
+            kind = ScheduleGPipe if config.pipeline_schedule == "gpipe" else Schedule1F1B
+            self._schedule = kind(stages[0], batch.accumulation, **options)
+
+    def passes(self, tokens: Tensor, documents: Tensor | None) -> Tensor:
+        """Forward and backward passes of all micro-batches of a step, tokens (sequences, L + 1), after one another.
+
+        documents: (sequences, L) as for the Decoder. The gradient is that of the mean loss of a token. Returns the sum
+        of the losses, float32, the same on all ranks of the pipeline.
+        """
+        inputs, targets = tokens[:, :-1], tokens[:, 1:].long()
+        self._nll = torch.zeros((), device=tokens.device)
+        others = {} if documents is None else {"documents": documents}
+        first = (inputs,) if self._rank == 0 else ()
+        self._schedule.step(*first, target=targets, return_outputs=False, targets=targets, **others)
+        dist.all_reduce(self._nll, group=self._group)
+        return self._nll
+
+    def _loss(self, output: tuple[Tensor, Tensor], _targets: Tensor) -> Tensor:
+        total, nll = output
+        self._nll += nll.detach()
+        return total / self._tokens
+
+    def forward(
+        self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None, *, each: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """What the Decoder returns for targets, the same on all ranks of the pipeline; without gradients."""
+        result = torch.empty((2, *(targets.shape if each else ())), device=inputs.device)
+        for number, part in zip(self._numbers(), self._decoders(), strict=True):
+            x = inputs
+            if number > 0:
+                x = torch.empty((*inputs.shape, part.config.dim), dtype=self._dtype, device=inputs.device)
+                dist.recv(x, group=self._group, group_src=(number - 1) % self._ranks)
+            found = part(x, targets, documents, each=each)
+            if number < self._stages - 1:
+                dist.send(found.contiguous(), group=self._group, group_dst=(number + 1) % self._ranks)
+            else:
+                result = torch.stack([value.float() for value in found])
+        dist.broadcast(result, group=self._group, group_src=self._ranks - 1)
+        return result[0], result[1] > 0 if each else result[1]
+
+    def _numbers(self) -> range:
+        """The stages of this rank."""
+        return range(self._rank, self._stages, self._ranks)
+
+    def _decoders(self) -> list[Decoder]:
+        return [cast(Decoder, part) for part in self.parts]

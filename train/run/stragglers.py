@@ -1,0 +1,122 @@
+"""Which rank is slow, and by how much.
+
+Enters: what each rank needed for its own work. Leaves: the slowest rank, for metrics.jsonl and, from NOTABLE on, for a
+line.
+
+All ranks end a step together, because each waits for the others, so the length of a step says nothing of who was late.
+Three things are a rank's own, the first two as means of a step since the last look:
+
+- data: seconds it waited for sequences;
+- host: seconds its host needed to queue a step, without that wait (on a CPU, where nothing is queued, it is not told);
+- device: seconds of one matrix product of a fixed size, right after a step, when the device is as warm as it gets.
+
+They are gathered every EVERY steps among hosts, by a group of its own and in the background: numbers are of steps that
+the host knows to be done, what is gathered is looked at with a later step, and the device's stream waits for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from train.steps.step import Mark
+
+EVERY = 50
+"""Steps between two looks."""
+SIZE = {"cuda": 4096, "cpu": 256}
+"""Rows and columns of the matrices: a millisecond or less."""
+NOTABLE = 0.1
+"""Part of a step that a rank must cost for a line."""
+KINDS = ("data", "host", "device")
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """The rank that is farthest behind. kind: of KINDS; seconds: its own; median: of all ranks; behind: the part of a
+    step that it costs all."""
+
+    rank: int
+    host: str
+    kind: str
+    seconds: float
+    median: float
+    behind: float
+
+    def __str__(self) -> str:
+        what = {"data": "waits for data", "host": "queues a step in", "device": "needs for a matrix product"}
+        return (
+            f"rank {self.rank} on {self.host} {what[self.kind]} {self.seconds:.4f} s, the median rank "
+            f"{self.median:.4f} s: {self.behind:.0%} of a step"
+        )
+
+
+def slowest(table: Sequence[Sequence[float]], hosts: Sequence[str], step_seconds: float) -> Straggler:
+    """The rank that costs most. table: of each rank the seconds of KINDS.
+
+    A device that is a tenth slower makes the whole step a tenth longer; data and host cost what they take.
+    """
+    found = []
+    for column, kind in enumerate(KINDS):
+        values = [row[column] for row in table]
+        rank, median = max(range(len(values)), key=values.__getitem__), statistics.median(values)
+        whole = median if kind == "device" else step_seconds
+        behind = (values[rank] - median) / whole if whole else 0.0
+        found.append(Straggler(rank, hosts[rank], kind, values[rank], median, behind))
+    return max(found, key=lambda straggler: straggler.behind)
+
+
+class Stragglers:
+    """Looks at all ranks every EVERY steps; all of them call its methods at the same steps."""
+
+    def __init__(self, device: torch.device, timeout: int) -> None:
+        self._ranks = dist.get_world_size()
+        self._device = device
+        self._since = (0, 0.0, 0.0)
+        self._probe: tuple[Mark, Mark] | None = None
+        self._work: Any = None
+        self._gathered: list[Tensor] = []
+        if self._ranks == 1:
+            return
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        size = SIZE[device.type]
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self._matrix = torch.ones((size, size), dtype=dtype, device=device)
+        hosts: list[str] = [""] * self._ranks
+        dist.all_gather_object(hosts, os.uname().nodename, group=self._group)
+        self._hosts = hosts
+
+    def queued(self, step: int) -> None:
+        """Step `step` is queued: put a matrix product behind it where it is one to look at."""
+        if self._ranks > 1 and step % EVERY == 0:
+            begin = Mark(self._device)
+            torch.mm(self._matrix, self._matrix)
+            self._probe = begin, Mark(self._device)
+
+    def done(self, step: int, seconds: float, waited: float, busy: float) -> Straggler | None:
+        """Step `step` is done and took `seconds`, and so is what was queued with it. waited, busy: seconds by now that
+        this rank's host waited for data and needed to queue steps. Returns what an earlier step gathered, once."""
+        found = None
+        if self._work is not None and self._work.is_completed():
+            self._work = None
+            found = slowest([row.tolist() for row in self._gathered], self._hosts, seconds)
+        if self._probe is not None and step % EVERY == 0:
+            (begin, end), self._probe = self._probe, None
+            first, waited_then, busy_then = self._since
+            steps = max(1, step - first)
+            self._since = step, waited, busy
+            host = (busy - busy_then) / steps if self._device.type == "cuda" else 0.0
+            mine = torch.tensor(
+                [(waited - waited_then) / steps, host, end.seconds_since(begin)], dtype=torch.float64
+            )
+            if self._work is None:  # the last one has come long ago, or something hangs
+                self._gathered = [torch.empty_like(mine) for _ in range(self._ranks)]
+                self._work = dist.all_gather(self._gathered, mine, group=self._group, async_op=True)
+        return found

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from pretok.annotate.request import Request, check_request, named_places, refuse
 from pretok.annotate.rows import Index, Rows, index_of, index_tasks, read_rows
 from pretok.annotate.unused import hits_of, list_unused, unused_rows
 from pretok.base.execute import Engine, Item, Result, Task
-from pretok.base.failures import TaskError, raise_failures
+from pretok.base.failures import TaskError
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.tasks import run_tasks
@@ -146,15 +146,16 @@ def _run(
     progress: Progress,
     tell: Teller,
 ) -> list[Result]:
-    """The results of all tasks, in their order. Raises what the failures of any of them mean."""
+    """The results of all tasks, in their order. Raises what the first failure means; tracebacks are in the log."""
     done: dict[int, Result] = {}
-    failures = []
-    for outcome in run_tasks(function, tasks, names, "task", engine, tell, progress):
-        if isinstance(outcome.result, TaskError):
-            failures.append((names[outcome.index], outcome.result))
-        else:
+    with closing(run_tasks(function, tasks, names, "task", engine, tell, progress)) as outcomes:
+        for outcome in outcomes:
+            if isinstance(outcome.result, TaskError):
+                error = outcome.result
+                raise error.raises(
+                    f"{names[outcome.index]}: {error.message}; nothing was changed: run the same command again"
+                )
             done[outcome.index] = outcome.result
-    raise_failures(failures, tell, "tasks")
     return [done[number] for number in range(len(tasks))]
 
 

@@ -44,6 +44,8 @@ from pretok.base.storage import temporary_of
 
 NOW = ".now.json"
 """Ends the name of the file that says how far a job's step is."""
+ABANDONED = 300.0
+"""Seconds without a change after which that file is a killed job's."""
 LOGS = "logs"
 """Folder of the logs below WORK or RUN."""
 
@@ -141,6 +143,10 @@ class JobLog:
     def _create(self) -> tuple[IO[bytes], Path]:
         """A file that no other job has. Unbuffered: each line is one call of the system."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        for left in self._folder.glob(f"{self._name}-*{NOW}"):  # by killed jobs of the same command
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > ABANDONED:
+                    left.unlink()
         stem = f"{self._name}-{time.strftime('%Y%m%d-%H%M%S')}"
         for number in itertools.count(1):
             path = self._folder / f"{stem}{f'-{number}' if number > 1 else ''}.jsonl"

@@ -70,11 +70,9 @@ def inspect(
     tell = terminal(context)
     named = {"id": id, "url": url, "hash": hash}
     wanted = [(column, value) for column, value in named.items() if value is not None]
-    ways = [*wanted, *(way for way in (search, random, mix) if way is not None)]
-    if len(ways) > 1 or not (ways or source):
-        raise UsageError(
-            "name a document by --source and --doc, or by one of --id, --url, --hash, --search, --random and --mix"
-        )
+    _check_one_way([*wanted, *(way for way in (search, random, mix) if way is not None)], source)
+    if mix is None and (position is not None or step is not None):
+        raise UsageError("--position and --step are of a mix or a run: name it with --mix")
     if mix is not None:
         _show_sequences(mix, shards, position, step, json, tell)
         return
@@ -92,6 +90,13 @@ def inspect(
         _print([asdict(one) for one in found], several=random is not None)
         return
     _show_documents(manifest, found, tell)
+
+
+def _check_one_way(ways: list[object], source: str | None) -> None:
+    if len(ways) > 1 or not (ways or source):
+        raise UsageError(
+            "name a document by --source and --doc, or by one of --id, --url, --hash, --search, --random and --mix"
+        )
 
 
 def _named(
@@ -169,7 +174,7 @@ def _show_sequences(
             what = f"step {step} read positions {places[0][1]} to {places[-1][1]}"
         tell.notice(f"{what}: the first {len(shown)} are shown")
     if json:
-        _print([asdict(one) for one in shown], several=step is not None)
+        _print([asdict(one) for one in shown], several=step is not None or len(shown) > 1)
         return
     for one in shown:
         for line in sequence_heading(one):

@@ -51,6 +51,10 @@ def forecast_train(recipe: Recipe, mix: MixForecast | None, flags: list[str]) ->
         if flags:
             raise UsageError(f"{' '.join(flags)}: flags of train plan, but the recipe has no [train]")
         return None
+    if "--search" in flags:
+        raise UsageError(
+            "--search looks for other settings: ask train plan itself, with the flags of [train]"
+        )
     slurm = read_settings(recipe.slurm, {}).train
     given = {key.replace("-", "_") for key in recipe.train}
     arguments = [*recipe_flags(recipe), "--nodes", str(slurm.nodes)]

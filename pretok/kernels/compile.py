@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -86,6 +87,10 @@ BYTES = types.CPointer(types.uint8)
 a word take it, because an array as argument costs two atomic changes of its reference count a call."""
 
 
+_LOADING = threading.RLock()
+"""Held while any function is loaded, which may load others: threads that read and encode call them first at once."""
+
+
 class Kernel:
     """A function with the one signature that it is compiled for when it is first called, from Python or by another."""
 
@@ -99,11 +104,11 @@ class Kernel:
     def compiled(self) -> Any:
         """Numba's function, which takes no other types than those of the signature."""
         if not self.is_loaded:
-            self._compiled.compile(
-                self._signature
-            )  # by one thread at a time, of which the others then have it
-            self._compiled.disable_compile()
-            self.is_loaded = True
+            with _LOADING:
+                if not self.is_loaded:
+                    self._compiled.compile(self._signature)
+                    self._compiled.disable_compile()
+                    self.is_loaded = True
         return self._compiled
 
     def __call__(self, *arguments: Any) -> Any:

@@ -34,34 +34,14 @@ def ahead(items: Iterator[Item], size: Callable[[Item], int], room: int, depth: 
     def may_produce() -> bool:
         return stopped or (len(ready) < depth and held < room)
 
-    def take() -> tuple[list[Item], int]:
-        """The next item, or small ones together; none at the end, or where reading ended in `failure`."""
-        nonlocal failure
-        together: list[Item] = []
-        total, until = 0, time.monotonic() + SECONDS
-        try:
-            for item in items:
-                together.append(item)
-                total += size(item)
-                if (
-                    total * SMALL >= room
-                    or len(together) == HANDED_OVER
-                    or stopped
-                    or time.monotonic() > until
-                ):
-                    break
-        except BaseException as error:
-            failure = error
-        return together, total
-
     def produce() -> None:
-        nonlocal held, done
+        nonlocal held, done, failure
         while failure is None:
             with changed:
                 changed.wait_for(may_produce)
                 if stopped:
                     break
-            together, total = take()
+            together, total, failure = _take(items, size, room)
             if not together:
                 break
             with changed:
@@ -93,3 +73,20 @@ def ahead(items: Iterator[Item], size: Callable[[Item], int], room: int, depth: 
             stopped = True
             ready.clear()
             changed.notify_all()
+
+
+def _take(
+    items: Iterator[Item], size: Callable[[Item], int], room: int
+) -> tuple[list[Item], int, BaseException | None]:
+    """The next item, or small ones together; their size; what ended `items` after them, if not their end."""
+    together: list[Item] = []
+    total, until = 0, time.monotonic() + SECONDS
+    try:
+        for item in items:
+            together.append(item)
+            total += size(item)
+            if total * SMALL >= room or len(together) == HANDED_OVER or time.monotonic() > until:
+                break
+    except BaseException as error:
+        return together, total, error
+    return together, total, None

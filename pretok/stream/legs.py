@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
@@ -24,7 +24,6 @@ LEGS = "legs.jsonl"
 CONFIG = "config.json"
 DATA = {"shards", "mix", "seed", "seq_len", "global_batch", "phases"}
 """Settings of a run that say what its steps read."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

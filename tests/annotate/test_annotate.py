@@ -24,7 +24,7 @@ from pretok.annotate import join_task, spill, values
 from pretok.annotate.job import AnnotateSummary, run_annotate
 from pretok.annotate.request import Request
 from pretok.audit.verify_job import run_verify
-from pretok.base.errors import UsageError
+from pretok.base.errors import InternalError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.tell import SILENT
@@ -221,14 +221,21 @@ def test_query_and_inspect_show_what_was_joined(
     assert sorted(told, key=lambda r: [r[k] for k in order]) == sorted(
         wanted, key=lambda r: [r[k] for k in order]
     )
+    (one,) = [one for one in open_annotations(load_manifest(shards)) if one.name == "flagged"]
+    parts = tuple(part for part in one.record.parts if part.source == "it")  # as if `en` had come later
+    write_annotations(one.folder, replace(one.record, parts=parts))
+    assert run_command(["query", str(shards), "select count(*) from docs where flagged_matched is null"]) == 0
+    told = capsys.readouterr()
+    assert int(told.out.split()[1]) == sum(d["source"] == "en" for d in known)
+    assert "the annotations flagged know nothing of en: null there" in told.err
     assert run_command(["query", str(shards), "select * from ledger limit 1", "--format", "json"]) == 0
     assert not {"score", "quality_matched"} & json.loads(capsys.readouterr().out).keys()
-    one = next(row for row in wanted if row["split"] == "val" and row["quality_matched"])
-    asked = ["--source", one["source"], "--split", "val", "--doc", str(one["doc"])]
+    row = next(r for r in wanted if r["split"] == "val" and r["quality_matched"] and r["source"] == "it")
+    asked = ["--source", row["source"], "--split", "val", "--doc", str(row["doc"])]
     assert run_command(["inspect", str(shards), *asked, "--json"]) == 0
     kept = json.loads(capsys.readouterr().out)["kept"]
     assert {name: kept[name] for name in ("score", "quality_matched", "flagged_matched")} == {
-        name: one[name] for name in ("score", "quality_matched", "flagged_matched")
+        name: row[name] for name in ("score", "quality_matched", "flagged_matched")
     }
 
 
@@ -277,6 +284,14 @@ def test_a_job_that_fails_or_is_killed_changes_nothing(
         annotate(shards, [write_lines(tmp_path / "b.jsonl", rows_for(known, q=2))], "source,id", here)
     assert open_annotations(manifest) == [one]
     assert any("is not in the record" in problem for problem in run_verify(shards, 0, here, SILENT)[1])
+
+    def failing(task: Any, report: Any) -> Any:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(annotate_job, "join_shards", failing)
+    with pytest.raises(InternalError, match="a bug; nothing was changed: run the same command again"):
+        annotate(shards, [first], "source,id", here)
+    assert open_annotations(manifest) == [one]
     monkeypatch.setattr(annotate_job, "join_shards", real)
     annotate(shards, [first], "source,id", here)
     assert run_verify(shards, 0, here, SILENT)[1] == []

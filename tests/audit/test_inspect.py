@@ -197,6 +197,12 @@ def test_a_step_of_a_run_shows_its_first_positions(
         assert "either --position or --step" in capsys.readouterr().err
 
 
+def test_a_position_of_no_mix_is_refused(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("--position", "--step"):
+        assert run_command(["inspect", str(shards), "--source", "it", wrong, "1"]) == 2
+        assert "name it with --mix" in capsys.readouterr().err
+
+
 def test_shards_of_no_text_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = make_shards(tmp_path / "shards", {"it": [[5, 6]]})
     assert run_command(["inspect", str(made), "--search", "x"]) == 2

@@ -35,18 +35,20 @@ def test_every_task_is_an_event_and_all_workers_one(here):
     assert [outcome.result for outcome in found if not isinstance(outcome.result, TaskError)] == [4, 16]
     events = [(name, details.get("item"), details.get("tries")) for name, details in told.events]
     assert events == [
+        ("tasks", None, None),
         ("task", "two", 1),
         ("task_failed", "three", 1),
         ("task", "four", 3),
         ("workers", None, None),
     ]
-    for name, details in told.events[:3]:
+    assert told.events[0][1] == {"what": "number", "tasks": 3, "workers": 1}
+    for name, details in told.events[1:4]:
         began, ended = (datetime.fromisoformat(details[key]) for key in ("began", "ended"))
         assert abs((ended - began).total_seconds() - details["seconds"]) < 0.01
         assert details["what"] == "number"
         assert details["peak_bytes"] > 1e6
         assert ("traceback" in details) == (name == "task_failed")
-    failed = told.events[1][1]
+    failed = told.events[2][1]
     assert failed["message"] == "ZeroDivisionError: three"
     assert "in square" in failed["traceback"]
     workers = told.events[-1][1]
@@ -60,7 +62,7 @@ def test_a_stop_still_tells_what_the_workers_did(here):
     told = Told()
     with pytest.raises(Stopped):
         list(run_tasks(square, [2, 5], ["a", "b"], "number", here, told))
-    assert [name for name, _ in told.events] == ["task", "workers"]
+    assert [name for name, _ in told.events] == ["tasks", "task", "workers"]
 
 
 def test_no_tasks_start_nothing(here):

@@ -36,7 +36,7 @@ def read_logs(work: Path) -> list[list[dict[str, Any]]]:
     """The lines of each log, which all say when, where and what."""
     logs = [
         [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
-        for path in sorted((work / "logs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        for path in sorted((work / "logs").glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
     ]
     for line in (line for log in logs for line in log):
         assert {"time", "host", "command", "event"} <= line.keys()

@@ -93,6 +93,11 @@ def test_without_torch_there_is_the_command(
     assert "train plan --shards" in capsys.readouterr().out
 
 
+def test_a_search_is_no_part_of_it(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", str(recipe), *DEVICES, "--search"]) == 2
+    assert "ask train plan itself" in capsys.readouterr().err
+
+
 def test_flags_without_train_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run_command(["plan", "it=sample:it", "--out", str(tmp_path), "--", "--mfu", "0.4"]) == 2
     assert "the recipe has no [train]" in capsys.readouterr().err

@@ -97,3 +97,20 @@ def test_all_folders_with_compiled_functions_are_looked_at() -> None:
     found = {path for path in _numba.PACKAGE.rglob("*.py") if named in path.read_bytes()}
     assert {path.relative_to(_numba.PACKAGE).parts[0] for path in found} == set(_numba.FOLDERS)
     assert all(len(path.relative_to(_numba.PACKAGE).parts) == 2 for path in found)
+
+
+def test_threads_may_call_a_function_first_at_once() -> None:
+    code = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from numpy import array, uint8, zeros
+from pretok.kernels.hashing import hash_documents
+together = threading.Barrier(8)
+def first(_):
+    together.wait()
+    return int(hash_documents(zeros(9, uint8), array([0, 9]), 1)[0])
+with ThreadPoolExecutor(8) as pool:
+    assert len(set(pool.map(first, range(8)))) == 1
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +67,23 @@ def test_a_node_and_then_a_rank_that_die_cost_no_job(
     assert restarts == sorted(restarts)
     assert {0, 1} <= set(restarts)
     assert numbers(work[1] / "run") == pytest.approx(numbers(train_here(work[1], STEPS)), rel=2e-3)
+
+
+def test_a_spare_node_takes_the_place_of_a_bad_one_from_the_start(
+    cluster: Cluster, profile: Profile, work: tuple[Path, Path]
+) -> None:
+    # On node2 alone, the virtual environment's Python is a program that fails.
+    python = (Path(sys.prefix) / "bin" / "python").resolve()
+    cluster.run("node-exec", "node2", "mount", "--bind", "/bin/false", str(python))
+    try:
+        shape = ("--stages=train", "--nodes=train=2", "--spare=1", "--", "--steps=5")
+        chain = cluster.submit(str(work[0]), "--profile", profile(preflight="node"), *shape)
+        (job,) = chain.ids("train")
+        assert cluster.wait(job) == "COMPLETED", chain.logs()
+        assert "failed nodes: node2" in chain.log(job)
+        assert "2 of 2 nodes (node1 node3)" in chain.log(job)
+    finally:
+        cluster.run("node-exec", "node2", "umount", str(python))
 
 
 def test_tries_are_bounded(cluster: Cluster, profile: Profile, recipe: Recipe, tmp_path: Path) -> None:

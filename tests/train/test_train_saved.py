@@ -217,6 +217,14 @@ def test_a_record_that_lacks_something_is_refused(run: Path) -> None:
     read_meta(newest)
 
 
+def test_one_rank_alone_asks_for_the_sizes_of_files(run: Path) -> None:
+    newest = run / "checkpoints" / "step-00000004"
+    (newest / "__0_0.distcp").unlink()
+    with pytest.raises(IntegrityError, match="is missing"):
+        read_meta(newest)
+    assert read_meta(newest, sizes=False).step == 4
+
+
 @pytest.mark.parametrize("files", [None, [], {"../x": 3}, {"x": None}, {"x": {"size": "1"}}, {"x": {"a": 1}}])
 def test_a_list_of_files_that_is_none_is_refused(run: Path, files: Any) -> None:
     newest = run / "checkpoints" / "step-00000004"

@@ -28,7 +28,7 @@ from train.config import TrainConfig
 from train.model.sizes import PRESETS
 from train.parallel.mesh import Layout
 from train.run import loop
-from train.run.goodput import Goodput, GoodputFile
+from train.run.goodput import Goodput, GoodputFile, Restart
 from train.run.metrics import append_line, cut_after, read_lines
 from train.tools import tune
 from train.tools.memory import count_tensors, largest_micro_batch, rule_of_thumb
@@ -184,6 +184,24 @@ def test_goodput_of_killed_segments(shards: Path, tmp_path: Path, monkeypatch: p
     old = {"initialisation": 1.0, "training": 1.0, "validation": 0.0, "saving": 0.0, "data": 0.0, "steps": 10}
     path.write_text(f"{json.dumps(old | {'lost_steps': 30})}\n")  # as written before there were seconds
     assert GoodputFile(path).write(Goodput(time.monotonic()).segment(0, 0, 0, 0)).startswith("goodput: 50.0%")
+
+
+def test_goodput_of_a_restart_inside_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the last line of the segment before to the start of the process nothing useful was done."""
+    path = tmp_path / "goodput.jsonl"
+    began = time.monotonic()
+    GoodputFile(path, Restart(1, "exit code 137"), began).write(Goodput(began).segment(0.0, 1, 0, 0.0))
+    (line,) = read_lines(path)
+    assert (line["restart"], line["restarting"]) == ("exit code 137", 0.0)  # nothing went before
+    path.write_text(json.dumps(line | {"time": "2026-01-01T00:00:00Z", "training": 60.0}) + "\n")
+    monkeypatch.setattr("train.run.goodput.time.time", lambda: 1767225600.0 + 50)  # 50 s after
+    said = GoodputFile(path, Restart(2, "lost node7"), time.monotonic() - 10).write(
+        Goodput(time.monotonic()).segment(0.0, 1, 0, 0.0)
+    )
+    assert read_lines(path)[1]["restarting"] == pytest.approx(40, abs=1)
+    assert "restarting 40.0%" in said
+    assert GoodputFile(path, Restart(), began).write(Goodput(time.monotonic()).segment(0.0, 1, 0, 0.0))
+    assert read_lines(path)[2]["restarting"] == 0.0  # the next job; the queue is not counted
 
 
 def test_wandb_is_offline_with_one_id_for_the_chain(

@@ -109,6 +109,20 @@ def test_a_real_job_leaves_its_state_and_takes_it_away(
     tell.end(0)
 
 
+def test_what_a_killed_job_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    names = ["count-1", "count-2", "tokenize-1"]
+    old, fresh, other = (tmp_path / "logs" / f"{name}{joblog.NOW}" for name in names)
+    for path in (old, fresh, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (1, 1))
+    tell = Terminal(["count"])
+    tell.keep_log(tmp_path / "logs", "count")
+    tell.end(0)
+    assert [path.exists() for path in (old, fresh, other)] == [False, True, True]
+
+
 def test_a_run_is_told_by_its_newest_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = {"model": {"seq_len": 8}, "global_batch": 2, "stream": "x", "steps": 400, "seed": 0}
     write_json(tmp_path / "config.json", {"shards": "s", "resolved": resolved})

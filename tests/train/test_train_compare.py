@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +17,14 @@ from support import needs
 
 torch = needs("torch")
 from benchmarks.train_shards import bare_contents
-from pretok.base.errors import MismatchError, PretokError, UsageError
+from pretok.base.errors import MismatchError, PretokError, Stopped, UsageError
 from pretok.base.storage import read_json
 from pretok.base.tokens import token_dtype
 from pretok.shards.contents import shard_entry
 from pretok.shards.format import ShardWriter
 from pretok.shards.ledger import LedgerWriter, hash_texts, ledger_rows
 from pretok.shards.manifest import write_manifest
+from pretok.stream.quota import parse_weights
 from train.__main__ import main
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
@@ -49,8 +52,7 @@ from train.tools.compare_text import (
     order_documents,
     read_along,
     text_weights,
-    write_stream,
-    write_validation,
+    write_documents,
 )
 
 VOCAB, ALIAS = 60, 30
@@ -91,7 +93,7 @@ def some_documents(train: int = 60) -> Documents:
     }
 
 
-def make_work(work: Path, documents: Documents, encode: Any, per_shard: int = 7) -> Path:
+def make_work(work: Path, documents: Documents, encode: Any, per_shard: int = 90) -> Path:
     """WORK with shards and ledgers of these documents, each split cut into shards of so many documents."""
     rng = np.random.default_rng(1)
     dtype, entries = token_dtype(VOCAB), []
@@ -108,8 +110,9 @@ def make_work(work: Path, documents: Documents, encode: Any, per_shard: int = 7)
             entries.append(shard_entry(f"{name}.bin", source, split, sealed, int(sizes.sum())))
             hashes = hash_texts(pa.array(held, pa.large_string()))
             records = np.arange(start, start + len(held))
+            files = pa.array([f"{source}.jsonl"] * len(held))
             with LedgerWriter(work / "shards" / name) as ledger:
-                ledger.append(ledger_rows((f"{source}.jsonl", 0), records, lengths, sizes, hashes))
+                ledger.append(ledger_rows(files, np.zeros_like(records), records, lengths, sizes, hashes))
                 ledger.seal()
     write_manifest(work / "shards", bare_contents(VOCAB, entries))
     return work
@@ -123,7 +126,7 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }  # other shards, another order in them
     return {
         "plain": make_work(folder / "plain", documents, plain),
-        "pairs": make_work(folder / "pairs", other, pairs, per_shard=13),
+        "pairs": make_work(folder / "pairs", other, pairs, per_shard=130),
         "noisy": make_work(folder / "noisy", documents, noisy),
     }
 
@@ -141,7 +144,7 @@ def test_all_arms_read_the_same_text_in_the_same_order(works: dict[str, Path], t
         found = []
         for arm in arms:
             ordered = order_documents(arm, weights, seed)
-            write_stream(arm, ordered, 200, tmp_path / "stream")
+            write_documents(arm, ordered, tmp_path / "stream", 200)
             ids = np.fromfile(tmp_path / "stream", arm.manifest.dtype)
             stream = read_along(arm, ordered)
             assert len(ids) == stream.tokens[199] + 1
@@ -156,7 +159,7 @@ def test_all_arms_read_the_same_text_in_the_same_order(works: dict[str, Path], t
 
 def test_the_mix_holds_in_bytes_of_text_up_to_a_document(works: dict[str, Path]) -> None:
     arm = open_arm("plain", works["plain"])
-    weights = text_weights(arm, {"it": 8, "en": 2})
+    weights = {"en": 0.2, "it": 0.8}
     ordered = order_documents(arm, weights, 3)
     sizes = np.diff(read_along(arm, ordered).sizes, prepend=0)
     longest = max(arm.texts[source, "train"].sizes.max() for source in weights)
@@ -171,20 +174,20 @@ def test_the_mix_holds_in_bytes_of_text_up_to_a_document(works: dict[str, Path])
     assert min(left.values()) == 0
 
 
-def test_arms_with_other_documents_are_refused(works: dict[str, Path], tmp_path: Path) -> None:
-    documents = {key: list(texts) for key, texts in some_documents(600).items()}
+def test_arms_with_other_documents_are_refused(tmp_path: Path) -> None:
+    documents = {key: list(texts) for key, texts in some_documents().items()}
+    first = open_arm("plain", make_work(tmp_path / "plain", some_documents(), plain))
     documents["it", "train"][5] += "a"
     changed = open_arm("changed", make_work(tmp_path / "changed", documents, plain))
-    first = open_arm("plain", works["plain"])
     with pytest.raises(
         MismatchError, match=r"source it, split train: 1 of arm plain .* record 5 of it.jsonl"
     ):
         check_same([first, changed])
-    moved = {key: list(texts) for key, texts in some_documents(600).items()}
+    moved = {key: list(texts) for key, texts in some_documents().items()}
     moved["en", "train"].append(moved["en", "val"].pop())
     with pytest.raises(MismatchError, match="source en, split train: 1 of arm moved"):
         check_same([first, open_arm("moved", make_work(tmp_path / "moved", moved, plain))])
-    alone = {key: texts for key, texts in some_documents(600).items() if key[0] == "it"}
+    alone = {key: texts for key, texts in some_documents().items() if key[0] == "it"}
     with pytest.raises(MismatchError, match="arm alone it; all arms"):
         check_same([first, open_arm("alone", make_work(tmp_path / "alone", alone, plain))])
     next((tmp_path / "alone/shards/it").glob("*.docs.parquet")).unlink()
@@ -194,13 +197,14 @@ def test_arms_with_other_documents_are_refused(works: dict[str, Path], tmp_path:
 
 def test_weights_name_sources_with_text(works: dict[str, Path]) -> None:
     arm = open_arm("plain", works["plain"])
-    assert text_weights(arm, {"it": 3, "en": 1}) == {"en": 0.25, "it": 0.75}
+    assert text_weights(arm, parse_weights("it=3/4,en=1/4")) == {"en": 0.25, "it": 0.75}
+    assert text_weights(arm, parse_weights("it=1,en=0")) == {"it": 1.0}
     natural = text_weights(arm, None)
     assert natural["it"] == pytest.approx(
         arm.texts["it", "train"].sizes.sum() / sum(arm.texts[s, "train"].sizes.sum() for s in ("it", "en"))
     )
     with pytest.raises(UsageError, match="no source fr"):
-        text_weights(arm, {"fr": 1})
+        text_weights(arm, parse_weights("fr=1"))
 
 
 def tiny(folder: Path) -> str:
@@ -243,13 +247,13 @@ def test_bits_per_byte_are_of_every_token_of_the_validation_documents(
 ) -> None:
     arm = open_arm("pairs", works["pairs"])
     chosen = choose_validation(arm, "it", 400)
-    texts = arm.texts["it", "val"]
-    assert 0 < texts.sizes[chosen].sum() <= 400
-    left_out = np.setdiff1d(np.arange(len(texts.sizes)), chosen)
-    assert all(texts.sizes[chosen[chosen < n]].sum() + texts.sizes[n] > 400 for n in left_out)
-    write_validation(arm, "it", chosen, tmp_path / "val")
+    sizes, numbers = arm.texts["it", "val"].sizes, chosen.document
+    assert 0 < sizes[numbers].sum() <= 400
+    left_out = np.setdiff1d(np.arange(len(sizes)), numbers)
+    assert all(sizes[numbers[numbers < n]].sum() + sizes[n] > 400 for n in left_out)
+    write_documents(arm, chosen, tmp_path / "val")
     ids = np.fromfile(tmp_path / "val", arm.manifest.dtype)
-    assert len(decode(ids.tolist()).replace("|", "")) == texts.sizes[chosen].sum()
+    assert len(decode(ids.tolist()).replace("|", "")) == sizes[numbers].sum()
 
     spec, device = spec_of(works, tmp_path), find_device()
     with process_group(device, 60, tmp_path, lambda _error: None):
@@ -264,12 +268,20 @@ def test_bits_per_byte_are_of_every_token_of_the_validation_documents(
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_micro_batches_are_the_text_in_order(works: dict[str, Path], tmp_path: Path) -> None:
-    spec = replace(spec_of(works, tmp_path), steps=3)
-    tokens = np.arange(spec.tokens + 1)
-    rows = np.concatenate([batch.numpy() for batch, _ in micro_batches(tokens, spec, torch.device("cpu"))])
-    assert np.array_equal(rows[:, :-1].ravel(), tokens[:-1])
-    assert np.array_equal(rows[:, 1:].ravel(), tokens[1:])
+def test_micro_batches_are_the_sequences_of_the_text_shuffled_by_the_seed(
+    works: dict[str, Path], tmp_path: Path
+) -> None:
+    found = {}
+    for seed in (0, 1):
+        spec = replace(spec_of(works, tmp_path), steps=8, seed=seed)
+        batches = list(micro_batches(np.arange(spec.tokens + 1), spec, torch.device("cpu")))
+        assert len(batches) == 8
+        rows = np.concatenate([batch.numpy() for batch, _ in batches])
+        found[seed] = rows[:, 0].tolist()
+        assert np.array_equal(rows, rows[:, :1] + np.arange(17))
+        assert sorted(found[seed]) == list(range(0, spec.tokens, 16))  # each once
+    assert found[0] != found[1]
+    assert sorted(found[0]) not in found.values()
 
 
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -349,6 +361,30 @@ def test_fresh_processes_give_the_same_points(works: dict[str, Path], tmp_path: 
     assert pairs_point.spec.text_bytes > plain_point.spec.text_bytes  # fewer tokens for the same text
 
 
+def test_a_stop_ends_the_runs_that_are_under_way(
+    works: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    class Running:
+        returncode = None
+
+        def poll(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        def terminate(self) -> None:
+            ended.append("terminated")
+
+        def communicate(self) -> tuple[str, str]:
+            return "", ""
+
+    monkeypatch.setattr(tool, "_start", lambda _job: Running())
+    two = {name: works[name] for name in ("plain", "pairs")}
+    with pytest.raises(Stopped, match="received SIGTERM: the points that are done are kept"):
+        tool.compare(parse_asked(flags(two, tmp_path, "--compute", "1e8", "--seeds", "1", "--jobs", "2")))
+    assert ended == ["terminated"] * 2
+
+
 def test_a_run_that_fails_is_named(
     works: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,8 +412,8 @@ def test_a_loss_that_is_no_number_ends_the_run(
         (["--compute", "1e12"], "a source would be read again"),
         (["--compute", "2e8", "--val-bytes", "3"], "no validation document of at most 3 bytes"),
         (["--compute", "nine"], "--compute nine: it must be numbers above 0"),
-        (["--compute", "2e8", "--weights", "it"], "it must be SOURCE=SHARE"),
-        (["--compute", "2e8", "--weights", "it=1,fr=1"], "no source fr"),
+        (["--compute", "2e8", "--weights", "it=2"], "add up to 2, not to 1"),
+        (["--compute", "2e8", "--weights", "it=0.5,fr=0.5"], "no source fr"),
         (["--compute", "2e8", "--arm", "plain=x"], "NAME=WORK, each name once"),
         (["--compute", "2e8", "--seeds", "0"], "must be at least 1"),
     ],
@@ -474,9 +510,10 @@ def test_points_survive_their_file_and_the_report_names_every_arm(tmp_path: Path
     ]
     write_points(points, tmp_path / "p.parquet")
     assert read_points(tmp_path / "p.parquet") == points
-    text = report_points(points, ["a", "<b>"], None)
+    text = report_points(points)
     assert "no arm has runs" not in text
     assert text.count("no statement") == 8  # no difference at all
-    svg = draw_points(points)
+    draw_points(points, tmp_path / "p.svg")
+    svg = (tmp_path / "p.svg").read_text()
     assert "&lt;b&gt;" in svg
     assert svg.count("<circle") == 8

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from pretok.base.errors import UsageError
+from pretok.stream.quota import parse_weights
 from train.config import from_mapping, whole_number
-from train.tools.compare_read import report_points
+from train.tools.compare_read import draw_points, report_points
 from train.tools.compare_runs import SETTINGS, Asked, compare
 
 DEFAULTS = {"lr": 2e-3, "global_batch": 16}
@@ -51,20 +52,6 @@ def _amounts(text: str) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _shares(text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        source, _, share = part.partition("=")
-        try:
-            value = float(share)
-        except ValueError:
-            value = math.nan
-        if not source or source in found or not 0 <= value < math.inf:
-            raise UsageError(f"--weights {text}: it must be SOURCE=SHARE, several of them with commas")
-        found[source] = value
-    return found
-
-
 def parse_asked(arguments: Sequence[str]) -> Asked:
     """The command line. UsageError names what is wrong in it."""
     space = _parser().parse_args(list(arguments))
@@ -89,7 +76,7 @@ def parse_asked(arguments: Sequence[str]) -> Asked:
         config=from_mapping(DEFAULTS | values | flags, "command line"),
         compute=_amounts(space.compute),
         seeds=range(space.first_seed, space.first_seed + space.seeds),
-        weights=_shares(space.weights) if space.weights else None,
+        weights=parse_weights(space.weights),
         val_bytes=space.val_bytes,
         out=space.out,
         jobs=space.jobs,
@@ -119,7 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--first-seed", type=number, default=0, help="3 makes a second set of seeds (default: 0)"
     )
-    parser.add_argument("--weights", help="share of each source in bytes of text (default: as on disk)")
+    parser.add_argument(
+        "--weights", default="natural", help="of the sources in bytes of text (default: natural, as on disk)"
+    )
     parser.add_argument(
         "--val-bytes", type=number, default=1_000_000, help="scored of each source (default: 1M)"
     )
@@ -137,4 +126,5 @@ def main(arguments: Sequence[str]) -> None:
     """`train compare`."""
     asked = parse_asked(arguments)
     points = compare(asked)
-    print(report_points(points, list(asked.arms), asked.out))
+    draw_points(points, asked.out / "compare.svg")
+    print(report_points(points))

@@ -210,10 +210,15 @@ def _learn(trainee: Trainee, spec: PointSpec, tokens: npt.NDArray[Any]) -> tuple
 def micro_batches(
     tokens: npt.NDArray[Any], spec: PointSpec, device: torch.device
 ) -> Iterator[tuple[Tensor, int]]:
-    """(micro-batch, seq_len + 1) ids in the order of the text, each with the checksum 0: nobody compares it."""
+    """(micro-batch, seq_len + 1) ids, each with the checksum 0: nobody compares it.
+
+    The text is cut into sequences and the seed shuffles them. In the order of the text a small batch would be a piece
+    of one document, and models learned less than half of what they learn so.
+    """
     size, length = spec.batch.micro_batch, spec.sizes.seq_len
-    for start in range(0, spec.tokens, size * length):
-        rows = [tokens[start + i * length : start + (i + 1) * length + 1] for i in range(size)]
+    starts = length * np.random.default_rng(spec.seed).permutation(spec.tokens // length)
+    for number in range(0, len(starts), size):
+        rows = [tokens[start : start + length + 1] for start in starts[number : number + size]]
         yield torch.from_numpy(np.stack(rows).astype(np.int32)).to(device), 0
 
 

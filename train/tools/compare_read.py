@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -35,6 +35,8 @@ T95 = tuple(float(value) for value in _QUANTILES.split())
 """Student's t, 97.5 %, by degrees of freedom from 1 to 30; the last is taken for more, which is a little too wide."""
 LEAST_GAIN = 0.1
 """Of a run over the frequencies of tokens, below which its bits per byte are mostly theirs."""
+OF_RUN = ("loss", "skipped", "seconds", "device", "torch")
+"""What a Point says of its run apart from the scores."""
 MIXED = "mix"
 """The line of all sources, each by its weight."""
 LIMITS = """\
@@ -150,24 +152,17 @@ def write_points(points: Sequence[Point], path: Path) -> None:
     rows: list[dict[str, Any]] = []
     for point in points:
         spec = point.spec
-        shared = {"arm": spec.arm, "compute": spec.compute, "seed": spec.seed, "model": spec.model}
-        shared |= {"vocab_size": spec.sizes.vocab_size, "parameters": spec.sizes.parameters}
-        shared |= {
-            "steps": spec.steps,
-            "tokens": spec.tokens,
-            "flops": spec.flops,
-            "text_bytes": spec.text_bytes,
+        shared = {
+            name: getattr(spec, name) for name in ("arm", "compute", "seed", "model", "steps", "tokens")
         }
-        rest = {name: getattr(point, name) for name in ("loss", "skipped", "seconds", "device", "torch")}
+        shared |= {"flops": spec.flops, "text_bytes": spec.text_bytes}
+        shared |= {"vocab_size": spec.sizes.vocab_size, "parameters": spec.sizes.parameters}
+        shared |= {name: getattr(point, name) for name in OF_RUN}
+        shared["spec"] = json.dumps(to_json(spec), sort_keys=True)
         for source, bits in point.bits.items():
-            scored = {
-                "source": source,
-                "bits_per_byte": bits,
-                "frequency_bits": point.frequency_bits[source],
-                "val_bytes": spec.val_bytes[source],
-                "val_tokens": point.val_tokens[source],
-            }
-            rows.append(shared | scored | rest | {"spec": json.dumps(to_json(spec), sort_keys=True)})
+            scored = {"source": source, "bits_per_byte": bits, "frequency_bits": point.frequency_bits[source]}
+            counts = {"val_bytes": spec.val_bytes[source], "val_tokens": point.val_tokens[source]}
+            rows.append(shared | scored | counts)
     with atomic_open(path) as file:
         pq.write_table(pa.Table.from_pylist(rows), file, compression="zstd")
 
@@ -187,24 +182,18 @@ def read_points(path: Path) -> list[Point]:
             bits={row["source"]: row["bits_per_byte"] for row in rows},
             frequency_bits={row["source"]: row["frequency_bits"] for row in rows},
             val_tokens={row["source"]: row["val_tokens"] for row in rows},
-            **{name: rows[0][name] for name in ("loss", "skipped", "seconds", "device", "torch")},
+            **{name: rows[0][name] for name in OF_RUN},
         )
         for rows in groups.values()
     ]
 
 
-def report_points(points: Sequence[Point], arms: Sequence[str], out: Path | None) -> str:
-    """The table in words; arms: in the order to name them, the baseline first. Draws OUT/compare.svg."""
-    points = sorted(
-        points, key=lambda point: (arms.index(point.spec.arm), point.spec.compute, point.spec.seed)
-    )
-    if out is not None:
-        with atomic_open(out / "compare.svg", "w") as file:
-            file.write(draw_points(points))
-    baseline = arms[0]
+def report_points(points: Sequence[Point]) -> str:
+    """The table in words; the arm of the first point is the baseline."""
+    arms = {point.spec.arm: point for point in points}
+    baseline = points[0].spec.arm
     lines = ["", "bytes of validation text per token"]
-    for arm in arms:
-        point = next(point for point in points if point.spec.arm == arm)
+    for arm, point in arms.items():
         shares = [
             f"{name} {point.spec.val_bytes[name] / count:.3f}" for name, count in point.val_tokens.items()
         ]
@@ -213,13 +202,13 @@ def report_points(points: Sequence[Point], arms: Sequence[str], out: Path | None
     head += f"{'%':>8}{'learned':>9}"
     lines += [
         "",
-        "bits per byte at equal compute, against the first arm (less is better); learned: by how many %, at",
+        f"bits per byte at equal compute, against {baseline} (less is better); learned: by how many %, at",
     ]
     lines += ["least, the runs lie below what the frequencies of tokens alone give", head]
     lines += [_row(difference) for difference in paired_differences(points, baseline)]
     lines += ["", "at equal text, read off between runs of the arm", head]
     lines += [_row(difference) for difference in equal_text_differences(points, baseline)] or [
-        "  no arm has runs that read less and more text than the first arm: add an amount of compute"
+        f"  no arm has runs that read less and more text than {baseline}: add an amount of compute"
     ]
     return "\n".join([*lines, "", LIMITS])
 
@@ -233,62 +222,53 @@ def _row(difference: Difference) -> str:
     )
 
 
-def draw_points(points: Sequence[Point]) -> str:
+def draw_points(points: Sequence[Point], path: Path) -> None:
     """SVG: bits per byte over all sources by compute; a dot a run, a line through the means of each arm."""
     amounts = sorted({point.spec.compute for point in points})
     values = [point.mixed for point in points]
     low, high = min(values), max(values)
-    high = high if high > low else low + 1
 
-    def x(compute: float) -> float:
-        if len(amounts) == 1:
-            return (LEFT + WIDTH - RIGHT) / 2
-        part = math.log(compute / amounts[0]) / math.log(amounts[-1] / amounts[0])
-        return LEFT + 16 + part * (WIDTH - LEFT - RIGHT - 32)
-
-    def y(bits: float) -> float:
-        return TOP + (high - bits) / (high - low) * (HEIGHT - TOP - BOTTOM)
+    def at(compute: float, bits: float) -> tuple[float, float]:
+        along = math.log(compute / amounts[0]) / math.log(amounts[-1] / amounts[0]) if amounts[1:] else 0.5
+        up = (bits - low) / (high - low) if high > low else 0.5
+        x, y = LEFT + 16 + along * (WIDTH - LEFT - RIGHT - 32), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+        return round(x, 1), round(y, 1)
 
     parts = []
     for tick in range(5):
         bits = low + (high - low) * tick / 4
-        parts.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(bits):.1f}" y2="{y(bits):.1f}" stroke="#ddd"/>'
-        )
-        parts.append(f'<text x="{LEFT - 6}" y="{y(bits) + 4:.1f}" text-anchor="end">{bits:.2f}</text>')
+        _, y = at(amounts[0], bits)
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{bits:.2f}</text>')
     for compute in amounts:
-        parts.append(
-            f'<text x="{x(compute):.1f}" y="{HEIGHT - 22}" text-anchor="middle">{compute:.3g}</text>'
-        )
+        x, _ = at(compute, low)
+        parts.append(f'<text x="{x}" y="{HEIGHT - 22}" text-anchor="middle">{compute:.3g}</text>')
     arms = dict.fromkeys(point.spec.arm for point in points)
     for number, arm in enumerate(arms):
-        parts += _curve(arm, number, [p for p in points if p.spec.arm == arm], x, y)
+        parts += _curve(arm, number, [p for p in points if p.spec.arm == arm], at)
     label = "bits per byte of validation text, by training FLOPs; a dot is a run"
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 6}">{label}</text>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="sans-serif" font-size="12" role="img" aria-label="{label}">'
-        f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n'
-    )
+    with atomic_open(path, "w") as file:
+        file.write(
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+            f'height="{HEIGHT}" font-family="sans-serif" font-size="12" role="img" aria-label="{label}">'
+            f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n'
+        )
 
 
-def _curve(arm: str, number: int, points: Sequence[Point], x: Any, y: Any) -> list[str]:
+def _curve(
+    arm: str, number: int, points: Sequence[Point], at: Callable[[float, float], tuple[float, float]]
+) -> list[str]:
     """The dots, the line and the name of one arm."""
-    colour = COLOURS[number % len(COLOURS)]
-    groups = {
-        amount: [p.mixed for p in points if p.spec.compute == amount]
-        for amount in sorted({point.spec.compute for point in points})
-    }
-    means = " ".join(f"{x(amount):.1f},{y(sum(bits) / len(bits)):.1f}" for amount, bits in groups.items())
-    dots = [
-        f'<circle cx="{x(amount):.1f}" cy="{y(value):.1f}" r="2.5" fill="{colour}"><title>{escape(arm)}: '
-        f"{value:.4f}</title></circle>"
-        for amount, bits in groups.items()
-        for value in bits
-    ]
-    place = TOP + 10 + 18 * number
-    return [
-        f'<polyline points="{means}" fill="none" stroke="{colour}" stroke-width="1.5"/>',
-        *dots,
-        f'<text x="{WIDTH - RIGHT + 12}" y="{place}" fill="{colour}">{escape(arm)}</text>',
-    ]
+    colour, name = COLOURS[number % len(COLOURS)], escape(arm)
+    parts, means = [], []
+    for amount in sorted({point.spec.compute for point in points}):
+        bits = [point.mixed for point in points if point.spec.compute == amount]
+        means.append("{},{}".format(*at(amount, sum(bits) / len(bits))))
+        for value in bits:
+            x, y = at(amount, value)
+            title = f"<title>{name}: {value:.4f}</title>"
+            parts.append(f'<circle cx="{x}" cy="{y}" r="2.5" fill="{colour}">{title}</circle>')
+    parts.append(f'<polyline points="{" ".join(means)}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+    x, y = WIDTH - RIGHT + 12, TOP + 10 + 18 * number
+    return [*parts, f'<text x="{x}" y="{y}" fill="{colour}">{name}</text>']

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ from pretok.base.lock import hold
 from pretok.base.records import read_record, to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import read_json, write_json
-from pretok.base.tokens import Ints
 from pretok.base.units import short, short_bytes
-from train.config import TrainConfig
+from train.config import TrainConfig, solve_batch
 from train.model.sizes import model_config
 from train.tools.compare_point import Point, PointJob, PointSpec
 from train.tools.compare_read import write_points
@@ -36,8 +36,7 @@ from train.tools.compare_text import (
     order_documents,
     read_along,
     text_weights,
-    write_stream,
-    write_validation,
+    write_documents,
 )
 
 SETTINGS = (
@@ -60,55 +59,41 @@ class Asked:
     config: TrainConfig
     compute: tuple[float, ...]
     seeds: range
-    weights: dict[str, float] | None
+    weights: Mapping[str, Fraction] | None
     val_bytes: int
     out: Path
     jobs: int
     threads: int
 
 
-@dataclass
-class _Todo:
-    """The runs of a comparison: those done, and jobs for those that are not, the cheapest first."""
-
-    done: list[Point] = field(default_factory=list)
-    jobs: list[PointJob] = field(default_factory=list)
-
-
 def compare(asked: Asked) -> list[Point]:
-    """Do every run that is missing; all points of the comparison.
+    """Do every run that is missing; all points asked for, in the order of the arms, compute and seeds.
 
     Raises UsageError, MismatchError (the arms hold different documents, or DIR points of other settings), Stopped.
     """
     arms = [open_arm(name, work) for name, work in asked.arms.items()]
     check_same(arms)
     with hold(asked.out, "compare"), StopFlag() as stop:
-        todo = _plan(asked, arms)
-        points, runs = todo.done, len(todo.done) + len(todo.jobs)
-        for point in _run_all(todo.jobs, asked.jobs, stop):
+        points, jobs = _plan(asked, arms)
+        runs = len(points) + len(jobs)
+        for point in _run_all(jobs, asked.jobs, stop):
             points.append(point)
             print(_line(point, len(points), runs), flush=True)
         for path in (asked.out / "text").glob("*"):
             path.unlink()
         every = [_read_point(path) for path in sorted((asked.out / "points").glob("*.json"))]
         write_points(every, asked.out / "points.parquet")
-    return points
+    names = list(asked.arms)
+    return sorted(points, key=lambda p: (names.index(p.spec.arm), p.spec.compute, p.spec.seed))
 
 
-def _plan(asked: Asked, arms: Sequence[Arm]) -> _Todo:
-    """What every run is, and the files of those that are to be done."""
-    todo = _Todo()
+def _plan(asked: Asked, arms: Sequence[Arm]) -> tuple[list[Point], list[PointJob]]:
+    """The points that are there, and jobs for those that are not with their files, the cheapest first."""
+    done, jobs = [], []
     weights = text_weights(arms[0], asked.weights)
     validation = {source: choose_validation(arms[0], source, asked.val_bytes) for source in weights}
-    for source, chosen in validation.items():
-        if not len(chosen):
-            raise UsageError(
-                f"source {source} has no validation document of at most {asked.val_bytes:,} bytes: tokenize with "
-                "--val-fraction, or raise --val-bytes"
-            )
-    texts = {source: arms[0].texts[source, "val"] for source in weights}
-    val_bytes = {source: int(texts[source].sizes[chosen].sum()) for source, chosen in validation.items()}
-    val_documents = {source: len(chosen) for source, chosen in validation.items()}
+    val_bytes = {source: int(read_along(arms[0], chosen).sizes[-1]) for source, chosen in validation.items()}
+    val_documents = {source: len(chosen.document) for source, chosen in validation.items()}
     held = {"weights": weights, "val_bytes": val_bytes, "val_documents": val_documents}
     folder = (asked.out / "text").absolute()
     for compute in sorted(asked.compute):
@@ -118,13 +103,13 @@ def _plan(asked: Asked, arms: Sequence[Arm]) -> _Todo:
                 spec = _specify(asked, arm, compute, seed, ordered, held)
                 out = asked.out.absolute() / "points" / f"{arm.name}-{compute:g}-{seed}.json"
                 if out.exists():
-                    todo.done.append(_checked(out, spec))
+                    done.append(_checked(out, spec))
                     continue
                 text = str(folder / f"{arm.name}-{seed}.bin")
                 files = {source: str(folder / f"{arm.name}-val-{source}.bin") for source in weights}
-                todo.jobs.append(PointJob(spec, text, files, str(out), asked.threads))
-    _write_files(arms, todo.jobs, validation)
-    return todo
+                jobs.append(PointJob(spec, text, files, str(out), asked.threads))
+    _write_files(arms, jobs, validation)
+    return done, jobs
 
 
 def _specify(
@@ -136,41 +121,40 @@ def _specify(
     seq_len = config.seq_len or sizes.seq_len
     theta = sizes.rope_theta if config.rope_theta is None else config.rope_theta
     sizes = replace(sizes, vocab_size=manifest.vocab_size, seq_len=seq_len, rope_theta=float(theta))
-    spec = PointSpec(
-        arm=arm.name,
-        compute=compute,
-        seed=seed,
-        model=Path(asked.model).stem,
-        sizes=sizes,
-        settings={},
-        steps=1,
-        shards=manifest.fingerprint,
-        eod_id=manifest.eod_id,
-        dtype=manifest.dtype,
-        text_bytes=0.0,
-        **held,
-    )
-    settings = {name: getattr(config, name) for name in SETTINGS}
-    changed = {name: value for name, value in settings.items() if value != getattr(TrainConfig(), name)}
-    step_flops = replace(spec, settings=changed).flops
+    batch = solve_batch(1, config.global_batch, config.micro_batch, config.accumulation)
+    step_flops = batch.global_batch * seq_len * sizes.flops_per_token(seq_len)
     steps = int(compute // step_flops)
     if steps < LEAST_STEPS:
         raise UsageError(
             f"--compute {compute:g} is {steps} steps of arm {arm.name}, a step being {step_flops:.2e} FLOPs; at least "
             f"{LEAST_STEPS} are needed: ask for more, or lower --global-batch or --seq-len"
         )
-    spec = replace(spec, settings=changed | {"warmup": max(1, steps // WARMUP)}, steps=steps)
-    stream = read_along(arm, ordered)
-    if spec.tokens > stream.tokens[-1]:
+    tokens, stream = steps * batch.global_batch * seq_len, read_along(arm, ordered)
+    if tokens > stream.tokens[-1]:
         raise UsageError(
-            f"--compute {compute:g} makes arm {arm.name} read {short(spec.tokens)} tokens; in the proportion of the "
+            f"--compute {compute:g} makes arm {arm.name} read {short(tokens)} tokens; in the proportion of the "
             f"weights there are {short(int(stream.tokens[-1]))}, after which a source would be read again: ask for "
             "less, or add text"
         )
-    return replace(spec, text_bytes=stream.text_bytes(spec.tokens))
+    settings = {name: getattr(config, name) for name in SETTINGS}
+    changed = {name: value for name, value in settings.items() if value != getattr(TrainConfig(), name)}
+    return PointSpec(
+        arm=arm.name,
+        compute=compute,
+        seed=seed,
+        model=Path(asked.model).stem,
+        sizes=sizes,
+        settings=changed | {"warmup": max(1, steps // WARMUP)},
+        steps=steps,
+        shards=manifest.fingerprint,
+        eod_id=manifest.eod_id,
+        dtype=manifest.dtype,
+        text_bytes=stream.text_bytes(tokens),
+        **held,
+    )
 
 
-def _write_files(arms: Sequence[Arm], jobs: Sequence[PointJob], validation: Mapping[str, Ints]) -> None:
+def _write_files(arms: Sequence[Arm], jobs: Sequence[PointJob], validation: Mapping[str, Ordered]) -> None:
     """What the jobs read: of each arm its validation documents and, for each seed, the text of its longest run."""
     by_name, longest = {arm.name: arm for arm in arms}, {}
     for job in sorted(jobs, key=lambda job: job.spec.tokens):
@@ -179,9 +163,9 @@ def _write_files(arms: Sequence[Arm], jobs: Sequence[PointJob], validation: Mapp
         arm, spec = by_name[job.spec.arm], job.spec
         ordered = order_documents(arm, spec.weights, spec.seed)
         count = int(read_along(arm, ordered).tokens.searchsorted(spec.tokens)) + 1
-        write_stream(arm, ordered, count, Path(job.text))
+        write_documents(arm, ordered, Path(job.text), count)
         for source, path in job.validation.items():
-            write_validation(arm, source, validation[source], Path(path))
+            write_documents(arm, validation[source], Path(path))
 
 
 def _checked(path: Path, spec: PointSpec) -> Point:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,22 @@ import numpy.typing as npt
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.storage import atomic_open
 from pretok.base.tokens import Ints
+from pretok.shards.format import ShardReader
 from pretok.shards.manifest import Manifest, Shard, load_manifest
-
-_COLUMNS = ["tokens", "bytes", "hash"]
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
     """The documents of one source and split, sorted by hash: (n,) each.
 
-    hashes: S16; sizes: bytes of text; tokens: EOD included; starts: where the first token lies in the shard numbered
-    `shards`; rows: of the ledger.
+    hashes: S16; sizes: bytes of text; tokens: EOD included; shards, rows: the number of the shard and of the document
+    in it.
     """
 
     hashes: npt.NDArray[np.bytes_]
     sizes: Ints
     tokens: Ints
     shards: Ints
-    starts: Ints
     rows: Ints
 
 
@@ -52,30 +51,21 @@ class Arm:
     manifest: Manifest
     texts: dict[tuple[str, str], Texts]
 
-    @property
-    def eod(self) -> npt.NDArray[Any]:
-        """The end-of-document token, as an array of the dtype of the shards."""
-        return np.array([self.manifest.eod_id], self.manifest.dtype)
-
 
 def open_arm(name: str, work: Path) -> Arm:
     """The arm of WORK. UsageError where its shards have no ledgers."""
     manifest = load_manifest(work / "shards")
     if manifest.contents.materialized is not None:
         raise UsageError(f"arm {name}: {manifest.folder} holds a mix in its order, which has no documents")
-    found = {}
-    for source in manifest.sources:
-        for split in ("train", "val"):
-            found[source, split] = _read_texts(name, manifest.of(source, split))
-    return Arm(name, manifest, found)
+    keys = [(source, split) for source in manifest.sources for split in ("train", "val")]
+    return Arm(name, manifest, {key: _read_texts(name, manifest.of(*key)) for key in keys})
 
 
 def _read_texts(name: str, shards: Sequence[Shard]) -> Texts:
-    from pretok.shards.ledger import ledger_path, ledger_windows  # pyarrow, which no rank of a run needs
+    from pretok.shards.ledger import ledger_column, ledger_path  # pyarrow, which no rank of a run needs
 
-    parts: dict[str, list[Any]] = {
-        key: [] for key in ("hashes", "sizes", "tokens", "shards", "starts", "rows")
-    }
+    none = np.empty(0, np.int64)
+    parts: list[tuple[npt.NDArray[Any], ...]] = [(np.empty(0, "S16"), none, none, none, none)]
     for number, shard in enumerate(shards):
         path = ledger_path(shard.prefix)
         if not path.exists():
@@ -83,23 +73,15 @@ def _read_texts(name: str, shards: Sequence[Shard]) -> Texts:
                 f"arm {name}: {path} is not there, so nothing says which document is which; tokenize again with this "
                 "version"
             )
-        windows = list(ledger_windows(path, _COLUMNS))
-        tokens = np.concatenate([rows["tokens"].to_numpy() for rows in windows]).astype(np.int64)
-        parts["hashes"] += [_sixteen_bytes(rows["hash"]) for rows in windows]
-        parts["sizes"] += [rows["bytes"].to_numpy() for rows in windows]
-        parts["tokens"].append(tokens)
-        parts["shards"].append(np.full(len(tokens), number))
-        parts["starts"].append(np.cumsum(tokens) - tokens)
-        parts["rows"].append(np.arange(len(tokens)))
-    arrays = {key: np.concatenate(values or [np.empty(0, np.int64)]) for key, values in parts.items()}
-    arrays["hashes"] = arrays["hashes"].astype("S16")
-    order = np.argsort(arrays["hashes"], kind="stable")  # equal texts stay in the order of the shards
-    return Texts(**{key: values[order] for key, values in arrays.items()})
-
-
-def _sixteen_bytes(column: Any) -> npt.NDArray[np.bytes_]:
-    """A fixed-size column of Arrow, without a Python object for each."""
-    return np.frombuffer(column.buffers()[1], "S16", len(column), 16 * column.offset)
+        count = shard.documents
+        if count:
+            hashes, sizes, tokens = (ledger_column(path, column) for column in ("hash", "bytes", "tokens"))
+            known = np.frombuffer(hashes.buffers()[1], "S16", count, 16 * hashes.offset)
+            rows = (np.full(count, number), np.arange(count))
+            parts.append((known, sizes.to_numpy(), tokens.to_numpy().astype(np.int64), *rows))
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    order = np.argsort(columns[0], kind="stable")  # equal texts stay in the order of the shards
+    return Texts(*(column[order] for column in columns))
 
 
 def check_same(arms: Sequence[Arm]) -> None:
@@ -141,23 +123,25 @@ def _place(arm: Arm, key: tuple[str, str], number: int) -> str:
     return f"record {row['record']} of {row['file']}"
 
 
-def text_weights(arm: Arm, asked: Mapping[str, float] | None) -> dict[str, float]:
+def text_weights(arm: Arm, asked: Mapping[str, Fraction] | None) -> dict[str, float]:
     """Shares of each source in the text, of bytes, summing to 1; by default those on disk. UsageError."""
-    sizes = {source: float(arm.texts[source, "train"].sizes.sum()) for source in arm.manifest.sources}
-    weights = {source: 1.0 * value for source, value in (sizes if asked is None else asked).items()}
-    if unknown := set(weights) - set(sizes):
-        raise UsageError(f"--weights: no source {', '.join(sorted(unknown))}; there are {', '.join(sizes)}")
-    weights = {source: value for source, value in weights.items() if value > 0}
-    if empty := [source for source in weights if not sizes[source]] or not weights:
-        raise UsageError(f"--weights: nothing to read from {empty if weights else 'any source'}")
-    total = sum(weights.values())
-    return {source: value / total for source, value in sorted(weights.items())}
+    sizes = {source: int(arm.texts[source, "train"].sizes.sum()) for source in arm.manifest.sources}
+    if not any(sizes.values()):
+        raise UsageError(f"arm {arm.name}: there is no text to learn from")
+    weights = asked or {source: Fraction(size, sum(sizes.values())) for source, size in sizes.items()}
+    for source, weight in weights.items():
+        if source not in sizes:
+            raise UsageError(f"--weights: no source {source}; there are {', '.join(sizes)}")
+        if weight and not sizes[source]:
+            raise UsageError(f"--weights: source {source} has no text to learn from")
+    return {source: float(weight) for source, weight in sorted(weights.items()) if weight}
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Documents in order: (n,) number of the source in `sources` and number of the document in its Texts."""
+    """Documents of a split in order: (n,) number of the source in `sources` and number of the document in its Texts."""
 
+    split: str
     sources: tuple[str, ...]
     source: Ints
     document: Ints
@@ -168,15 +152,30 @@ def order_documents(arm: Arm, weights: Mapping[str, float], seed: int) -> Ordere
     parts, ends = [], []
     for number, (source, weight) in enumerate(weights.items()):
         sizes = arm.texts[source, "train"].sizes
-        generator = np.random.default_rng([seed, zlib.crc32(source.encode())])
-        chosen = generator.permutation(len(sizes))
+        chosen = np.random.default_rng([seed, zlib.crc32(source.encode())]).permutation(len(sizes))
         done = np.cumsum(sizes[chosen]) / weight
         parts.append((done - sizes[chosen] / weight, np.full(len(chosen), number), chosen))
         ends.append(done[-1])
     begins, source_numbers, documents = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((source_numbers, begins))
     order = order[begins[order] < min(ends)]
-    return Ordered(tuple(weights), source_numbers[order], documents[order])
+    return Ordered("train", tuple(weights), source_numbers[order], documents[order])
+
+
+def choose_validation(arm: Arm, source: str, most: int) -> Ordered:
+    """Validation documents of a source, in the order of their hashes, of `most` bytes of text together: one that would
+    go beyond is left out. The same for arms that `check_same` lets pass. UsageError where there is none."""
+    chosen, total = [], 0
+    for number, size in enumerate(arm.texts[source, "val"].sizes.tolist()):
+        if total + size <= most:
+            chosen.append(number)
+            total += size
+    if not chosen:
+        raise UsageError(
+            f"source {source} has no validation document of at most {most:,} bytes: tokenize with --val-fraction, or "
+            "raise --val-bytes"
+        )
+    return Ordered("val", (source,), np.zeros(len(chosen), np.int64), np.array(chosen, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,54 +194,19 @@ def read_along(arm: Arm, ordered: Ordered) -> Stream:
     """Tokens and bytes along an order."""
     tokens, sizes = (np.empty(len(ordered.document), np.int64) for _ in range(2))
     for number, source in enumerate(ordered.sources):
-        texts, mine = arm.texts[source, "train"], ordered.source == number
+        texts, mine = arm.texts[source, ordered.split], ordered.source == number
         tokens[mine] = texts.tokens[ordered.document[mine]]
         sizes[mine] = texts.sizes[ordered.document[mine]]
     return Stream(np.cumsum(tokens), np.cumsum(sizes))
 
 
-def write_stream(arm: Arm, ordered: Ordered, count: int, path: Path) -> None:
+def write_documents(arm: Arm, ordered: Ordered, path: Path, count: int | None = None) -> None:
     """An end-of-document token, then the tokens of the first `count` documents of an order, in the arm's dtype."""
-    shards = {source: _Opened(arm, (source, "train")) for source in ordered.sources}
+    manifest, split = arm.manifest, ordered.split
+    shards = [[ShardReader(s.prefix) for s in manifest.of(source, split)] for source in ordered.sources]
+    texts = [arm.texts[source, split] for source in ordered.sources]
     with atomic_open(path) as file:
-        file.write(arm.eod.tobytes())
-        for number, document in zip(
-            ordered.source[:count].tolist(), ordered.document[:count].tolist(), strict=True
-        ):
-            file.write(shards[ordered.sources[number]].tokens(document).tobytes())
-
-
-def choose_validation(arm: Arm, source: str, most: int) -> Ints:
-    """Numbers of validation documents of a source, in the order of their hashes, of `most` bytes of text together: one
-    that would go beyond is left out. The same for arms that `check_same` lets pass."""
-    chosen, total = [], 0
-    for number, size in enumerate(arm.texts[source, "val"].sizes.tolist()):
-        if total + size <= most:
-            chosen.append(number)
-            total += size
-    return np.array(chosen, np.int64)
-
-
-def write_validation(arm: Arm, source: str, documents: Ints, path: Path) -> None:
-    """An end-of-document token, then the tokens of these validation documents."""
-    shards = _Opened(arm, (source, "val"))
-    with atomic_open(path) as file:
-        file.write(arm.eod.tobytes())
-        for document in documents.tolist():
-            file.write(shards.tokens(document).tobytes())
-
-
-class _Opened:
-    """The shards of a source and split, mapped into memory."""
-
-    def __init__(self, arm: Arm, key: tuple[str, str]) -> None:
-        dtype = np.dtype(arm.manifest.dtype).newbyteorder("<")
-        self._texts = arm.texts[key]
-        self._shards = [np.memmap(s.path, dtype, "r") if s.tokens else None for s in arm.manifest.of(*key)]
-
-    def tokens(self, document: int) -> npt.NDArray[Any]:
-        """Ids of one document, EOD included."""
-        texts = self._texts
-        shard, start = self._shards[int(texts.shards[document])], int(texts.starts[document])
-        assert shard is not None  # it holds this document
-        return shard[start : start + int(texts.tokens[document])]
+        file.write(np.array([manifest.eod_id], manifest.dtype).tobytes())
+        for source, document in zip(ordered.source[:count], ordered.document[:count], strict=True):
+            shard = shards[source][texts[source].shards[document]]
+            file.write(shard[texts[source].rows[document]].tobytes())

@@ -35,6 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The cluster, started unless it runs; the session that started it stops it."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.skip(
+            "the tests of the cluster count its idle nodes and want it alone: pytest -m slurm, without -n"
+        )
     if os.geteuid() != 0 or not all(
         shutil.which(name) for name in ("slurmctld", "slurmd", "sbatch", "munged")
     ):

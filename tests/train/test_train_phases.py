@@ -13,7 +13,7 @@ torch = needs("torch")
 import pretok.stream
 from pretok.base.errors import MismatchError, PretokError, UsageError
 from pretok.base.storage import read_json, write_json
-from pretok.cluster.chain import _train_arguments as train_arguments
+from pretok.cluster.chain import recipe_flags
 from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest
 from pretok.stream.continued import beginning, run_position
@@ -93,7 +93,7 @@ def test_phases_of_a_file_are_read_and_what_is_wrong_is_named(tmp_path: Path) ->
         },
         "",
     )
-    flags = train_arguments(recipe)
+    flags = recipe_flags(recipe)
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_flags(parser)
     assert parse(parser, flags)[0].phases == config.phases

@@ -341,8 +341,9 @@ def test_plan_says_loudly_what_does_not_fit(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_plan_in_the_documentation_fits(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    command = next(part for part in text.replace("\\\n", " ").splitlines() if "train plan" in part)
-    main(command.split()[1:])
+    lines = [line.split() for line in text.replace("\\\n", " ").splitlines()]
+    command = next(words for words in lines if words[:2] == ["train", "plan"])
+    main(command[1:])
     assert "\nfits: " in capsys.readouterr().out
 
 

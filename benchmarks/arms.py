@@ -1,12 +1,12 @@
-"""Plain vocabularies against those with superwords, by bits per byte at equal compute (`train compare`).
+"""A plain vocabulary against one with superwords, by bits per byte at equal compute (`train compare`).
 
     python -m benchmarks.arms CORPUS WORK     # builds the arms in WORK and runs them, or goes on
     python -m benchmarks.arms --read          # the tables of the points in benchmarks/arms.parquet
 
-CORPUS holds the files named in INPUTS, JSON Lines with `text`. Vocabularies are scaled down with the models, so that
-the output matrix does not do nearly all of the work; a fifth of the entries are superwords, as of 40k + 10k. Seeds 0 to
-2 are one set and 3 to 5 another. The batch and the learning rate are those at which the plain vocabulary of 4,000
-entries learned most of what was tried at 1e12 FLOPs with seed 9. The points that are kept took one core of an AMD EPYC.
+CORPUS holds the files named in INPUTS, JSON Lines with `text`. The vocabularies are scaled down with the models, so
+that the output matrix does not do nearly all of the work; a fifth of the entries are superwords, as of 40k + 10k. Seeds
+0 to 2 are one set and 3 to 5 another. Shape, batch and learning rate are those at which the plain vocabulary learned
+most of what was tried, with seeds 4 and 9. The points that are kept took one core of an AMD EPYC.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from train.tools.compare_point import Point
@@ -26,6 +25,11 @@ INPUTS = {
     "en": ("eltec-en-01", "proposals-en-00"),
 }
 WEIGHTS = "it=0.9,en=0.1"
+ARMS = {
+    "plain-4k": ("--vocab-size", "4000"),
+    "super-4k": ("--vocab-size", "4000", "--superwords", "800"),
+}
+"""Names, and flags of `build-vocab`."""
 MODEL = """\
 dim = 64
 layers = 2
@@ -35,51 +39,24 @@ hidden = 192
 seq_len = 128
 tied = false
 """
-SHARED = (
-    "--weights",
-    WEIGHTS,
-    "--val-bytes",
-    "300k",
-    "--lr",
-    "5e-3",
-    "--global-batch",
-    "4",
-    "--threads",
-    "1",
+SETTINGS = "beta2 = 0.99\n"
+FLAGS = (
+    *("--compute", "7.5e11,1.5e12", "--seeds", "6", "--weights", WEIGHTS, "--val-bytes", "300k"),
+    *("--lr", "2.5e-3", "--global-batch", "4", "--threads", "1"),
 )
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A plain vocabulary and one of the same size with superwords, and how often they are compared."""
-
-    entries: int
-    superwords: int
-    compute: str
-    seeds: str
-
-    @property
-    def arms(self) -> dict[str, tuple[str, ...]]:
-        """Names, and flags of `build-vocab`."""
-        size = ("--vocab-size", str(self.entries))
-        plain, joined = (f"{kind}-{self.entries // 1000}k" for kind in ("plain", "super"))
-        return {plain: size, joined: (*size, "--superwords", str(self.superwords))}
-
-
-PAIRS = (Pair(4000, 800, "1.5e12,4.5e12", "6"), Pair(8000, 1600, "1.5e12", "3"))
 POINTS = Path(__file__).with_suffix(".parquet")
 SETS = {"seeds 0 to 2": range(3), "seeds 3 to 5": range(3, 6), "all seeds": range(6)}
 
 
-def build(corpus: Path, work: Path, pair: Pair) -> list[str]:
+def build(corpus: Path, work: Path) -> list[str]:
     """Vocabulary and shards of both arms; the flags that name them."""
     inputs = [
         f"{source}={corpus / source / name}.jsonl.zst" for source, names in INPUTS.items() for name in names
     ]
-    for arm, flags in pair.arms.items():
+    for arm, flags in ARMS.items():
         pretok("build-vocab", *inputs, "--out", str(work / arm), "--weights", WEIGHTS, *flags)
         pretok("tokenize", *inputs, "--out", str(work / arm), "--val-fraction", "0.01")
-    return [f"--arm={arm}={work / arm}" for arm in pair.arms]
+    return [f"--arm={arm}={work / arm}" for arm in ARMS]
 
 
 def pretok(*arguments: str) -> None:
@@ -87,28 +64,25 @@ def pretok(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pretok", *arguments, "--workers", "0"], check=True)
 
 
-def show(points: Sequence[Point]) -> None:
-    """The table of each pair and set of seeds."""
-    for pair in PAIRS:
-        for name, seeds in SETS.items():
-            chosen = [p for arm in pair.arms for p in points if p.spec.arm == arm and p.spec.seed in seeds]
-            if chosen:
-                print(f"\n== {pair.entries:,} entries, {name}\n{report_points(chosen)}")
-
-
 def run(corpus: Path, work: Path) -> list[Point]:
     """All points, those that are missing made; WORK/arms.parquet."""
     work.mkdir(parents=True, exist_ok=True)
     (work / "tiny64.toml").write_text(MODEL)
-    points: list[Point] = []
-    for pair in PAIRS:
-        out = work / f"result-{pair.entries}"
-        flags = [*build(corpus, work, pair), *SHARED, "--compute", pair.compute, "--seeds", pair.seeds]
-        flags += ["--model", str(work / "tiny64.toml"), "--out", str(out)]
-        subprocess.run([sys.executable, "-m", "train", "compare", *flags], check=True)
-        points += read_points(out / "points.parquet")
+    (work / "settings.toml").write_text(SETTINGS)
+    files = ["--model", str(work / "tiny64.toml"), "--config", str(work / "settings.toml")]
+    arms, out = build(corpus, work), work / "result"
+    command = [sys.executable, "-m", "train", "compare", *arms, *FLAGS, *files, "--out", str(out)]
+    subprocess.run(command, check=True)
+    points = read_points(out / "points.parquet")
     write_points(points, work / POINTS.name)
     return points
+
+
+def show(points: Sequence[Point]) -> None:
+    """The table of each set of seeds."""
+    for name, seeds in SETS.items():
+        chosen = [p for arm in ARMS for p in points if p.spec.arm == arm and p.spec.seed in seeds]
+        print(f"\n== {name}\n{report_points(chosen)}")
 
 
 def main() -> None:

@@ -232,7 +232,9 @@ def _start(job: PointJob) -> subprocess.Popen[str]:
 def _line(point: Point, done: int, of: int) -> str:
     spec = point.spec
     bits = ", ".join(f"{source} {value:.4f}" for source, value in point.bits.items())
+    skipped = f", {point.skipped} of them skipped" if point.skipped else ""
     return (
-        f"{done}/{of} {spec.arm} {spec.compute:.3g} FLOPs seed {spec.seed}: {bits} bits per byte; {spec.steps} steps, "
-        f"{short(spec.tokens)} tokens, {short_bytes(spec.text_bytes)} of text, {point.seconds:.0f} s"
+        f"{done}/{of} {spec.arm} {spec.compute:.3g} FLOPs seed {spec.seed}: {bits} bits per byte; "
+        f"{spec.steps} steps{skipped}, {short(spec.tokens)} tokens, {short_bytes(spec.text_bytes)} of text, "
+        f"{point.seconds:.0f} s"
     )

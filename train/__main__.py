@@ -1,4 +1,4 @@
-"""The command: `train --shards DIR ...`, `train plan`, `tune`, `export`, `average`, `verify`.
+"""The command: `train --shards DIR ...`, `train plan`, `tune`, `compare`, `export`, `average`, `verify`.
 
 Enters: a command line. Leaves: an exit code: 0 done, 1 internal error, 2 wrong usage or input, 75 stopped
 early on request. Under torchrun every rank runs this; torchrun itself ends with 1 when its ranks end with 75,
@@ -22,8 +22,8 @@ EXAMPLE = """examples:
   train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
   torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b \\
       --global-batch 512 --micro-batch 4 --compile --out RUN
-  train plan --help | train tune --help | train export --help | train average --help |
-  train verify --help
+  train plan --help | train tune --help | train compare --help | train export --help |
+  train average --help | train verify --help
 """
 
 
@@ -131,7 +131,20 @@ def _tune(arguments: Sequence[str]) -> None:
     tune(arguments)
 
 
-COMMANDS = {"plan": _plan, "tune": _tune, "export": _export, "average": _average, "verify": _verify}
+def _compare(arguments: Sequence[str]) -> None:
+    from train.tools.compare import main as compare
+
+    compare(arguments)
+
+
+COMMANDS = {
+    "plan": _plan,
+    "tune": _tune,
+    "compare": _compare,
+    "export": _export,
+    "average": _average,
+    "verify": _verify,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -75,7 +75,7 @@ class TrainConfig:
     shards: str = _option("", "folder of shards with their manifest.json")
     mix: str | None = _option(None, "mix.json; without it every source once")
     out: str = _option("run", "folder of the run; one that holds checkpoints is resumed")
-    model: str = _option("debug", "debug, 160m, 1b, 3b, italia-9b or a TOML file of sizes")
+    model: str = _option("debug", "debug, 3m, 10m, 160m, 1b, 3b, italia-9b or a TOML file of sizes")
     init_from: str | None = _option(None, "start from the weights of an exported folder or a checkpoint")
     init_moments: bool = _option(False, "--init-from a checkpoint: take its optimizer's moments too")
     rope_theta: float | None = _option(None, "base of the rotary positions (default: the model's)")

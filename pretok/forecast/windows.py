@@ -19,7 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pretok.read.files import CorruptInputError, InputFile, decompress, open_input
+from pretok.read.files import READ_SIZE, CorruptInputError, InputFile, decompress, open_input
 from pretok.read.partition import Piece, line_starts
 from pretok.read.probe import Probe
 
@@ -114,7 +114,7 @@ def _unpack(file: InputFile, to: Path) -> tuple[InputFile, int]:
 
     def blocks() -> Iterator[bytes]:
         nonlocal packed
-        with open_input(file.path) as stream:
+        with open_input(file.path, READ_SIZE) as stream:
             while block := stream.read(1 << 16):
                 packed += len(block)
                 yield block

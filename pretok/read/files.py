@@ -86,12 +86,13 @@ class InputFile:
 
 
 def open_input(path: str, buffering: int = IDENTITY_BYTES) -> IO[bytes]:
-    """Open an input for reading bytes, from a local file so many at a time at least."""
+    """Open an input for reading bytes, so many at a time at least: a request to a server asks for that many."""
     if not is_remote(path):
         return Path(path).open("rb", buffering=buffering)
     import fsspec
 
-    file: IO[bytes] = fsspec.open(path, "rb").open()
+    server, name = fsspec.url_to_fs(path)
+    file: IO[bytes] = server.open(name, "rb", block_size=buffering)
     return file
 
 
@@ -99,7 +100,7 @@ def open_parquet(path: str) -> Any:
     """Open a Parquet file for Arrow, which reads a local one itself, without the interpreter lock."""
     import pyarrow as pa
 
-    return open_input(path) if is_remote(path) else pa.OSFile(path)
+    return open_input(path, READ_SIZE) if is_remote(path) else pa.OSFile(path)
 
 
 def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[InputFile], list[str]]:

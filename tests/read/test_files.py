@@ -384,3 +384,37 @@ def test_sample_and_unknown_sample():
     assert sum(len(d.encode()) for d in documents) >= 80_000
     with pytest.raises(UsageError, match="there is en, it"):
         expand("sample:fr")
+
+
+def test_a_server_is_asked_for_little_more_than_is_read(tmp_path):
+    """What fsspec asks for ahead is bounded by what is read at a time: 5 MiB for each look were half of all."""
+    import fsspec
+    from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+    asked = []
+
+    class File(AbstractBufferedFile):
+        def _fetch_range(self, start, end):
+            asked.append(end - start)
+            return Path(self.path).read_bytes()[start:end]
+
+    class Server(AbstractFileSystem):
+        protocol = "far"
+
+        def info(self, path, **_):
+            name = self._strip_protocol(path)
+            return {"name": name, "size": Path(name).stat().st_size, "type": "file", "ETag": "1"}
+
+        def _open(self, path, mode="rb", block_size="default", **options):
+            return File(self, self._strip_protocol(path), mode, block_size, **options)
+
+    fsspec.register_implementation("far", Server, clobber=True)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "mare"}\n' * 1_200_000)
+    (found,), _ = list_inputs([f"far://{path}"], "auto")
+    assert sum(asked) < 1 << 19
+    assert what_changed(found, stamp(found)) == ""
+    asked.clear()
+    assert sum(map(len, read_bytes(found.path, ""))) == found.size
+    assert sum(asked) == found.size
+    assert len(asked) <= found.size // (4 << 20) + 1

@@ -49,7 +49,11 @@ def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
         matches, what = _by_place(shards, places), "a record that was rejected, or a line that is not there"
     else:
         matches, what = _by_column(shards, "id", name), "no hash, no input with a line, and no kept id"
-    found = list(islice(matches, most))
+    try:
+        found = list(islice(matches, most))
+    except UsageError as problem:  # no ledger has ids
+        what = f"no hash, no input with a line, and {problem}"
+        found = []
     if not found:
         raise UsageError(f"{manifest.folder} has no document {name!r}: it is {what}")
     return found

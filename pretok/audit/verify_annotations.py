@@ -85,7 +85,7 @@ def verify_joined(task: JoinedFile, report: Callable[[dict[str, int]], None]) ->
         column = pq.read_table(task.path, columns=[name], use_threads=False)[name]
     except (OSError, pa.ArrowException) as error:
         return [f"cannot read {task.path}: {error}"]
-    report({"documents": len(column)})
+    report({"annotated": len(column)})
     if (len(column), pc.sum(column, min_count=0).as_py()) != (documents, matched):
         return [f"{task.path}: its rows are not those that its record counts"]
     return []

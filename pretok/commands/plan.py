@@ -52,7 +52,11 @@ def plan(
     for made in tables(forecast):
         tell.show(made, result=True)
     if not forecast.vocabulary:
-        tell.notice("counted with a vocabulary trained on a sample: the real one will need fewer tokens")
+        tell.notice(
+            "counted with a vocabulary trained on a sample; the real one, of more text, needs fewer tokens"
+        )
+        if recipe.vocab.superwords:
+            tell.notice("superwords are not counted: they make text shorter still (docs/superwords.md)")
     if forecast.mix_problem:
         tell.notice(f"the mix cannot be judged: {forecast.mix_problem}")
     if train is not None:

@@ -26,7 +26,7 @@ def watch(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
 ) -> None:
-    """Show how far the jobs in WORK are, or a training run, until it is ended with Ctrl-C.
+    """Show how far the jobs in WORK are, or a training run, until the run is finished or you end it with Ctrl-C.
 
         pretok watch work
 
@@ -40,7 +40,7 @@ def watch(
     from rich.text import Text
 
     from pretok.base.errors import UsageError
-    from pretok.watch.lines import watch_lines
+    from pretok.watch.lines import finished, watch_lines
 
     if not target.is_dir():
         raise UsageError(f"{target} is no folder")
@@ -52,12 +52,14 @@ def watch(
             while True:
                 sys.stdout.write("\n".join([*watch_lines(target, time.time()), ""]))
                 sys.stdout.flush()
-                if once:
+                if once or finished(target):
                     return
                 time.sleep(pause)
         with Live(console=console, auto_refresh=False) as shown:
             while True:
                 shown.update(Text("\n".join(watch_lines(target, time.time()))), refresh=True)
+                if finished(target):
+                    return
                 time.sleep(pause)
     except KeyboardInterrupt:  # how it is ended
         return

@@ -120,8 +120,9 @@ class MixForecast:
     sure: bool
 
 
-def forecast_mix(request: MixRequest, sources: Mapping[str, SourceForecast]) -> MixForecast:
-    """How often a mix would read each source, were the estimates exact."""
+def forecast_mix(request: MixRequest, sources: Mapping[str, SourceForecast], train: float) -> MixForecast:
+    """How often a mix would read each source, were the estimates exact. train: the share of the documents that is not
+    kept for validation; a mix is of these."""
     asked = {name for stage in request.stages for name in (stage.weights or sources)}
     if unknown := asked - sources.keys():
         raise UsageError(f"the mix names {', '.join(sorted(unknown))}, which is no source")
@@ -129,9 +130,9 @@ def forecast_mix(request: MixRequest, sources: Mapping[str, SourceForecast]) -> 
     middle, *ends = (
         _try(request, held)
         for held in (
-            {name: int(interval.value) for name, interval in tokens.items()},
-            {name: int(interval.low) for name, interval in tokens.items()},
-            {name: int(min(interval.high, ENDLESS)) for name, interval in tokens.items()},
+            {name: int(train * interval.value) for name, interval in tokens.items()},
+            {name: int(train * interval.low) for name, interval in tokens.items()},
+            {name: int(train * min(interval.high, ENDLESS)) for name, interval in tokens.items()},
         )
     )
     return MixForecast(*middle, sure=all(bool(problem) == bool(middle[2]) for _, _, problem in ends))

@@ -7,34 +7,22 @@ the real one will and so needs more tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import numpy as np
 
 from pretok.base.errors import UsageError
 from pretok.base.tell import Table, Teller, table
 from pretok.base.tokens import token_dtype
 from pretok.base.units import duration, short, short_bytes
 from pretok.config import Recipe, Source
-from pretok.counts.table import WordTable
 from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, forecast_mix, forecast_source
 from pretok.forecast.measure import measure
+from pretok.forecast.vocabulary import counting_vocabulary
 from pretok.forecast.windows import windows
-from pretok.kernels.pretokenize import PATTERNS
-from pretok.read.batches import buffers
-from pretok.read.files import CorruptInputError, list_inputs
-from pretok.read.normalize import normalize_batch
+from pretok.read.files import list_inputs
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import Probe, probe_inputs
-from pretok.read.readers import read_piece
 from pretok.stream.mix_job import recipe_request
 from pretok.tokenizer.encoder import Encoder
-from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab, write_vocab
-from pretok.vocab.bpe import train_merges
 
 WORD_BYTES = 330
 """Memory of build-vocab's driver for each distinct word, see docs/scaling.md."""
@@ -77,7 +65,7 @@ class Forecast:
 def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forecast:
     """Sample every source. Raises UsageError for inputs that are not there or hold no text, as tokenize would."""
     probed = {name: _probe(source, tell) for name, source in recipe.sources.items()}
-    with _vocabulary(recipe, probed, seed) as (vocab, trained):
+    with counting_vocabulary(recipe, probed, seed) as (vocab, trained):
         encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path))
         itemsize = token_dtype(vocab.size).itemsize
         sources = {}
@@ -102,7 +90,7 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forec
     mix, problem = None, ""
     if recipe.mix is not None:
         try:
-            mix = forecast_mix(recipe_request(recipe.mix), sources)
+            mix = forecast_mix(recipe_request(recipe.mix), sources, 1.0 - recipe.shards.val_fraction)
         except UsageError as error:
             problem = str(error)
     return Forecast(fingerprint, itemsize, workers, sources, mix, problem)
@@ -117,34 +105,6 @@ def _probe(source: Source, tell: Teller) -> list[Probe]:
             f"{hubs[0]}: a data set on a hub tells no sizes before it is read; it cannot be forecast"
         )
     return probe_inputs(inputs, source.field, tell)
-
-
-@contextmanager
-def _vocabulary(
-    recipe: Recipe, probed: dict[str, list[Probe]], seed: int
-) -> Iterator[tuple[Vocabulary, bool]]:
-    """(the vocabulary to count with, whether it was trained for that purpose)."""
-    path = recipe.vocab_dir
-    if recipe.vocab.path is not None or (path / TOKENIZER_FILE).exists():
-        yield load_vocab(path, eod=recipe.vocab.eod), False
-        return
-    table = WordTable()
-    for name, source in recipe.sources.items():
-        for window in windows(probed[name], f"{seed}/vocabulary/{name}"):
-            try:
-                for batch in read_piece(window.piece, 0, source.record):
-                    texts = normalize_batch(batch, recipe.normalize.function).texts
-                    nobody = np.zeros(len(texts), np.bool_)
-                    table.add_documents(*buffers(texts), nobody, recipe.vocab.pattern)
-            except CorruptInputError:
-                continue
-    words, special = table.words(), recipe.vocab.special_tokens
-    merges = train_merges(
-        words.data, words.offsets, words.counts, vocab_size=recipe.vocab.size, special_tokens=len(special)
-    )
-    with TemporaryDirectory(prefix="pretok-") as folder:
-        made = merges.first(recipe.vocab.size)
-        yield write_vocab(Path(folder), PATTERNS[recipe.vocab.pattern], special, made), True
 
 
 def tables(forecast: Forecast) -> list[Table]:

@@ -62,6 +62,11 @@ class Now:
         return gauge
 
 
+def finished(target: Path) -> bool:
+    """Whether nothing more will come: a run that has taken its last step. Jobs may come to WORK at any time."""
+    return (target / "done.json").exists()
+
+
 def watch_lines(target: Path, now: float) -> list[str]:
     """All there is to say of WORK or RUN at a time (seconds since 1970)."""
     if (target / CONFIG).exists():
@@ -156,8 +161,7 @@ def _run(run: Path, now: float) -> Iterator[str]:
     spent = sum(record["seconds"] for record in newest)
     seconds = spent / len(newest)
     rate = sum(record["tokens_per_second"] * record["seconds"] for record in newest) / spent
-    finished = (run / "done.json").exists()
-    sign = "finished" if finished else _age(last["time"], now, max(SILENT_SECONDS, 10 * seconds))
+    sign = "finished" if finished(run) else _age(last["time"], now, max(SILENT_SECONDS, 10 * seconds))
     left = f", ETA {duration((steps - last['step']) * seconds)}" if last["step"] < steps else ""
     share = 100 * last["step"] // steps if steps else 0
     yield f"run {run.name}: step {last['step']:,} of {steps:,} ({share}%), {sign}"

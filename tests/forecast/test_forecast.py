@@ -137,6 +137,34 @@ def test_without_a_vocabulary_one_is_trained_on_a_sample(tmp_path, vocab_dir):
     assert not (tmp_path / "out").exists()
 
 
+def test_the_vocabulary_of_a_plan_is_weighed_as_the_real_one(tmp_path):
+    (tmp_path / "in").mkdir()
+    draw = random.Random(1)
+    for name, letters in ("it", "aeiou"), ("en", "bcdfg"):
+        words = ["".join(draw.choices(letters, k=6)) for _ in range(300)]
+        made = [" ".join(draw.choices(words, k=80)) for _ in range(200)]
+        (tmp_path / "in" / f"{name}.jsonl").write_bytes(lines(made))
+    for number, weights in enumerate(({"it": 0.95, "en": 0.05}, {"it": 0.05, "en": 0.95}, {})):
+        data = {
+            "out": tmp_path / f"out-{number}",
+            "sources": {name: {"inputs": [str(tmp_path / "in" / f"{name}.jsonl")]} for name in ("it", "en")},
+            "vocab": {"size": 500, "weights": weights},
+            "shards": {"val_fraction": 0.5},
+            "mix": {"weights": {"it": 0.5, "en": 0.5}, "tokens": 20_000, "seq_len": 64},
+        }
+        found = run_forecast(make_recipe(data, "test"), 2, 0, SILENT)
+        inputs = [f"{name}={tmp_path}/in/{name}.jsonl" for name in ("it", "en")]
+        flags = ["--weights", ",".join(f"{name}={w}" for name, w in weights.items())] if weights else []
+        out = ["--out", str(data["out"]), "--workers", "0"]
+        assert run_command(["build-vocab", *inputs, *out, "--vocab-size", "500", *flags]) == 0
+        assert run_command(["tokenize", *inputs, *out]) == 0
+        sources = load_manifest(data["out"] / "shards").contents.sources
+        for name, source in sources.items():
+            assert found.sources[name].tokens.value == pytest.approx(source.tokens, rel=0.02)
+            half = found.sources[name].tokens.value / 2  # the other half is kept for validation
+            assert found.mix.epochs[name] == pytest.approx(10_000 / half, rel=0.02)
+
+
 def test_a_source_without_text_is_an_error(tmp_path, vocab_dir):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text('{"text": ""}\n' * 50, encoding="utf-8")

@@ -150,6 +150,7 @@ def test_a_run_is_told_by_its_newest_steps(tmp_path: Path, monkeypatch: pytest.M
     assert "no sign for 10m" in watch_lines(tmp_path, NOW + 600)[0]
     write_json(tmp_path / "done.json", {})
     assert watch_lines(tmp_path, NOW)[0].endswith("(75%), finished")
+    assert run_command(["watch", str(tmp_path)]) == 0  # ends by itself: nothing more will come
 
 
 def test_blocks_rise_with_their_values() -> None:

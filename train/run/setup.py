@@ -68,7 +68,7 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
     layout = solve_layout(world, per_node, config.shard, config.tensor, config.pipeline)
     phases = open_phases(config, layout.data_ranks)
     for phase in phases:
-        check_tensor(config.tensor, phase.model, phase.view.seq_len)
+        check_tensor(config, phase.model, phase.view.seq_len)
         check_pipeline(config, phase.model, phase.batch)
     return Plan(config, phases, layout)
 

@@ -102,7 +102,9 @@ def score(
 
 def _score_rows(trainee: Trainee, rows: Sequence[Row]) -> Tensor:
     """(2, n) float64: nats of each row's continuation, and 1 where every token of it is the most likely."""
-    inputs, targets = pack(rows, padded_length(rows[0], trainee.seq_len), trainee.eod_id)
+    length = padded_length(rows[0], trainee.seq_len)
+    length += -length % trainee.mesh["tensor"].size()  # which share sequences, and divide those of training
+    inputs, targets = pack(rows, length, trainee.eod_id)
     inputs, targets = inputs.to(trainee.device), targets.to(trainee.device)
     nll, best = trainee.model(inputs, targets, trainee.documents(inputs), each=True)
     return torch.stack([nll.double().sum(1), best.all(1).double()])

@@ -52,7 +52,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
     ranks = space.nodes * space.devices_per_node
     layout = solve_layout(ranks, space.devices_per_node, config.shard, config.tensor, config.pipeline)
     batch = solve_batch(layout.data_ranks, config.global_batch, config.micro_batch, config.accumulation)
-    check_tensor(config.tensor, model, seq_len)
+    check_tensor(config, model, seq_len)
     check_pipeline(config, model, batch)
     per_step = batch.global_batch * seq_len
     steps = config.steps if config.tokens is None else config.tokens // per_step

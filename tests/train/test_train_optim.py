@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from train.config import TrainConfig
 from train.run import loop
 from train.steps import step
 from train.steps.optim import WINDOW, Guard, learning_rate
+
+settings = partial(tiny_config, save_every="3")
 
 
 def test_schedules() -> None:
@@ -110,7 +113,7 @@ def test_without_clipping_gradients_stay_as_they_are(shards: Path, tmp_path: Pat
     run = tmp_path / "run"
     losses = []
     for clip in (0.0, 1e9, 1e-9):
-        config = tiny_config(
+        config = settings(
             shards, tmp_path, clip=clip, warmup=0, lr=0.01, eps=1.0, out=f"{run}{clip}", steps=4
         )
         loop.train(config)
@@ -131,8 +134,8 @@ def test_hyper_parameters_are_those_of_the_settings_after_a_resume(shards: Path,
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step, "update", update)
-        loop.train(tiny_config(shards, tmp_path, steps=3))
-        loop.train(tiny_config(shards, tmp_path, steps=4, **changed))
+        loop.train(settings(shards, tmp_path, steps=3))
+        loop.train(settings(shards, tmp_path, steps=4, **changed))
     assert seen[0] == [((0.9, 0.95), 1e-8, 0.0), ((0.9, 0.95), 1e-8, 0.1)]
     assert seen[3] == [((0.5, 0.6), 1e-3, 0.0), ((0.5, 0.6), 1e-3, 5.0)]
 
@@ -157,7 +160,7 @@ def test_nan_gradient_is_skipped_and_counted(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     after = poison(monkeypatch, {3, 4})
-    loop.train(tiny_config(shards, tmp_path))
+    loop.train(settings(shards, tmp_path))
     for before, now in zip(after[1], after[3], strict=True):  # steps 3 and 4 changed nothing
         assert torch.equal(before, now)
     assert not torch.equal(after[3][0], after[4][0])
@@ -173,7 +176,7 @@ def test_too_many_skips_end_the_run_and_spare_the_checkpoints(
 ) -> None:
     poison(monkeypatch, set(range(3, 100)))
     with pytest.raises(PretokError, match="were skipped"):
-        loop.train(tiny_config(shards, tmp_path, max_skips=3, save_every="2"))
+        loop.train(settings(shards, tmp_path, max_skips=3, save_every="2"))
     for meta in (tmp_path / "run" / "checkpoints").glob("*/meta.json"):
         assert json.loads(meta.read_text())["step"] <= 6
     assert not (tmp_path / "run" / "done.json").exists()
@@ -195,7 +198,7 @@ def test_parameters_that_are_not_finite_are_not_saved(
     done: list[int] = []
     monkeypatch.setattr(step, "update", update)
     with pytest.raises(PretokError, match=r"not finite|were skipped"):
-        loop.train(tiny_config(shards, tmp_path, max_skips=5))
+        loop.train(settings(shards, tmp_path, max_skips=5))
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-00000003"]
 
 
@@ -213,7 +216,7 @@ def test_no_host_synchronisation_inside_a_step(
         return result
 
     monkeypatch.setattr(loop, "train_step", profiled)
-    loop.train(tiny_config(shards, tmp_path, micro_batch=2, steps=3))
+    loop.train(settings(shards, tmp_path, micro_batch=2, steps=3))
     waiting = {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"}
 
     def inside(event: Any) -> set[str]:

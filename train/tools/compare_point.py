@@ -29,10 +29,11 @@ from torch import Tensor
 from pretok.base.errors import PretokError
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import read_json, write_json
-from train.config import Batch, TrainConfig, solve_batch
+from train.config import TrainConfig
 from train.model.loss import IGNORE
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, initial_tensor
+from train.parallel.batch import Batch, solve_batch
 from train.parallel.devices import Device, deterministic, find_device
 from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, process_group, reshard
 from train.run.failures import explain

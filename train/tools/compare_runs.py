@@ -23,8 +23,9 @@ from pretok.base.records import read_record, to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import read_json, write_json
 from pretok.base.units import short, short_bytes
-from train.config import TrainConfig, solve_batch
+from train.config import TrainConfig
 from train.model.sizes import model_config
+from train.parallel.batch import solve_batch
 from train.tools.compare_point import Point, PointJob, PointSpec
 from train.tools.compare_read import write_points
 from train.tools.compare_text import (

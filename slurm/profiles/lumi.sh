@@ -31,9 +31,9 @@ SITE_PREFLIGHT_LIMITS="--min-memory 100GiB"
 
 site_setup() {
     # With the name of the plugin for Slingshot RCCL ends where it does not find it (NVIDIA's documentation of NCCL_NET);
-    # without, it would fall back to TCP and train at a fraction of the speed. The name is that of aws-ofi-nccl in public
-    # job scripts for Slingshot, not confirmed on LUMI: where RCCL says that it knows no such network, look at its log
-    # with NCCL_DEBUG=INFO.
+    # without, it would fall back to TCP and train at a fraction of the speed. aws-ofi-nccl takes this name in all its
+    # versions, up to 1.11 this alone (its pull request 530); not tried on LUMI: where RCCL knows no such network, look at
+    # its log with NCCL_DEBUG=INFO.
     export NCCL_NET="AWS Libfabric"
     # as public job scripts for LUMI set it: one interface beside each pair of GPUs
     export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 GLOO_SOCKET_IFNAME=$SITE_INTERFACE

@@ -86,6 +86,9 @@ def _write_to(output: str) -> None:
     import torch
 
     torch.set_num_threads(1)
+    # As in a program of its own. Else a server would stand between a rank and its loader processes, which outlived a
+    # rank that was killed: torch has them look for their parent.
+    multiprocessing.set_start_method("fork", force=True)
 
 
 def _rank_jobs(

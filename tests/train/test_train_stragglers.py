@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from support import needs
 needs("torch")
 from tests.train_support import Ranks, model_file, random_shards
 from train.run.metrics import read_lines
-from train.run.stragglers import slowest
+from train.run.stragglers import NOTABLE, slowest
 
 
 def test_the_rank_that_costs_most_is_the_slowest() -> None:
@@ -28,19 +27,28 @@ def test_the_rank_that_costs_most_is_the_slowest() -> None:
     assert slowest([(0.1, 0.1, 0.1)] * 3, hosts, 1.0).behind == 0.0
 
 
+class _Steady:
+    """A mark beside a matrix product that takes a millisecond on every rank, however busy the machine is."""
+
+    def __init__(self, device: object) -> None: ...
+
+    def seconds_since(self, _begin: object) -> float:
+        return 1e-3
+
+
 def _slow_data_on_rank_1() -> None:
     from train.run import stragglers
     from train.steps.data import Feed
 
     stragglers.EVERY = 4
+    stragglers.Mark = _Steady  # type: ignore[assignment,misc]
     if os.environ["RANK"] != "1":
         return
     original = Feed.__iter__
 
     def slow(feed: Feed) -> Any:
         for fetched in original(feed):
-            time.sleep(0.3)
-            feed.waited += 0.3
+            feed.waited += 30.0  # far longer than a step may take
             yield fetched
 
     Feed.__iter__ = slow  # type: ignore[method-assign]
@@ -56,6 +64,6 @@ def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(tmp_path: Path) -> 
     assert len(looks) == 2  # the last is not waited for
     for look in looks:
         assert (look["rank"], look["kind"]) == (1, "data")
-        assert look["seconds"] == pytest.approx(0.3, rel=0.5)
-        assert look["behind"] > 0.3
-    assert f"slow: rank 1 on {os.uname().nodename} waits for data 0.3" in ranks.text()
+        assert 30 <= look["seconds"] < 40  # at the first look one more was fetched than steps were done
+        assert look["behind"] > NOTABLE
+    assert f"slow: rank 1 on {os.uname().nodename} waits for data 3" in ranks.text()

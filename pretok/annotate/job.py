@@ -16,7 +16,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +51,7 @@ from pretok.shards.annotations import (
     write_annotations,
 )
 from pretok.shards.manifest import Manifest, Shard, load_manifest
-from pretok.shards.plan import SourcePlan
-from pretok.shards.seal import lines_before
+from pretok.shards.positions import lines_of_source
 from pretok.shards.unfinished import refuse_unfinished
 
 WORK = ".work"
@@ -189,7 +188,7 @@ def _tasks(
     folder, tasks = annotations_folder(manifest.folder, request.name), []
     sources = {place.source for group in groups for _, place in group}
     before = {
-        source: _lines_before(manifest, source) if "position" in request.by else {} for source in sources
+        source: lines_of_source(manifest, source) if "position" in request.by else {} for source in sources
     }
     for number, group in enumerate(groups):
         first = group[0][1]
@@ -227,11 +226,6 @@ def _groups(places: Sequence[tuple[Shard, ShardPlace]]) -> list[_Group]:
         groups[-1].append((shard, place))
         held, end = held + place.documents, place.first + place.documents
     return groups
-
-
-def _lines_before(manifest: Manifest, source: str) -> Mapping[tuple[str, int], int]:
-    plan = SourcePlan.from_json(source, manifest.contents.plans[source])
-    return lines_before(plan, manifest.contents.parts[source])
 
 
 def _kind(kind: pa.DataType) -> str:

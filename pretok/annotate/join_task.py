@@ -7,7 +7,7 @@ sorted rows are mapped into memory and not read: what of them is touched stays i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from pretok.base.progress import Counts
 from pretok.base.storage import atomic_open, checksum
 from pretok.base.tokens import Hashes, Ints
 from pretok.shards.ledger import WINDOW, ledger_path, ledger_schema, ledger_windows
+from pretok.shards.positions import LinesBefore
 
 SHOWN = 5
 """Documents without a row that a task names."""
@@ -38,7 +39,7 @@ class JoinTask:
     by: tuple[str, ...]
     index: tuple[Path, ...]
     schema: pa.Schema
-    before: Mapping[tuple[str, int], int]
+    before: LinesBefore
     out: Path
 
 

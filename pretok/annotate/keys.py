@@ -7,7 +7,7 @@ numbers are: XXH64 with two seeds, as for texts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
-from pretok.shards.ledger import hash_texts
+from pretok.shards.ledger import hash_texts, hex_digits
+from pretok.shards.positions import PLACE_IN_FILE, LinesBefore, row_positions
 
 OF_SHARD = ("source", "split", "shard")
 NUMBERED = ("doc", "file", "position", "hash")
@@ -27,7 +28,6 @@ DOCUMENT = (*OF_SHARD, *NUMBERED)
 OURS = "pretok:"
 """Begins the names of columns that are ours beside those of the files."""
 KEY = f"{OURS}key:"
-_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def key_text(column: pa.Array) -> pa.LargeStringArray | None:
     if pa.types.is_dictionary(kind):
         return key_text(column.dictionary_decode())
     if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return _hex(column)
+        return hex_digits(column)
     texts = (
         pa.types.is_string,
         pa.types.is_large_string,
@@ -56,19 +56,6 @@ def key_text(column: pa.Array) -> pa.LargeStringArray | None:
         pa.types.is_null,
     )
     return column.cast(pa.large_string()) if any(test(kind) for test in texts) else None
-
-
-def _hex(column: pa.Array) -> pa.LargeStringArray:
-    if pa.types.is_fixed_size_binary(column.type) and not column.null_count and len(column):
-        width = column.type.byte_width
-        data = np.frombuffer(column.buffers()[1], np.uint8)
-        data = data[column.offset * width : (column.offset + len(column)) * width]
-        digits = np.stack([_DIGITS[data >> 4], _DIGITS[data & 15]], axis=1).reshape(-1)
-        offsets = np.arange(len(column) + 1, dtype=np.int64) * 2 * width
-        return pa.LargeStringArray.from_buffers(len(column), pa.py_buffer(offsets), pa.py_buffer(digits))
-    return pa.array(
-        [None if value is None else value.hex() for value in column.to_pylist()], pa.large_string()
-    )
 
 
 def hash_keys(columns: Sequence[pa.LargeStringArray]) -> tuple[Hashes, npt.NDArray[np.bool_]]:
@@ -89,7 +76,7 @@ def document_keys(
     at: int,
     rows: pa.RecordBatch,
     by: Sequence[str],
-    before: Mapping[tuple[str, int], int],
+    before: LinesBefore,
 ) -> list[pa.LargeStringArray]:
     """The key of documents of a shard, those from number `at` in it on; null where no ledger tells it.
 
@@ -103,7 +90,7 @@ def document_keys(
         elif name == "doc":
             columns.append(pa.array(np.arange(len(rows)) + place.first + at))
         elif name == "position":
-            columns.append(_positions(rows, before))
+            columns.append(row_positions(rows, before))
         elif name in rows.schema.names:
             columns.append(rows[name])
         else:
@@ -116,20 +103,8 @@ def ledger_columns(by: Sequence[str], there: Sequence[str]) -> list[str]:
     """The columns of a ledger that a key is made of; `tokens` where it is of none, for the number of rows."""
     wanted = [name for name in by if name in there and name not in (*OF_SHARD, "doc", "position")]
     if "position" in by:
-        wanted += ["file", "start", "record"]
+        wanted += PLACE_IN_FILE
     return list(dict.fromkeys(wanted)) or ["tokens"]
-
-
-def _positions(rows: pa.RecordBatch, before: Mapping[tuple[str, int], int]) -> pa.Array:
-    """Lines or rows from 1, as people count them."""
-    files = rows["file"].dictionary_encode()
-    names, codes = files.dictionary.to_pylist(), np.asarray(files.indices)
-    starts = np.asarray(rows["start"])
-    places, of_row = np.unique(
-        np.stack([codes.astype(np.int64), starts], axis=1), axis=0, return_inverse=True
-    )
-    lines = np.array([before[names[code], start] for code, start in places.tolist()], np.int64)
-    return pa.array(lines[of_row.reshape(-1)] + np.asarray(rows["record"]) + 1)
 
 
 def one_array(table: pa.Table, name: str) -> pa.Array:

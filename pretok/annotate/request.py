@@ -34,16 +34,14 @@ class Request:
 def named_places(manifest: Manifest, tell: Teller) -> list[tuple[Shard, ShardPlace]]:
     """The shards that have documents and a ledger."""
     listed = {manifest.folder / file.path for file in manifest.contents.side_files}
-    first: dict[tuple[str, str], int] = {}
     places, lacking = [], 0
-    for shard in manifest.shards:
-        split = (shard.source, shard.split)
-        before = first.get(split, 0)
-        first[split] = before + shard.documents
+    for shard, before in manifest.numbered:
         if ledger_path(shard.prefix) not in listed:
             lacking += 1
         elif shard.documents:
-            places.append((shard, ShardPlace(shard.prefix, *split, before, shard.documents)))
+            places.append(
+                (shard, ShardPlace(shard.prefix, shard.source, shard.split, before, shard.documents))
+            )
     if not places:
         raise UsageError(f"{manifest.folder} has no ledgers: there is nothing that names its documents")
     if lacking:

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from pretok.audit.counted_origins import as_sealed, counted_origin
+from pretok.audit.find import check_place
+from pretok.audit.texts import open_shard
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.shards.annotations import open_annotations
 from pretok.shards.contents import SPLITS
-from pretok.shards.format import ShardReader
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_row
 from pretok.shards.manifest import Manifest, Shard, load_manifest
-from pretok.shards.plan import SourcePlan
-from pretok.shards.seal import lines_before
+from pretok.shards.positions import lines_of_source
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 
@@ -44,16 +44,11 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     """Document `document` (from 0) of a source's split. UsageError names what there is instead, IntegrityError what is
     damaged."""
     manifest = load_manifest(shards)
-    if source not in manifest.sources:
-        raise UsageError(f"no source {source!r} in {shards}; there is {', '.join(manifest.sources)}")
-    if split not in SPLITS:
-        raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
+    check_place(manifest, source, split)
     if source not in manifest.contents.plans:
         raise UsageError(f"{shards} holds a mix in its order; its documents are in the shards it was made of")
     shard, number = find_shard(manifest, source, split, document)
-    reader = ShardReader(shard.prefix)
-    if (len(reader), len(reader.tokens)) != (shard.documents, shard.tokens):
-        raise IntegrityError(f"{shard.path} is not what the manifest says; see pretok verify")
+    reader = open_shard(shard)
     ids = np.asarray(reader[number]).tolist()
     if ids and not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
         raise IntegrityError(f"{shard.path}: document {number} has ids of no token; see pretok verify")
@@ -90,8 +85,7 @@ def origin(manifest: Manifest, shard: Shard, number: int) -> tuple[str, int, dic
     path = ledger_path(shard.prefix)
     if not as_sealed(manifest, path):
         return *counted_origin(manifest, shard, number), {}
-    plan = SourcePlan.from_json(shard.source, manifest.contents.plans[shard.source])
-    before = lines_before(plan, manifest.contents.parts[shard.source])
+    before = lines_of_source(manifest, shard.source)
     row = ledger_row(path, number)
     try:
         position = before[row["file"], row["start"]] + row["record"] + 1

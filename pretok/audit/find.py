@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.errors import IntegrityError, UsageError
+from pretok.shards.contents import SPLITS
 from pretok.shards.ledger import HASH, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, Shard
-from pretok.shards.plan import SourcePlan
-from pretok.shards.seal import lines_before
+from pretok.shards.positions import PLACE_IN_FILE, lines_of_source
 
 Place = tuple[str, str, int]
 """(source, split, number of the document in it)"""
@@ -28,21 +28,14 @@ Place = tuple[str, str, int]
 def find_documents(manifest: Manifest, source: str | None, column: str, value: str, most: int) -> list[Place]:
     """The first `most` documents, of one source or of all, whose `column` of the ledger has a value. Raises UsageError
     for a column that no ledger has, or a value that it cannot have."""
-    if source is not None and source not in manifest.sources:
-        raise UsageError(f"no source {source!r}; there is {', '.join(manifest.sources)}")
-    shards = [
-        (shard, before)
-        for shard, before in numbered_shards(manifest)
-        if source is None or shard.source == source
-    ]
-    return list(islice(_by_column(shards, column, value), most))
+    return list(islice(_by_column(chosen_shards(manifest, source), column, value), most))
 
 
 def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
     """The first `most` documents of a name: 32 hexadecimal digits, the hash of the text; FILE:LINE, an input (or the
     end of its path) and the line or row from 1; anything else is a value of the kept column `id`. Raises UsageError
     where it names none."""
-    shards = list(numbered_shards(manifest))
+    shards = chosen_shards(manifest)
     if re.fullmatch("[0-9a-fA-F]{32}", name):
         matches, what = _by_column(shards, "hash", name), "the hash of no text"
     elif places := _places(manifest, name):
@@ -79,9 +72,8 @@ def _places(manifest: Manifest, name: str) -> set[tuple[str, int, int]]:
     """What FILE:LINE is in a ledger: file, start and record, one for each start of the file that is before the line."""
     file, _, line = name.rpartition(":")
     places = set()
-    for source, plan in manifest.contents.plans.items() if file and line.isdecimal() else ():
-        before = lines_before(SourcePlan.from_json(source, plan), manifest.contents.parts[source])
-        for (path, start), lines in before.items():
+    for source in manifest.contents.plans if file and line.isdecimal() else ():
+        for (path, start), lines in lines_of_source(manifest, source).items():
             if (path == file or path.endswith(f"/{file}")) and lines < int(line):
                 places.add((path, start, int(line) - 1 - lines))
     return places
@@ -90,7 +82,7 @@ def _places(manifest: Manifest, name: str) -> set[tuple[str, int, int]]:
 def _by_place(shards: list[tuple[Shard, int]], places: set[tuple[str, int, int]]) -> Iterator[Place]:
     for shard, before in shards:
         at = before
-        for rows in ledger_windows(ledger_path(shard.prefix), ["file", "start", "record"]):
+        for rows in ledger_windows(ledger_path(shard.prefix), list(PLACE_IN_FILE)):
             for path, start, record in sorted(places):
                 here = np.flatnonzero(np.asarray(pc.equal(rows["record"], record)))
                 for row in here.tolist():
@@ -99,13 +91,24 @@ def _by_place(shards: list[tuple[Shard, int]], places: set[tuple[str, int, int]]
             at += len(rows)
 
 
-def numbered_shards(manifest: Manifest) -> Iterator[tuple[Shard, int]]:
-    """Each shard with the documents of its source and split before it."""
-    before: dict[tuple[str, str], int] = {}
-    for shard in manifest.shards:
-        key = (shard.source, shard.split)
-        yield shard, before.get(key, 0)
-        before[key] = before.get(key, 0) + shard.documents
+def check_place(manifest: Manifest, source: str | None, split: str | None) -> None:
+    """UsageError for a source or a split that is not there."""
+    if source is not None and source not in manifest.sources:
+        raise UsageError(f"no source {source!r}; there is {', '.join(manifest.sources)}")
+    if split is not None and split not in SPLITS:
+        raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
+
+
+def chosen_shards(
+    manifest: Manifest, source: str | None = None, split: str | None = None
+) -> list[tuple[Shard, int]]:
+    """The shards of a source and a split, or of all, each with the documents of its split before it. UsageError."""
+    check_place(manifest, source, split)
+    return [
+        (shard, before)
+        for shard, before in manifest.numbered
+        if source in (None, shard.source) and split in (None, shard.split)
+    ]
 
 
 def _by_column(shards: list[tuple[Shard, int]], column: str, value: str) -> Iterator[Place]:

@@ -29,8 +29,8 @@ from pretok.base.units import counted
 from pretok.shards.annotations import Annotations, open_annotations, unknown_sources
 from pretok.shards.ledger import SUFFIX, ledger_path
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
-from pretok.shards.plan import SourcePlan
-from pretok.shards.seal import lines_before, rejects_path
+from pretok.shards.positions import lines_of_source
+from pretok.shards.seal import rejects_path
 from pretok.shards.unfinished import refuse_unfinished
 
 BATCH = 10_000
@@ -112,11 +112,8 @@ def _make_table(connection: Any, name: str, rows: list[dict[str, Any]]) -> None:
 def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
     listed = {file.path for file in manifest.contents.side_files if file.path.endswith(SUFFIX)}
     files = []
-    first: dict[tuple[str, str], int] = {}
-    for shard in manifest.shards:
-        path, split = ledger_path(shard.prefix), (shard.source, shard.split)
-        before = first.get(split, 0)
-        first[split] = before + shard.documents
+    for shard, before in manifest.numbered:
+        path = ledger_path(shard.prefix)
         if str(path.relative_to(manifest.folder)) in listed:
             named = {"source": shard.source, "split": shard.split, "shard": shard.prefix.name}
             files.append({"path": str(path), **named, "before": before})
@@ -131,10 +128,8 @@ def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
     _make_table(connection, "ledger_files", files)
     pieces = [
         {"source": name, "file": file, "start": start, "before": before}
-        for name, plan in manifest.contents.plans.items()
-        for (file, start), before in lines_before(
-            SourcePlan.from_json(name, plan), manifest.contents.parts[name]
-        ).items()
+        for name in manifest.contents.plans
+        for (file, start), before in lines_of_source(manifest, name).items()
         if before
     ]
     empty = {"source": "", "file": "", "start": 0, "before": 0}  # gives the columns their types

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow.compute as pc
 
-from pretok.audit.find import Place, numbered_shards
+from pretok.audit.find import Place, chosen_shards
 from pretok.audit.texts import load_decoder, shard_texts
 from pretok.base.errors import UsageError
 from pretok.base.units import short_bytes
-from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def search_text(
 ) -> Searched:
     """The first `most` documents that hold a text as it is spelled, looking at `within` bytes of text (and the few
     megabytes that are decoded together). Raises UsageError for a source that is not there, IntegrityError."""
-    shards = _shards(manifest, source, split)
+    shards = chosen_shards(manifest, source, split)
     sizes = {entry.path: entry.text_bytes for entry in manifest.contents.shards}
     all_bytes = sum(sizes[str(shard.path.relative_to(manifest.folder))] for shard, _ in shards)
     decoder = load_decoder(manifest)
@@ -65,7 +65,7 @@ def random_places(
 ) -> list[Place]:
     """`number` different documents, each as likely as any other, in the order of the shards; the same for the same
     seed. Raises UsageError where there are fewer."""
-    shards = _shards(manifest, source, split)
+    shards = chosen_shards(manifest, source, split)
     ends = np.cumsum([shard.documents for shard, _ in shards])
     held = int(ends[-1]) if len(ends) else 0
     if number > held:
@@ -77,14 +77,3 @@ def random_places(
         shard, before = shards[which]
         places.append((shard.source, shard.split, before + at - (int(ends[which]) - shard.documents)))
     return places
-
-
-def _shards(manifest: Manifest, source: str | None, split: str | None) -> list[tuple[Shard, int]]:
-    """Each shard of the sources and splits asked for, with the documents of its split before it."""
-    if source is not None and source not in manifest.sources:
-        raise UsageError(f"no source {source!r}; there is {', '.join(manifest.sources)}")
-    return [
-        (shard, before)
-        for shard, before in numbered_shards(manifest)
-        if source in (None, shard.source) and split in (None, shard.split)
-    ]

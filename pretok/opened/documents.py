@@ -16,13 +16,11 @@ import pyarrow as pa
 
 from pretok.audit.texts import load_decoder, open_shard, shard_texts
 from pretok.base.errors import UsageError
-from pretok.base.tokens import Ints
 from pretok.read.kept import TYPES
 from pretok.shards.annotations import Annotations, matched_column, open_annotations
-from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
+from pretok.shards.ledger import SCHEMA, hex_digits, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, Shard
-from pretok.shards.plan import SourcePlan
-from pretok.shards.seal import lines_before
+from pretok.shards.positions import PLACE_IN_FILE, LinesBefore, lines_of_source, row_positions
 
 OURS = (
     ("source", pa.string()),
@@ -38,8 +36,6 @@ OURS = (
 """The columns that every document has: its source, split and shard, its number in the split, its input and the line or
 row there (from 1), tokens (EOD included), bytes and hash of its text."""
 PLACE = ("source", "split", "doc")
-PLACE_IN_FILE = ("file", "start", "record")
-"""Columns of a ledger that `position` follows from."""
 TEXT = pa.field("text", pa.large_string())
 
 
@@ -74,6 +70,13 @@ class Documents:
         """What `pretok annotate` joined. MismatchError where it was joined to other documents."""
         return open_annotations(self.manifest)
 
+    @cached_property
+    def _lines(self) -> dict[str, LinesBefore]:
+        """Of each source, and not of each of its shards: a plan names every file."""
+        return {
+            source: lines_of_source(self.manifest, source) for source in {s.source for s, _ in self.numbered}
+        }
+
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Rows of every shard, with these columns."""
         schema = pa.schema([self.schema.field(name) for name in columns])
@@ -100,8 +103,6 @@ class Documents:
             lengths = open_shard(shard).lengths
             yield _with_place(shard, before, len(lengths), {"tokens": pa.array(lengths, pa.int32())})
             return
-        plan = SourcePlan.from_json(shard.source, self.manifest.contents.plans[shard.source])
-        lines = lines_before(plan, self.manifest.contents.parts[shard.source])
         needed = {"tokens", *columns} | (set(PLACE_IN_FILE) if "position" in columns else set())
         joined = [
             one.windows(self.manifest, shard, wanted)
@@ -111,10 +112,9 @@ class Documents:
         for rows in ledger_windows(path, [name for name in ledger_schema(path).names if name in needed]):
             found = dict(zip(rows.schema.names, rows.columns, strict=True))
             if "position" in columns:
-                start, record = found.pop("start"), np.asarray(found.pop("record"))
-                found["position"] = pa.array(_lines(found["file"], start, lines) + record + 1)
+                found["position"] = row_positions(rows, self._lines[shard.source])
             if "hash" in columns:
-                found["hash"] = pa.array([digest.hex() for digest in found["hash"].to_pylist()], pa.string())
+                found["hash"] = hex_digits(found["hash"]).cast(pa.string())
             for (
                 windows
             ) in joined:  # a window of the ledger each, or none at all for a source they do not know
@@ -122,16 +122,6 @@ class Documents:
                     found |= dict(zip(window.schema.names, window.columns, strict=True))
             yield _with_place(shard, before, len(rows), found)
             before += len(rows)
-
-
-def _lines(file: pa.Array, start: pa.Array, lines: dict[tuple[str, int], int]) -> Ints:
-    """(rows,): the lines of each row's file before where its counting begins."""
-    files = file.dictionary_encode()
-    pairs = np.stack([np.asarray(files.indices, np.int64), np.asarray(start, np.int64)], axis=1)
-    unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
-    names = files.dictionary.to_pylist()
-    before = np.array([lines[names[file], at] for file, at in unique.tolist()], np.int64)
-    return before[inverse.reshape(-1)]
 
 
 def _with_place(shard: Shard, before: int, count: int, found: dict[str, pa.Array]) -> pa.RecordBatch:

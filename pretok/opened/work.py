@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from pretok.audit.find import check_place, chosen_shards
 from pretok.base.errors import UsageError
 from pretok.base.html import html_table
 from pretok.base.records import read_record
@@ -19,7 +20,7 @@ from pretok.base.storage import read_json, read_json_lines
 from pretok.opened.documents import PLACE, Documents
 from pretok.opened.rows import LazyTable
 from pretok.shards.contents import SPLITS
-from pretok.shards.manifest import Manifest, Shard, has_manifest, load_manifest
+from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.seal import rejects_path
 from pretok.shards.unfinished import incomplete, refuse_unfinished
 from pretok.stream.mix_file import Mix, load_mix
@@ -112,7 +113,8 @@ class Work:
 
     def rejects(self, source: str | None = None) -> LazyTable:
         """The records that are no documents: source, file, position (line or row, from 1), reason, detail."""
-        names = [name for name, _ in self._chosen(source, None)]
+        check_place(self.manifest, source, None)
+        names = self.sources if source is None else (source,)
         length = sum(sum(self.manifest.contents.sources[name].rejected.values()) for name in names)
         return LazyTable("rejects", REJECTS, length, lambda: self._read_rejects(names))
 
@@ -128,28 +130,12 @@ class Work:
             if rows:
                 yield pa.RecordBatch.from_pylist(rows, REJECTS)
 
-    def _chosen(self, source: str | None, split: str | None) -> list[tuple[str, list[str]]]:
-        """Source -> its splits, of those asked for."""
-        if source is not None and source not in self.sources:
-            raise UsageError(f"no source {source!r}; there is {', '.join(self.sources)}")
-        if split is not None and split not in SPLITS:
-            raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
-        splits = list(SPLITS) if split is None else [split]
-        return [(name, splits) for name in self.sources if source in (None, name)]
-
     def _documents(self, source: str | None, split: str | None) -> Documents:
         if self.manifest.contents.materialized is not None:
             raise UsageError(
                 f"{self.manifest.folder} holds a mix in its order; its documents are in the shards it was made of"
             )
-        numbered: list[tuple[Shard, int]] = []
-        for name, splits in self._chosen(source, split):
-            for part in splits:
-                before = 0
-                for shard in self.manifest.of(name, part):
-                    numbered.append((shard, before))
-                    before += shard.documents
-        return Documents(self.manifest, tuple(numbered))
+        return Documents(self.manifest, tuple(chosen_shards(self.manifest, source, split)))
 
     def _checked(self, found: Documents, columns: Sequence[str]) -> Sequence[str]:
         names = found.schema.names

@@ -13,5 +13,6 @@ together.py    small batches that are handled as one
 task.py        a partition -> sealed parts: the task a worker runs
 unfinished.py  what is not finished, told in words
 seal.py        sealed parts -> few files and one manifest
+positions.py   rows of ledgers -> the line or row of their input
 job.py         the job: plan, tokenize, seal
 """

@@ -29,6 +29,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -89,6 +91,14 @@ class Manifest:
             )
             for entry in self.contents.shards
         )
+
+    @property
+    def numbered(self) -> Iterator[tuple[Shard, int]]:
+        """Each shard with the documents of its source and split before it."""
+        before: Counter[tuple[str, str]] = Counter()
+        for shard in self.shards:
+            yield shard, before[shard.source, shard.split]
+            before[shard.source, shard.split] += shard.documents
 
     @property
     def fingerprint(self) -> str:

@@ -6,7 +6,6 @@ ones that have no answer yet are asked again, half of them at a time, until the 
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import subprocess
@@ -15,8 +14,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from pathlib import Path
 from typing import Any, TypeVar
+
+from pretok.base.children import child_environment
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,14 +45,12 @@ def in_child(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
 
 def _ask(function: Callable[[Item], Result], part: list[tuple[int, Item]]) -> dict[int, Result]:
     """The answers that a child gave before it ended."""
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     child = subprocess.run(
         [sys.executable, "-c", SERVE],
         input=pickle.dumps((function, part)),
         capture_output=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": path},
+        env=child_environment(),
     )
     if child.returncode and -child.returncode not in CRASHES:
         raise RuntimeError(

@@ -7,7 +7,6 @@ settings is refused.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from pretok.base.children import child_environment
 from pretok.base.errors import MismatchError, PretokError, Stopped, UsageError
 from pretok.base.lock import hold
 from pretok.base.records import read_record, to_json
@@ -97,9 +97,9 @@ def _plan(asked: Asked, arms: Sequence[Arm]) -> tuple[list[Point], list[PointJob
     val_documents = {source: len(chosen.document) for source, chosen in validation.items()}
     held = {"weights": weights, "val_bytes": val_bytes, "val_documents": val_documents}
     folder = (asked.out / "text").absolute()
+    orders = {seed: order_documents(arms[0], weights, seed) for seed in asked.seeds}
     for compute in sorted(asked.compute):
-        for seed in asked.seeds:
-            ordered = order_documents(arms[0], weights, seed)
+        for seed, ordered in orders.items():
             for arm in arms:
                 spec = _specify(asked, arm, compute, seed, ordered, held)
                 out = asked.out.absolute() / "points" / f"{arm.name}-{compute:g}-{seed}.json"
@@ -109,7 +109,7 @@ def _plan(asked: Asked, arms: Sequence[Arm]) -> tuple[list[Point], list[PointJob
                 text = str(folder / f"{arm.name}-{seed}.bin")
                 files = {source: str(folder / f"{arm.name}-val-{source}.bin") for source in weights}
                 jobs.append(PointJob(spec, text, files, str(out), asked.threads))
-    _write_files(arms, jobs, validation)
+    _write_files(arms, jobs, orders, validation)
     return done, jobs
 
 
@@ -155,18 +155,22 @@ def _specify(
     )
 
 
-def _write_files(arms: Sequence[Arm], jobs: Sequence[PointJob], validation: Mapping[str, Ordered]) -> None:
+def _write_files(
+    arms: Sequence[Arm],
+    jobs: Sequence[PointJob],
+    orders: Mapping[int, Ordered],
+    validation: Mapping[str, Ordered],
+) -> None:
     """What the jobs read: of each arm its validation documents and, for each seed, the text of its longest run."""
-    by_name, longest = {arm.name: arm for arm in arms}, {}
-    for job in sorted(jobs, key=lambda job: job.spec.tokens):
-        longest[job.text] = job
-    for job in longest.values():
-        arm, spec = by_name[job.spec.arm], job.spec
-        ordered = order_documents(arm, spec.weights, spec.seed)
-        count = int(read_along(arm, ordered).tokens.searchsorted(spec.tokens)) + 1
+    by_name = {arm.name: arm for arm in arms}
+    rising = sorted(jobs, key=lambda job: job.spec.tokens)
+    for job in {job.text: job for job in rising}.values():
+        arm, ordered = by_name[job.spec.arm], orders[job.spec.seed]
+        count = int(read_along(arm, ordered).tokens.searchsorted(job.spec.tokens)) + 1
         write_documents(arm, ordered, Path(job.text), count)
+    for job in {job.spec.arm: job for job in jobs}.values():
         for source, path in job.validation.items():
-            write_documents(arm, validation[source], Path(path))
+            write_documents(by_name[job.spec.arm], validation[source], Path(path))
 
 
 def _checked(path: Path, spec: PointSpec) -> Point:
@@ -217,11 +221,7 @@ def _start(job: PointJob) -> subprocess.Popen[str]:
     path = Path(job.out).with_suffix(".job")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, to_json(job))
-    # The trainer is found where this one is, whatever the working directory.
-    root = str(Path(__file__).resolve().parents[2])
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    }
+    environment = child_environment()
     if job.threads:
         environment["OMP_NUM_THREADS"] = str(job.threads)
     command = [sys.executable, "-m", "train.tools.compare_point", str(path)]

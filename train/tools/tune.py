@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -20,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pretok.base.children import child_environment
 from pretok.base.errors import UsageError
 from pretok.base.storage import atomic_open, read_lines
 from train.config import TrainConfig, add_flags, parse, whole_number
@@ -75,14 +75,12 @@ def run_trial(
     launcher = [sys.executable, "-m"]
     if processes > 1:
         launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
-    # The trainer is found where this one is, whatever the working directory.
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(
-            [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        ),
-    }
     done = subprocess.run(
-        [*launcher, "train", *flags(trial)], capture_output=True, text=True, check=False, env=environment
+        [*launcher, "train", *flags(trial)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=child_environment(),
     )
     records = read_lines(folder / "metrics.jsonl")[WARM_UP:]
     shutil.rmtree(folder, ignore_errors=True)

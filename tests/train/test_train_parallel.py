@@ -15,8 +15,10 @@ from tests.train_support import column, model_file, run_jobs
 from train.config import TrainConfig
 from train.model.sizes import model_config
 from train.model.transformer import Decoder, initial_tensor
+from train.parallel.mesh import Layout
 from train.run import loop
 from train.steps.optim import learning_rate
+from train.tools.memory import count_tensors
 
 STEPS = 6
 
@@ -26,7 +28,7 @@ SPLIT: dict[str, tuple[bool, tuple[object, ...]]] = {
     "2x2-scatter": (False, ("--shard", 2, "--accumulation", 2)),
     "2x2-last": (True, ("--shard", 2, "--micro-batch", 1, "--sync", "last")),
     "ddp": (True, ("--shard", 1)),
-    "zero-2": (True, ("--shard", 4, "--no-reshard", "--checkpointing", "full", "--micro-batch", 2)),
+    "zero-2": (False, ("--shard", 4, "--no-reshard", "--checkpointing", "full", "--micro-batch", 2)),
     "2-tensor-2": (True, ("--shard", 2, "--tensor", 2)),
     "replicate-2-tensor-2": (
         False,
@@ -141,3 +143,34 @@ def test_parameters_are_gathered_once_a_step_or_for_each_use(
         counts[reshard] = len(gathered)
     blocks = 2
     assert counts == {True: 3 * 4 * (2 * blocks + 1), False: 3 * (blocks + 1)}
+
+
+@pytest.mark.parametrize(("tied", "reshard"), [(False, True), (True, True), (False, False)])
+def test_the_plan_counts_what_is_gathered(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, reshard: bool
+) -> None:
+    """Of an embedding and an output matrix one at a time, of the blocks two."""
+    kind_of_group = torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup
+    original, groups, most = kind_of_group.unshard, set(), {"blocks": 0, "ends": 0}
+
+    def unshard(self: Any, async_op: bool = False) -> None:
+        original(self, async_op)
+        groups.add(self)
+        here = [group for group in groups if group.is_unsharded or group._all_gather_result is not None]
+        held = dict.fromkeys(most, 0)
+        for parameter in (one for group in here for one in group.fsdp_params):
+            kind = "blocks" if "layers." in parameter._param_fqn else "ends"
+            held[kind] += 4 * parameter._orig_size.numel()
+        most.update({kind: max(size, most[kind]) for kind, size in held.items()})
+
+    monkeypatch.setattr(kind_of_group, "unshard", unshard)
+    sizes = tmp_path / "sizes.toml"
+    sizes.write_text(Path(model_file(tmp_path, tied=tied)).read_text().replace("layers = 2", "layers = 4"))
+    config = TrainConfig(
+        shards=str(shards), model=str(sizes), out=str(tmp_path / "run"), reshard=reshard, seq_len=16, steps=2,
+        workers=0, save_every="never", precision="fp32",
+    )  # fmt: skip
+    loop.train(config)
+    model = model_config(str(sizes))
+    counted = count_tensors(model, Layout(1, 1, 1), 8, 1, 16, config).gathered
+    assert sum(most.values()) == counted - 2 * 4 * model.block_parameters  # less a block's gradients

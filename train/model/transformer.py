@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from functools import cache, lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any, cast
 
 import torch
@@ -166,6 +167,19 @@ class Block(nn.Module):
         return result
 
 
+class Head(nn.Module):
+    """The output matrix, (padded vocabulary, dim). A module of its own is called with what is to be done with it, so
+    that the matrix is gathered for just that where it is sharded."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Linear(config.dim, config.padded_vocab, bias=False).weight
+
+    def forward(self, x: Tensor, use: Callable[[Tensor, Tensor], Any]) -> Any:
+        """use(x, matrix)."""
+        return use(x, self.weight)
+
+
 class Decoder(nn.Module):
     """The whole model, or a part of it (see `train.parallel.pipeline`): without its beginning it takes hidden states
     (n, L, dim) for tokens, without its end it returns them; of L one of `sequence_parts` where ranks share sequences.
@@ -181,7 +195,7 @@ class Decoder(nn.Module):
         self.embed_tokens: nn.Embedding | None = nn.Embedding(config.padded_vocab, config.dim)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm: nn.RMSNorm | None = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.lm_head = None if config.tied else nn.Linear(config.dim, config.padded_vocab, bias=False)
+        self.lm_head = None if config.tied else Head(config)
 
     def forward(
         self,
@@ -208,23 +222,21 @@ class Decoder(nn.Module):
         if self.norm is None:
             return x
         x = self.norm(x)
-        matrix = self.embed_tokens if self.lm_head is None else self.lm_head
-        weight = cast(nn.Linear, matrix).weight
+        score = partial(self._score, targets, each)
+        if self.lm_head is None:
+            return score(x, cast(nn.Embedding, self.embed_tokens).weight)
+        return self.lm_head(x, score)
+
+    def _score(self, targets: Tensor | None, each: bool, x: Tensor, weight: Tensor) -> Any:
+        """What `forward` returns, of the last hidden states and the output matrix."""
         if targets is None:
             return F.linear(x, weight)
+        flat, vocab_size = (x.flatten(0, 1), weight, targets.flatten()), self.config.vocab_size
         if each:
-            flat = token_scores(
-                x.flatten(0, 1), weight, targets.flatten(), config.vocab_size, chunk=self.loss_chunk
-            )
-            return tuple(score.view_as(targets) for score in flat)
+            scores = token_scores(*flat, vocab_size, chunk=self.loss_chunk)
+            return tuple(score.view_as(targets) for score in scores)
         return linear_cross_entropy(
-            x.flatten(0, 1),
-            weight,
-            targets.flatten(),
-            config.vocab_size,
-            chunk=self.loss_chunk,
-            z_loss=self.z_loss,
-            fuse=self.fuse_loss,
+            *flat, vocab_size, chunk=self.loss_chunk, z_loss=self.z_loss, fuse=self.fuse_loss
         )
 
 

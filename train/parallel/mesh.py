@@ -49,7 +49,7 @@ from pretok.base.errors import PretokError, UsageError
 from pretok.base.lock import hold
 from train.config import TrainConfig, parse_checkpointing
 from train.model.sizes import ModelConfig
-from train.model.transformer import Decoder
+from train.model.transformer import Decoder, Head
 from train.parallel.devices import Device
 from train.parallel.ending import cause, linger
 
@@ -241,7 +241,7 @@ def _split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
     if model.lm_head is not None:  # its weight alone is used, by the loss
 
         def by_rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-            weight = cast(nn.Linear, module).weight
+            weight = cast(Head, module).weight
             sharded = distribute_tensor(weight, mesh, [Shard(0)])
             module.register_parameter("weight", nn.Parameter(sharded))
 
@@ -308,7 +308,13 @@ def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: D
     free = config.reshard and config.pipeline == 1
     for block in model.layers:
         fully_shard(block, reshard_after_forward=free, **options)
-    fully_shard(model, reshard_after_forward=False, **options)  # used at both ends of a pass
+    matrices = (model.embed_tokens, model.lm_head)
+    for matrix in () if model.config.tied else filter(None, matrices):
+        # No backward pass reads these matrices: a lookup knows its rows, and the loss its gradients beforehand.
+        fully_shard(matrix, reshard_after_forward=free, **options)
+        cast(FSDPModule, matrix).set_unshard_in_backward(False)
+    # The final norm, and a tied matrix, which is used at both ends of a pass.
+    fully_shard(model, reshard_after_forward=False, **options)
 
 
 def materialize(

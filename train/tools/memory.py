@@ -130,9 +130,10 @@ def _count_rank(
 
     own = blocks * shard_size(block) + shard_size(root)
     whole = blocks * whole_size(block) + whole_size(root)
-    # The root stays gathered; of the blocks, the one at work and the next, or all of them without resharding.
-    blocks_gathered = 2 if config.reshard and not piped else blocks
-    gathered = width * (whole_size(root) + blocks_gathered * whole_size(block))
+    # Of the blocks the one at work and the next, of embedding and output matrix the latter, or all without resharding.
+    frees = config.reshard and not piped
+    ends = root[1:] if frees and not model.tied else root
+    gathered = width * (whole_size(ends) + (2 if frees else blocks) * whole_size(block))
     # Gradients of one block in the pass's width, and the reduce-scatter's input in its own.
     reduced = 2 if config.reduce == "bf16" else 4
     gathered += (width + reduced) * whole_size(block)

@@ -136,7 +136,10 @@ class TrainConfig:
         "gradients inside a step: scattered each pass (4 N / shard bytes) or whole to the last (4 N bytes)",
         choices=("scatter", "last"),
     )
-    checkpointing: str = _option("none", "recompute activations: none, full, ops, or every-N blocks")
+    checkpointing: str = _option(
+        "none",
+        "recompute activations: none, ops, full, every-N blocks, or of a share (0.5) full and else ops",
+    )
     compile: bool = _option(False, "torch.compile of each block")
     loss_chunk: int = _option(4096, "tokens whose logits are in memory at a time")
     timeout: int = _option(900, "seconds after which a hung collective or save ends the job")
@@ -173,7 +176,7 @@ class TrainConfig:
             if choices and (value := getattr(self, item.name)) not in choices:
                 raise UsageError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
         parse_save_every(self.save_every)
-        parse_checkpointing(self.checkpointing)
+        recomputed(self.checkpointing, 0)
         parse_files(self.evaluate)
         for least, names in _LEAST.items():
             for name in names:
@@ -230,16 +233,22 @@ def parse_save_every(text: str) -> tuple[str, float]:
     return kind, value * scale
 
 
-def parse_checkpointing(text: str) -> tuple[str, int]:
-    """'none' | 'full' | 'ops' | 'every-N' -> (kind, N); full is every block."""
-    if text in ("none", "ops"):
-        return text, 0
-    if text == "full":
-        return "every", 1
-    head, _, number = text.partition("every-")
+def recomputed(checkpointing: str, block: int) -> str:
+    """What of a block, by its number from 0, is computed again: 'none', 'ops' (all but products) or 'full'."""
+    if checkpointing in ("none", "ops", "full"):
+        return checkpointing
+    head, _, number = checkpointing.partition("every-")
     if head == "" and number.isdigit() and int(number) > 0:
-        return "every", int(number)
-    raise UsageError(f"checkpointing is {text!r}; it must be none, full, ops or every-N")
+        return "none" if block % int(number) else "full"
+    try:
+        share = float(checkpointing)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise UsageError(
+            f"checkpointing is {checkpointing!r}; it must be none, full, ops, every-N or a share of blocks (0.5)"
+        )
+    return "full" if int((block + 1) * share) > int(block * share) else "ops"
 
 
 def parse_files(text: str | None) -> dict[str, Path]:
@@ -280,7 +289,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
             return float(value)
         except ValueError:
             raise UsageError(f"{name} is {value!r}; it must be a number") from None
-    if kind is str and isinstance(value, int) and name == "save_every":
+    if kind is str and isinstance(value, int | float) and name in ("save_every", "checkpointing"):
         return str(value)
     if type(value) is not kind:
         raise UsageError(f"{name} is {value!r}; it must be of type {kind.__name__}")

@@ -20,7 +20,7 @@ from train.config import (
     add_flags,
     check_table,
     parse,
-    parse_checkpointing,
+    recomputed,
     whole_number,
 )
 from train.model.sizes import PRESETS
@@ -53,6 +53,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("keep_last = 0", "keep_last is 0; it must be at least 1"),
         ("save_every = 'soon'", "save_every is 'soon'"),
         ("checkpointing = 'every-0'", "checkpointing is 'every-0'"),
+        ("checkpointing = 1.0", "checkpointing is '1.0'; it must be .* or a share of blocks"),
         ("lr = ", "Invalid value"),
     ],
 )
@@ -145,13 +146,16 @@ def test_count_refused(text: str) -> None:
         whole_number(text)
 
 
-def test_checkpointing() -> None:
-    assert [parse_checkpointing(text) for text in ("none", "ops", "full", "every-3")] == [
-        ("none", 0),
-        ("ops", 0),
-        ("every", 1),
-        ("every", 3),
-    ]
+def test_what_of_each_block_is_recomputed() -> None:
+    def kinds(setting: str) -> str:
+        return " ".join(recomputed(setting, block) for block in range(4))
+
+    assert kinds("full") == "full full full full"
+    assert (kinds("none"), kinds("ops")) == ("none none none none", "ops ops ops ops")
+    assert kinds("every-3") == "full none none full"
+    assert kinds("0.5") == "ops full ops full"
+    assert kinds("0.25") == "ops ops ops full"
+    assert sum(recomputed("0.3", block) == "full" for block in range(1000)) == 300
 
 
 sizes = st.integers(1, 64)

@@ -25,7 +25,7 @@ STEPS = 6
 
 SPLIT: dict[str, tuple[bool, tuple[object, ...]]] = {
     "2x2": (True, ("--shard", 2)),
-    "2x2-scatter": (False, ("--shard", 2, "--accumulation", 2)),
+    "2x2-scatter": (False, ("--shard", 2, "--accumulation", 2, "--checkpointing", 0.5)),
     "2x2-last": (True, ("--shard", 2, "--micro-batch", 1, "--sync", "last")),
     "ddp": (True, ("--shard", 1)),
     "zero-2": (False, ("--shard", 4, "--no-reshard", "--checkpointing", "full", "--micro-batch", 2)),

@@ -47,7 +47,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from pretok.base.errors import PretokError, UsageError
 from pretok.base.lock import hold
-from train.config import TrainConfig, parse_checkpointing
+from train.config import TrainConfig, recomputed
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, Head
 from train.parallel.devices import Device
@@ -267,13 +267,13 @@ def _save_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) ->
 
 
 def _checkpoint_activations(model: Decoder, setting: str) -> None:
-    """Recompute every n-th block, or in every block all but matrix products and attention ('ops')."""
-    kind, every = parse_checkpointing(setting)
+    """Recompute whole blocks ('full'), or all of them but matrix products and attention ('ops')."""
     for name, block in list(model.layers.named_children()):  # numbers in the whole model, also of a part
+        kind = recomputed(setting, int(name))
         if kind == "ops":
             contexts = partial(create_selective_checkpoint_contexts, _save_products)
             setattr(model.layers, name, checkpoint_wrapper(block, context_fn=contexts))
-        elif kind == "every" and int(name) % every == 0:
+        elif kind == "full":
             setattr(model.layers, name, checkpoint_wrapper(block))
 
 

@@ -6,9 +6,10 @@ and a count of every tensor on the fullest rank, and the micro-batch that fits a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from train.config import TrainConfig, parse_checkpointing
+from train.config import TrainConfig, recomputed
 from train.model.sizes import ModelConfig
 from train.parallel.mesh import Layout
 from train.parallel.stages import passes_in_memory, split_layers, stages_per_rank
@@ -76,23 +77,19 @@ def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled:
 
 
 def _activations(
-    model: ModelConfig, config: TrainConfig, layout: Layout, blocks: int, passes: float, width: int
+    model: ModelConfig, config: TrainConfig, layout: Layout, blocks: Sequence[int], passes: float, width: int
 ) -> float:
-    """Bytes for each token of a pass: kept by `blocks` blocks in `passes` passes, and what one block makes again while
-    its backward pass runs."""
+    """Bytes for each token of a pass: kept by blocks of these numbers in `passes` passes, and what one block makes
+    again while its backward pass runs."""
     full = block_bytes_per_token(model, layout.tensor, width, config.compile)
     inputs = model.dim * width // layout.tensor
-    kind, every = parse_checkpointing(config.checkpointing)
-    again = full
-    if kind == "none":
-        kept, again = blocks * full, 0
-    elif kind == "ops":  # every product's output, the attention's log-sum and the block's input
-        kv = model.kv_heads * model.head_dim
-        split = (2 * model.dim + 2 * kv + 2 * model.hidden) * width + 4 * model.heads
-        kept = blocks * (inputs + 2 * model.dim * width + split // layout.tensor)
-    else:
-        recomputed = -(-blocks // every)
-        kept = recomputed * inputs + (blocks - recomputed) * full
+    # Of `ops` every product's output, the attention's log-sum and the block's input.
+    kv = model.kv_heads * model.head_dim
+    split = (2 * model.dim + 2 * kv + 2 * model.hidden) * width + 4 * model.heads
+    products = inputs + 2 * model.dim * width + split // layout.tensor
+    kinds = [recomputed(config.checkpointing, block) for block in blocks]
+    kept = sum({"none": full, "ops": products, "full": inputs}[kind] for kind in kinds)
+    again = full if set(kinds) - {"none"} else 0
     # Outside blocks: the embedding, the final norm's output and its gradient.
     return passes * kept + again + inputs + 2 * model.dim * width
 
@@ -120,7 +117,8 @@ def _count_rank(
     piped, parts = layout.pipeline > 1, stages_per_rank(config)
     block, root = _shapes(model, layout.tensor, first=rank == 0, last=rank == layout.pipeline - 1)
     stages = split_layers(model, layout.pipeline * parts)[rank :: layout.pipeline]
-    blocks = sum(len(stage) for stage in stages)
+    numbers = [number for stage in stages for number in stage]
+    blocks = len(numbers)
 
     def shard_size(shapes: list[tuple[int, int]]) -> int:
         return sum(-(-rows // layout.shard) * columns for rows, columns in shapes)
@@ -138,7 +136,7 @@ def _count_rank(
     reduced = 2 if config.reduce == "bf16" else 4
     gathered += (width + reduced) * whole_size(block)
     passes = passes_in_memory(config, rank, accumulation) / parts if piped else 1
-    activations = int(tokens * _activations(model, config, layout, blocks, passes, width))
+    activations = int(tokens * _activations(model, config, layout, numbers, passes, width))
     if piped:  # torch keeps a place for what each micro-batch brings from either side to a stage
         activations += tokens * 2 * parts * accumulation * model.dim * width // layout.tensor
     gradients = 0 if config.offload else 4 * own

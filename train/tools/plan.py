@@ -152,8 +152,8 @@ def _verdict(plan: dict[str, Any]) -> list[str]:
         return [f"fits: {figures}"]
     return [
         f"DOES NOT FIT: {figures}.",
-        "Lower --micro-batch, recompute with --checkpointing ops or full, or spread the parameters over more devices "
-        "with --shard.",
+        "Lower --micro-batch, recompute with --checkpointing ops, 0.5 or full, or spread the parameters over more "
+        "devices with --shard.",
         "Time and energy of a run that cannot be are not given.",
     ]
 

@@ -4,7 +4,8 @@ Enters: a model, a global batch, a machine. Leaves: choices in the order of the 
 what it loses time to. The estimate ranks choices, it foretells no speed; `train tune` measures. It adds up
 
 - matrix products at the peak times `--mfu`, which is that of a device with nothing else to do;
-- recomputation: a third more for whole blocks (their forward pass again), a twentieth for `ops` (elementwise work);
+- recomputation: a third more for whole blocks (their forward pass again), a twentieth for `ops` (elementwise work), of
+  a share of blocks the one and of the others the other;
 - the bubble of a pipeline (`train.parallel.stages`);
 - all-reduces of tensor parallelism, four a block and pass, six with whole blocks recomputed, which nothing hides;
 - gathering of parameters and scattering of gradients in each pass, and the all-reduce over replicas once a step, as far
@@ -28,8 +29,8 @@ from train.parallel.mesh import Layout, check_tensor, solve_layout
 from train.parallel.stages import bubble, check_pipeline
 from train.tools.memory import HEADROOM, count_tensors
 
-RECOMPUTE = {"none": 1.0, "ops": 1.05, "full": 4 / 3}
-"""Settings of --checkpointing, and the work of a pass with them."""
+RECOMPUTE = {"none": 0.0, "ops": 0.0, "0.25": 0.25, "0.5": 0.5, "0.75": 0.75, "full": 1.0}
+"""Settings of --checkpointing, and the share of blocks that are computed again as a whole."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
@@ -83,7 +84,8 @@ class Choice:
 
 
 def search(model: ModelConfig, config: TrainConfig, seq_len: int, machine: Machine) -> list[Choice]:
-    """The fastest choice that fits of each kind: tensor and pipeline ranks and recomputation; the fastest first.
+    """The fastest choice that fits of each kind: tensor and pipeline ranks, and nothing, operations or blocks
+    recomputed; the fastest first.
 
     What `config` says of other settings is kept; its global batch is needed.
     """
@@ -92,7 +94,8 @@ def search(model: ModelConfig, config: TrainConfig, seq_len: int, machine: Machi
         memory = count_tensors(model, layout, batch.micro_batch, batch.accumulation, seq_len, own).total
         if memory <= HEADROOM * machine.memory * 1e9:
             choice = _choice(model, own, seq_len, machine, layout, batch, memory)
-            kind = layout.tensor, layout.pipeline, own.checkpointing
+            whole = RECOMPUTE[own.checkpointing] > 0
+            kind = layout.tensor, layout.pipeline, "full" if whole else own.checkpointing
             found[kind] = min(choice, found.get(kind, choice), key=_order)
     return sorted(found.values(), key=_order)
 
@@ -157,9 +160,10 @@ def _choice(
     blocks = -(-model.layers // layout.pipeline)
     step_flops = batch.global_batch * seq_len * model.flops_per_token(seq_len) / machine.devices
     products = step_flops / machine.flops
-    work = products * RECOMPUTE[config.checkpointing]
+    again = RECOMPUTE[config.checkpointing]
+    work = products * (1 + again / 3 + (0 if config.checkpointing == "none" else (1 - again) / 20))
     share = bubble(config, passes)
-    reduces = (6 if config.checkpointing == "full" else 4) * blocks * passes
+    reduces = (4 + 2 * again) * blocks * passes
     tensor = reduces * 2 * _ring(layout.tensor) * tokens * model.dim * 2 / machine.inside
     # Gathers of the passes' width, reduce-scatters of gradients in float32, of what one tensor rank of a stage has.
     own = model.parameters / layout.tensor / layout.pipeline

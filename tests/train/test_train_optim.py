@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ import pytest
 from support import needs
 
 torch = needs("torch")
-from pretok.base.errors import PretokError
+from pretok.base.errors import PretokError, UsageError
 from tests.train_support import column, tiny_config
-from train.config import TrainConfig
+from train.config import MOST_BETA, TrainConfig
+from train.model.sizes import PRESETS
+from train.model.transformer import Decoder
+from train.parallel.mesh import Layout
 from train.run import loop
 from train.steps import step
-from train.steps.optim import WINDOW, Guard, learning_rate
+from train.steps.optim import WINDOW, Guard, build_optimizer, learning_rate
+from train.tools.memory import count_tensors
 
 settings = partial(tiny_config, save_every="3")
 
@@ -231,3 +236,65 @@ def test_no_host_synchronisation_inside_a_step(
     assert any("aten::_fused_adamw_" in names for names in found)
     # The CPU's kernel of the optimizer reads its scalars on the CPU; a GPU's reads them where they are.
     assert not [names for names in found if names & waiting and "aten::_fused_adamw_" not in names]
+
+
+def test_moments_in_bf16_are_those_of_float32_rounded() -> None:
+    """Each step from the same state: the same parameters bit for bit, and half the bytes, as the plan says."""
+    sizes = replace(PRESETS["debug"], vocab_size=128)
+    configs = [TrainConfig(moments=moments, beta2=0.98) for moments in ("fp32", "bf16")]
+    models = [Decoder(sizes) for _ in configs]
+    models[1].load_state_dict(models[0].state_dict())
+    wide, narrow = (build_optimizer(model, config) for model, config in zip(models, configs, strict=True))
+    pairs = list(zip(*(model.parameters() for model in models), strict=True))
+    for number in range(4):
+        for one, other in pairs:
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        skips = number == 2
+        wide.found_inf = narrow.found_inf = torch.tensor(float(skips))
+        wide.step()
+        narrow.step()
+        for one, other in pairs:
+            assert torch.equal(one, other)
+            for name in ("exp_avg", "exp_avg_sq"):
+                kept = narrow.state[other][name]
+                assert kept.dtype == torch.bfloat16
+                assert torch.equal(kept, wide.state[one][name].bfloat16())
+                wide.state[one][name].copy_(kept)
+            assert narrow.state[other]["step"] == wide.state[one]["step"] == number + (number < 2)
+    for optimizer, config in ((wide, configs[0]), (narrow, configs[1])):
+        moments = [
+            value for state in optimizer.state.values() for name, value in state.items() if name != "step"
+        ]
+        counted = count_tensors(sizes, Layout(1, 1, 1), 1, 1, 16, config)
+        assert sum(value.nbytes for value in moments) == counted.optimizer
+
+
+def test_moments_in_bf16_need_betas_that_still_move_them() -> None:
+    """A second moment of noise that falls to a hundredth: found with the largest beta2, never reached beyond."""
+
+    def second_moment(beta2: float) -> float:
+        generator = torch.Generator().manual_seed(0)
+        moment = torch.ones(5000, dtype=torch.bfloat16)
+        for _ in range(3000):
+            square = torch.randn(5000, generator=generator).square() / 100
+            moment = (beta2 * moment.float() + (1 - beta2) * square).bfloat16()
+        return moment.float().mean().item() * 100
+
+    assert second_moment(MOST_BETA) == pytest.approx(1, rel=0.02)
+    assert second_moment(0.998) > 20  # a moment in float32 is at 1.3 by then
+    TrainConfig(moments="bf16", beta2=MOST_BETA)
+    for name in ("beta1", "beta2"):
+        with pytest.raises(UsageError, match=f"moments = bf16 needs {name} of 0.98 at most, and it is 0.99"):
+            TrainConfig(moments="bf16", **{name: 0.99})
+
+
+def test_moments_change_their_width_between_two_starts_of_a_run(shards: Path, tmp_path: Path) -> None:
+    run = partial(settings, shards, tmp_path, schedule="constant", lr=0.01, warmup=1)
+    for steps, moments in ((3, "fp32"), (6, "bf16"), (9, "fp32")):
+        loop.train(run(steps=steps, moments=moments, out=str(tmp_path / "changed")))
+    loop.train(run(steps=9))
+    plain, changed = (column(tmp_path / name, "loss") for name in ("run", "changed"))
+    assert changed[:4] == plain[:4]
+    assert changed[4:] != plain[4:]
+    assert changed == pytest.approx(plain, rel=1e-3)

@@ -36,7 +36,19 @@ SPLIT: dict[str, tuple[bool, tuple[object, ...]]] = {
     ),
 }
 """Of runs on four ranks whether the embedding is the output matrix, and what is their own."""
-OTHER = ("--precision", "bf16", "--offload", "--micro-batch", 2, "--checkpointing", "ops", "--shard", 2)
+OTHER = (
+    "--precision",
+    "bf16",
+    "--moments",
+    "bf16",
+    "--offload",
+    "--micro-batch",
+    2,
+    "--checkpointing",
+    "ops",
+    "--shard",
+    2,
+)
 
 
 @pytest.fixture(scope="module")

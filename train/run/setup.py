@@ -37,11 +37,13 @@ from train.parallel.mesh import (
 from train.parallel.pipeline import Pipeline, take_part
 from train.parallel.stages import bubble, check_pipeline, split_layers, stages_per_rank
 from train.run.phases import Leg, Phase, open_phases
-from train.steps.optim import Guard, NormGroups, build_optimizer, set_hyper_parameters
+from train.steps.optim import set_hyper_parameters
 from train.steps.step import Trainee
 
-OPTIMIZER_BYTES = 12
-"""Bytes of a checkpoint per parameter: the weight and two moments in float32."""
+
+def checkpoint_bytes(config: TrainConfig, model: ModelConfig) -> int:
+    """Bytes of a checkpoint: the weights in float32 and their moments."""
+    return (4 + config.state_bytes) * model.parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +96,13 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     else:
         value = partial(initial_tensor, plan.model, config.seed, truncated=config.init == "truncated")
     materialize(model, place, value)
-    optimizer = build_optimizer(model, config)
-    if source is not None and not exported:
-        load_weights(model, optimizer if config.init_moments else None, source, plan.model, report)
     phase = plan.phases[0]
-    return Trainee(
-        model=model,
-        parameters=list(model.parameters()),
-        optimizer=optimizer,
-        guard=Guard.fresh(place),
-        mesh=mesh,
-        groups=NormGroups.of(mesh),
-        batch=phase.batch,
-        config=config,
-        device=device.device,
-        eod_id=phase.view.eod_id,
-        seq_len=phase.view.seq_len,
-    )
+    data = phase.view.eod_id, phase.view.seq_len
+    trainee = Trainee.fresh(model, mesh, phase.batch, config, device.device, *data)
+    if source is not None and not exported:
+        moments = trainee.optimizer if config.init_moments else None
+        load_weights(model, moments, source, plan.model, report)
+    return trainee
 
 
 def _build_model(plan: Plan, mesh: DeviceMesh, device: Device) -> Decoder | Pipeline:

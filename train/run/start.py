@@ -26,7 +26,7 @@ from train.run.goodput import Goodput, GoodputFile, Restart
 from train.run.metrics import MetricsLog
 from train.run.phases import Leg, Phase, check_resume, plan_legs
 from train.run.report import Reporter
-from train.run.setup import OPTIMIZER_BYTES, Plan, build_trainee, describe, enter_phase
+from train.run.setup import Plan, build_trainee, checkpoint_bytes, describe, enter_phase
 from train.run.stragglers import Stragglers
 from train.steps.data import Feed
 from train.steps.evaluate import ValidationSource, validation_sources
@@ -85,7 +85,7 @@ def start_run(
     trainee = build_trainee(plan, device, report)
     checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
     if config.save_every != "never":
-        checkpoints.check_space(OPTIMIZER_BYTES * plan.model.parameters)
+        checkpoints.check_space(checkpoint_bytes(plan.config, plan.model))
     meta = checkpoints.load_newest(
         trainee.state(), lambda found: check_resume(plan.phases, found, config.out)
     )

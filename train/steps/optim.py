@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
 from train.config import TrainConfig
 
@@ -23,6 +24,35 @@ WINDOW = 128
 """Steps whose gradient norm and loss are looked back upon; none is judged before there are so many."""
 LEAST_RISE = 0.1
 """Nats per token: a loss that lies less above the mean is no spike, however alike the losses before it were."""
+
+
+class NarrowAdamW(torch.optim.AdamW):
+    """Fused AdamW that keeps its moments in bf16 and computes in float32; they are rounded to the nearest.
+
+    torch's kernels take moments as wide as the parameters (the one for GPUs others too, in its newer versions), so
+    those of one parameter at a time are widened for it. found_inf: 1.0 leaves everything as it is.
+    """
+
+    found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, _closure: Any = None) -> None:  # type: ignore[override]
+        """One step of all parameters that have gradients."""
+        for group in self.param_groups:
+            names = ("lr", "weight_decay", "eps", "amsgrad", "maximize", "fused")
+            fixed: dict[str, Any] = {name: group[name] for name in names}
+            fixed["beta1"], fixed["beta2"] = group["betas"]
+            fixed["found_inf"] = self.found_inf
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                kept = local_tensors([state["exp_avg"], state["exp_avg_sq"]])
+                first, second = (moment.float() for moment in kept)
+                own, gradient = local_tensors([parameter, parameter.grad])
+                adamw([own], [gradient], [first], [second], [], [state["step"]], **fixed)
+                for moment, value in zip(kept, (first, second), strict=True):
+                    moment.copy_(value)
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
@@ -36,16 +66,18 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         decays = parameter.ndim > 1 and (config.decay_embeddings or "embed_tokens" not in name)
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         groups.setdefault((decays, mesh), []).append(parameter)
-    optimizer = torch.optim.AdamW(
+    narrow = config.moments == "bf16"
+    optimizer = (NarrowAdamW if narrow else torch.optim.AdamW)(
         [{"params": parameters, "decays": decays} for (decays, _), parameters in groups.items()], fused=True
     )
     set_hyper_parameters(optimizer, config)
     # Made now and not at the first step, so that a checkpoint can be loaded into it.
+    dtype = torch.bfloat16 if narrow else None
     for parameter in model.parameters():
         optimizer.state[parameter] = {
             "step": torch.zeros((), device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
+            "exp_avg": torch.zeros_like(parameter, dtype=dtype),
+            "exp_avg_sq": torch.zeros_like(parameter, dtype=dtype),
         }
     return optimizer
 

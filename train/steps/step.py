@@ -24,7 +24,7 @@ from train.model.transformer import Decoder, document_ids
 from train.parallel.batch import Batch
 from train.parallel.mesh import gradient_sync
 from train.parallel.pipeline import Pipeline
-from train.steps.optim import Guard, NormGroups, update
+from train.steps.optim import Guard, NormGroups, build_optimizer, update
 
 
 @dataclass
@@ -42,6 +42,23 @@ class Trainee:
     device: torch.device
     eod_id: int
     seq_len: int
+
+    @classmethod
+    def fresh(
+        cls,
+        model: Decoder | Pipeline,
+        mesh: DeviceMesh,
+        batch: Batch,
+        config: TrainConfig,
+        device: torch.device,
+        eod_id: int,
+        seq_len: int,
+    ) -> Trainee:
+        """Before the first step: an optimizer without moments, a guard that has seen nothing."""
+        parameters, optimizer = list(model.parameters()), build_optimizer(model, config)
+        guard = Guard.fresh(torch.device("cpu") if config.offload else device)
+        groups = NormGroups.of(mesh)
+        return cls(model, parameters, optimizer, guard, mesh, groups, batch, config, device, eod_id, seq_len)
 
     def documents(self, inputs: Tensor) -> Tensor | None:
         """Document ids of (n, L) inputs when attention is to stay inside documents."""

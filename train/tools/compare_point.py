@@ -38,7 +38,7 @@ from train.parallel.devices import Device, deterministic, find_device
 from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, process_group, reshard
 from train.run.failures import explain
 from train.steps.evaluate import bits_per_byte
-from train.steps.optim import Guard, NormGroups, build_optimizer, learning_rate
+from train.steps.optim import learning_rate
 from train.steps.step import Trainee, train_step
 
 TIMEOUT = 900
@@ -172,19 +172,8 @@ def _build(spec: PointSpec, device: Device) -> Trainee:
     parallelize(model, mesh, config, device)
     initial = partial(initial_tensor, spec.sizes, spec.seed, truncated=config.init == "truncated")
     materialize(model, device.device, initial)
-    return Trainee(
-        model=model,
-        parameters=list(model.parameters()),
-        optimizer=build_optimizer(model, config),
-        guard=Guard.fresh(device.device),
-        mesh=mesh,
-        groups=NormGroups.of(mesh),
-        batch=spec.batch,
-        config=config,
-        device=device.device,
-        eod_id=spec.eod_id,
-        seq_len=spec.sizes.seq_len,
-    )
+    data = spec.eod_id, spec.sizes.seq_len
+    return Trainee.fresh(model, mesh, spec.batch, config, device.device, *data)
 
 
 def _learn(trainee: Trainee, spec: PointSpec, tokens: npt.NDArray[Any]) -> tuple[float, int]:

@@ -22,7 +22,7 @@ from train.parallel.batch import solve_batch
 from train.parallel.devices import peak_of
 from train.parallel.mesh import check_tensor, solve_layout
 from train.parallel.stages import bubble, check_pipeline
-from train.run.setup import OPTIMIZER_BYTES
+from train.run.setup import checkpoint_bytes
 from train.tools.memory import HEADROOM, count_tensors, largest_micro_batch, rule_of_thumb
 from train.tools.search import Machine, search
 
@@ -66,7 +66,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         step_seconds = per_step * model.flops_per_token(seq_len) / (space.mfu * peak * ranks)
     hours = step_seconds * steps / 3600 if step_seconds is not None and steps is not None else None
     energy = hours * space.nodes * space.node_kw * space.pue if hours is not None and space.node_kw else None
-    checkpoint = OPTIMIZER_BYTES * model.parameters
+    checkpoint = checkpoint_bytes(config, model)
     return {
         "parameters": model.parameters,
         "layout": asdict(layout),

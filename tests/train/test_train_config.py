@@ -208,8 +208,6 @@ def test_layout() -> None:
         check_tensor(TrainConfig(tensor=16), PRESETS["1b"], 4096)
     with pytest.raises(UsageError, match=r"--tensor 8 does not divide seq_len \(4100\)"):
         check_tensor(TrainConfig(tensor=8), PRESETS["1b"], 4100)
-    with pytest.raises(UsageError, match="--compile does not go with --tensor"):
-        check_tensor(TrainConfig(tensor=2, compile=True), PRESETS["1b"], 4096)
 
 
 def test_trainer_needs_torch_numpy_safetensors_and_xxhash_alone() -> None:

@@ -208,6 +208,9 @@ def test_layout() -> None:
         check_tensor(TrainConfig(tensor=16), PRESETS["1b"], 4096)
     with pytest.raises(UsageError, match=r"--tensor 8 does not divide seq_len \(4100\)"):
         check_tensor(TrainConfig(tensor=8), PRESETS["1b"], 4100)
+    check_tensor(TrainConfig(tensor=2, compile=True, checkpointing="ops"), PRESETS["1b"], 4096)
+    with pytest.raises(UsageError, match=r"does not go with --checkpointing 0\.5, only with ops or none"):
+        check_tensor(TrainConfig(tensor=2, compile=True, checkpointing="0.5"), PRESETS["1b"], 4096)
 
 
 def test_trainer_needs_torch_numpy_safetensors_and_xxhash_alone() -> None:

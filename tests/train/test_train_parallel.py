@@ -131,7 +131,7 @@ def test_four_processes_equal_one(runs: Path, name: str) -> None:
 
 def test_compiled_blocks_that_are_split_equal_one_process(shards: Path, runs: Path, tmp_path: Path) -> None:
     """What enters the first of them has arrived: torch loses a part of the gradient of what is still on its way."""
-    own = ("--tensor", 2, "--compile", "--steps", 3)
+    own = ("--tensor", 2, "--compile", "--checkpointing", "ops", "--steps", 3)
     run_jobs([(2, arguments(shards, tmp_path, "run", False, *own))], tmp_path, before=_trace_alone)
     for name, exact in (("loss", 1e-5), ("grad_norm", 1e-4)):
         alone = column(runs / "alone-untied", name)

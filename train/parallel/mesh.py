@@ -192,8 +192,14 @@ def data_rank(mesh: DeviceMesh) -> int:
 
 
 def check_tensor(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
-    """UsageError unless heads, feed-forward, vocabulary and sequences can be divided among the tensor ranks."""
+    """UsageError unless heads, feed-forward, vocabulary and sequences can be divided among the tensor ranks, and
+    no compiled block is recomputed as a whole: torch 2.13 then ends in an AssertionError about what it has saved."""
     ranks = config.tensor
+    whole = any(recomputed(config.checkpointing, block) == "full" for block in range(model.layers))
+    if ranks > 1 and config.compile and whole:
+        raise UsageError(
+            f"--compile with --tensor does not go with --checkpointing {config.checkpointing}, only with ops or none"
+        )
     sizes = {"kv_heads": model.kv_heads, "hidden": model.hidden, "rows of the vocabulary": model.padded_vocab}
     for name, size in {**sizes, "seq_len": seq_len}.items():
         if size % ranks:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from pretok.base.stop import SIGNALS
 from pretok.stream import View
-from pretok.stream.loader import PositionSampler, identity_of
+from pretok.stream.loader import Narrow, PositionSampler, identity_of
 from train.config import TrainConfig
 from train.model.loss import IGNORE
 from train.parallel.batch import Batch
@@ -49,8 +49,14 @@ class _Fetch:
         return tokens, batch_checksum(positions, tokens)
 
 
-def _to_torch(fetched: tuple[_Tokens, int]) -> tuple[Tensor, int]:
-    return torch.from_numpy(fetched[0]), fetched[1]
+class _Collate:
+    """The tokens as a tensor beside their checksum; out of a loader process they go in the dtype of the shards."""
+
+    def __init__(self, view: View) -> None:
+        self._narrow = Narrow(torch.from_numpy, view.dtype)
+
+    def __call__(self, fetched: tuple[_Tokens, int]) -> tuple[Tensor, int]:
+        return self._narrow(fetched[0]), fetched[1]
 
 
 def _ignore_signals(_worker: int) -> None:
@@ -93,7 +99,7 @@ class Feed:
         self._loader = loader(
             _Fetch(view),
             batch_sampler=sampler,
-            collate_fn=_to_torch,
+            collate_fn=_Collate(view),
             num_workers=config.workers,
             pin_memory=device.type == "cuda",
             worker_init_fn=_ignore_signals,

@@ -35,7 +35,7 @@ def batch_checksum(positions: list[int], tokens: _Tokens) -> int:
     return sum(zlib.crc32(row.tobytes(), zlib.crc32(position.tobytes())) for position, row in rows)
 
 
-class _Fetch:
+class Fetch:
     """Dataset whose one call reads a micro-batch: (n, seq_len + 1) int32 ids and their checksum."""
 
     def __init__(self, view: View) -> None:
@@ -49,7 +49,7 @@ class _Fetch:
         return tokens, batch_checksum(positions, tokens)
 
 
-class _Collate:
+class Collate:
     """The tokens as a tensor beside their checksum; out of a loader process they go in the dtype of the shards."""
 
     def __init__(self, view: View) -> None:
@@ -97,9 +97,9 @@ class Feed:
         options: dict[str, Any] = {"prefetch_factor": config.prefetch} if config.workers else {}
         loader: Any = DataLoader  # its annotations know no dataset that reads whole batches
         self._loader = loader(
-            _Fetch(view),
+            Fetch(view),
             batch_sampler=sampler,
-            collate_fn=_Collate(view),
+            collate_fn=Collate(view),
             num_workers=config.workers,
             pin_memory=device.type == "cuda",
             worker_init_fn=_ignore_signals,

@@ -15,15 +15,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cold import measure_cold
 from benchmarks.end_to_end import measure_end_to_end
+from benchmarks.engine import measure_ray
 from benchmarks.house import main as measure_house
 from benchmarks.inputs import Inputs, prepare
+from benchmarks.loader import measure_loader
 from benchmarks.measure import save
 from benchmarks.new_text import measure_new_text
 from benchmarks.parts import measure_parts
 from benchmarks.peers import measure_peers
 from benchmarks.report import write_report
-from benchmarks.scaling import measure_balance, measure_memory, measure_ray, measure_scaling
+from benchmarks.scaling import measure_balance, measure_memory, measure_scaling
 
 SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "parts": measure_parts,
@@ -33,7 +36,9 @@ SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "memory": lambda inputs, runs: measure_memory(inputs),
     "scaling": measure_scaling,
     "balance": lambda inputs, runs: measure_balance(inputs),
-    "ray": lambda inputs, runs: measure_ray(),
+    "ray": lambda inputs, runs: measure_ray(runs),
+    "loader": measure_loader,
+    "cold": measure_cold,
 }
 
 

@@ -45,9 +45,7 @@ def write_shards(folder: Path, shards: int, tokens: int) -> Path:
     for number in range(shards):
         name = f"random/random-{number:05d}.bin"
         values.tofile(folder / name)
-        entries.append(
-            ShardEntry(name, "random", "train", each, each // 1000, 2 * each, 4 * each, "", "")
-        )
+        entries.append(ShardEntry(name, "random", "train", each, each // 1000, 2 * each, 4 * each, "", ""))
     write_manifest(folder, bare_contents(50_000, entries))
     os.sync()
     return folder
@@ -131,6 +129,9 @@ def measure_cold(inputs: Inputs, runs: int) -> dict[str, Any]:
     for shards in SHARDS:
         with tempfile.TemporaryDirectory(dir=inputs.folder) as name:
             folder = write_shards(Path(name) / "shards", shards, TOKENS)
-            values = {**medians([fresh(run_cold, folder) for _ in range(runs)]), **fresh(run_all_of_it, folder)}
+            values = {
+                **medians([fresh(run_cold, folder) for _ in range(runs)]),
+                **fresh(run_all_of_it, folder),
+            }
         found |= {f"{shards:,} shards: {key}": value for key, value in values.items()}
     return found

@@ -103,7 +103,9 @@ def measure_ray(runs: int) -> dict[str, Any]:
     """By depth of the queue; and on simulated nodes, where there is memory for them."""
     found: dict[str, Any] = {}
     for name, depth in DEPTHS.items():
-        done = medians([fresh(_empty_tasks, depth, depth + EMPTY_TASKS) for _ in range(runs if depth < 10_000 else 1)])
+        done = medians(
+            [fresh(_empty_tasks, depth, depth + EMPTY_TASKS) for _ in range(runs if depth < 10_000 else 1)]
+        )
         if depth == min(DEPTHS.values()):
             found["empty_tasks_per_second"] = done["rate"]
         found[f"tasks in flight for {name}: empty tasks a second"] = done["rate"]

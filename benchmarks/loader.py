@@ -45,7 +45,11 @@ def run_loaders(folder: Path) -> dict[str, float]:
         "in the trainer's process": (view, torch.from_numpy, 0),
         "one process, shared memory": (view, torch.from_numpy, 1),
         "one process, narrow": (view, Narrow(torch.from_numpy, view.dtype), 1),
-        "feed of one process, shared memory": (Fetch(view), lambda got: (torch.from_numpy(got[0]), got[1]), 1),
+        "feed of one process, shared memory": (
+            Fetch(view),
+            lambda got: (torch.from_numpy(got[0]), got[1]),
+            1,
+        ),
         "feed of one process, narrow": (Fetch(view), Collate(view), 1),
     }
     found = {}

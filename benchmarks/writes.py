@@ -1,7 +1,8 @@
 """What one `pretok tokenize` asks of a file system: how much a write holds, and how often it waits for the disk.
 
 Enters: the corpus. Leaves: of one process under strace(1), by the kind of file: calls of write, KiB in each; calls that
-make, rename and remove, and how often a shard with what belongs to it waits for the disk. The speed of that run says nothing.
+make, rename and remove, and how often a shard with what belongs to it waits for the disk. The
+speed of that run says nothing.
 """
 
 from __future__ import annotations

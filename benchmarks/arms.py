@@ -1,12 +1,12 @@
-"""A plain vocabulary against one with superwords, by bits per byte at equal compute (`train compare`).
+"""Vocabularies against each other by bits per byte at equal compute (`train compare`): superwords, pattern, size.
 
     python -m benchmarks.arms CORPUS WORK     # builds the arms in WORK and runs them, or goes on
     python -m benchmarks.arms --read          # the tables of the points in benchmarks/arms.parquet
 
 CORPUS holds the files named in INPUTS, JSON Lines with `text`. The vocabularies are scaled down with the models, so
-that the output matrix does not do nearly all of the work; a fifth of the entries are superwords, as of 40k + 10k. Seeds
-0 to 2 are one set and 3 to 5 another. Shape, batch and learning rate are those at which the plain vocabulary learned
-most of what was tried, with seeds 4 and 9. The points that are kept took one core of an AMD EPYC.
+that the output matrix does not do nearly all of the work; a fifth of the entries are superwords, as of 40k + 10k, or a
+tenth, as of 45k + 5k. Seeds 0 to 2 are one set and 3 to 5 another. Shape, batch and learning rate are those at which
+the plain vocabulary learned most of what was tried, with seeds 4 and 9. Every point took one core.
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ WEIGHTS = "it=0.9,en=0.1"
 ARMS = {
     "plain-4k": ("--vocab-size", "4000"),
     "super-4k": ("--vocab-size", "4000", "--superwords", "800"),
+    "few-super-4k": ("--vocab-size", "4000", "--superwords", "400"),
+    "apostrophe-4k": ("--vocab-size", "4000", "--pattern", "cl100k-apostrophe"),
+    "plain-2k": ("--vocab-size", "2000"),
+    "plain-8k": ("--vocab-size", "8000"),
 }
-"""Names, and flags of `build-vocab`."""
+"""Names, and flags of `build-vocab`; the first is what the others are compared with."""
+RUNS = (("7.5e11,1.5e12,4.5e12", ("plain-4k", "super-4k")), ("1.5e12", tuple(ARMS)))
+"""FLOPs, and the arms that are trained for them."""
 MODEL = """\
 dim = 64
 layers = 2
@@ -41,22 +47,21 @@ tied = false
 """
 SETTINGS = "beta2 = 0.99\n"
 FLAGS = (
-    *("--compute", "7.5e11,1.5e12", "--seeds", "6", "--weights", WEIGHTS, "--val-bytes", "300k"),
+    *("--seeds", "6", "--weights", WEIGHTS, "--val-bytes", "300k"),
     *("--lr", "2.5e-3", "--global-batch", "4", "--threads", "1"),
 )
 POINTS = Path(__file__).with_suffix(".parquet")
 SETS = {"seeds 0 to 2": range(3), "seeds 3 to 5": range(3, 6), "all seeds": range(6)}
 
 
-def build(corpus: Path, work: Path) -> list[str]:
-    """Vocabulary and shards of both arms; the flags that name them."""
+def build(corpus: Path, work: Path) -> None:
+    """Vocabulary and shards of all arms."""
     inputs = [
         f"{source}={corpus / source / name}.jsonl.zst" for source, names in INPUTS.items() for name in names
     ]
     for arm, flags in ARMS.items():
         pretok("build-vocab", *inputs, "--out", str(work / arm), "--weights", WEIGHTS, *flags)
         pretok("tokenize", *inputs, "--out", str(work / arm), "--val-fraction", "0.01")
-    return [f"--arm={arm}={work / arm}" for arm in ARMS]
 
 
 def pretok(*arguments: str) -> None:
@@ -70,9 +75,12 @@ def run(corpus: Path, work: Path) -> list[Point]:
     (work / "tiny64.toml").write_text(MODEL)
     (work / "settings.toml").write_text(SETTINGS)
     files = ["--model", str(work / "tiny64.toml"), "--config", str(work / "settings.toml")]
-    arms, out = build(corpus, work), work / "result"
-    command = [sys.executable, "-m", "train", "compare", *arms, *FLAGS, *files, "--out", str(out)]
-    subprocess.run(command, check=True)
+    build(corpus, work)
+    out = work / "result"
+    for compute, names in RUNS:
+        arms = [f"--arm={name}={work / name}" for name in names]
+        command = [sys.executable, "-m", "train", "compare", *arms, "--compute", compute, *FLAGS, *files]
+        subprocess.run([*command, "--out", str(out)], check=True)
     points = read_points(out / "points.parquet")
     write_points(points, work / POINTS.name)
     return points

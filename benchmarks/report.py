@@ -145,6 +145,17 @@ def markdown(results: dict[str, Any]) -> str:
         speeds = {name: speed for name, speed in results["new_text"].items() if name != "load_average"}
         lines += ["", "| encode on one core, every document once, then all again | MB/s |", "|---|---:|"]
         lines += [f"| {name} | {speed:.0f} |" for name, speed in speeds.items()]
+    if "versus" in results:
+        rows = results["versus"]["seconds"].items()
+        lines += [
+            "",
+            f"| in turns | at {results['versus']['commit']} | now | times as fast |",
+            "|---|---:|---:|---:|",
+        ]
+        lines += [
+            f"| {name} | {both['before']:.3g} | {both['now']:.3g} | {both['before'] / both['now']:.2f} |"
+            for name, both in rows
+        ]
     if "scaling" in results:
         lines += [
             "",

@@ -31,6 +31,9 @@ _NEWLINES = np.uint64(0x0A * 0x0101010101010101)
 _SEVEN_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
 _TO_0XCC = np.uint64((0x80 - 0x4C) * 0x0101010101010101)
 """Added to the low seven bits of each byte, carries into the eighth from 0x4C on; 0xCC is 0x80 + 0x4C."""
+_FROM_A = np.uint64((0x80 - 0x61) * 0x0101010101010101)
+_AFTER_Z = np.uint64((0x80 - 0x7B) * 0x0101010101010101)
+"""Added to seven bits, carry into the eighth from a on, and from what follows z on."""
 
 
 def _loader(bits: int) -> Any:
@@ -129,3 +132,10 @@ def newlines(word: Any) -> Any:
 def from_0xcc(word: Any) -> Any:
     """Mask of the bytes of 0xCC or more: the lead bytes of U+0300 and above. All its bits are right."""
     return ((word & _SEVEN_BITS) + _TO_0XCC) & word & _HIGH
+
+
+@njit(_U64(_U64), inline=True)
+def but_ascii_letters(word: Any) -> Any:
+    """Mask of the bytes that are no ASCII letter. All its bits are right."""
+    small = (word | _SPACES) & _SEVEN_BITS  # a space is the bit that tells small letters from capitals
+    return (~(small + _FROM_A) | (small + _AFTER_Z) | word) & _HIGH

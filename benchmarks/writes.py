@@ -1,13 +1,12 @@
 """What one `pretok tokenize` asks of a file system: how much a write holds, and how often it waits for the disk.
 
 Enters: the corpus. Leaves: of one process under strace(1), by the kind of file: calls of write, KiB in each; calls that
-make, rename and remove, and how often a shard with what belongs to it waits for the disk. The
-speed of that run says nothing.
+make, rename and remove, and how often a shard with what belongs to it waits for the disk. The speed
+of that run says nothing.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -36,7 +35,6 @@ def measure_writes(inputs: Inputs, runs: int) -> dict[str, Any]:  # noqa: ARG001
     subprocess.run(
         [*command, *pretok, "--out", str(out), "--workers", "0"],
         check=True,
-        env=os.environ,
         stdout=subprocess.DEVNULL,
     )
     found = count_calls(trace.read_text(encoding="utf-8", errors="replace").splitlines(), out.resolve())

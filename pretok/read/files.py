@@ -390,7 +390,8 @@ def read_bytes(path: str, compression: str, start: int = 0, stop: int | None = N
 
 
 def _in_order(file: IO[bytes], start: int, stop: int | None, size: int) -> Iterator[bytes]:
-    at = file.seek(start)
+    file.seek(start)
+    at = start
     while stop is None or at < stop:
         data = file.read(size if stop is None else min(size, stop - at))
         if not data:

@@ -1,6 +1,7 @@
 """Counts -> merges -> a vocabulary, with superwords if asked for, and a report of what it costs.
 
 pairs.py          pairs of tokens and where they occur, for bpe
+first_pairs.py    words -> the pairs that merging begins with
 bpe.py            counts -> merges
 chains.py         documents -> chains of tokens -> merges of superwords
 chain_task.py     a partition -> a file of chains

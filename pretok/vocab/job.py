@@ -52,7 +52,7 @@ REPORT_FILE = "report.json"
 STATE = ".state"
 OTHER_SIZES = (32_000, 64_000)
 """Sizes the report compares with, trained from the same counts."""
-MERGING_BYTES = 33
+MERGING_BYTES = 18
 """Memory for each byte of the distinct words while they are merged, see docs/scaling.md."""
 
 

@@ -12,6 +12,9 @@ changes pairs of four kinds, each known by one other token: (x, a), (b, x), (x, 
 by that token what is gone and what is new, so that the table of pairs is asked once for each pair, not for each
 occurrence; and what a merge costs is what it changes.
 
+A pair that is too rare to be merged ever is left out of the table, with its places: see `bpe`. Only where a merge gives
+a token that there is already, further occurrences of such a pair can be made: the text is searched for them.
+
 Memory: 8 bytes for each token and each word, 8 for each count, 4 to 10 for each occurrence of a pair, and 48 to 96 for
 each distinct pair that occurs.
 """
@@ -23,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from pretok.kernels.compile import I64, njit
+from pretok.kernels.compile import njit
 from pretok.kernels.eight_bytes import prefetch_i32, prefetch_i64
 
 BOUNDARY = -1
@@ -32,8 +35,10 @@ FREE = -1
 """Key of a row of the pair table that is not in use."""
 PAIR = 4
 """Integers in a row of the pair table."""
-KEY, COUNT, _START, _SIZE = range(PAIR)
+KEY, COUNT, START, SIZE = range(PAIR)
 """Places in a row: both ids; how often the pair occurs in the text; which of the places are its own."""
+ROWS, PLACES, LEAST = range(3)
+"""Places in Pairs.used."""
 _GONE, _NEW = 0, 3
 """The two kinds of changes of a merge: pairs with its own left or right token that cease to occur, and pairs with the
 product that begin to. Also, before all rows of the changes, where the number of such slots is."""
@@ -46,9 +51,9 @@ noted; and, in the k-th row, the k-th slot with a change of the kind."""
 _AHEAD = 8
 """How many occurrences ahead of the one that is joined the cells are loaded."""
 
-_POINTER32 = types.CPointer(types.int32)
-_POINTER = types.CPointer(types.int64)
-_I32 = types.int32[::1]
+POINTER32 = types.CPointer(types.int32)
+POINTER = types.CPointer(types.int64)
+I32 = types.int32[::1]
 TABLE = types.int64[::1]
 
 
@@ -77,20 +82,20 @@ class Pairs(NamedTuple):
     places: Any
     """int32: a run of cells for each pair, where its left token began when the run was noted."""
     used: Any
-    """int64[2], how many rows and places are in use."""
+    """int64[3], how many rows and places are in use, and how often a pair must occur not to be left out."""
 
 
-TEXT = types.NamedTuple((types.int64, _POINTER32, _POINTER32, _POINTER, _POINTER, types.int64), Text)
-PAIRS = types.NamedTuple((TABLE, _I32, types.int64[::1]), Pairs)
+TEXT = types.NamedTuple((types.int64, POINTER32, POINTER32, POINTER, POINTER, types.int64), Text)
+PAIRS = types.NamedTuple((TABLE, I32, types.int64[::1]), Pairs)
 
 
-@njit(TEXT(types.int64, _POINTER32, _POINTER32, _POINTER, _POINTER, types.int64))
+@njit(TEXT(types.int64, POINTER32, POINTER32, POINTER, POINTER, types.int64))
 def text_of(cells: Any, symbols: Any, words: Any, counts: Any, weights: Any, limit: Any) -> Any:
     """A Text of arrays, which must outlive it."""
     return Text(cells, symbols, words, counts, weights, limit)
 
 
-@njit(types.int64(_POINTER, types.int64, types.int64), inline=True)
+@njit(types.int64(POINTER, types.int64, types.int64), inline=True)
 def find(table: Any, size: Any, key: Any) -> Any:
     """Where in a table of `size` integers the row of a pair begins, or the free row where it belongs."""
     mask = size - 1
@@ -102,7 +107,7 @@ def find(table: Any, size: Any, key: Any) -> Any:
 
 
 @njit(TABLE(types.int64))
-def _new_table(rows: Any) -> Any:
+def new_table(rows: Any) -> Any:
     """A table of at least `rows` rows, all free."""
     capacity = 1024
     while capacity < rows:
@@ -120,37 +125,37 @@ def is_short(table_size: Any, rows: Any) -> Any:
 
 @njit(PAIRS(PAIRS, types.int64))
 def renew(pairs: Any, reserve: Any) -> Any:
-    """The pairs that still occur, in a table with room for `reserve` more."""
-    table = pairs.table
-    used = np.count_nonzero(table[COUNT::PAIR] > 0)
-    renewed = _new_table(2 * (used + reserve))
+    """The pairs that still occur often enough, in a table with room for `reserve` more."""
+    table, least = pairs.table, max(1, pairs.used[LEAST])
+    used = np.count_nonzero(table[COUNT::PAIR] >= least)
+    renewed = new_table(2 * (used + reserve))
     for row in range(0, len(table), PAIR):
-        if table[row + COUNT] > 0:
+        if table[row + COUNT] >= least:
             to = find(renewed.ctypes, len(renewed), table[row + KEY])
             for field in range(PAIR):
                 renewed[to + field] = table[row + field]
-    pairs.used[0] = used
+    pairs.used[ROWS] = used
     return Pairs(renewed, pairs.places, pairs.used)
 
 
-@njit(types.int64(_POINTER, types.int64, _POINTER, types.int64), inline=True)
-def _row_of(table: Any, size: Any, used: Any, key: Any) -> Any:
+@njit(types.int64(POINTER, types.int64, POINTER, types.int64), inline=True)
+def row_of(table: Any, size: Any, used: Any, key: Any) -> Any:
     """The row of a pair, taken if it has none. The table is not short."""
     row = find(table, size, key)
     if table[row + KEY] == FREE:
         table[row + KEY] = key
-        used[0] += 1
+        used[ROWS] += 1
     return row
 
 
-@njit(types.int64(_POINTER32, types.int64), inline=True)
+@njit(types.int64(POINTER32, types.int64), inline=True)
 def _after(symbols: Any, p: Any) -> Any:
     """The cell after the token that begins at p."""
     covered = symbols[p + 1]
     return p - covered if covered < BOUNDARY else p + 1
 
 
-@njit(types.int64(_POINTER32, types.int64), inline=True)
+@njit(types.int64(POINTER32, types.int64), inline=True)
 def _before(symbols: Any, p: Any) -> Any:
     """The cell where the token before p begins, or the boundary before p."""
     covered = symbols[p - 1]
@@ -158,12 +163,12 @@ def _before(symbols: Any, p: Any) -> Any:
 
 
 @njit(types.boolean(TEXT, types.int64, types.int64), inline=True)
-def _joinable(text: Any, a: Any, b: Any) -> Any:
+def joinable(text: Any, a: Any, b: Any) -> Any:
     """Whether the symbols of two neighbours are tokens, and light enough to be merged."""
     return a >= 0 and b >= 0 and text.weights[a] + text.weights[b] <= text.limit
 
 
-@njit(types.void(_POINTER, types.int64, types.int64, types.int64), inline=True)
+@njit(types.void(POINTER, types.int64, types.int64, types.int64), inline=True)
 def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
     """Note a change of a kind at one cell, `count` times in the text."""
     at = _CHANGE * slot + kind
@@ -174,7 +179,7 @@ def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
     changes[at + _SUM] += count
 
 
-@njit(types.int64(TEXT, types.int64, types.int64, _POINTER, _POINTER32, types.int64), inline=True)
+@njit(types.int64(TEXT, types.int64, types.int64, POINTER, POINTER32, types.int64), inline=True)
 def _join(text: Any, p: Any, product: Any, changes: Any, made: Any, n: Any) -> Any:
     """Join the token at cell p and the next one; appends slot and cell of the new pairs to the `n` in `made`."""
     symbols = text.symbols
@@ -182,25 +187,25 @@ def _join(text: Any, p: Any, product: Any, changes: Any, made: Any, n: Any) -> A
     start, end = _before(symbols, p), _after(symbols, q)
     a, b, left, right = symbols[p], symbols[q], symbols[start], symbols[end]
     count = text.counts[text.words[p]]
-    if _joinable(text, left, a):
+    if joinable(text, left, a):
         _note(changes, _GONE, 2 * left, count)
-    if _joinable(text, b, right):
+    if joinable(text, b, right):
         _note(changes, _GONE, 2 * right + 1, count)
     symbols[p] = product
     symbols[q] = symbols[p + 1] = symbols[end - 1] = p - end
-    if _joinable(text, left, product):
+    if joinable(text, left, product):
         slot = 2 * left + (left == product)  # (product, product) has two slots; this is the one
         _note(changes, _NEW, slot, count)
         made[2 * n], made[2 * n + 1] = slot, start
         n += 1
-    if _joinable(text, product, right):
+    if joinable(text, product, right):
         _note(changes, _NEW, 2 * right + 1, count)
         made[2 * n], made[2 * n + 1] = 2 * right + 1, p
         n += 1
     return n
 
 
-@njit(types.int64(TEXT, types.int64, types.int64, _POINTER32, types.int64, types.int64, _POINTER, _POINTER32))
+@njit(types.int64(TEXT, types.int64, types.int64, POINTER32, types.int64, types.int64, POINTER, POINTER32))
 def _join_all(
     text: Any, key: Any, product: Any, places: Any, start: Any, stop: Any, changes: Any, made: Any
 ) -> Any:
@@ -234,24 +239,27 @@ def _join_all(
 @njit(PAIRS(TEXT, PAIRS, types.int64))
 def _tidy(text: Any, pairs: Any, reserve: Any) -> Any:
     """The pairs with the places alone where they still occur, and room for `reserve` more."""
-    symbols, table, old = text.symbols, pairs.table, pairs.places
-    size = 0
-    for row in range(0, len(table), PAIR):
-        if table[row + COUNT] <= 0:
-            table[row + _SIZE] = 0
-        size += table[row + _SIZE]
-    places = np.empty(size + size // 2 + reserve, np.int32)
+    symbols, table, places, least = text.symbols, pairs.table, pairs.places, max(1, pairs.used[LEAST])
+    rows = PAIR * np.flatnonzero(table[SIZE::PAIR] > 0)
     used = 0
-    for row in range(0, len(table), PAIR):
+    for row in rows[
+        np.argsort(table[START::PAIR][rows // PAIR])
+    ]:  # so that none is overwritten before it is read
         a, b = table[row + KEY] >> 32, table[row + KEY] & 0xFFFFFFFF
         start = used
-        for k in range(table[row + _START], table[row + _START] + table[row + _SIZE]):
-            p = old[k]
-            if symbols[p] == a and symbols[_after(symbols, p)] == b:
-                places[used] = p
-                used += 1
-        table[row + _START], table[row + _SIZE] = start, used - start
-    pairs.used[1] = used
+        if table[row + COUNT] >= least:
+            for k in range(table[row + START], table[row + START] + table[row + SIZE]):
+                p = places[k]
+                if symbols[p] == a and symbols[_after(symbols, p)] == b:
+                    places[used] = p
+                    used += 1
+        table[row + START], table[row + SIZE] = start, used - start
+    pairs.used[PLACES] = used
+    room = used + used // 4 + reserve
+    if room > len(places):
+        grown = np.empty(room, np.int32)
+        grown[:used] = places[:used]
+        places = grown
     return Pairs(table, places, pairs.used)
 
 
@@ -264,18 +272,26 @@ def _key(slot: Any, left: Any, right: Any) -> Any:
     return (token << 32) | right
 
 
-@njit(types.int64(_POINTER, types.int64, _POINTER, _POINTER, types.int64, _POINTER))
-def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, rows: Any) -> Any:
-    """Write the row of each new pair to `rows`, one for each of the new slots; how many places they take."""
+@njit(types.int64(POINTER, types.int64, POINTER, POINTER, types.int64, types.boolean, POINTER))
+def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, anew: Any, rows: Any) -> Any:
+    """Write the row of each new pair to `rows`, one for each of the new slots, -1 for one that is left out; how many
+    places they take. `anew`: the changes are all there is of these pairs."""
     room = 0
     for k in range(changes[_NEW]):
         slot = changes[_CHANGE * k + _NEW + _SLOT]
-        rows[k] = _row_of(table, size, used, _key(slot, product, product))
-        room += changes[_CHANGE * slot + _NEW + _CELLS] + table[rows[k] + _SIZE]
+        key, change = _key(slot, product, product), _CHANGE * slot + _NEW
+        rows[k] = find(table, size, key)
+        if table[rows[k] + KEY] == FREE and changes[change + _SUM] < used[LEAST]:
+            rows[k] = -1
+            continue
+        rows[k] = row_of(table, size, used, key)
+        if anew:
+            table[rows[k] + COUNT] = table[rows[k] + SIZE] = 0
+        room += changes[change + _CELLS] + table[rows[k] + SIZE]
     return room
 
 
-@njit(types.void(_POINTER, _POINTER32, _POINTER, _POINTER, _POINTER))
+@njit(types.void(POINTER, POINTER32, POINTER, POINTER, POINTER))
 def _make_room(table: Any, places: Any, used: Any, changes: Any, rows: Any) -> Any:
     """Give each new pair its run of places.
 
@@ -283,26 +299,30 @@ def _make_room(table: Any, places: Any, used: Any, changes: Any, rows: Any) -> A
     """
     for k in range(changes[_NEW]):
         row, change = rows[k], _CHANGE * changes[_CHANGE * k + _NEW + _SLOT] + _NEW
-        at, cells = used[1], changes[change + _CELLS]
-        for i in range(table[row + _SIZE]):
-            places[at + i] = places[table[row + _START] + i]
-        table[row + _START] = at
-        changes[change + _CELLS] = at + table[row + _SIZE]
-        table[row + _SIZE] += cells
+        if row < 0:
+            changes[change + _CELLS] = -1
+            continue
+        at, cells = used[PLACES], changes[change + _CELLS]
+        for i in range(table[row + SIZE]):
+            places[at + i] = places[table[row + START] + i]
+        table[row + START] = at
+        changes[change + _CELLS] = at + table[row + SIZE]
+        table[row + SIZE] += cells
         table[row + COUNT] += changes[change + _SUM]
-        used[1] = at + table[row + _SIZE]
+        used[PLACES] = at + table[row + SIZE]
 
 
-@njit(types.void(_POINTER, types.int64, _POINTER, types.int64))
+@njit(types.void(POINTER, types.int64, POINTER, types.int64))
 def _drop_gone(table: Any, size: Any, changes: Any, key: Any) -> Any:
     """Subtract what is gone from the pairs with the left or the right token of the merge."""
     for k in range(changes[_GONE]):
         slot = changes[_CHANGE * k + _GONE + _SLOT]
         row = find(table, size, _key(slot, key & 0xFFFFFFFF, key >> 32))
-        table[row + COUNT] -= changes[_CHANGE * slot + _GONE + _SUM]
+        if table[row + KEY] != FREE:
+            table[row + COUNT] -= changes[_CHANGE * slot + _GONE + _SUM]
 
 
-@njit(types.void(_POINTER))
+@njit(types.void(POINTER))
 def _forget(changes: Any) -> Any:
     """Make them no changes again."""
     for kind in (_GONE, _NEW):
@@ -312,34 +332,67 @@ def _forget(changes: Any) -> Any:
         changes[kind] = 0
 
 
-@njit(types.void(_POINTER32, _POINTER, _POINTER32, types.int64))
+@njit(types.void(POINTER32, POINTER, POINTER32, types.int64))
 def _note_places(places: Any, changes: Any, made: Any, n: Any) -> Any:
     """Write the cells of the `n` new pairs in `made` into their runs."""
     for k in range(n):
         at = _CHANGE * made[2 * k] + _NEW + _CELLS
-        places[changes[at]] = made[2 * k + 1]
-        changes[at] += 1
+        if changes[at] >= 0:
+            places[changes[at]] = made[2 * k + 1]
+            changes[at] += 1
 
 
-@njit(types.Tuple((PAIRS, TABLE))(TEXT, PAIRS, types.int64, types.int64, TABLE))
-def merge_pair(text: Any, pairs: Any, key: Any, product: Any, changes: Any) -> Any:
-    """Join all occurrences of a pair to `product`. (pairs, rows of the pairs that are new).
+@njit(types.Tuple((I32, types.int64))(TEXT, types.int64, POINTER))
+def _pairs_with(text: Any, token: Any, changes: Any) -> Any:
+    """Note all pairs with a token as new, as if all of its occurrences had been made now. As `_join_all`."""
+    symbols = text.symbols
+    made, n = np.empty(1024, np.int32), 0
+    for p in range(1, text.cells - 1):
+        if symbols[p] != token:
+            continue
+        if 2 * n + 4 > len(made):
+            longer = np.empty(2 * len(made), np.int32)
+            longer[: 2 * n] = made[: 2 * n]
+            made = longer
+        start, count = _before(symbols, p), text.counts[text.words[p]]
+        left, right = symbols[start], symbols[_after(symbols, p)]
+        if left != token and joinable(text, left, token):  # (token, token) is noted at the first
+            _note(changes, _NEW, 2 * left, count)
+            made[2 * n], made[2 * n + 1] = 2 * left, start
+            n += 1
+        if joinable(text, token, right):
+            _note(changes, _NEW, 2 * right + 1, count)
+            made[2 * n], made[2 * n + 1] = 2 * right + 1, p
+            n += 1
+    return made, n
 
-    The table has room for two new pairs with each token there is. `changes` is `no_changes` before and after.
+
+@njit(types.Tuple((PAIRS, TABLE))(TEXT, PAIRS, types.int64, types.int64, types.boolean, TABLE))
+def merge_pair(text: Any, pairs: Any, key: Any, product: Any, known: Any, changes: Any) -> Any:
+    """Join all occurrences of a pair to `product`. (pairs, rows of the pairs that are new, -1 for those left out).
+
+    known: the product is a token that may occur elsewhere. Then pairs with it that were left out count anew with all
+    their occurrences. The table has room for two new pairs with each token there is. `changes` is `no_changes` before
+    and after.
     """
-    table, size, noted = pairs.table, len(pairs.table), changes.ctypes
+    table, size, noted, used = pairs.table, len(pairs.table), changes.ctypes, pairs.used
     row = find(table.ctypes, size, key)
-    start, stop = table[row + _START], table[row + _START] + table[row + _SIZE]
+    start, stop = table[row + START], table[row + START] + table[row + SIZE]
     made = np.empty(4 * (stop - start), np.int32)
     n = _join_all(text, key, product, pairs.places.ctypes, start, stop, noted, made.ctypes)
-    table[row + _SIZE] = 0
+    table[row + SIZE] = 0
+    anew = known and used[LEAST] > 1
+    if anew:
+        _drop_gone(table.ctypes, size, noted, key)
+        _forget(noted)
+        made, n = _pairs_with(text, product, noted)
     rows = np.empty(changes[_NEW], np.int64)
-    room = _take_rows(table.ctypes, size, pairs.used.ctypes, noted, product, rows.ctypes)
-    if pairs.used[1] + room > len(pairs.places):
+    room = _take_rows(table.ctypes, size, used.ctypes, noted, product, anew, rows.ctypes)
+    if used[PLACES] + room > len(pairs.places):
         pairs = _tidy(text, pairs, room)
-    _make_room(table.ctypes, pairs.places.ctypes, pairs.used.ctypes, noted, rows.ctypes)
+    _make_room(table.ctypes, pairs.places.ctypes, used.ctypes, noted, rows.ctypes)
     _note_places(pairs.places.ctypes, noted, made.ctypes, n)
-    _drop_gone(table.ctypes, size, noted, key)
+    _drop_gone(table.ctypes, size, noted, key)  # of new pairs too, in runs of what is merged
     _forget(noted)
     table[row + COUNT] = 0
     return pairs, rows
@@ -349,71 +402,3 @@ def merge_pair(text: Any, pairs: Any, key: Any, product: Any, changes: Any) -> A
 def no_changes(tokens: Any) -> Any:
     """Room for the changes of a merge among so many tokens."""
     return np.zeros(_SUM + 2 * tokens * _CHANGE, np.int64)
-
-
-@njit(types.UniTuple(_I32, 2)(types.Array(types.int32, 1, "C", readonly=True), I64, I64))
-def cells_of(tokens: Any, offsets: Any, counts: Any) -> Any:
-    """(symbols, words) of the words tokens[offsets[w]:offsets[w + 1]] that occur at all."""
-    size = offsets[-1] - offsets[0] + len(offsets)
-    symbols, words = np.empty(size, np.int32), np.empty(size, np.int32)
-    symbols[0] = BOUNDARY
-    p = 1
-    for w in range(len(counts)):
-        if counts[w] == 0:
-            continue
-        for i in range(offsets[w], offsets[w + 1]):
-            symbols[p], words[p] = tokens[i], w
-            p += 1
-        symbols[p] = BOUNDARY
-        p += 1
-    return symbols[:p], words[:p]
-
-
-@njit(types.int64(TEXT, types.int64), inline=True)
-def _pair_at(text: Any, p: Any) -> Any:
-    """The pair that begins at cell p of a text in which nothing is joined yet, or FREE if there is none."""
-    a, b = np.int64(text.symbols[p]), np.int64(text.symbols[p + 1])
-    return (a << 32) | b if _joinable(text, a, b) else FREE
-
-
-@njit(types.int64(TEXT, types.int64, _POINTER, types.int64, _POINTER))
-def _count_pairs(text: Any, p: Any, table: Any, size: Any, used: Any) -> Any:
-    """Count pairs from cell p on; returns the cell where the table is short, or the last."""
-    while p < text.cells - 1 and not is_short(size, used[0] + 1):
-        key = _pair_at(text, p)
-        if key != FREE:
-            row = _row_of(table, size, used, key)
-            table[row + COUNT] += text.counts[text.words[p]]
-            table[row + _SIZE] += 1
-        p += 1
-    return p
-
-
-@njit(types.void(TEXT, _POINTER, types.int64, _POINTER32))
-def _note_pairs(text: Any, table: Any, size: Any, places: Any) -> Any:
-    """Write the cell of each pair into its run."""
-    for p in range(1, text.cells - 1):
-        key = _pair_at(text, p)
-        if key != FREE:
-            row = find(table, size, key)
-            places[table[row + _START] + table[row + _SIZE]] = p
-            table[row + _SIZE] += 1
-
-
-@njit(PAIRS(TEXT))
-def pairs_of(text: Any) -> Any:
-    """The pairs of a text in which nothing is joined yet, their places in the order of the cells."""
-    pairs = Pairs(_new_table(0), np.empty(0, np.int32), np.zeros(2, np.int64))
-    p = np.int64(1)
-    while p < text.cells - 1:
-        if is_short(len(pairs.table), pairs.used[0] + 1):
-            pairs = renew(pairs, pairs.used[0])
-        p = _count_pairs(text, p, pairs.table.ctypes, len(pairs.table), pairs.used.ctypes)
-    table, used = pairs.table, pairs.used
-    for row in range(0, len(table), PAIR):
-        table[row + _START] = used[1]
-        used[1] += table[row + _SIZE]
-        table[row + _SIZE] = 0
-    places = np.empty(used[1] + used[1] // 2, np.int32)
-    _note_pairs(text, table.ctypes, len(table), places.ctypes)
-    return Pairs(table, places, used)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -190,18 +191,21 @@ def lay_out(sequences: list[tuple[list[int], int]]) -> tuple[Any, Any, Any]:
     max_new=st.integers(0, 40),
     weights=st.lists(st.integers(0, 3), min_size=5, max_size=5),
     limit=st.sampled_from([4, 9, 2**40]),
+    ease=st.sampled_from([math.inf, 0.001, 1.0, 3.0]),
 )
-@example([([4, 2, 1, 0, 0, 4, 2, 1], 1)], [b"ab", b"b", b"ba", b"aab", b"a"], 3, [0] * 5, 4)
+@example([([4, 2, 1, 0, 0, 4, 2, 1], 1)], [b"ab", b"b", b"ba", b"aab", b"a"], 3, [0] * 5, 4, math.inf)
 def test_sequences_of_tokens(
     sequences: list[tuple[list[int], int]],
     tokens: list[bytes],
     max_new: int,
     weights: list[int],
     limit: int,
+    ease: float,
 ) -> None:
-    """Tokens that spell each other, so that pairs give tokens there are and come back; counts past 32 bits."""
+    """Tokens that spell each other, so that pairs give tokens there are and come back; counts past 32 bits; pairs
+    left out too soon, which is found out, and rightly."""
     merges = merge_sequences(
-        *lay_out(sequences), tokens, max_new, weights=np.array(weights, np.int64), limit=limit
+        *lay_out(sequences), tokens, max_new, weights=np.array(weights, np.int64), limit=limit, ease=ease
     )
     expected = merge_slowly(sequences, tokens, max_new, weights, limit)
     found = (pairs(merges), merges.products.tolist(), merges.counts.tolist(), merges.tokens)
@@ -217,6 +221,28 @@ def test_equal_bytes_are_one_token() -> None:
     assert pairs(merges) == [(ab, c), (a, b)]
     assert merges.products.tolist() == [4, ab]
     assert merges.counts.tolist() == [9, 6]
+
+
+def test_a_pair_that_was_left_out_counts_anew() -> None:
+    """(xy, ab) is too rare to be kept when xy is made; then a+b gives the `ab` there is, 20 times behind an xy."""
+    a, b, x, y, ab, q, r = range(7)
+    sequences = [([q, r], 200), ([x, y], 89), ([x, y, ab], 1), ([a, b], 50), ([x, y, a, b], 20)]
+    tokens = [b"a", b"b", b"x", b"y", b"ab", b"q", b"r"]
+    merges = merge_sequences(*lay_out(sequences), tokens, 3, ease=10.0)
+    assert merges.tokens[7:] == [b"qr", b"xy", b"xyab"]
+    assert merges.counts.tolist() == [200, 110, 70, 21]
+
+
+@pytest.mark.parametrize("ease", [1.0, 0.01])
+def test_a_bad_guess_costs_time_and_no_merge(
+    ease: float, monkeypatch: pytest.MonkeyPatch, sample_texts: dict[str, list[str]]
+) -> None:
+    words = split_words(sample_texts["it"], "cl100k")
+    expected = train(words, vocab_size=1000)
+    monkeypatch.setattr(bpe, "EASE", ease)
+    merges = train(words, vocab_size=1000)
+    assert pairs(merges) == pairs(expected)
+    assert merges.counts.tolist() == expected.counts.tolist()
 
 
 def test_counts_past_32_bits() -> None:

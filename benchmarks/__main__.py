@@ -1,7 +1,8 @@
 """Command line of the tokenization benchmarks.
 
-python -m benchmarks all                # everything, about ten minutes on two cores
+python -m benchmarks all                # everything, about half an hour on two cores
 python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
+python -m benchmarks loader cold ray files remote writes  # streams, the driver, file systems; no peers needed
 python -m benchmarks report             # table and plot again from results.json
 python -m benchmarks house              # the shape of the code, in seconds and without text
 """
@@ -15,15 +16,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cold import measure_cold
 from benchmarks.end_to_end import measure_end_to_end
+from benchmarks.engine import measure_ray
+from benchmarks.files import measure_files
 from benchmarks.house import main as measure_house
 from benchmarks.inputs import Inputs, prepare
+from benchmarks.loader import measure_loader
 from benchmarks.measure import save
 from benchmarks.new_text import measure_new_text
 from benchmarks.parts import measure_parts
 from benchmarks.peers import measure_peers
+from benchmarks.remote import measure_remote
 from benchmarks.report import write_report
-from benchmarks.scaling import measure_balance, measure_memory, measure_ray, measure_scaling
+from benchmarks.scaling import measure_balance, measure_memory, measure_scaling
+from benchmarks.writes import measure_writes
 
 SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "parts": measure_parts,
@@ -33,7 +40,12 @@ SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "memory": lambda inputs, runs: measure_memory(inputs),
     "scaling": measure_scaling,
     "balance": lambda inputs, runs: measure_balance(inputs),
-    "ray": lambda inputs, runs: measure_ray(),
+    "ray": lambda inputs, runs: measure_ray(runs),
+    "loader": measure_loader,
+    "cold": measure_cold,
+    "files": measure_files,
+    "remote": measure_remote,
+    "writes": measure_writes,
 }
 
 

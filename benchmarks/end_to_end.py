@@ -22,7 +22,8 @@ from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
 
 
-def _recipe(sources: dict[str, list[str]], vocab: Path, out: Path) -> Recipe:
+def recipe_of(sources: dict[str, list[str]], vocab: Path, out: Path) -> Recipe:
+    """A recipe without any option; what lies in `out` is removed."""
     shutil.rmtree(out, ignore_errors=True)
     tables = {name: {"inputs": paths} for name, paths in sources.items()}
     return make_recipe({"out": out, "sources": tables, "vocab": {"path": vocab}}, "benchmark")
@@ -36,9 +37,9 @@ def run_job(sources: dict[str, list[str]], vocab: Path, folder: Path, workers: i
         tiny[-1].write_text(json.dumps({"text": "ciao"}) + "\n", encoding="utf-8")
     began = time.perf_counter()
     with StopFlag() as stop, Engine(workers, None, stop) as engine:
-        warm = _recipe({f"w{i}": [str(path)] for i, path in enumerate(tiny)}, vocab, folder / "warm")
+        warm = recipe_of({f"w{i}": [str(path)] for i, path in enumerate(tiny)}, vocab, folder / "warm")
         run_tokenize(warm, engine, Silent())
-        recipe = _recipe(sources, vocab, folder / "out")
+        recipe = recipe_of(sources, vocab, folder / "out")
         started = time.perf_counter()
         summary = run_tokenize(recipe, engine, Silent())
         ended = time.perf_counter()

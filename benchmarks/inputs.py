@@ -86,6 +86,7 @@ def find_corpus() -> Path:
 
 def prepare(folder: Path, vocab: Path | None) -> Inputs:
     """Make what is missing in `folder`; without `vocab`, one of 50,000 entries is trained."""
+    folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     corpus = find_corpus()
     sizes = folder / "sizes.json"

@@ -26,6 +26,32 @@ ROWS = (
 )
 OURS = "pretok"
 
+MORE = {
+    "loader": "loader processes of torch, sequences of 4,096 from memory",
+    "cold": "streams of 500 M tokens, micro-batches of 8 x 4,096",
+    "ray": "driver",
+    "files": "20,000 files of three documents, 2 workers",
+    "remote": "from a server 50 ms away, one process",
+    "writes": "calls to the file system, the corpus once",
+}
+"""Sections whose results are lines of a table as they are, and its title."""
+NOT_SHOWN = ("load_average", "empty_tasks_per_second")
+"""What stands elsewhere in the report."""
+WANTED = {
+    "one process, narrow, micro-batches of 8: M tokens/s": "at least 150",
+    "one process, narrow, micro-batches of 64: M tokens/s": "at least 150",
+    "feed of one process, narrow, micro-batches of 64: M tokens/s": "at least 150",
+    "5,000 shards: open, ms": "under 1,000",
+    "5,000 shards: peak memory, MB": "under 100",
+    "workers that keep a driver busy at that cost, tasks of 30 s (10,000 workers)": "at least 10,000",
+    "files a second": "at least 5,000",
+    "s again, with nothing to do": "under 0.6 (3 for 100,000)",
+    "11 files .jsonl.zst: remote / local": "at least 0.9",
+    "one .jsonl.zst: remote / local": "at least 0.9",
+    "one plain .jsonl: remote / local": "at least 0.9",
+    "11 files of Parquet: remote / local": "at least 0.9",
+}
+
 
 def _get(results: dict[str, Any], section: str, keys: tuple[str, ...]) -> float:
     value: Any = results[section]
@@ -141,9 +167,25 @@ def markdown(results: dict[str, Any]) -> str:
             lines.append(
                 f"| {name.replace('_', ' ')} | {numbers} | {row['idle_share']:.0%} | {row['worker_peak_mb']:.0f} |"
             )
+    for section, title in MORE.items():
+        lines += _rows(title, results.get(section, {}))
     lines += ["", "| 4 TB on 10 nodes of 112 cores | |", "|---|---:|"]
     lines += [f"| {what} | {value} |" for what, value in _model(results)]
     return "\n".join(lines) + "\n"
+
+
+def _rows(title: str, values: dict[str, Any]) -> list[str]:
+    """The results of one section, a line each; why it was left out, if it was."""
+    shown = {name: value for name, value in values.items() if name not in NOT_SHOWN}
+    if not shown:
+        return []
+    rows = [
+        f"| {name} | {f'{value:,.3g}' if abs(value) < 1000 else f'{value:,.0f}'} | {WANTED.get(name, '')} |"
+        if not isinstance(value, str)
+        else f"| {name} | {value} | |"
+        for name, value in shown.items()
+    ]
+    return ["", f"| {title} | measured | wanted |", "|---|---:|---|", *rows]
 
 
 def plot(results: dict[str, Any]) -> str:

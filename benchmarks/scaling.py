@@ -1,7 +1,7 @@
-"""How cost grows: memory with the size of one file, time with the corpus, idle time with uneven files, Ray with tasks.
+"""How cost grows: memory with the size of one file, time with the corpus, idle time with uneven files.
 
 Leaves: peak memory of a worker for inputs of different sizes and a 20 MB document; seconds and memory at 1, 3 and 10
-times the corpus and 1 and 2 workers; the idle share where one file holds most of the text; tasks a second.
+times the corpus and 1 and 2 workers; the idle share where one file holds most of the text.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ import pyarrow.parquet as pq
 
 from benchmarks.end_to_end import job
 from benchmarks.inputs import Inputs
-from benchmarks.measure import fresh, medians, timed
-from pretok.base.execute import Engine, Report
-from pretok.base.stop import StopFlag
+from benchmarks.measure import medians
 
 COPIES = (1, 3, 10)
-EMPTY_TASKS = 3000
 
 
 def measure_memory(inputs: Inputs) -> dict[str, Any]:
@@ -73,20 +70,3 @@ def measure_balance(inputs: Inputs) -> dict[str, Any]:
     cases = {"plain": str(inputs.plain), "zst": str(inputs.single)}
     jobs = {name: job(inputs, {"all": [path, small]}, 2) for name, path in cases.items()}
     return {name: {key: done[key] for key in ("idle_share", "mb_s")} for name, done in jobs.items()}
-
-
-def _nothing(item: int, report: Report) -> int:
-    report({})
-    return item
-
-
-def _empty_tasks(count: int) -> float:
-    with StopFlag() as stop, Engine(2, None, stop) as engine:
-        list(engine.map(_nothing, range(20)))
-        seconds, _ = timed(lambda: list(engine.map(_nothing, range(count))))
-    return count / seconds
-
-
-def measure_ray() -> dict[str, Any]:
-    """Empty tasks a second through the engine, two workers."""
-    return {"empty_tasks_per_second": fresh(_empty_tasks, EMPTY_TASKS)}

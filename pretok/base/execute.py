@@ -45,6 +45,9 @@ BYTES_PER_SECOND = 60e6
 """Text that one worker takes in, about: counting 65 MB/s, encoding 70 MB/s and more."""
 POLL_SECONDS = 1.0
 """How often a driver that waits looks whether it was told to stop."""
+TOGETHER = 256
+"""Tasks in flight for each that the driver waits for at once: looking at them takes time with their number, which a
+task of a thousand workers would pay for all others."""
 NO_INDEX = -1
 REPORT_SECONDS = 1.0
 """How often a worker sends its increments: one actor takes those of all workers of a cluster."""
@@ -177,13 +180,16 @@ class Engine:
         left = [retries] * len(items)
         running: dict[Any, int] = {}
         finished: list[Outcome[Result]] = []
+        looked = -REPORT_SECONDS
         try:
             while True:
                 self._check_stop()
                 while waiting and len(running) < ray.in_flight:
                     index, item = waiting.pop()
                     running[ray.submit(task, item)] = index
-                on_report(ray.take_reports())
+                if not running or time.monotonic() - looked >= REPORT_SECONDS:
+                    on_report(ray.take_reports())
+                    looked = time.monotonic()
                 yield from finished  # only now, when the workers have their next tasks
                 if not running:
                     return
@@ -306,9 +312,10 @@ class _Ray:
             return counts
 
     def wait(self, references: list[Any]) -> list[Any]:
-        """The references of tasks that are done, at most one, waiting POLL_SECONDS for it."""
+        """The references of tasks that are done, one in TOGETHER of them at most, waiting POLL_SECONDS for so many."""
         with self._watched():
-            done: list[Any] = self._ray.wait(references, num_returns=1, timeout=POLL_SECONDS)[0]
+            wanted = -(-len(references) // TOGETHER)
+            done: list[Any] = self._ray.wait(references, num_returns=wanted, timeout=POLL_SECONDS)[0]
             return done
 
     def get(self, reference: Any) -> tuple[Outcome[Any], Counts]:

@@ -2,6 +2,7 @@
 
 paths.py            paths, globs and URLs -> the paths they stand for
 files.py            input files: list, recognise, open, decompress, notice changes
+servers.py          a file on a server -> its bytes, several requests under way at once
 zstd_frames.py      zstd data -> slices whose text is bounded
 hub.py              datasets on a hub, streamed
 sample/__init__.py  the text shipped with the package

@@ -23,6 +23,7 @@ import xxhash
 
 from pretok.base.errors import UsageError
 from pretok.read.paths import HUB, expand, is_dataset, is_glob, is_remote
+from pretok.read.servers import blocks_ahead, size_on_server
 from pretok.read.zstd_frames import FrameWalk
 
 IDENTITY_BYTES = 1 << 16
@@ -374,20 +375,32 @@ def read_bytes(path: str, compression: str, start: int = 0, stop: int | None = N
     def blocks(size: int) -> Iterator[bytes]:
         try:
             with open_input(path, READ_SIZE) as file:
-                file.seek(start)
-                left = stop - start if stop is not None else None
-                while left is None or left > 0:
-                    data = file.read(size if left is None else min(size, left))
-                    if not data:
-                        if left:
-                            raise CorruptInputError(
-                                f"the file is {left} bytes shorter than when it was planned"
-                            )
-                        return
-                    if left is not None:
-                        left -= len(data)
-                    yield data
+                there = size_on_server(file) if is_remote(path) else None
+                if there is None:
+                    yield from _in_order(file, start, stop, size)
+                else:
+                    end = there if stop is None else min(stop, there)
+                    for block in blocks_ahead(file, start, end, READ_SIZE):
+                        yield from (block[at : at + size] for at in range(0, len(block), size))
+                    _check_end(end, stop)
         except OSError as error:
             raise CorruptInputError(f"reading failed: {error}") from None
 
     return decompress(blocks(COMPRESSED_STEP), compression) if compression else blocks(READ_SIZE)
+
+
+def _in_order(file: IO[bytes], start: int, stop: int | None, size: int) -> Iterator[bytes]:
+    file.seek(start)
+    at = start
+    while stop is None or at < stop:
+        data = file.read(size if stop is None else min(size, stop - at))
+        if not data:
+            break
+        at += len(data)
+        yield data
+    _check_end(at, stop)
+
+
+def _check_end(end: int, stop: int | None) -> None:
+    if stop is not None and end < stop:
+        raise CorruptInputError(f"the file is {stop - end} bytes shorter than when it was planned")

@@ -176,7 +176,8 @@ class View:
         return self._read(self._checked(positions), np.dtype(dtype))
 
     def __getitems__(self, positions: Sequence[int]) -> npt.NDArray[Any]:
-        """`batch` by the name torch's DataLoader calls; use `collate_fn=torch.from_numpy`."""
+        """`batch` by the name torch's DataLoader calls; use `collate_fn=torch.from_numpy`, or `loader.Narrow` where
+        processes read."""
         return self.batch(positions)
 
     def origin(self, position: int) -> tuple[str, int, int]:

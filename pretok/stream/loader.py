@@ -1,13 +1,14 @@
 """Who reads what: positions of a stream -> the micro-batches of one rank; tokens -> their document boundaries.
 
 Enters: the length of a stream, the batch sizes and the rank. Leaves: `PositionSampler`, a `batch_sampler` for torch's
-DataLoader or torchdata's StatefulDataLoader, whose state is one position; `document_boundaries` for attention inside
-documents. numpy and the standard library only.
+DataLoader or torchdata's StatefulDataLoader, whose state is one position; `Narrow`, its `collate_fn`, which lets
+tokens leave loader processes in 2 bytes each; `document_boundaries` for attention inside documents. numpy and the
+standard library only.
 
     view = pretok.stream.open("shards", "mix.json")
     sampler = PositionSampler(len(view), global_batch=512, micro_batch=8, rank=rank, world_size=world_size,
                               identity=identity_of(view))
-    loader = DataLoader(view, batch_sampler=sampler, collate_fn=torch.from_numpy, num_workers=2)
+    loader = DataLoader(view, batch_sampler=sampler, collate_fn=Narrow(torch.from_numpy, view.dtype), num_workers=2)
 
 Global batch g is the positions [g * global_batch, (g + 1) * global_batch) counted from `position`; rank r takes the
 r-th of world_size equal contiguous parts and cuts it into micro-batches in order. Which sequences make an optimizer
@@ -16,7 +17,8 @@ step therefore does not depend on ranks, micro-batch, accumulation or workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,6 +136,46 @@ class PositionSampler:
             "world_size": self.world_size,
             "rank": self.rank,
         }
+
+
+class Narrow:
+    """A `collate_fn`: token ids as they were read, (n, seq_len + 1) of any integer dtype -> make(ids), a tensor.
+
+    Out of a loader process they go as `dtype`, that of the shards, through the pipe, and are widened to what they were
+    where they arrive. A tensor would go by a file in shared memory of its own, made, mapped and faulted in on both
+    sides for every batch: a multiple of the time of reading it. make: `torch.from_numpy`, or another top-level function
+    of an array that may be written to.
+    """
+
+    def __init__(self, make: Callable[[npt.NDArray[Any]], Any], dtype: npt.DTypeLike) -> None:
+        self.make = make
+        self.dtype = np.dtype(dtype)
+
+    def __call__(self, ids: npt.NDArray[Any]) -> Any:
+        """make(ids); in a loader process what becomes that in the process it is sent to."""
+        # Whoever has a loader has torch loaded; this package does without.
+        data: Any = sys.modules.get("torch.utils.data")
+        if data is None or data.get_worker_info() is None:
+            return self.make(ids)
+        return _Sent(self.make, ids.astype(self.dtype, copy=False), ids.dtype)
+
+
+class _Sent:
+    """Pickled, it is bytes; unpickled, what `make` makes of them."""
+
+    def __init__(
+        self, make: Callable[[npt.NDArray[Any]], Any], ids: npt.NDArray[Any], dtype: np.dtype[Any]
+    ) -> None:
+        self.make, self.ids, self.dtype = make, ids, dtype
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _arrive, (self.make, self.ids.tobytes(), self.ids.dtype.str, self.ids.shape, self.dtype.str)
+
+
+def _arrive(
+    make: Callable[[npt.NDArray[Any]], Any], raw: bytes, sent: str, shape: tuple[int, ...], dtype: str
+) -> Any:
+    return make(np.frombuffer(raw, sent).reshape(shape).astype(dtype))
 
 
 class Boundaries(NamedTuple):

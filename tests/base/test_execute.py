@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,17 @@ def test_a_dead_worker_is_replaced(ray_address, tmp_path):
         assert [o.result for o in engine.map(die_once, [tmp_path / "a"])] == ["a"]
         (variables,) = [o.result for o in engine.map(environment, [0])]
     assert variables == WORKER_ENVIRONMENT
+
+
+def test_many_in_flight_are_waited_for_together(ray_address, monkeypatch):
+    """One in so many of them at once, down to the last ones, whose reports come too."""
+    monkeypatch.setattr(engine_module, "TOGETHER", 8)
+    counts: Counter[str] = Counter()
+    with StopFlag() as stop, Engine(None, ray_address, stop) as engine:
+        engine._started().in_flight = 40
+        outcomes = list(engine.map(square, range(60), counts.update))
+    assert sorted((outcome.index, outcome.result) for outcome in outcomes) == [(n, n * n) for n in range(60)]
+    assert counts["items"] == 60
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

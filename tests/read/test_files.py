@@ -10,9 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zstandard
 from hypothesis import given
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from pretok.base.errors import UsageError
 from pretok.read.files import CorruptInputError, decompress, list_inputs, read_bytes, stamp, what_changed
 from pretok.read.paths import expand
+from pretok.read.servers import REQUESTS
 from pretok.read.zstd_frames import BLOCKS, FrameWalk
 
 LINES = b"".join(b'{"text":"riga %d"}\n' % i for i in range(5000))
@@ -418,3 +421,66 @@ def test_a_server_is_asked_for_little_more_than_is_read(tmp_path):
     assert sum(map(len, read_bytes(found.path, ""))) == found.size
     assert sum(asked) == found.size
     assert len(asked) <= found.size // (4 << 20) + 1
+
+
+@pytest.mark.parametrize("compression", ["", "zstd"])
+def test_several_requests_to_a_server_are_under_way_at_once(tmp_path, compression):
+    """In their order, each byte once, as far as asked for; given up early, and told of where one fails."""
+    import fsspec
+    from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+    asked, under_way, most, breaks = [], set(), 0, False
+
+    class File(AbstractBufferedFile):
+        def _fetch_range(self, start, end):
+            nonlocal most
+            if breaks and start:
+                raise OSError("no route to host")
+            asked.append(end - start)
+            under_way.add(start)
+            most = max(most, len(under_way))
+            time.sleep(0.05)
+            under_way.remove(start)
+            return Path(self.path).read_bytes()[start:end]
+
+    class Server(AbstractFileSystem):
+        protocol = "farther"
+        async_impl = True
+
+        def info(self, path, **_):
+            name = self._strip_protocol(path)
+            return {"name": name, "size": Path(name).stat().st_size, "type": "file", "ETag": "1"}
+
+        def _open(self, path, mode="rb", block_size="default", **options):
+            return File(self, self._strip_protocol(path), mode, block_size, **options)
+
+    fsspec.register_implementation("farther", Server, clobber=True)
+    text = np.random.default_rng(0).bytes(30_000_000)
+    path = tmp_path / "a"
+    path.write_bytes(zstandard.compress(text) if compression else text)
+    url, size = f"farther://{path}", path.stat().st_size
+    assert b"".join(read_bytes(url, compression)) == text
+    assert sum(asked) == size
+    assert 2 <= most <= REQUESTS
+    if not compression:
+        assert b"".join(read_bytes(url, "", 5, 20_000_000)) == text[5:20_000_000]
+        *_, error = some_bytes(read_bytes(url, "", 29_000_000, size + 7))
+        assert "7 bytes shorter" in str(error)
+    asked.clear()
+    first = read_bytes(url, compression)
+    next(first)
+    first.close()
+    assert len(asked) <= 2 * REQUESTS
+    breaks = True
+    *_, error = some_bytes(read_bytes(url, compression))
+    assert "no route to host" in str(error)
+
+
+def some_bytes(blocks):
+    """What can be read, and the error that ends it."""
+    found = []
+    try:
+        found.extend(blocks)
+    except CorruptInputError as error:
+        return [*found, error]
+    raise AssertionError("no error")

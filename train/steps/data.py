@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from pretok.base.stop import SIGNALS
 from pretok.stream import View
-from pretok.stream.loader import PositionSampler, identity_of
+from pretok.stream.loader import Narrow, PositionSampler, identity_of
 from train.config import TrainConfig
 from train.model.loss import IGNORE
 from train.parallel.batch import Batch
@@ -35,7 +35,7 @@ def batch_checksum(positions: list[int], tokens: _Tokens) -> int:
     return sum(zlib.crc32(row.tobytes(), zlib.crc32(position.tobytes())) for position, row in rows)
 
 
-class _Fetch:
+class Fetch:
     """Dataset whose one call reads a micro-batch: (n, seq_len + 1) int32 ids and their checksum."""
 
     def __init__(self, view: View) -> None:
@@ -49,8 +49,14 @@ class _Fetch:
         return tokens, batch_checksum(positions, tokens)
 
 
-def _to_torch(fetched: tuple[_Tokens, int]) -> tuple[Tensor, int]:
-    return torch.from_numpy(fetched[0]), fetched[1]
+class Collate:
+    """The tokens as a tensor beside their checksum; out of a loader process they go in the dtype of the shards."""
+
+    def __init__(self, view: View) -> None:
+        self._narrow = Narrow(torch.from_numpy, view.dtype)
+
+    def __call__(self, fetched: tuple[_Tokens, int]) -> tuple[Tensor, int]:
+        return self._narrow(fetched[0]), fetched[1]
 
 
 def _ignore_signals(_worker: int) -> None:
@@ -91,9 +97,9 @@ class Feed:
         options: dict[str, Any] = {"prefetch_factor": config.prefetch} if config.workers else {}
         loader: Any = DataLoader  # its annotations know no dataset that reads whole batches
         self._loader = loader(
-            _Fetch(view),
+            Fetch(view),
             batch_sampler=sampler,
-            collate_fn=_to_torch,
+            collate_fn=Collate(view),
             num_workers=config.workers,
             pin_memory=device.type == "cuda",
             worker_init_fn=_ignore_signals,

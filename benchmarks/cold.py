@@ -1,0 +1,137 @@
+"""What a stream costs when nothing of it is in memory: the page cache evicted, thousands of shards, little memory.
+
+Enters: random tokens in 8 large shards, and as many in 5,000 small ones. Leaves: how long a rank takes to open them and
+to its first batch, how long a batch of 8 shuffled sequences of 4,096 takes at the median and at the 99th percentile,
+from the disk and again from memory; how much the disk gave for it (beyond 1: read for nothing); and the memory of a
+process that may hold no more than ROOM beside the page cache while it reads everything once.
+
+Pages are evicted by posix_fadvise(2), DONTNEED, after a sync; entries of folders and inodes stay in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.inputs import Inputs
+from benchmarks.measure import fresh, medians
+
+SEQ_LEN = 4096
+TOKENS = 500_000_000
+SHARDS = (8, 5000)
+MICRO_BATCH = 8
+BATCHES = 1000
+ROOM = 160 << 20
+"""Bytes of memory of its own for a process that reads everything; the interpreter and NumPy take a quarter of them."""
+
+
+def write_shards(folder: Path, shards: int, tokens: int) -> Path:
+    """So many shards of one source with `tokens` tokens in all; returns `folder`. They are on the disk then."""
+    from benchmarks.train_shards import bare_contents
+    from pretok.shards.contents import ShardEntry
+    from pretok.shards.manifest import write_manifest
+
+    each = tokens // shards
+    values = np.random.default_rng(0).integers(1, 50_000, each, dtype=np.uint16)
+    (folder / "random").mkdir(parents=True)
+    entries = []
+    for number in range(shards):
+        name = f"random/random-{number:05d}.bin"
+        values.tofile(folder / name)
+        entries.append(ShardEntry(name, "random", "train", each, each // 1000, 2 * each, 4 * each, "", ""))
+    write_manifest(folder, bare_contents(50_000, entries))
+    os.sync()
+    return folder
+
+
+def evict(paths: Iterable[Path]) -> None:
+    """Drop the pages of files from memory, as far as they are on the disk."""
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+def _from_disk() -> int:
+    """Bytes that the disk gave this process so far (proc(5), io)."""
+    text = Path("/proc/self/io").read_text(encoding="ascii")
+    return int(text.partition("\nread_bytes:")[2].split()[0])
+
+
+def run_cold(folder: Path) -> dict[str, float]:
+    """What the first thousand batches of a rank cost, from evicted files and then again."""
+    from pretok.base.execute import peak_bytes
+
+    evict(path for path in folder.rglob("*") if path.is_file())
+    began = time.perf_counter()
+    import pretok.stream
+
+    imported = time.perf_counter()
+    view = pretok.stream.open(folder, seq_len=SEQ_LEN)
+    opened = time.perf_counter()
+    view.batch(range(MICRO_BATCH))
+    first = time.perf_counter()
+    before = _from_disk()
+    cold = _seconds(view)
+    read = _from_disk() - before
+    hot = _seconds(view)
+    return {
+        "open, ms": 1e3 * (opened - imported),
+        "first batch, ms": 1e3 * (first - opened),
+        "batch from the disk, median, ms": 1e3 * float(np.percentile(cold, 50)),
+        "batch from the disk, 99th percentile, ms": 1e3 * float(np.percentile(cold, 99)),
+        "batch from memory, median, ms": 1e3 * float(np.percentile(hot, 50)),
+        "batch from memory, 99th percentile, ms": 1e3 * float(np.percentile(hot, 99)),
+        "bytes from the disk per byte of tokens": read / (BATCHES * MICRO_BATCH * 2 * (SEQ_LEN + 1)),
+        "import, ms": 1e3 * (imported - began),
+        "peak memory, MB": peak_bytes() / 1e6,
+    }
+
+
+def _seconds(view: Any) -> list[float]:
+    """Of each of BATCHES batches after the first."""
+    found = []
+    for number in range(1, BATCHES + 1):
+        began = time.perf_counter()
+        view.batch(range(number * MICRO_BATCH, (number + 1) * MICRO_BATCH), view.dtype)
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def run_all_of_it(folder: Path) -> dict[str, float]:
+    """M tokens a second of one pass over evicted files in ROOM of memory (RLIMIT_DATA), and the most it held."""
+    import pretok.stream
+    from pretok.base.execute import peak_bytes
+
+    evict(path for path in folder.rglob("*") if path.is_file())
+    resource.setrlimit(resource.RLIMIT_DATA, (ROOM, ROOM))
+    view = pretok.stream.open(folder, seq_len=SEQ_LEN)
+    began = time.perf_counter()
+    for start in range(0, len(view) - MICRO_BATCH, MICRO_BATCH):
+        view.batch(range(start, start + MICRO_BATCH), view.dtype)
+    took = time.perf_counter() - began
+    return {
+        "all of it once, M tokens/s": len(view) * SEQ_LEN / 1e6 / took,
+        "all of it once, peak memory, MB": peak_bytes() / 1e6,
+    }
+
+
+def measure_cold(inputs: Inputs, runs: int) -> dict[str, Any]:
+    """Both folders, medians; the pass over everything once each."""
+    found: dict[str, float] = {}
+    for shards in SHARDS:
+        with tempfile.TemporaryDirectory(dir=inputs.folder) as name:
+            folder = write_shards(Path(name) / "shards", shards, TOKENS)
+            values = {
+                **medians([fresh(run_cold, folder) for _ in range(runs)]),
+                **fresh(run_all_of_it, folder),
+            }
+        found |= {f"{shards:,} shards: {key}": value for key, value in values.items()}
+    return found

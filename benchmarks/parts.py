@@ -51,7 +51,7 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> dict[str, floa
             spans = whole_records(iter(blocks), b"\n", RecordFormat().max_line, BATCH_BYTES)
             while span := clock("regroup", lambda spans=spans: next(spans, None)):
                 lines = np.frombuffer(span, np.uint8)
-                data, offsets, _, _ = clock(
+                data, offsets, *_ = clock(
                     "parse", lambda lines=lines: parse_lines(lines, field_bytes("text"))
                 )
                 texts = from_buffers(data, offsets)

@@ -1,7 +1,7 @@
 """How cost grows: memory with the size of one file, time with the corpus, idle time with uneven files.
 
 Leaves: peak memory of a worker for inputs of different sizes and a 20 MB document; seconds and memory at 1, 3 and 10
-times the corpus and 1 and 2 workers; the idle share where one file holds most of the text.
+times as much text and 1 and 2 workers; the idle share where one file holds most of the text.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ def measure_memory(inputs: Inputs) -> dict[str, Any]:
 
 
 def measure_scaling(inputs: Inputs, runs: int) -> dict[str, Any]:
-    """Seconds, MB/s and peak MB by copies of the corpus and workers, in turns; one worker is confined to one core."""
+    """Seconds, MB/s and peak MB by multiples of the corpus (`Inputs.grown`) and workers, in turns; one worker is
+    confined to one core."""
     curve = {}
     for copies in COPIES:
         done: dict[int, list[dict[str, float]]] = {1: [], 2: []}
         for _ in range(runs if copies < max(COPIES) else 1):  # a long run has its own median
             for workers, jobs in done.items():
-                jobs.append(job(inputs, inputs.repeated(copies), workers, cpus=workers))
+                jobs.append(job(inputs, inputs.grown(copies), workers, cpus=workers))
         for workers, jobs in done.items():
             curve[f"{copies}x_{workers}_workers"] = {
                 key: medians(jobs)[key]
@@ -60,7 +61,7 @@ def measure_scaling(inputs: Inputs, runs: int) -> dict[str, Any]:
             f"{copies}x": curve[f"{copies}x_2_workers"]["mb_s"] / curve[f"{copies}x_1_workers"]["mb_s"]
             for copies in COPIES
         },
-        "one_worker_two_cores": job(inputs, inputs.repeated(3), 1, cpus=2)["mb_s"],
+        "one_worker_two_cores": job(inputs, inputs.grown(3), 1, cpus=2)["mb_s"],
     }
 
 

@@ -87,7 +87,17 @@ link_guard() { # COMMAND NODE...: let the last node give the job's id to COMMAND
             if [ $(($(date +%s) - $(stat -c %Y "$1" || date +%s))) -gt "$2" ]; then $3 "$SLURM_JOB_ID"; fi
         done' _ "$alive" "${PRETOK_GUARD_SECONDS:-180}" "$1" >/dev/null 2>&1 &
     guards+=($!)
-    trap 'rm -f "$logs/alive-$SLURM_JOB_ID"; kill "${guards[@]}" 2>/dev/null' EXIT
+    trap link_unguard EXIT
+}
+
+link_unguard() { # end the guards with the job: an srun whose node is gone does not end when it is asked to
+    rm -f "$logs/alive-$SLURM_JOB_ID"
+    kill "${guards[@]}" 2>/dev/null || return 0
+    for _ in {1..20}; do
+        kill -0 "${guards[@]}" 2>/dev/null || return 0
+        read -rt 0.1 <> <(:) || true
+    done
+    kill -KILL "${guards[@]}" 2>/dev/null || true
 }
 
 link_preflight() { # STAGE FOLDER WANTED OPTIONS of `pretok preflight`...: check $nodes; bad ones are taken out of it

@@ -2,8 +2,8 @@
 
 Enters: a file that fsspec opened. Leaves: blocks of bytes. With one request at a time a block comes per answer of the
 server, and 50 ms are as long as a worker takes for the text of a block; with REQUESTS under way the next is there when
-the last one is used up. Only where the file system says that it works so (`async_impl`: S3, Google, Azure, HTTP):
-others, such as FTP, have one connection.
+the last one is used up. The first is asked for alone: planning wants no more than that. Only where the file system says
+that it works so (`async_impl`: S3, Google, Azure, HTTP): others, such as FTP, have one connection.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ def blocks_ahead(file: Any, start: int, stop: int, size: int) -> Iterator[bytes]
     too little."""
     with ThreadPoolExecutor(REQUESTS, thread_name_prefix="request") as pool:
         asked: deque[tuple[int, Future[bytes]]] = deque()
+        together = 1
         try:
             for at in range(start, stop, size):
                 end = min(at + size, stop)
                 # By the method that fsspec has every file of this kind define, which keeps nothing between calls; it
                 # insists that the file is the one that was opened, where the server can tell.
                 asked.append((end - at, pool.submit(file._fetch_range, at, end)))
-                if len(asked) == REQUESTS:
+                if len(asked) == together:
                     yield _answer(*asked.popleft())
+                    together = REQUESTS
             while asked:
                 yield _answer(*asked.popleft())
         finally:

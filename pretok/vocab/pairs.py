@@ -15,8 +15,8 @@ occurrence; and what a merge costs is what it changes.
 A pair that is too rare to be merged ever is left out of the table, with its places: see `bpe`. Only where a merge gives
 a token that there is already, further occurrences of such a pair can be made: the text is searched for them.
 
-Memory: 8 bytes for each token and each word, 8 for each count, 4 to 10 for each occurrence of a pair, and 48 to 96 for
-each distinct pair that occurs.
+Memory: 8 bytes for each token and each word, 8 for each count, 5 for each occurrence of a pair, and 48 to 96 for each
+distinct pair, of those that are not left out.
 """
 
 from __future__ import annotations
@@ -138,13 +138,19 @@ def renew(pairs: Any, reserve: Any) -> Any:
     return Pairs(renewed, pairs.places, pairs.used)
 
 
+@njit(types.void(POINTER, types.int64, POINTER, types.int64), inline=True)
+def _take(table: Any, row: Any, used: Any, key: Any) -> Any:
+    """Give a free row to a pair."""
+    table[row + KEY] = key
+    used[ROWS] += 1
+
+
 @njit(types.int64(POINTER, types.int64, POINTER, types.int64), inline=True)
 def row_of(table: Any, size: Any, used: Any, key: Any) -> Any:
     """The row of a pair, taken if it has none. The table is not short."""
     row = find(table, size, key)
     if table[row + KEY] == FREE:
-        table[row + KEY] = key
-        used[ROWS] += 1
+        _take(table, row, used, key)
     return row
 
 
@@ -280,14 +286,17 @@ def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, ane
     for k in range(changes[_NEW]):
         slot = changes[_CHANGE * k + _NEW + _SLOT]
         key, change = _key(slot, product, product), _CHANGE * slot + _NEW
-        rows[k] = find(table, size, key)
-        if table[rows[k] + KEY] == FREE and changes[change + _SUM] < used[LEAST]:
+        row = find(table, size, key)
+        if table[row + KEY] != FREE:
+            if anew:
+                table[row + COUNT] = table[row + SIZE] = 0
+        elif changes[change + _SUM] >= used[LEAST]:
+            _take(table, row, used, key)
+        else:
             rows[k] = -1
             continue
-        rows[k] = row_of(table, size, used, key)
-        if anew:
-            table[rows[k] + COUNT] = table[rows[k] + SIZE] = 0
-        room += changes[change + _CELLS] + table[rows[k] + SIZE]
+        rows[k] = row
+        room += changes[change + _CELLS] + table[row + SIZE]
     return room
 
 

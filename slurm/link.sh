@@ -76,8 +76,8 @@ link_guard() { # COMMAND NODE...: let the last node give the job's id to COMMAND
     # GPUs is better ended than requeued: of its --no-kill Slurm (22.05) makes a job without them.
     [ "$#" -gt 2 ] || return 0
     local alive=$logs/alive-$SLURM_JOB_ID
+    link_unguard # before a restart there is another
     touch "$alive"
-    kill "${guards[@]}" 2>/dev/null || true # before a restart there is another
     # read: a sleep that is no process, and so never outlives the job.
     (while [ -e "$alive" ]; do read -rt 10 <> <(:) || touch -c "$alive"; done) &
     guards=($!)
@@ -90,7 +90,7 @@ link_guard() { # COMMAND NODE...: let the last node give the job's id to COMMAND
     trap link_unguard EXIT
 }
 
-link_unguard() { # end the guards with the job: an srun whose node is gone does not end when it is asked to
+link_unguard() { # end the guards: an srun whose node is gone does not end when it is asked to
     rm -f "$logs/alive-$SLURM_JOB_ID"
     kill "${guards[@]}" 2>/dev/null || return 0
     for _ in {1..20}; do

@@ -31,6 +31,7 @@ from benchmarks.remote import measure_remote
 from benchmarks.report import write_report
 from benchmarks.scaling import measure_balance, measure_memory, measure_scaling
 from benchmarks.writes import measure_writes
+from pretok.base.children import child_environment
 
 SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "parts": measure_parts,
@@ -65,8 +66,7 @@ def main() -> None:
         measure_house(Path(__file__).parents[1])
         return
     # The worker processes import this package too.
-    root = str(Path(__file__).parent.parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ.update(child_environment())
     sections = list(SECTIONS) if "all" in arguments.sections else arguments.sections
     with tempfile.TemporaryDirectory(prefix="pretok-benchmarks-") as temporary:
         if sections != ["report"]:

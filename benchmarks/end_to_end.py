@@ -16,7 +16,7 @@ from benchmarks.inputs import Inputs
 from benchmarks.measure import fresh, medians
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
-from pretok.base.tell import Silent
+from pretok.base.tell import SILENT
 from pretok.config import Recipe, make_recipe
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
@@ -29,19 +29,28 @@ def recipe_of(sources: dict[str, list[str]], vocab: Path, out: Path) -> Recipe:
     return make_recipe({"out": out, "sources": tables, "vocab": {"path": vocab}}, "benchmark")
 
 
+def tiny_files(folder: Path, number: int) -> list[str]:
+    """Files of one short document each."""
+    paths = [folder / f"tiny-{k}.jsonl" for k in range(number)]
+    for path in paths:
+        path.write_text(json.dumps({"text": "ciao"}) + "\n", encoding="utf-8")
+    return [str(path) for path in paths]
+
+
+def warm_up(engine: Engine, tiny: list[str], vocab: Path, folder: Path) -> None:
+    """A first job, which bears the start-up: a task for each of the files."""
+    recipe = recipe_of({f"w{k}": [path] for k, path in enumerate(tiny)}, vocab, folder / "warm")
+    run_tokenize(recipe, engine, SILENT)
+
+
 def run_job(sources: dict[str, list[str]], vocab: Path, folder: Path, workers: int) -> dict[str, float]:
     """Tokenize in this process's own Ray; MB/s of text without start-up, and what the tasks used."""
-    tiny = []
-    for worker in range(workers):
-        tiny.append(folder / f"tiny-{worker}.jsonl")
-        tiny[-1].write_text(json.dumps({"text": "ciao"}) + "\n", encoding="utf-8")
     began = time.perf_counter()
     with StopFlag() as stop, Engine(workers, None, stop) as engine:
-        warm = recipe_of({f"w{i}": [str(path)] for i, path in enumerate(tiny)}, vocab, folder / "warm")
-        run_tokenize(warm, engine, Silent())
+        warm_up(engine, tiny_files(folder, workers), vocab, folder)
         recipe = recipe_of(sources, vocab, folder / "out")
         started = time.perf_counter()
-        summary = run_tokenize(recipe, engine, Silent())
+        summary = run_tokenize(recipe, engine, SILENT)
         ended = time.perf_counter()
     totals = load_manifest(recipe.shards_dir).data["totals"]
     shutil.rmtree(folder / "out")

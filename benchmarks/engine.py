@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.measure import fresh, medians
 from pretok.base.execute import Engine, Report
 from pretok.base.joblog import JobLog
+from pretok.base.memory import free_memory
 from pretok.base.stop import StopFlag
 from pretok.base.tasks import run_tasks
 from pretok.base.tell import Silent
@@ -94,11 +95,6 @@ def _nodes() -> dict[str, float]:
         cluster.shutdown()
 
 
-def _available() -> int:
-    text = Path("/proc/meminfo").read_text(encoding="ascii")
-    return int(text.partition("MemAvailable:")[2].split()[0]) * 1024
-
-
 def measure_ray(runs: int) -> dict[str, Any]:
     """By depth of the queue; and on simulated nodes, where there is memory for them."""
     found: dict[str, Any] = {}
@@ -115,7 +111,7 @@ def measure_ray(runs: int) -> dict[str, Any]:
             PARTITION_SECONDS * 1e3 / done["cpu"]
         )
     what = f"{NODES} nodes of {CPUS} CPUs, tasks of {SHORT_SECONDS} s"
-    if _available() < NODES * NODE_BYTES:
+    if free_memory() < NODES * NODE_BYTES:
         found["skipped"] = f"{what}: less than {NODES * NODE_BYTES / 1e9:.0f} GB of memory are free"
         return found
     done = fresh(_nodes, quiet=True)

@@ -8,12 +8,12 @@ of the manifest that names every file.
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.end_to_end import recipe_of, tiny_files, warm_up
 from benchmarks.inputs import Inputs
 from benchmarks.measure import fresh, medians
 
@@ -34,19 +34,14 @@ def write_files(slices: list[Path], folder: Path, files: int) -> None:
 
 def run_files(folder: Path, vocab: Path, out: Path, workers: int) -> dict[str, float]:
     """Tokenize all files of `folder`, then the same again."""
-    from benchmarks.end_to_end import recipe_of
     from pretok.base.execute import Engine
     from pretok.base.stop import StopFlag
     from pretok.base.tell import SILENT
     from pretok.shards.job import run_tokenize
     from pretok.shards.manifest import FILE_NAME, load_manifest
 
-    tiny = [out.parent / f"tiny-{worker}.jsonl" for worker in range(max(1, workers))]
-    for path in tiny:
-        path.write_text(json.dumps({"text": "ciao"}) + "\n", encoding="utf-8")
     with StopFlag() as stop, Engine(workers, None, stop) as engine:
-        warm = recipe_of({path.stem: [str(path)] for path in tiny}, vocab, out.with_name("warm"))
-        run_tokenize(warm, engine, SILENT)
+        warm_up(engine, tiny_files(out.parent, workers), vocab, out.parent)
         recipe = recipe_of({"files": [str(folder / "*" / "*.jsonl")]}, vocab, out)
         seconds, cpu = [], []
         for _ in range(2):

@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from benchmarks.end_to_end import recipe_of, tiny_files, warm_up
 from benchmarks.inputs import Inputs
 from benchmarks.measure import fresh, medians
 
@@ -124,7 +125,6 @@ def requests_so_far(endpoint: str) -> int:
 def run_once(sources: dict[str, list[str]], tiny: str, vocab: Path, folder: Path) -> dict[str, float]:
     """Tokenize in this process: MB of text a second, and a second of CPU time. A first job with the file `tiny`, in the
     same place, bears the start-up: imports, the tokenizer, the connection."""
-    from benchmarks.end_to_end import recipe_of
     from pretok.base.execute import Engine
     from pretok.base.stop import StopFlag
     from pretok.base.tell import SILENT
@@ -132,7 +132,7 @@ def run_once(sources: dict[str, list[str]], tiny: str, vocab: Path, folder: Path
     from pretok.shards.manifest import load_manifest
 
     with StopFlag() as stop, Engine(0, None, stop) as engine:
-        run_tokenize(recipe_of({"tiny": [tiny]}, vocab, folder / "warm"), engine, SILENT)
+        warm_up(engine, [tiny], vocab, folder)
         recipe = recipe_of(sources, vocab, folder / "out")
         began, used = time.perf_counter(), time.process_time()
         run_tokenize(recipe, engine, SILENT)
@@ -154,9 +154,8 @@ def measure_remote(inputs: Inputs, runs: int) -> dict[str, Any]:
     }
     bucket = inputs.folder / "bucket"
     shutil.rmtree(bucket, ignore_errors=True)
-    tiny = inputs.folder / "tiny.jsonl"
-    tiny.write_text(json.dumps({"text": "ciao"}) + "\n", encoding="utf-8")
-    far_tiny = _linked(str(tiny), bucket / "tiny")
+    (tiny,) = tiny_files(inputs.folder, 1)
+    far_tiny = _linked(tiny, bucket / "tiny")
     found: dict[str, Any] = {}
     with server(bucket) as endpoint:
         env = {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}
@@ -168,7 +167,7 @@ def measure_remote(inputs: Inputs, runs: int) -> dict[str, Any]:
             done: dict[str, list[dict[str, float]]] = {"local": [], "remote": []}
             requests = 0
             for _ in range(runs):
-                done["local"].append(fresh(run_once, sources, str(tiny), inputs.vocab, inputs.folder))
+                done["local"].append(fresh(run_once, sources, tiny, inputs.vocab, inputs.folder))
                 before = requests_so_far(endpoint)
                 done["remote"].append(fresh(run_once, far, far_tiny, inputs.vocab, inputs.folder, env=env))
                 requests = requests_so_far(endpoint) - before - 1

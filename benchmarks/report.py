@@ -179,13 +179,15 @@ def _rows(title: str, values: dict[str, Any]) -> list[str]:
     shown = {name: value for name, value in values.items() if name not in NOT_SHOWN}
     if not shown:
         return []
-    rows = [
-        f"| {name} | {f'{value:,.3g}' if abs(value) < 1000 else f'{value:,.0f}'} | {WANTED.get(name, '')} |"
-        if not isinstance(value, str)
-        else f"| {name} | {value} | |"
-        for name, value in shown.items()
-    ]
+    rows = [f"| {name} | {_shown(value)} | {WANTED.get(name, '')} |" for name, value in shown.items()]
     return ["", f"| {title} | measured | wanted |", "|---|---:|---|", *rows]
+
+
+def _shown(value: float | str) -> str:
+    """Three digits, or all before the point; words as they are."""
+    if isinstance(value, str):
+        return value
+    return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def plot(results: dict[str, Any]) -> str:

@@ -22,12 +22,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.files import DOCUMENTS, FILES, write_files
 from benchmarks.inputs import Inputs, prepare
 from benchmarks.measure import save
 from benchmarks.report import write_report
-
-FILES, DOCUMENTS = 20_000, 3
-"""Small files, and documents of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +43,11 @@ def cases(inputs: Inputs, superwords: Path, folder: Path) -> list[Case]:
     corpus = tuple(f"{name}={inputs.corpus / name}/*.jsonl.zst" for name in inputs.zst)
     line = inputs.slices[0].open(encoding="utf-8").readline()
     (folder / "one.jsonl").write_text(line, encoding="utf-8")
-    small = folder / "small"
-    small.mkdir()
-    text = '{"text": "Nel mezzo del cammin di nostra vita mi ritrovai per una selva oscura"}\n' * DOCUMENTS
-    for k in range(FILES):
-        (small / f"{k:06d}.jsonl").write_text(text, encoding="utf-8")
+    write_files(inputs.slices, folder / "small", FILES)
     plain, merged = ("--vocab", str(inputs.vocab)), ("--vocab", str(superwords))
     one = ("tokenize", "--workers", "0")
     two = ("tokenize", "--workers", "2")
-    files = f"s={small}/*.jsonl"
+    files = f"s={folder}/small/*/*.jsonl"
     return [
         Case("tokenize one document, one process, CPU s", (*one, *plain, f"s={folder}/one.jsonl")),
         Case("tokenize the corpus, one process, CPU s", (*one, *plain, *corpus)),

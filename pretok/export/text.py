@@ -115,7 +115,7 @@ LITGPT = """\
 import pretok.stream
 import torch
 from litgpt.data import DataModule
-from pretok.stream.loader import PositionSampler
+from pretok.stream.loader import Narrow, PositionSampler
 from torch.utils.data import DataLoader
 
 
@@ -134,7 +134,8 @@ class Pretok(DataModule):
             rank=torch.distributed.get_rank() if distributed else 0,
             world_size=ranks,
         )
-        return DataLoader(view, batch_sampler=sampler, collate_fn=torch.from_numpy, num_workers=2)
+        collate = Narrow(torch.from_numpy, view.dtype)
+        return DataLoader(view, batch_sampler=sampler, collate_fn=collate, num_workers=2)
 
     def val_dataloader(self):
         return []

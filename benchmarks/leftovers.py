@@ -31,6 +31,7 @@ from pretok.stream.quota import parse_weights
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab, to_characters, write_vocab
 from pretok.vocab.bpe import Merges, train_merges
+from pretok.vocab.cells import cells_of
 
 Merge = tuple[bytes, bytes]
 MOSTLY = 0.95
@@ -159,9 +160,7 @@ def main() -> None:
     ).words
     sizes = [int(size) for size in arguments.sizes.split(",")]
     merges = train_merges(
-        words.data,
-        words.offsets,
-        words.counts,
+        cells_of(words.data, words.offsets, words.counts),
         vocab_size=int(1.2 * max(sizes)),
         special_tokens=len(DEFAULT_SPECIAL_TOKENS),
     )

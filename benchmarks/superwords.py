@@ -37,6 +37,7 @@ from pretok.tokenizer.segments import BASE, COARSE, SEPARATORS
 from pretok.tokenizer.stages import drop_crossing
 from pretok.tokenizer.vocabulary import tokenizer_data
 from pretok.vocab.bpe import train_merges
+from pretok.vocab.cells import cells_of
 from pretok.vocab.chains import ChainFinder, train_superwords
 
 HELD_OUT = 25
@@ -104,9 +105,8 @@ def main() -> None:
             table.add_documents(*buffers(batch), np.zeros(len(batch), np.bool_), BASE)
     words = table.words()
     special = DEFAULT_SPECIAL_TOKENS
-    merges1 = train_merges(
-        words.data, words.offsets, words.counts, vocab_size=args.size, special_tokens=len(special)
-    )
+    cells = cells_of(words.data, words.offsets, words.counts)
+    merges1 = train_merges(cells, vocab_size=args.size, special_tokens=len(special))
     all1 = merges1.first(args.size)
     print(f"stage 1: {time.process_time() - start:.1f} s")
     plain = json.dumps(tokenizer_data(PATTERNS[BASE], special, all1))

@@ -36,6 +36,7 @@ from pretok.read.batches import from_buffers
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import write_vocab
 from pretok.vocab.bpe import train_merges
+from pretok.vocab.cells import cells_of
 
 RESULTS = Path(__file__).with_name("results_vocab.json")
 SIZE = 50_000
@@ -126,7 +127,7 @@ def measure_speed(corpus: Path, work: Path) -> dict[str, Any]:
         "weighing_seconds": weighing,
         "merging_seconds": merging,
         "merging_cpu_seconds": merging_cpu,
-        "distinct_words": words.distinct,
+        "distinct_words": words.tally.distinct,
         "reference_seconds": reference,
         "reference_cpu_seconds": reference_cpu,
         "times_faster": reference / (counting + weighing + merging),
@@ -135,7 +136,8 @@ def measure_speed(corpus: Path, work: Path) -> dict[str, Any]:
 
 
 def _merges(words: WordCounts) -> Any:
-    return train_merges(words.data, words.offsets, words.counts, vocab_size=SIZE, special_tokens=SPECIAL)
+    cells = cells_of(words.data, words.offsets, words.counts)
+    return train_merges(cells, vocab_size=SIZE, special_tokens=SPECIAL)
 
 
 def _reference(texts: list[str]) -> set[bytes]:
@@ -190,7 +192,7 @@ def measure_scaling(corpus: Path, work: Path) -> dict[str, Any]:
         merging, _ = timed(lambda words=words: _merges(words.words))  # type: ignore[misc]
         result[f"x{copies}"] = {
             "text_mb": sum(counts.of(name).bytes for name in counts.sources) / 1e6,
-            "distinct_words": words.distinct,
+            "distinct_words": words.tally.distinct,
             "counting_seconds": counting,
             "merging_seconds": merging,
             "seconds": counting + merging,
@@ -239,7 +241,7 @@ def measure_economy(corpus: Path, work: Path) -> dict[str, Any]:
             table.add_numbers(part.data, part.offsets, part.counts * factors[name], part.counts)
         merged = table.sums()[:3]
         for size in (32_000, SIZE, 64_000):
-            made = train_merges(*merged, vocab_size=size, special_tokens=SPECIAL)
+            made = train_merges(cells_of(*merged), vocab_size=size, special_tokens=SPECIAL)
             pairs = [(made.tokens[left], made.tokens[right]) for left, right in made.pairs.tolist()]
             vocab = write_vocab(work / "economy", PATTERNS[pattern], DEFAULT_SPECIAL_TOKENS, pairs)
             encoder = Encoder(vocab.path.read_text(encoding="utf-8"), 0, vocab.size)

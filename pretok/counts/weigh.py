@@ -36,13 +36,20 @@ class WeightedWords(Words):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingWords:
+class Tally:
     """dropped_words, dropped_bytes: left out as too rare, the bytes being those of all their occurrences."""
 
-    words: WeightedWords
     distinct: int
     dropped_words: int
     dropped_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingWords:
+    """The words, which take much memory, and what is told of them afterwards."""
+
+    words: WeightedWords
+    tally: Tally
 
 
 def shares(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, Fraction]:
@@ -100,15 +107,18 @@ def multipliers(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str
 def weigh(buckets: list[Path], factors: dict[str, int], min_count: int) -> TrainingWords:
     """Add up the sources of every bucket, counts times factor, and drop words that occur less than `min_count` times.
 
-    factors: source -> integer, in the order of the row groups. Occurrences are those in training documents.
+    factors: source -> integer, in the order of the row groups. Occurrences are those in training documents. The words
+    of a bucket are ordered by their counts, as `vocab.cells` wants them, and those that count alike by their bytes.
     """
     with ThreadPoolExecutor(THREADS) as pool:
         parts = list(pool.map(lambda path: _weigh_bucket(path, factors, min_count), buckets))
     return TrainingWords(
         concatenate([part.words for part in parts]),
-        sum(part.distinct for part in parts),
-        sum(part.dropped_words for part in parts),
-        sum(part.dropped_bytes for part in parts),
+        Tally(
+            sum(part.tally.distinct for part in parts),
+            sum(part.tally.dropped_words for part in parts),
+            sum(part.tally.dropped_bytes for part in parts),
+        ),
     )
 
 
@@ -122,9 +132,8 @@ def _weigh_bucket(path: Path, factors: dict[str, int], min_count: int) -> Traini
     ).sorted()  # words that begin alike lie together: merging takes a sixth less time
     seen = total.occurrences > 0
     rare = seen & (total.occurrences < min_count)
+    kept = np.flatnonzero((total.counts > 0) & ~rare)
     return TrainingWords(
-        total.take(np.flatnonzero((total.counts > 0) & ~rare)),
-        int(seen.sum()),
-        int(rare.sum()),
-        int((total.lengths * total.occurrences)[rare].sum()),
+        total.take(kept[np.argsort(total.counts[kept], kind="stable")]),
+        Tally(int(seen.sum()), int(rare.sum()), int((total.lengths * total.occurrences)[rare].sum())),
     )

@@ -1,22 +1,23 @@
 """Counts of words -> the merges of a byte-level BPE vocabulary.
 
-Enters: distinct words as bytes in a row, and how often each occurs. Leaves: the merges that `tokenizers.BpeTrainer`
-makes from text with these words, in its order, and the bytes of every token. The pair that occurs most often is
+Enters: distinct words as Cells. Leaves: the merges that `tokenizers.BpeTrainer` makes from text with these words, in
+its order, and the bytes of every token. The pair that occurs most often is
 merged next; among equals, the pair with the smaller ids. The rules are those of
 https://github.com/huggingface/tokenizers (models/bpe/trainer.rs), with counts of 64 bits.
 
 Most distinct pairs are too rare to be merged ever, and a pair's count only falls. So those far below what the last
 merge will count, by a guess from the merges so far, are left out. Should the merges come down to the counts of what was
-left out, they are made again with all pairs: the guess decides memory and time, and never a merge.
+left out, all pairs of the text as it then stands are counted: the guess decides memory and time, and never a merge.
 
-Memory is that of `pairs`, and 16 to 36 bytes more for each distinct pair that is not left out.
+Memory is that of `cells` and `pairs`, and 16 to 36 bytes more for each distinct pair that is not left out. It does not
+need the words themselves once they are laid out, so the caller can let go of them.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -29,7 +30,8 @@ from pretok.base.errors import UsageError
 from pretok.kernels.compile import I64, U8, njit
 from pretok.kernels.hashing import hash_bytes
 from pretok.tokenizer.vocabulary import ALPHABET
-from pretok.vocab.first_pairs import cells_of, pairs_of
+from pretok.vocab.cells import BOUNDARY, I32, Cells, cells_of_tokens, text_of
+from pretok.vocab.first_pairs import pairs_of
 from pretok.vocab.pairs import (
     COUNT,
     KEY,
@@ -41,19 +43,16 @@ from pretok.vocab.pairs import (
     is_short,
     merge_pair,
     no_changes,
+    no_pairs,
     renew,
-    text_of,
 )
 
 NO_LIMIT = 2**62
 EASE = 16.0
 """Pairs are left out below this part of what the last merge would count if merge k counted 1/k of the first. On 284 MB
 of text and 50,000 entries the guess is 1.1 to 7.1 times what the last merge does count."""
-MAX_CELLS = 2**31 - 1
-MAX_OCCURRENCES = 2.0**62
 
 _U8 = types.uint8[::1]
-_I32 = types.int32[::1]
 _I64 = types.int64[::1]
 _HEAP = types.List(types.UniTuple(types.int64, 2))
 
@@ -98,7 +97,7 @@ def _heap_of(table: Any) -> Any:
     return heap
 
 
-@njit(types.int64(U8, I64, _I32, types.int64))
+@njit(types.int64(U8, I64, I32, types.int64))
 def _register(data: Any, offsets: Any, index: Any, token: Any) -> Any:
     """The id of the bytes data[offsets[token]:offsets[token + 1]]: of an older token if one has them, else `token`."""
     start, size = offsets[token], offsets[token + 1] - offsets[token]
@@ -118,7 +117,7 @@ def _register(data: Any, offsets: Any, index: Any, token: Any) -> Any:
     return token
 
 
-@njit(_I32(U8, I64, types.int64, types.int64))
+@njit(I32(U8, I64, types.int64, types.int64))
 def _index_of(data: Any, offsets: Any, tokens: Any, room: Any) -> Any:
     """The hash table of _register, with the first `tokens` tokens that have bytes, and room for `room` in all."""
     capacity = 16
@@ -168,13 +167,14 @@ def _pop(heap: Any, table: Any) -> Any:
 
 
 @njit(
-    types.Tuple((_I64, _I32, _I64, _U8, types.boolean))(
-        _I32, _I32, I64, _I64, types.int64, _U8, _I64, types.int64, types.int64, types.int64, types.float64
+    types.Tuple((_I64, I32, _I64, _U8))(
+        I32, I32, I32, I64, _I64, types.int64, _U8, _I64, types.int64, types.int64, types.int64, types.float64
     )
 )
 def _merge(
     symbols: Any,
-    words: Any,
+    starts: Any,
+    hints: Any,
     counts: Any,
     weights: Any,
     limit: Any,
@@ -185,8 +185,7 @@ def _merge(
     min_count: Any,
     ease: Any,
 ) -> Any:
-    """(keys, products, counts, data) of the merges, and whether they are all there are; new tokens are `first` to
-    `last` - 1, at most.
+    """(keys, products, counts, data) of the merges; new tokens are `first` to `last` - 1, at most.
 
     Token t is data[offsets[t]:offsets[t + 1]] and weighs weights[t]; these have room for the new tokens. `ease`: as
     EASE, or infinite, which leaves nothing out.
@@ -194,7 +193,9 @@ def _merge(
     index = _index_of(data, offsets, first, last)
     # The first of each list is of no merge: it gives the list its type.
     keys, products, occurrences = [np.int64(-1)], [np.int32(0)], [np.int64(0)]
-    text = text_of(len(symbols), symbols.ctypes, words.ctypes, counts.ctypes, weights.ctypes, limit)
+    text = text_of(
+        len(symbols), symbols.ctypes, starts.ctypes, hints.ctypes, counts.ctypes, weights.ctypes, limit
+    )
     pairs, changes = pairs_of(text), no_changes(last)
     heap = _heap_of(pairs.table)
     token = first
@@ -205,7 +206,12 @@ def _merge(
             heap = _heap_of(pairs.table)
         count, key = _pop(heap, pairs.table)
         if count < max(min_count, pairs.used[LEAST]):
-            break
+            if pairs.used[LEAST] <= min_count:
+                break
+            pairs, ease = no_pairs(), np.inf  # the old ones go before the new ones come
+            pairs = pairs_of(text)
+            heap = _heap_of(pairs.table)
+            continue
         guess = count * ((token - first + 1) / (last - first)) / ease
         pairs.used[LEAST] = max(pairs.used[LEAST], np.int64(guess))
         data = _write(data, offsets, key, token)
@@ -222,9 +228,8 @@ def _merge(
         for row in rows:
             if row >= 0 and pairs.table[row + COUNT] > 0:
                 heapq.heappush(heap, (-pairs.table[row + COUNT], pairs.table[row + KEY]))
-    complete = token == last or pairs.used[LEAST] <= min_count
     made = np.array(keys)[1:], np.array(products)[1:], np.array(occurrences)[1:]
-    return made[0], made[1], made[2], data[: offsets[token]], complete
+    return made[0], made[1], made[2], data[: offsets[token]]
 
 
 def merge_sequences(
@@ -252,13 +257,12 @@ def merge_sequences(
     """
     if len(symbols) and not 0 <= symbols.min() <= symbols.max() < len(tokens):
         raise ValueError(f"symbols are ids from 0 to {len(tokens) - 1}")
-    return _train(lambda: symbols, offsets, counts, tokens, max_new, min_frequency, weights, limit, ease)
+    cells = cells_of_tokens(symbols, offsets, counts)
+    return _train(cells, tokens, max_new, min_frequency, weights, limit, ease)
 
 
 def train_merges(
-    data: npt.NDArray[np.uint8],
-    offsets: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
+    cells: Cells,
     *,
     vocab_size: int,
     special_tokens: int,
@@ -267,51 +271,32 @@ def train_merges(
 ) -> Merges:
     """The merges of a vocabulary of `vocab_size` entries: special tokens, the 256 bytes (in order of ALPHABET), merges.
 
-    Word w is data[offsets[w]:offsets[w + 1]], any bytes, and occurs counts[w] times in the text; words are distinct.
+    `cells`: distinct words as `cells_of` gives them, which are used up.
     `min_frequency` and `max_token_length` (in bytes) mean what they do to `tokenizers.BpeTrainer`, whose limit forbids
     tokens of just that length, but no pair of bytes. `special_tokens` is how many ids they take; in Merges.tokens
     they are b"". So a merge that spells a special token makes a token of its own, where `tokenizers` reuses the
     special one's id; such a name is for the caller to refuse.
 
-    Raises UsageError if the vocabulary does not hold even the bytes, and as `merge_sequences`.
+    Raises UsageError if the vocabulary does not hold even the bytes.
     """
-    tokens = [b""] * special_tokens + [bytes([byte]) for byte in ALPHABET]
-    if vocab_size < len(tokens):
+    wanted = vocab_size - special_tokens - len(ALPHABET)
+    if wanted < 0:
         raise UsageError(
             f"a vocabulary of {vocab_size:,} entries cannot hold {special_tokens} special tokens and the 256 bytes; "
-            f"ask for at least {len(tokens)}"
+            f"ask for at least {vocab_size - wanted}"
         )
-    ids = np.empty(256, np.int32)
-    ids[list(ALPHABET)] = np.arange(special_tokens, len(tokens))
     limit = NO_LIMIT if max_token_length is None else max(2, max_token_length - 1)
-    wanted = vocab_size - len(tokens)
-    return _train(lambda: ids[data], offsets, counts, tokens, wanted, min_frequency, None, limit, EASE)
-
-
-def _lay_out(
-    tokens: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The cells of the words, as `cells_of`. Raises UsageError where 32 bits do not number them, or 64 bits count."""
-    if len(offsets) != len(counts) + 1 or offsets[0] < 0 or offsets[-1] > len(tokens):
-        raise ValueError("there is one offset more than counts, all within the symbols")
-    size = int(offsets[-1] - offsets[0]) + len(offsets)
-    if size > MAX_CELLS:
-        raise UsageError(
-            f"{len(counts):,} words of {size - len(offsets):,} bytes are too many to merge (words and bytes together: "
-            f"{MAX_CELLS:,}); drop rare words with a greater min-count"
-        )
-    if counts.min(initial=0) < 0 or counts.astype(np.float64) @ np.diff(offsets) > MAX_OCCURRENCES:
-        raise UsageError(
-            "word counts must not be negative, nor add up to 2**62 bytes of text or more; scale the weights down"
-        )
-    symbols, words = cells_of(tokens, offsets, counts)
-    return symbols, words
+    merges = _train(cells, [bytes([byte]) for byte in ALPHABET], wanted, min_frequency, None, limit, EASE)
+    return Merges(
+        merges.pairs + np.int32(special_tokens),
+        merges.products + np.int32(special_tokens),
+        merges.counts,
+        [b""] * special_tokens + merges.tokens,
+    )
 
 
 def _train(
-    sequences: Callable[[], npt.NDArray[np.int32]],
-    offsets: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
+    cells: Cells,
     tokens: Sequence[bytes],
     max_new: int,
     min_frequency: int,
@@ -319,24 +304,22 @@ def _train(
     limit: int,
     ease: float,
 ) -> Merges:
-    symbols, words = _lay_out(sequences(), offsets, counts)
+    if cells.symbols.min() < BOUNDARY:
+        raise ValueError("these cells were merged already; lay the words out again")
     first = len(tokens)
-    last = first + min(max_new, len(symbols))  # every merge joins at least two cells
+    last = first + min(max_new, len(cells.symbols))  # every merge joins at least two cells
     all_weights = np.ones(last, np.int64)
     if weights is not None:
         all_weights[:first] = weights
     all_offsets = np.zeros(last + 1, np.int64)
     np.cumsum([len(token) for token in tokens], out=all_offsets[1 : first + 1])
     data = np.frombuffer(b"".join(tokens), np.uint8).copy()
-    least = max(1, min_frequency)
-    keys, products, occurrences, data, complete = _merge(
-        symbols, words, counts, all_weights, limit, data, all_offsets, first, last, least, ease
+    text = cells.symbols, cells.starts, cells.hints, cells.counts
+    keys, products, occurrences, data = _merge(
+        *text, all_weights, limit, data, all_offsets, first, last, max(1, min_frequency), ease
     )
-    if not complete:
-        del symbols, words
-        return _train(sequences, offsets, counts, tokens, max_new, min_frequency, weights, limit, math.inf)
     pairs = np.stack([keys >> 32, keys & 0xFFFFFFFF], axis=1).astype(np.int32)
     made = int(max(first - 1, products.max(initial=first - 1))) + 1
-    text = data.tobytes()
-    all_tokens = [text[a:b] for a, b in pairwise(all_offsets[: made + 1].tolist())]
+    spelled = data.tobytes()
+    all_tokens = [spelled[a:b] for a, b in pairwise(all_offsets[: made + 1].tolist())]
     return Merges(pairs, products, occurrences, all_tokens)

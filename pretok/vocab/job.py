@@ -34,12 +34,13 @@ from pretok.base.units import short_bytes
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import count_config, run_count
-from pretok.counts.weigh import TrainingWords, weigh
+from pretok.counts.weigh import Tally, WeightedWords, weigh
 from pretok.kernels.pretokenize import PATTERNS, code_of, word_ends
 from pretok.read.changes import refuse_changes
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
 from pretok.vocab.alphabets import check_languages
 from pretok.vocab.bpe import train_merges
+from pretok.vocab.cells import Cells, cells_of
 from pretok.vocab.compare import THIS, measure_tokenizer
 from pretok.vocab.cost import Measure, MeasureTask, empty_measure, measure_bucket, open_tokenizer
 from pretok.vocab.planned import check_mix
@@ -94,8 +95,7 @@ def _build_vocab(
     if counts is None:
         counts = run_count(recipe, engine, tell, listed)
     with tell.progress("merge"):
-        words = weigh(counts.buckets, source_factors(recipe.vocab, counts), recipe.vocab.min_count)
-        made = train_vocabularies(words, recipe.vocab, folder, tell)
+        made, tally = train_vocabularies(counts, recipe.vocab, folder, tell)
     main, superwords = made[recipe.vocab.size], None
     if recipe.vocab.superwords:
         state = folder / STATE / fingerprint(config)[:16]
@@ -104,7 +104,7 @@ def _build_vocab(
         measure = _measure(made, counts, recipe, engine, progress, tell)
         paths = {THIS: folder, **{str(path): path for path in compare}}
         rows = {name: measure_tokenizer(path, counts, tell) for name, path in paths.items()}
-    report = make_report(Made(recipe, counts, words, made, measure, main, superwords, paths, rows, config))
+    report = make_report(Made(recipe, counts, tally, made, measure, main, superwords, paths, rows, config))
     write_json(folder / REPORT_FILE, to_json(report))
     shutil.rmtree(folder / STATE, ignore_errors=True)
     show_report(report, recipe.vocab.languages, tell)
@@ -168,8 +168,8 @@ def _superword_config(vocab: Vocab) -> dict[str, Any] | None:
 
 
 def train_vocabularies(
-    words: TrainingWords, vocab: Vocab, folder: Path, tell: Teller
-) -> dict[int, Vocabulary]:
+    counts: CorpusCounts, vocab: Vocab, folder: Path, tell: Teller
+) -> tuple[dict[int, Vocabulary], Tally]:
     """Train once to the largest size, write the vocabularies asked for and those they are compared with.
 
     Returns size asked for -> vocabulary, the main one first. With superwords, these are not the ones to be kept.
@@ -177,15 +177,9 @@ def train_vocabularies(
     special = vocab.special_tokens
     nested = vocab.other_sizes
     sizes = dict.fromkeys((vocab.size, *nested, *OTHER_SIZES))
-    counted = words.words
-    _check_memory(words, vocab.min_count)
-    merges = train_merges(
-        counted.data,
-        counted.offsets,
-        counted.counts,
-        vocab_size=max(sizes),
-        special_tokens=len(special),
-    )
+    cells, tally = _cells(counts, vocab)
+    merges = train_merges(cells, vocab_size=max(sizes), special_tokens=len(special))
+    del cells
     made = {}
     for size in sizes:
         kept = not vocab.superwords and size in (vocab.size, *nested)
@@ -197,19 +191,25 @@ def train_vocabularies(
             f"the counts allow {made[vocab.size].size:,} entries, not the {vocab.size:,} asked for: no two tokens are "
             "left to merge inside any word; give more text, a smaller --vocab-size or a smaller --min-count"
         )
-    return made
+    return made, tally
 
 
-def _check_memory(words: TrainingWords, min_count: int) -> None:
+def _cells(counts: CorpusCounts, vocab: Vocab) -> tuple[Cells, Tally]:
+    """The words to merge, laid out. They themselves, a third of what merging takes, are let go of here."""
+    words = weigh(counts.buckets, source_factors(vocab, counts), vocab.min_count)
+    _check_memory(words.words, vocab.min_count)
+    return cells_of(words.words.data, words.words.offsets, words.words.counts), words.tally
+
+
+def _check_memory(words: WeightedWords, min_count: int) -> None:
     """Raises UsageError, before the work, for words that memory does not hold while they are merged."""
-    counted = words.words
-    need, free = len(counted.data) * MERGING_BYTES, free_memory()
+    need, free = len(words.data) * MERGING_BYTES, free_memory()
     if need <= free:
         return
-    left, more = counted.occurrences > min_count, min_count + 1
-    kept = int(counted.lengths[left].sum()) * MERGING_BYTES
+    left, more = words.occurrences > min_count, min_count + 1
+    kept = int(words.lengths[left].sum()) * MERGING_BYTES
     raise UsageError(
-        f"merging {len(counted):,} distinct words of {len(counted.data):,} bytes takes about {short_bytes(need)} of "
+        f"merging {len(words):,} distinct words of {len(words.data):,} bytes takes about {short_bytes(need)} of "
         f"memory, and {short_bytes(free)} are free here: --min-count {more} leaves {int(left.sum()):,} of them, for "
         f"{short_bytes(kept)}; or take a node with more memory. The counts are kept"
     )

@@ -1,10 +1,6 @@
 """Words of tokens, and which pairs of neighbours occur in them and where: what BPE merges.
 
-Enters: words as tokens in a row, with counts. Leaves: a Text and its Pairs, which can be joined one after the other.
-
-All words lie in one array of cells: one per token, and one before, between and after words. When tokens are joined,
-the new one begins at the first one's cell; of the other cells it covers the first and the last hold its length, as a
-negative number. So both neighbours of a token are found in constant time, however long it is.
+Enters: a Text and its Pairs. Leaves: both, with one pair after the other joined.
 
 All occurrences of a pair are made at once: by the merge that makes the newer of its tokens. They are a run of cell
 numbers in one array, which is only read when the pair is merged: what has changed since is seen in the cells. A merge
@@ -15,8 +11,7 @@ occurrence; and what a merge costs is what it changes.
 A pair that is too rare to be merged ever is left out of the table, with its places: see `bpe`. Only where a merge gives
 a token that there is already, further occurrences of such a pair can be made: the text is searched for them.
 
-Memory: 8 bytes for each token and each word, 8 for each count, 5 for each occurrence of a pair, and 48 to 96 for each
-distinct pair, of those that are not left out.
+Memory: 5 bytes for each occurrence of a pair, and 48 to 96 for each distinct pair, of those that are not left out.
 """
 
 from __future__ import annotations
@@ -28,9 +23,8 @@ from numba import types
 
 from pretok.kernels.compile import njit
 from pretok.kernels.eight_bytes import prefetch_i32, prefetch_i64
+from pretok.vocab.cells import HINT_BITS, I32, POINTER, POINTER32, TEXT, after, before, count_at, joinable
 
-BOUNDARY = -1
-"""Symbol of the cells around words. A cell that a token covers but does not begin at has a smaller one."""
 FREE = -1
 """Key of a row of the pair table that is not in use."""
 PAIR = 4
@@ -51,27 +45,7 @@ noted; and, in the k-th row, the k-th slot with a change of the kind."""
 _AHEAD = 8
 """How many occurrences ahead of the one that is joined the cells are loaded."""
 
-POINTER32 = types.CPointer(types.int32)
-POINTER = types.CPointer(types.int64)
-I32 = types.int32[::1]
 TABLE = types.int64[::1]
-
-
-class Text(NamedTuple):
-    """The words while they are merged: pointers, as counting references to arrays took half of the time."""
-
-    cells: Any
-    """How many."""
-    symbols: Any
-    """int32[cells], the token that begins there; BOUNDARY; or the length of the token that covers it, negative."""
-    words: Any
-    """int32[cells], the word it is in."""
-    counts: Any
-    """int64[words], how often each word occurs."""
-    weights: Any
-    """int64[ids], the weight of each token."""
-    limit: Any
-    """Pairs of a greater weight than this are left alone."""
 
 
 class Pairs(NamedTuple):
@@ -85,14 +59,7 @@ class Pairs(NamedTuple):
     """int64[3], how many rows and places are in use, and how often a pair must occur not to be left out."""
 
 
-TEXT = types.NamedTuple((types.int64, POINTER32, POINTER32, POINTER, POINTER, types.int64), Text)
 PAIRS = types.NamedTuple((TABLE, I32, types.int64[::1]), Pairs)
-
-
-@njit(TEXT(types.int64, POINTER32, POINTER32, POINTER, POINTER, types.int64))
-def text_of(cells: Any, symbols: Any, words: Any, counts: Any, weights: Any, limit: Any) -> Any:
-    """A Text of arrays, which must outlive it."""
-    return Text(cells, symbols, words, counts, weights, limit)
 
 
 @njit(types.int64(POINTER, types.int64, types.int64), inline=True)
@@ -115,6 +82,12 @@ def new_table(rows: Any) -> Any:
     table = np.zeros(PAIR * capacity, np.int64)
     table[KEY::PAIR] = FREE
     return table
+
+
+@njit(PAIRS())
+def no_pairs() -> Any:
+    """As of a text without any."""
+    return Pairs(new_table(0), np.empty(0, np.int32), np.zeros(3, np.int64))
 
 
 @njit(types.boolean(types.int64, types.int64), inline=True)
@@ -154,26 +127,6 @@ def row_of(table: Any, size: Any, used: Any, key: Any) -> Any:
     return row
 
 
-@njit(types.int64(POINTER32, types.int64), inline=True)
-def _after(symbols: Any, p: Any) -> Any:
-    """The cell after the token that begins at p."""
-    covered = symbols[p + 1]
-    return p - covered if covered < BOUNDARY else p + 1
-
-
-@njit(types.int64(POINTER32, types.int64), inline=True)
-def _before(symbols: Any, p: Any) -> Any:
-    """The cell where the token before p begins, or the boundary before p."""
-    covered = symbols[p - 1]
-    return p + covered if covered < BOUNDARY else p - 1
-
-
-@njit(types.boolean(TEXT, types.int64, types.int64), inline=True)
-def joinable(text: Any, a: Any, b: Any) -> Any:
-    """Whether the symbols of two neighbours are tokens, and light enough to be merged."""
-    return a >= 0 and b >= 0 and text.weights[a] + text.weights[b] <= text.limit
-
-
 @njit(types.void(POINTER, types.int64, types.int64, types.int64), inline=True)
 def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
     """Note a change of a kind at one cell, `count` times in the text."""
@@ -189,10 +142,10 @@ def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
 def _join(text: Any, p: Any, product: Any, changes: Any, made: Any, n: Any) -> Any:
     """Join the token at cell p and the next one; appends slot and cell of the new pairs to the `n` in `made`."""
     symbols = text.symbols
-    q = _after(symbols, p)
-    start, end = _before(symbols, p), _after(symbols, q)
+    q = after(symbols, p)
+    start, end = before(symbols, p), after(symbols, q)
     a, b, left, right = symbols[p], symbols[q], symbols[start], symbols[end]
-    count = text.counts[text.words[p]]
+    count = count_at(text, p)
     if joinable(text, left, a):
         _note(changes, _GONE, 2 * left, count)
     if joinable(text, b, right):
@@ -228,17 +181,19 @@ def _join_all(
             np.int64(places[min(k + _AHEAD, stop - 1)]),
         )
         prefetch_i32(symbols, far)
-        prefetch_i32(text.words, far)
-        prefetch_i64(text.counts, np.int64(text.words[near]))
+        prefetch_i32(text.hints, far >> HINT_BITS)
+        run = np.int64(text.hints[near >> HINT_BITS])
+        prefetch_i32(text.starts, run)
+        prefetch_i64(text.counts, run)
         p = np.int64(places[k])
         if symbols[p] != a:
             continue
         if a == b:
-            while symbols[_before(symbols, p)] == a:
-                p = _before(symbols, p)
-        while symbols[p] == a and symbols[_after(symbols, p)] == b:
+            while symbols[before(symbols, p)] == a:
+                p = before(symbols, p)
+        while symbols[p] == a and symbols[after(symbols, p)] == b:
             n = _join(text, p, product, changes, made, n)
-            p = _after(symbols, p)
+            p = after(symbols, p)
     return n
 
 
@@ -256,7 +211,7 @@ def _tidy(text: Any, pairs: Any, reserve: Any) -> Any:
         if table[row + COUNT] >= least:
             for k in range(table[row + START], table[row + START] + table[row + SIZE]):
                 p = places[k]
-                if symbols[p] == a and symbols[_after(symbols, p)] == b:
+                if symbols[p] == a and symbols[after(symbols, p)] == b:
                     places[used] = p
                     used += 1
         table[row + START], table[row + SIZE] = start, used - start
@@ -363,8 +318,8 @@ def _pairs_with(text: Any, token: Any, changes: Any) -> Any:
             longer = np.empty(2 * len(made), np.int32)
             longer[: 2 * n] = made[: 2 * n]
             made = longer
-        start, count = _before(symbols, p), text.counts[text.words[p]]
-        left, right = symbols[start], symbols[_after(symbols, p)]
+        start, count = before(symbols, p), count_at(text, p)
+        left, right = symbols[start], symbols[after(symbols, p)]
         if left != token and joinable(text, left, token):  # (token, token) is noted at the first
             _note(changes, _NEW, 2 * left, count)
             made[2 * n], made[2 * n + 1] = 2 * left, start

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
-from pretok.counts.weigh import TrainingWords, mix_bytes_per_token, multipliers, shares
+from pretok.counts.weigh import Tally, mix_bytes_per_token, multipliers, shares
 from pretok.tokenizer.vocabulary import Vocabulary
 from pretok.vocab.alphabets import measure_alphabets
 from pretok.vocab.compare import CostsBySource, compared, weigh_tokenizers
@@ -60,7 +60,7 @@ class Made:
 
     recipe: Recipe
     counts: CorpusCounts
-    words: TrainingWords
+    words: Tally
     vocabularies: Mapping[int, Vocabulary]
     measure: Measure
     main: Vocabulary

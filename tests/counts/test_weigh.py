@@ -83,8 +83,8 @@ def test_weighing_adds_sources_and_drops_rare_words(tmp_path: Path) -> None:
     trained = weigh(paths, {"it": 10, "en": 3}, min_count=3)
     kept = dict(zip(trained.words.words().to_pylist(), trained.words.counts.tolist(), strict=True))
     assert kept == {b"la": 53, b"house": 9}
-    assert (trained.distinct, trained.dropped_words) == (4, 2)
-    assert trained.dropped_bytes == 2 * len("casa") + 2 * len("raro")
+    assert (trained.tally.distinct, trained.tally.dropped_words) == (4, 2)
+    assert trained.tally.dropped_bytes == 2 * len("casa") + 2 * len("raro")
     everything = weigh(paths, {"it": 1, "en": 0}, min_count=1).words
     assert dict(zip(everything.words().to_pylist(), everything.counts.tolist(), strict=True)) == {
         b"la": 5, b"casa": 2, b"raro": 1

@@ -38,6 +38,7 @@ from pretok.tokenizer.stages import Merge, drop_crossing
 from pretok.tokenizer.superword_merge import SHORT_RUN
 from pretok.tokenizer.vocabulary import tokenizer_data
 from pretok.vocab.bpe import Merges, train_merges
+from pretok.vocab.cells import cells_of
 from pretok.vocab.chains import BREAK, ChainFinder, train_superwords
 
 SPECIAL = ["<|endoftext|>", "<|pad|>"]
@@ -93,9 +94,8 @@ def train(name: str, texts: list[str], size: int, wanted: int) -> Trained:
     table = WordTable()
     table.add_documents(*pack(texts), np.zeros(len(texts), np.bool_), BASE)
     counted = table.words()
-    merges = train_merges(
-        counted.data, counted.offsets, counted.counts, vocab_size=size - wanted, special_tokens=len(SPECIAL)
-    )
+    cells = cells_of(counted.data, counted.offsets, counted.counts)
+    merges = train_merges(cells, vocab_size=size - wanted, special_tokens=len(SPECIAL))
     words = drop_crossing(pairs_of(merges), separators)
     tokens = merges.tokens
     chains = chains_of(texts, words, tokens, separators)

@@ -1,0 +1,51 @@
+"""Words laid out: their symbols, and how often each cell occurs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretok.vocab.bpe import train_merges
+from pretok.vocab.cells import BOUNDARY, Cells, Text, cells_of, cells_of_tokens, count_at
+
+words_and_counts = st.lists(
+    st.tuples(st.lists(st.integers(0, 9), max_size=150), st.sampled_from([0, 1, 2, 2**40])), max_size=40
+)
+
+
+def counts_of(cells: Cells) -> list[int]:
+    """What is said of every cell but the first, which is of no word."""
+    text = Text(len(cells.symbols), cells.symbols, cells.starts, cells.hints, cells.counts, None, 0)
+    return [int(count_at.py_func(text, p)) for p in range(1, text.cells)]
+
+
+@given(words=words_and_counts, ordered=st.booleans(), skipped=st.integers(0, 3))
+def test_every_cell_counts_as_its_word_does(
+    words: list[tuple[list[int], int]], ordered: bool, skipped: int
+) -> None:
+    """In any order, and where the words begin behind the first token; a word and the boundary after it count alike."""
+    if ordered:
+        words.sort(key=lambda item: item[1])
+    tokens = np.array([7] * skipped + [token for word, _ in words for token in word], np.int32)
+    offsets = np.cumsum([skipped, *(len(word) for word, _ in words)], dtype=np.int64)
+    cells = cells_of_tokens(tokens, offsets, np.array([count for _, count in words], np.int64))
+    assert cells.symbols.tolist() == [BOUNDARY, *(s for word, _ in words for s in [*word, BOUNDARY])]
+    assert counts_of(cells) == [count for word, count in words for _ in range(len(word) + 1)]
+    assert len(cells.counts) <= (len({count for _, count in words}) if ordered else len(words))
+
+
+def test_words_that_occur_equally_often_take_no_memory_for_counts() -> None:
+    """As long as a node's words: the counts of 100,000 in two runs."""
+    data, offsets = np.zeros(1_000_000, np.uint8), np.arange(0, 1_000_001, 10)
+    cells = cells_of(data, offsets, np.repeat([1, 2], 50_000))
+    assert cells.starts.tolist() == [1, 550_001, 1_100_001]
+    assert cells.starts.nbytes + cells.counts.nbytes + cells.hints.nbytes < cells.symbols.nbytes / 50
+
+
+def test_cells_are_used_up() -> None:
+    cells = cells_of(np.frombuffer(b"abab", np.uint8), np.array([0, 4]), np.array([1]))
+    assert len(train_merges(cells, vocab_size=300, special_tokens=0).pairs) == 2
+    with pytest.raises(ValueError, match="merged already"):
+        train_merges(cells, vocab_size=300, special_tokens=0)

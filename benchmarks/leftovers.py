@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 
 from pretok.base.storage import write_json
 from pretok.config import DEFAULT_SPECIAL_TOKENS
+from pretok.counts.buckets import concatenate
 from pretok.counts.counts_file import load_counts
 from pretok.counts.weigh import WeightedWords, multipliers, weigh
 from pretok.kernels.pretokenize import PATTERNS
@@ -155,9 +156,8 @@ def main() -> None:
     arguments = parser.parse_args()
     counts = load_counts(arguments.counts)
     weights = parse_weights(arguments.weights) or {}
-    words = weigh(
-        counts.buckets, multipliers(weights, {name: counts.of(name).bytes for name in counts.sources}), 1
-    ).words
+    factors = multipliers(weights, {name: counts.of(name).bytes for name in counts.sources})
+    words = concatenate([part.words for part in weigh(counts.buckets, factors, 1)])
     sizes = [int(size) for size in arguments.sizes.split(",")]
     merges = train_merges(
         cells_of(words.data, words.offsets, words.counts),

@@ -26,10 +26,11 @@ from pretok.base.execute import Engine, Report, peak_bytes
 from pretok.base.stop import StopFlag
 from pretok.base.tell import Silent
 from pretok.config import DEFAULT_SPECIAL_TOKENS, Recipe, make_recipe
-from pretok.counts.buckets import WordCounts
+from pretok.counts.buckets import WordCounts, concatenate
+from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import run_count
 from pretok.counts.table import WordTable
-from pretok.counts.weigh import multipliers, weigh
+from pretok.counts.weigh import WeightedWords, multipliers, weigh
 from pretok.kernels.hashing import hash_documents, select
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import from_buffers
@@ -111,9 +112,9 @@ def measure_speed(corpus: Path, work: Path) -> dict[str, Any]:
     with StopFlag() as stop, Engine(2, None, stop) as engine:
         start(engine, work)
         counting, counts = timed(lambda: run_count(made, engine, Silent()))
-    weighing, words = timed(lambda: weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1))
+    weighing, words = timed(lambda: _weighed(counts))
     began = time.process_time()
-    merging, merges = timed(lambda: _merges(words.words))
+    merging, merges = timed(lambda: _merges(words))
     merging_cpu = time.process_time() - began
     began = time.process_time()
     reference, tokens = timed(lambda: _reference(texts))
@@ -127,7 +128,7 @@ def measure_speed(corpus: Path, work: Path) -> dict[str, Any]:
         "weighing_seconds": weighing,
         "merging_seconds": merging,
         "merging_cpu_seconds": merging_cpu,
-        "distinct_words": words.tally.distinct,
+        "distinct_words": len(words),
         "reference_seconds": reference,
         "reference_cpu_seconds": reference_cpu,
         "times_faster": reference / (counting + weighing + merging),
@@ -135,7 +136,11 @@ def measure_speed(corpus: Path, work: Path) -> dict[str, Any]:
     }
 
 
-def _merges(words: WordCounts) -> Any:
+def _weighed(counts: CorpusCounts) -> WeightedWords:
+    return concatenate([part.words for part in weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1)])
+
+
+def _merges(words: WordCounts | WeightedWords) -> Any:
     cells = cells_of(words.data, words.offsets, words.counts)
     return train_merges(cells, vocab_size=SIZE, special_tokens=SPECIAL)
 
@@ -188,11 +193,11 @@ def measure_scaling(corpus: Path, work: Path) -> dict[str, Any]:
         with StopFlag() as stop, Engine(2, None, stop) as engine:
             start(engine, folder)
             counting, counts = timed(lambda made=made, engine=engine: run_count(made, engine, Silent()))  # type: ignore[misc]
-        words = weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1)
-        merging, _ = timed(lambda words=words: _merges(words.words))  # type: ignore[misc]
+        words = _weighed(counts)
+        merging, _ = timed(lambda words=words: _merges(words))  # type: ignore[misc]
         result[f"x{copies}"] = {
             "text_mb": sum(counts.of(name).bytes for name in counts.sources) / 1e6,
-            "distinct_words": words.tally.distinct,
+            "distinct_words": len(words),
             "counting_seconds": counting,
             "merging_seconds": merging,
             "seconds": counting + merging,

@@ -1,5 +1,6 @@
 """Counts -> merges -> a vocabulary, with superwords if asked for, and a report of what it costs.
 
+cells.py          words -> a row of cells, and how often each occurs
 pairs.py          pairs of tokens and where they occur, for bpe
 first_pairs.py    words -> the pairs that merging begins with
 bpe.py            counts -> merges

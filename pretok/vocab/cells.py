@@ -37,6 +37,8 @@ MAX_CELLS = 2**31 - 1
 MAX_OCCURRENCES = 2.0**62
 _BLOCK = 1 << 16
 """Words whose bytes are made tokens at once."""
+_IDS = np.empty(256, np.int32)
+_IDS[list(ALPHABET)] = np.arange(256)
 
 POINTER32 = types.CPointer(types.int32)
 POINTER = types.CPointer(types.int64)
@@ -125,43 +127,79 @@ def _place(tokens: Any, offsets: Any, symbols: Any, p: Any) -> Any:
     return p
 
 
-def cells_of(data: Bytes, offsets: Ints, counts: Ints) -> Cells:
-    """Words of bytes, each byte the token of its place in ALPHABET.
+class Layout:
+    """Words -> Cells, part by part, so that the words need not be there all at once.
 
-    Word w is data[offsets[w]:offsets[w + 1]], any bytes, and occurs counts[w] times. Words that occur equally often
-    had better be neighbours. Raises UsageError where 32 bits do not number the cells, or 64 bits do not count them.
+    most: cells; of more than that, words are only counted.
     """
-    ids = np.empty(256, np.int32)
-    ids[list(ALPHABET)] = np.arange(256)
-    return _cells(lambda start, stop: ids[data[start:stop]], len(data), offsets, counts)
+
+    def __init__(self, most: int = MAX_CELLS) -> None:
+        self.words, self.bytes = 0, 0
+        self._most, self._end, self._occurrences = min(most, MAX_CELLS), 1, 0.0
+        self._symbols = np.full(1, BOUNDARY, np.int32)
+        self._starts: list[_Int32s] = []
+        self._counts: list[Ints] = []
+
+    @property
+    def size(self) -> int:
+        """The cells of all words added."""
+        return self.bytes + self.words + 1
+
+    def add(self, data: Bytes, offsets: Ints, counts: Ints) -> None:
+        """Add words of bytes, each byte the token of its place in ALPHABET.
+
+        Word w is data[offsets[w]:offsets[w + 1]], any bytes, and occurs counts[w] times. Words that occur equally often
+        had better be neighbours. Raises UsageError for counts that are negative, or too large to be added up.
+        """
+        self._add(lambda start, stop: _IDS[data[start:stop]], len(data), offsets, counts)
+
+    def add_tokens(self, tokens: _Int32s, offsets: Ints, counts: Ints) -> None:
+        """As `add`, for words of tokens, which are numbers from 0 on."""
+        self._add(lambda start, stop: tokens[start:stop], len(tokens), offsets, counts)
+
+    def _add(self, tokens: Callable[[int, int], _Int32s], length: int, offsets: Ints, counts: Ints) -> None:
+        """tokens: those from a place to another."""
+        if len(offsets) != len(counts) + 1 or offsets[0] < 0 or offsets[-1] > length:
+            raise ValueError("there is one offset more than counts, all within the symbols")
+        self._occurrences += float(counts.astype(np.float64) @ np.diff(offsets))
+        if counts.min(initial=0) < 0 or self._occurrences > MAX_OCCURRENCES:
+            raise UsageError(
+                "word counts must not be negative, nor add up to 2**62 bytes of text or more; scale the weights down"
+            )
+        self.words += len(counts)
+        self.bytes += int(offsets[-1] - offsets[0])
+        if self.size > self._most:
+            return
+        first = np.flatnonzero(np.diff(counts, prepend=-1))  # words of each run
+        self._starts.append((offsets[first] - offsets[0] + first + self._end).astype(np.int32))
+        self._counts.append(counts[first])
+        if self.size > len(self._symbols):
+            self._resize(self.size + self.size // 4)
+        for w in range(0, len(counts), _BLOCK):
+            part = offsets[w : w + _BLOCK + 1]
+            self._end = _place(tokens(part[0], part[-1]), part, self._symbols, self._end)
+
+    def _resize(self, size: int) -> None:
+        """Where it lies, or moved by the kernel: a large array is never there twice. No other array looks at it."""
+        self._symbols.resize(size, refcheck=False)
+
+    def cells(self) -> Cells:
+        """The words added. Raises UsageError where they are too many, as 32 bits number the cells."""
+        if self.size > self._most:
+            raise UsageError(
+                f"{self.words:,} words of {self.bytes:,} bytes are too many to merge (words and bytes together: "
+                f"{self._most:,}); drop rare words with a greater min-count"
+            )
+        self._resize(self._end)
+        starts = np.concatenate([*self._starts, [self._end]]).astype(np.int32)
+        blocks = np.arange(0, self._end, 1 << HINT_BITS, dtype=np.int32)
+        hints = np.maximum(np.searchsorted(starts, blocks, side="right") - 1, 0).astype(np.int32)
+        counts = np.concatenate([np.empty(0, np.int64), *self._counts])
+        return Cells(self._symbols, starts, hints, counts)
 
 
-def cells_of_tokens(tokens: _Int32s, offsets: Ints, counts: Ints) -> Cells:
-    """As `cells_of`, of words of tokens, which are numbers from 0 on."""
-    return _cells(lambda start, stop: tokens[start:stop], len(tokens), offsets, counts)
-
-
-def _cells(tokens: Callable[[int, int], _Int32s], length: int, offsets: Ints, counts: Ints) -> Cells:
-    """tokens: those from a place to another."""
-    words = len(counts)
-    if len(offsets) != words + 1 or offsets[0] < 0 or offsets[-1] > length:
-        raise ValueError("there is one offset more than counts, all within the symbols")
-    size = int(offsets[-1] - offsets[0]) + words + 1
-    if size > MAX_CELLS:
-        raise UsageError(
-            f"{words:,} words of {size - words - 1:,} bytes are too many to merge (words and bytes together: "
-            f"{MAX_CELLS:,}); drop rare words with a greater min-count"
-        )
-    if counts.min(initial=0) < 0 or counts.astype(np.float64) @ np.diff(offsets) > MAX_OCCURRENCES:
-        raise UsageError(
-            "word counts must not be negative, nor add up to 2**62 bytes of text or more; scale the weights down"
-        )
-    symbols, end = np.empty(size, np.int32), 1
-    symbols[0] = BOUNDARY
-    for w in range(0, words, _BLOCK):
-        part = offsets[w : w + _BLOCK + 1]
-        end = _place(tokens(part[0], part[-1]), part, symbols, end)
-    first = np.flatnonzero(np.diff(counts, prepend=-1))  # words of each run
-    starts = np.append(offsets[first] - offsets[0] + first + 1, size).astype(np.int32)
-    hints = np.searchsorted(starts, np.arange(0, size, 1 << HINT_BITS, dtype=np.int32), side="right") - 1
-    return Cells(symbols, starts, np.maximum(hints, 0).astype(np.int32), counts[first])
+def cells_of(data: Bytes, offsets: Ints, counts: Ints) -> Cells:
+    """The Cells of words of bytes, as `Layout.add` takes them."""
+    layout = Layout()
+    layout.add(data, offsets, counts)
+    return layout.cells()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
@@ -34,13 +35,13 @@ from pretok.base.units import short_bytes
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import count_config, run_count
-from pretok.counts.weigh import Tally, WeightedWords, weigh
+from pretok.counts.weigh import Tally, weigh
 from pretok.kernels.pretokenize import PATTERNS, code_of, word_ends
 from pretok.read.changes import refuse_changes
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
 from pretok.vocab.alphabets import check_languages
 from pretok.vocab.bpe import train_merges
-from pretok.vocab.cells import Cells, cells_of
+from pretok.vocab.cells import Cells, Layout
 from pretok.vocab.compare import THIS, measure_tokenizer
 from pretok.vocab.cost import Measure, MeasureTask, empty_measure, measure_bucket, open_tokenizer
 from pretok.vocab.planned import check_mix
@@ -53,8 +54,8 @@ REPORT_FILE = "report.json"
 STATE = ".state"
 OTHER_SIZES = (32_000, 64_000)
 """Sizes the report compares with, trained from the same counts."""
-MERGING_BYTES = 18
-"""Memory for each byte of the distinct words while they are merged, see docs/scaling.md."""
+MERGING_BYTES = 12
+"""Memory for each cell of the distinct words (one a byte and one a word) while they are merged, see docs/scaling.md."""
 
 
 def run_build_vocab(
@@ -195,24 +196,26 @@ def train_vocabularies(
 
 
 def _cells(counts: CorpusCounts, vocab: Vocab) -> tuple[Cells, Tally]:
-    """The words to merge, laid out. They themselves, a third of what merging takes, are let go of here."""
-    words = weigh(counts.buckets, source_factors(vocab, counts), vocab.min_count)
-    _check_memory(words.words, vocab.min_count)
-    return cells_of(words.words.data, words.words.offsets, words.words.counts), words.tally
+    """The words to merge, laid out bucket by bucket, as all of them would take a third of what merging takes.
 
-
-def _check_memory(words: WeightedWords, min_count: int) -> None:
-    """Raises UsageError, before the work, for words that memory does not hold while they are merged."""
-    need, free = len(words.data) * MERGING_BYTES, free_memory()
-    if need <= free:
-        return
-    left, more = words.occurrences > min_count, min_count + 1
-    kept = int(words.lengths[left].sum()) * MERGING_BYTES
-    raise UsageError(
-        f"merging {len(words):,} distinct words of {len(words.data):,} bytes takes about {short_bytes(need)} of "
-        f"memory, and {short_bytes(free)} are free here: --min-count {more} leaves {int(left.sum()):,} of them, for "
-        f"{short_bytes(kept)}; or take a node with more memory. The counts are kept"
-    )
+    Raises UsageError, before the work, for words that memory does not hold while they are merged.
+    """
+    free, more = free_memory(), vocab.min_count + 1
+    layout, tally, left, left_bytes = Layout(free // MERGING_BYTES), Tally(), 0, 0
+    for part in weigh(counts.buckets, source_factors(vocab, counts), vocab.min_count):
+        words, tally = part.words, tally + part.tally
+        layout.add(words.data, words.offsets, words.counts)
+        frequent = words.occurrences >= more
+        left, left_bytes = left + int(frequent.sum()), left_bytes + int(words.lengths[frequent].sum())
+    need, kept = layout.size * MERGING_BYTES, (left + left_bytes) * MERGING_BYTES
+    if need > free:
+        raise UsageError(
+            f"merging {layout.words:,} distinct words of {layout.bytes:,} bytes takes about {short_bytes(need)} of "
+            f"memory, and {short_bytes(free)} are free here: --min-count {more} leaves {left:,} of them, for "
+            f"{short_bytes(kept)}; or take a node with more memory. The counts are kept"
+        )
+    pa.default_memory_pool().release_unused()  # it keeps what the buckets took, half as much as the cells
+    return layout.cells(), tally
 
 
 def _measure(

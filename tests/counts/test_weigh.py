@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.base.errors import UsageError
-from pretok.counts.buckets import WordCounts, from_arrow, split_buckets, write_groups
-from pretok.counts.weigh import LIMIT, multipliers, weigh
+from pretok.counts.buckets import WordCounts, concatenate, from_arrow, split_buckets, write_groups
+from pretok.counts.weigh import LIMIT, Tally, multipliers, weigh
 
 SHARES = st.fractions(0, 1, max_denominator=1000)
 
@@ -80,12 +80,13 @@ def test_weighing_adds_sources_and_drops_rare_words(tmp_path: Path) -> None:
         paths.append(tmp_path / f"{k}.parquet")
         with paths[-1].open("wb") as file:
             write_groups(file, groups, {})
-    trained = weigh(paths, {"it": 10, "en": 3}, min_count=3)
-    kept = dict(zip(trained.words.words().to_pylist(), trained.words.counts.tolist(), strict=True))
+    parts = list(weigh(paths, {"it": 10, "en": 3}, min_count=3))
+    trained = concatenate([part.words for part in parts])
+    kept = dict(zip(trained.words().to_pylist(), trained.counts.tolist(), strict=True))
     assert kept == {b"la": 53, b"house": 9}
-    assert (trained.tally.distinct, trained.tally.dropped_words) == (4, 2)
-    assert trained.tally.dropped_bytes == 2 * len("casa") + 2 * len("raro")
-    everything = weigh(paths, {"it": 1, "en": 0}, min_count=1).words
+    dropped_bytes = 2 * len("casa") + 2 * len("raro")
+    assert sum((part.tally for part in parts), Tally()) == Tally(4, 2, dropped_bytes)
+    everything = concatenate([part.words for part in weigh(paths, {"it": 1, "en": 0}, min_count=1)])
     assert dict(zip(everything.words().to_pylist(), everything.counts.tolist(), strict=True)) == {
         b"la": 5, b"casa": 2, b"raro": 1
     }  # fmt: skip

@@ -20,6 +20,7 @@ from pretok.base.storage import read_json
 from pretok.base.tell import SILENT, Silent, Teller
 from pretok.cli import run_command
 from pretok.config import Recipe
+from pretok.counts.buckets import concatenate
 from pretok.counts.job import run_count
 from pretok.counts.weigh import weigh
 from pretok.kernels.pretokenize import PATTERNS
@@ -79,7 +80,7 @@ def test_the_vocabulary_is_that_of_the_reference(folder: Path, here: Engine, pat
 
 def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine) -> None:
     counts = run_count(recipe(folder, holdout="0"), here, Silent())
-    words = weigh(counts.buckets, {"it": 3, "en": 1}, 1).words
+    words = concatenate([part.words for part in weigh(counts.buckets, {"it": 3, "en": 1}, 1)])
     cells = cells_of(words.data, words.offsets, words.counts)
     merges = train_merges(cells, vocab_size=2000, special_tokens=len(SPECIAL))
     made = [(merges.tokens[left], merges.tokens[right]) for left, right in merges.pairs.tolist()]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.vocab.bpe import train_merges
-from pretok.vocab.cells import BOUNDARY, Cells, Text, cells_of, cells_of_tokens, count_at
+from pretok.vocab.cells import BOUNDARY, Cells, Layout, Text, cells_of, count_at
 
 words_and_counts = st.lists(
     st.tuples(st.lists(st.integers(0, 9), max_size=150), st.sampled_from([0, 1, 2, 2**40])), max_size=40
@@ -25,15 +25,18 @@ def counts_of(cells: Cells) -> list[int]:
 def test_every_cell_counts_as_its_word_does(
     words: list[tuple[list[int], int]], ordered: bool, skipped: int
 ) -> None:
-    """In any order, and where the words begin behind the first token; a word and the boundary after it count alike."""
+    """In two parts, in any order, and where words begin behind the first token; the boundary after one counts alike."""
     if ordered:
         words.sort(key=lambda item: item[1])
     tokens = np.array([7] * skipped + [token for word, _ in words for token in word], np.int32)
     offsets = np.cumsum([skipped, *(len(word) for word, _ in words)], dtype=np.int64)
-    cells = cells_of_tokens(tokens, offsets, np.array([count for _, count in words], np.int64))
+    counts, middle, layout = np.array([count for _, count in words], np.int64), len(words) // 2, Layout()
+    layout.add_tokens(tokens, offsets[: middle + 1], counts[:middle])
+    layout.add_tokens(tokens, offsets[middle:], counts[middle:])
+    cells = layout.cells()
     assert cells.symbols.tolist() == [BOUNDARY, *(s for word, _ in words for s in [*word, BOUNDARY])]
     assert counts_of(cells) == [count for word, count in words for _ in range(len(word) + 1)]
-    assert len(cells.counts) <= (len({count for _, count in words}) if ordered else len(words))
+    assert len(cells.counts) <= (len({count for _, count in words}) + 1 if ordered else len(words))
 
 
 def test_words_that_occur_equally_often_take_no_memory_for_counts() -> None:

@@ -7,11 +7,11 @@ There is a cell for each token, and one before, between and after words. When to
 the first one's cell; of the other cells it covers the first and the last hold its length, as a negative number. So both
 neighbours of a token are found in constant time, however long it is.
 
-How often a cell occurs is kept for runs of words that occur equally often, not for each cell; a hint for every 64 cells
+How often a cell occurs is kept for runs of words that occur equally often, not for each cell; a hint for every 32 cells
 says where among the runs to begin to look. Any order of words is right. Ordered by their counts they are few runs,
 which stay in the processor's caches: half of all distinct words occur once.
 
-Memory: 4 bytes for each token and each word, and 12 for each run.
+Memory: 4.125 bytes for each token and each word, and 12 for each run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pretok.tokenizer.vocabulary import ALPHABET
 
 BOUNDARY = -1
 """Symbol of the cells around words. A cell that a token covers but does not begin at has a smaller one."""
-HINT_BITS = 6
+HINT_BITS = 5
 """A hint is for 2**HINT_BITS cells."""
 MAX_CELLS = 2**31 - 1
 MAX_OCCURRENCES = 2.0**62

@@ -54,7 +54,7 @@ REPORT_FILE = "report.json"
 STATE = ".state"
 OTHER_SIZES = (32_000, 64_000)
 """Sizes the report compares with, trained from the same counts."""
-MERGING_BYTES = 12
+MERGING_BYTES = 10
 """Memory for each cell of the distinct words (one a byte and one a word) while they are merged, see docs/scaling.md."""
 
 

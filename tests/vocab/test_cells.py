@@ -44,7 +44,7 @@ def test_words_that_occur_equally_often_take_no_memory_for_counts() -> None:
     data, offsets = np.zeros(1_000_000, np.uint8), np.arange(0, 1_000_001, 10)
     cells = cells_of(data, offsets, np.repeat([1, 2], 50_000))
     assert cells.starts.tolist() == [1, 550_001, 1_100_001]
-    assert cells.starts.nbytes + cells.counts.nbytes + cells.hints.nbytes < cells.symbols.nbytes / 50
+    assert cells.starts.nbytes + cells.counts.nbytes + cells.hints.nbytes < cells.symbols.nbytes / 25
 
 
 def test_cells_are_used_up() -> None:

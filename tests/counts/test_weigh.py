@@ -90,3 +90,15 @@ def test_weighing_adds_sources_and_drops_rare_words(tmp_path: Path) -> None:
     assert dict(zip(everything.words().to_pylist(), everything.counts.tolist(), strict=True)) == {
         b"la": 5, b"casa": 2, b"raro": 1
     }  # fmt: skip
+
+
+def test_words_of_a_bucket_are_in_the_order_of_their_counts(tmp_path: Path) -> None:
+    """Then of their bytes: words that count alike are neighbours, and those that begin alike among them."""
+    some = words({f"{n:03}".encode(): (1 + n % 4, 0) for n in range(1000)})
+    path = tmp_path / "all.parquet"
+    with path.open("wb") as file:
+        write_groups(file, [some], {})
+    [part] = weigh([path], {"it": 5}, min_count=1)
+    found = list(zip(part.words.counts.tolist(), part.words.words().to_pylist(), strict=True))
+    assert len(found) == 1000
+    assert found == sorted(found)

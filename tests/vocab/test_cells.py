@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pretok.base.errors import UsageError
 from pretok.vocab.bpe import train_merges
 from pretok.vocab.cells import BOUNDARY, Cells, Layout, Text, cells_of, count_at
 
@@ -52,3 +53,12 @@ def test_cells_are_used_up() -> None:
     assert len(train_merges(cells, vocab_size=300, special_tokens=0).pairs) == 2
     with pytest.raises(ValueError, match="merged already"):
         train_merges(cells, vocab_size=300, special_tokens=0)
+
+
+def test_words_that_are_too_many_are_counted_and_refused() -> None:
+    layout = Layout(most=9)
+    for _ in range(3):
+        layout.add(np.frombuffer(b"abab", np.uint8), np.array([0, 1, 4]), np.array([1, 2]))
+    assert (layout.words, layout.bytes, layout.size) == (6, 12, 19)
+    with pytest.raises(UsageError, match="6 words of 12 bytes are too many to merge"):
+        layout.cells()

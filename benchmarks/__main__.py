@@ -3,6 +3,7 @@
 python -m benchmarks all                # everything, about half an hour on two cores
 python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
 python -m benchmarks loader cold ray files remote writes  # streams, the driver, file systems; no peers needed
+python -m benchmarks streams            # our loader beside litdata and mosaicml-streaming, which it needs
 python -m benchmarks report             # table and plot again from results.json
 python -m benchmarks house              # the shape of the code, in seconds and without text
 """
@@ -30,6 +31,7 @@ from benchmarks.peers import measure_peers
 from benchmarks.remote import measure_remote
 from benchmarks.report import write_report
 from benchmarks.scaling import measure_balance, measure_memory, measure_scaling
+from benchmarks.streams import measure_streams
 from benchmarks.writes import measure_writes
 from pretok.base.children import child_environment
 
@@ -43,6 +45,7 @@ SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "balance": lambda inputs, runs: measure_balance(inputs),
     "ray": lambda inputs, runs: measure_ray(runs),
     "loader": measure_loader,
+    "streams": measure_streams,
     "cold": measure_cold,
     "files": measure_files,
     "remote": measure_remote,

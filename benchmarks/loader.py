@@ -25,7 +25,7 @@ SECONDS = 3.0
 MICRO_BATCHES = (8, 64)
 
 
-def _cpu() -> float:
+def cpu_seconds() -> float:
     """Seconds of this process and of the children that have ended."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in used)
@@ -70,7 +70,7 @@ def _deliver(dataset: Any, collate: Any, workers: int, size: int) -> tuple[float
 
     from pretok.stream.loader import PositionSampler
 
-    before, count = _cpu(), 0
+    before, count = cpu_seconds(), 0
     once = list(PositionSampler(len(dataset), global_batch=size, micro_batch=size))
     loader: Any = DataLoader
     batches = iter(
@@ -85,7 +85,7 @@ def _deliver(dataset: Any, collate: Any, workers: int, size: int) -> tuple[float
     speed = millions / (time.perf_counter() - began)
     del batches  # its process ends, and the CPU time of that counts
     gc.collect()
-    return speed, 1e3 * (_cpu() - before) / millions
+    return speed, 1e3 * (cpu_seconds() - before) / millions
 
 
 def measure_loader(inputs: Inputs, runs: int) -> dict[str, Any]:

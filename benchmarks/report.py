@@ -28,6 +28,7 @@ OURS = "pretok"
 
 MORE = {
     "loader": "loader processes of torch, sequences of 4,096 from memory",
+    "streams": "random tokens in shuffled micro-batches of 8 x 4,096, from memory",
     "cold": "streams of 500 M tokens, micro-batches of 8 x 4,096",
     "ray": "driver",
     "files": "20,000 files of three documents, 2 workers",

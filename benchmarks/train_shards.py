@@ -1,4 +1,4 @@
-"""Shards folders without inputs, for benchmarks and tests, also of random tokens. numpy and standard library only."""
+"""Shards folders without inputs, also of random tokens, for benchmarks and tests. numpy, xxhash, standard library."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pretok.base.storage import checksum
 from pretok.base.tokens import token_dtype
 from pretok.shards.contents import Contents, ShardEntry, TokenizerEntry, count_source, sum_sources
 from pretok.shards.format import index_bytes
@@ -33,8 +34,8 @@ def write_random_shards(folder: Path, tokens: int, vocab_size: int = 50_000) -> 
         documents,
         documents * DOCUMENT * dtype.itemsize,
         4 * documents * DOCUMENT,
-        checksum="",
-        index_checksum="",
+        checksum=checksum(prefix.with_suffix(".bin")),
+        index_checksum=checksum(prefix.with_suffix(".idx")),
     )
     write_manifest(folder, bare_contents(vocab_size, [shard]))
     return folder

@@ -128,6 +128,10 @@ class Annotations:
         return {self.folder / file.path: (file.file_bytes, file.checksum) for file in listed}
 
     @cached_property
+    def _placed(self) -> dict[tuple[str, str, str], dict[Path, tuple[JoinedPart, int]]]:
+        return {}
+
+    @cached_property
     def _by_split(self) -> dict[tuple[str, str], list[JoinedPart]]:
         found: dict[tuple[str, str], list[JoinedPart]] = {}
         for part in self.record.parts:
@@ -138,18 +142,28 @@ class Annotations:
         """Rows of a shard's documents, a window of its ledger at a time. No window where the set has no such documents.
 
         Raises IntegrityError."""
-        before = 0
-        groups = 0  # of the file before the shard
-        for other in manifest.of(shard.source, shard.split):
-            part = self._part(other, before)
-            if part is None or part.first == before:
-                groups = 0
-            count = -(-other.documents // WINDOW)
-            if other == shard:
+        place = self._places(manifest, shard.source, shard.split).get(shard.path)
+        if place is not None:
+            part, first = place
+            groups = range(first, first + -(-shard.documents // WINDOW))
+            yield from _read_groups(self.folder / part.path, groups, columns)
+
+    def _places(self, manifest: Manifest, source: str, split: str) -> dict[Path, tuple[JoinedPart, int]]:
+        """Shard -> the file with its rows, and the first row group of them there; found once for all shards."""
+        key = manifest.fingerprint, source, split
+        if key not in self._placed:
+            places: dict[Path, tuple[JoinedPart, int]] = {}
+            before = groups = 0  # documents before the shard; row groups of its file before it
+            for shard in manifest.of(source, split):
+                part = self._part(shard, before)
+                if part is None or part.first == before:
+                    groups = 0
                 if part is not None:
-                    yield from _read_groups(self.folder / part.path, range(groups, groups + count), columns)
-                return
-            groups, before = groups + count, before + other.documents
+                    places[shard.path] = part, groups
+                groups += -(-shard.documents // WINDOW)
+                before += shard.documents
+            self._placed[key] = places
+        return self._placed[key]
 
     def _part(self, shard: Shard, first: int) -> JoinedPart | None:
         for part in self._by_split.get((shard.source, shard.split), ()):

@@ -23,9 +23,9 @@ def gigatoken_in_memory(paths: list[str], tokenizer: Path, threads: int) -> floa
     import gigatoken
     import pyarrow as pa
 
-    from pretok.read.files import list_inputs
     from pretok.read.partition import Piece
     from pretok.read.readers import RecordFormat, read_piece
+    from pretok.read.recognise import list_inputs
 
     files, _ = list_inputs(paths, "auto")
     texts = [batch.texts for file in files for batch in read_piece(Piece(file), 0, RecordFormat())]

@@ -20,8 +20,9 @@ from pretok.base.errors import UsageError
 from pretok.base.stop import StopFlag
 from pretok.base.tell import Teller
 from pretok.base.units import counted
-from pretok.read.files import InputFile, list_inputs
+from pretok.read.files import InputFile
 from pretok.read.probe import COMPRESSION_RATIO
+from pretok.read.recognise import list_inputs
 
 
 @dataclass(frozen=True, slots=True)

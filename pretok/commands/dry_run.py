@@ -14,7 +14,7 @@ from pretok.base.console import Terminal
 from pretok.base.tell import table
 from pretok.base.units import counted, short_bytes
 from pretok.config import Recipe
-from pretok.read.files import list_inputs
+from pretok.read.recognise import list_inputs
 from pretok.shards.manifest import has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished
 from pretok.tokenizer.vocabulary import load_vocab

@@ -59,10 +59,11 @@ from pretok.counts.task import (
 )
 from pretok.kernels.unicode import FILE as UNICODE_FILE
 from pretok.read.changes import SourceInputs, refuse, refuse_changes, shared_inputs
-from pretok.read.files import InputFile, list_inputs
+from pretok.read.files import InputFile
 from pretok.read.partition import Partition, plan, shard_bytes
 from pretok.read.partition_runs import Failures, expect, raise_partitions, run_partitions
 from pretok.read.probe import probe_inputs
+from pretok.read.recognise import list_inputs
 from pretok.read.rejects import poor_sources
 
 STATE = ".state"

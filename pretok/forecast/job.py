@@ -18,9 +18,9 @@ from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, fore
 from pretok.forecast.measure import measure
 from pretok.forecast.vocabulary import counting_vocabulary
 from pretok.forecast.windows import windows
-from pretok.read.files import list_inputs
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import Probe, probe_inputs
+from pretok.read.recognise import list_inputs
 from pretok.stream.mix_job import recipe_request
 from pretok.tokenizer.encoder import Encoder
 

@@ -1,7 +1,8 @@
 """Inputs -> partitions -> batches of documents as Arrow arrays, with what was refused and why.
 
 paths.py            paths, globs and URLs -> the paths they stand for
-files.py            input files: list, recognise, open, decompress, notice changes
+files.py            input files: open, decompress, notice changes
+recognise.py        paths -> input files, recognised by content
 servers.py          a file on a server -> its bytes, several requests under way at once
 zstd_frames.py      zstd data -> slices whose text is bounded
 hub.py              datasets on a hub, streamed

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pretok.read.ahead import ahead
 from pretok.read.batches import Reject, TextBatch, from_buffers
-from pretok.read.files import CorruptInputError, read_bytes, stamp, what_changed
+from pretok.read.files import CorruptInputError, read_bytes, read_small, stamp, unpack, what_changed
 from pretok.read.json_kept import kept_lines
 from pretok.read.jsonl import (
     EMPTY,
@@ -88,12 +88,15 @@ def read_partition(
 
     def batches() -> Iterator[TextBatch | Damage]:
         for index, piece in enumerate(partition.pieces):
-            before, error = stamp(piece.file), ""
+            small = read_small(piece.file)
+            before, error = None if small is not None else stamp(piece.file), ""
             try:
-                yield from read_piece(piece, index, record, keep)
+                yield from read_piece(piece, index, record, keep, small)
             except CorruptInputError as damage:
                 error = str(damage)
-            if error := what_changed(piece.file, before) or error:
+            if small is None:
+                error = what_changed(piece.file, before) or error
+            if error:
                 yield Damage(index, error)
 
     def normalized(batch: TextBatch | Damage) -> TextBatch | Damage:
@@ -107,16 +110,40 @@ def _held_bytes(batch: TextBatch | Damage) -> int:
     return batch.texts.nbytes if isinstance(batch, TextBatch) else 0
 
 
-def read_piece(piece: Piece, index: int, record: RecordFormat, keep: Keep = NOTHING) -> Iterator[TextBatch]:
-    """Batches of one piece, which stands at `index` in its partition. Raises CorruptInputError."""
-    readers = {"jsonl": _read_jsonl, "text": _read_text}
-    if piece.file.format == "unreadable":
+def read_piece(
+    piece: Piece, index: int, record: RecordFormat, keep: Keep = NOTHING, small: bytes | None = None
+) -> Iterator[TextBatch]:
+    """Batches of one piece, which stands at `index` in its partition. small: all bytes of its file, where they are at
+    hand. Raises CorruptInputError."""
+    kind = piece.file.format
+    if kind == "unreadable":
         raise CorruptInputError(f"cannot be opened: {piece.file.identity}")
+    if kind == "jsonl":
+        records = _read_jsonl(_spans(piece, small, b"\n", record.max_line), not piece.start, record, keep)
+    elif kind == "text":
+        records = _read_text(piece, small, record)
+    else:
+        records = _read_table(piece, record, keep)
     first = 0
-    for found in readers.get(piece.file.format, _read_table)(piece, record, keep):
+    for found in records:
         yield from _batches(index, first, found, keep)
         first += len(found.status)
         del found  # with the bytes it was found in: the next may be as large
+
+
+def _spans(piece: Piece, small: bytes | None, mark: bytes, limit: int) -> Iterator[memoryview | None]:
+    """Spans of whole records of a piece. mark: what ends a record, b"" for one that is the whole file."""
+    file, start = piece.file, piece.start or 0
+    if small is None:
+        blocks = read_bytes(file.path, file.compression, start, piece.stop)
+    else:
+        small = small[start : piece.stop]
+        if (
+            mark and not file.compression and len(small) < BATCH_BYTES
+        ):  # one span, which need not be copied together
+            return iter((memoryview(small),) if small else ())
+        blocks = unpack(small, file.compression)
+    return whole_records(blocks, mark, limit, BATCH_BYTES) if mark else whole_file(blocks, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +166,7 @@ def _batches(index: int, first: int, found: _Found, keep: Keep) -> Iterator[Text
         kept = found.kept.slice(at, len(good)) if found.kept else None
         at += len(good)
         refused = _refused(texts, kept if keep.reject else None, keep)
+        numbers, rejects = first + start + good, []
         if refused:
             status = status.copy()
             left = np.ones(len(good), np.bool_)
@@ -146,17 +174,18 @@ def _batches(index: int, first: int, found: _Found, keep: Keep) -> Iterator[Text
                 status[good[document]], left[document] = reason, False
             texts = texts.cast(pa.large_binary()).filter(pa.array(left)).cast(pa.large_string())
             kept = kept.filter(left) if kept else None
-        rejects = [
-            Reject(
-                first + start + int(record),
-                REASONS[status[record]],
-                refused[int(np.searchsorted(good, record))][1]
-                if status[record] in (NOT_UTF8, OTHER_TYPE)
-                else found.explain(start + int(record)),
-            )
-            for record in np.flatnonzero(status != OK)
-        ]
-        numbers = first + start + np.flatnonzero(status == OK)
+            numbers = numbers[left]
+        if len(numbers) < len(status):
+            rejects = [
+                Reject(
+                    first + start + int(record),
+                    REASONS[status[record]],
+                    refused[int(np.searchsorted(good, record))][1]
+                    if status[record] in (NOT_UTF8, OTHER_TYPE)
+                    else found.explain(start + int(record)),
+                )
+                for record in np.flatnonzero(status != OK)
+            ]
         batch = TextBatch(index, first + start, len(status), texts, numbers, rejects)
         if kept:
             columns, wrong = tuple(kept.columns), tuple(mismatches(kept, keep, numbers))
@@ -189,10 +218,10 @@ def _too_long(limit: int) -> _Found:
     return _Found(np.array([TOO_LONG], np.uint8), nothing, lambda _: f"more than {limit} bytes")
 
 
-def _read_jsonl(piece: Piece, record: RecordFormat, keep: Keep) -> Iterator[_Found]:
-    stream = read_bytes(piece.file.path, piece.file.compression, piece.start or 0, piece.stop)
-    at_start = not piece.start
-    for span in whole_records(stream, b"\n", record.max_line, BATCH_BYTES):
+def _read_jsonl(
+    spans: Iterator[memoryview | None], at_start: bool, record: RecordFormat, keep: Keep
+) -> Iterator[_Found]:
+    for span in spans:
         if span is None:
             yield _too_long(record.max_line)
         else:
@@ -245,15 +274,13 @@ def _keys(value: Any) -> Iterator[str]:
             yield key
 
 
-def _read_text(piece: Piece, record: RecordFormat, _: Keep) -> Iterator[_Found]:
+def _read_text(piece: Piece, small: bytes | None, record: RecordFormat) -> Iterator[_Found]:
     """Documents of a plain text file: the whole file, or the texts between separators. It has nothing else to keep.
 
     As with line ends, a separator at the end of the file ends the last document and starts no other.
     """
-    stream = read_bytes(piece.file.path, piece.file.compression)
     mark, limit = record.separator.encode(), record.max_document
-    spans = whole_records(stream, mark, limit, BATCH_BYTES) if mark else whole_file(stream, limit)
-    for span in spans:
+    for span in _spans(piece, small, mark, limit):
         yield _too_long(limit) if span is None else _split(bytes(span), mark, limit)
 
 

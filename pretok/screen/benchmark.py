@@ -24,7 +24,8 @@ import numpy.typing as npt
 from pretok.base.errors import UsageError
 from pretok.base.storage import atomic_open
 from pretok.kernels.ngrams import GRAM, SHORTEST, Grams, list_grams
-from pretok.read.files import CorruptInputError, list_inputs, read_bytes
+from pretok.read.files import CorruptInputError, read_bytes
+from pretok.read.recognise import list_inputs
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _VERSION = 1

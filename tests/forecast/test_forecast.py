@@ -88,8 +88,8 @@ def test_a_source_that_is_read_as_a_whole_is_exact(tmp_path, vocab_dir):
 
 
 def test_the_windows_of_a_source_stand_for_all_of_it(tmp_path, monkeypatch):
-    from pretok.read.files import list_inputs
     from pretok.read.probe import probe_inputs
+    from pretok.read.recognise import list_inputs
 
     monkeypatch.setattr(module, "WINDOW", 1 << 10)
     for number in range(200):  # more files than points

@@ -9,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from pretok.read.files import CorruptInputError, InputFile, list_inputs
+from pretok.read.files import CorruptInputError, InputFile
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition, Piece
 from pretok.read.readers import Damage, RecordFormat, read_partition, read_piece
+from pretok.read.recognise import list_inputs
 
 TEXTS = [f"Documento {i}: perché no? " * (i % 9 + 1) for i in range(200)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()

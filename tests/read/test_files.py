@@ -21,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.base.errors import UsageError
-from pretok.read.files import CorruptInputError, decompress, list_inputs, read_bytes, stamp, what_changed
+from pretok.read.files import CorruptInputError, decompress, read_bytes, stamp, what_changed
 from pretok.read.paths import expand
+from pretok.read.recognise import list_inputs
 from pretok.read.servers import REQUESTS
 from pretok.read.zstd_frames import BLOCKS, FrameWalk
 
@@ -316,7 +317,7 @@ def test_a_user_without_permission_is_told_the_name(tmp_path):
         (data / "secret.jsonl").write_bytes(LINES)
         (data / "secret.jsonl").chmod(0o600 if os.getuid() == 0 else 0)
         code = (
-            "import os, sys; from pretok.read.files import list_inputs\n"
+            "import os, sys; from pretok.read.recognise import list_inputs\n"
             "if os.getuid() == 0: os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
             "for p in sys.argv[1:]:\n"
             "  try:\n"

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from pretok.base.errors import UsageError
 from pretok.base.tell import SILENT, Silent
-from pretok.read.files import list_inputs
 from pretok.read.json_kept import kept_lines
 from pretok.read.jsonl import OK, field_bytes, parse_lines
 from pretok.read.kept import LONGEST_VALUE, Keep, KeptColumn, KeptValues, kept_tables, parse_keep
@@ -26,6 +25,7 @@ from pretok.read.kept_types import decide_types
 from pretok.read.partition import Piece
 from pretok.read.probe import probe_inputs
 from pretok.read.readers import RecordFormat, read_piece
+from pretok.read.recognise import list_inputs
 
 NAMES = ("id", "meta.url", "a.b.c", "x", "è")
 KEEP = [KeptColumn(name, name, kind) for name in NAMES for kind in ("text", "integer", "float", "boolean")]

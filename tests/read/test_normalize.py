@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from pretok.counts.task import CountTask, count_partition
 from pretok.read import readers
-from pretok.read.files import list_inputs
 from pretok.read.kept import Keep
 from pretok.read.normalize import Normalization
 from pretok.read.partition import plan
 from pretok.read.probe import probe_inputs
 from pretok.read.readers import RecordFormat, read_partition
+from pretok.read.recognise import list_inputs
 from pretok.screen.screening import Screening
 from pretok.shards.task import TokenizeTask, tokenize_partition
 from pretok.tokenizer.vocabulary import load_vocab

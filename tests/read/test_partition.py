@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretok.read.files import InputFile, list_inputs
+from pretok.read.files import InputFile
 from pretok.read.partition import MAX_SHARD, MIN_SHARD, Partition, plan, shard_bytes
 from pretok.read.probe import Probe, probe_inputs
+from pretok.read.recognise import list_inputs
 
 lines = st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")), max_size=60)
 

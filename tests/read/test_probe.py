@@ -13,9 +13,9 @@ from telling import Told
 
 from pretok.base.errors import UsageError
 from pretok.read import probe
-from pretok.read.files import list_inputs
 from pretok.read.partition import plan, shard_bytes
 from pretok.read.probe import PROBED_FILES, probe_inputs
+from pretok.read.recognise import list_inputs
 
 RECORD = {"url": "http://a", "content": "una frase lunga", "n": 1, "data": {"text": "dentro", "id": 7}}
 

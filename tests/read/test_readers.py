@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.read import readers
-from pretok.read.files import CorruptInputError, list_inputs
+from pretok.read.files import CorruptInputError
 from pretok.read.partition import Piece, plan
 from pretok.read.probe import probe_inputs
 from pretok.read.readers import RecordFormat, read_piece
+from pretok.read.recognise import list_inputs
 
 TEXTS = [f"Documento n. {i}: perché no? L'è così.\n" * (i % 7 + 1) for i in range(300)]
 

@@ -1,0 +1,212 @@
+"""Inputs as a user named them -> input files: list them, recognise their format by content.
+
+Enters: paths, globs and fsspec URLs. Leaves: InputFile descriptions, sorted, each once, and what is worth telling.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretok.base.errors import UsageError
+from pretok.read.files import (
+    IDENTITY_BYTES,
+    SHOWN,
+    CorruptInputError,
+    InputFile,
+    describe_dataset,
+    identify,
+    shorten,
+    unpack,
+)
+from pretok.read.paths import HUB, expand, is_dataset, is_glob, is_remote
+
+_PARQUET = b"PAR1"
+"""Begins and ends a Parquet file; a truncated one is recognised by its name and fails by name."""
+# Magic numbers: RFC 8878 (zstd), RFC 1952 (gzip).
+_COMPRESSIONS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip"}
+_SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
+_SUFFIX_FORMAT = {
+    ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".txt": "text", ".text": "text",
+}  # fmt: skip
+_TABLE = (
+    'CSV; convert it to Parquet or JSON Lines, or declare format = "text" to take all of it as one document'
+)
+_OTHER_SUFFIXES = {
+    ".arrow": "a bare Arrow file; give the folder that datasets.save_to_disk wrote",
+    ".csv": _TABLE,
+    ".tsv": _TABLE,
+    ".safetensors": "a file of tensors, not of text",
+}
+"""What the names of files say that hold no documents, and what to do."""
+_OTHER_BEGINNINGS = {
+    b"\xfd7zXZ": "compressed by xz; compress it by zstd or gzip",
+    b"BZh": "compressed by bzip2; compress it by zstd or gzip",
+    b"\x04\x22\x4d\x18": "compressed by lz4; compress it by zstd or gzip",
+    b"PK\3\4": "a zip archive; unpack it",
+    b"ARROW1": "a bare Arrow file; convert it to Parquet",
+    b"Obj\1": "Avro; convert it to Parquet",
+}
+_ARRAY = re.compile(rb'\s*\[\s*[{"]')
+_DATASET = "a saved dataset"
+_KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
+LOOKED_AT = 64
+"""Files that a thread looks at in a row: handing it each by itself took as long as looking."""
+
+
+def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[InputFile], list[str]]:
+    """Every input the patterns match, once, sorted by path; and notices worth telling: a name that lies, an empty file,
+    what a glob matches that is no file.
+
+    UsageError names an input that is not there, is no regular file or has no format that is read, and a file that two
+    paths lead to.
+    """
+    explicit: dict[str, bool] = {}
+    for pattern in patterns:
+        named = not is_glob(pattern)
+        for path in expand(pattern):
+            explicit[path] = named or explicit.get(path, False)
+    paths = sorted(explicit)
+    step = max(1, min(LOOKED_AT, len(paths) // 64))
+
+    def look_at(start: int) -> list[_Look]:
+        return [_look(path, explicit[path], declared_format) for path in paths[start : start + step]]
+
+    with ThreadPoolExecutor(16) as pool:
+        looks = [found for some in pool.map(look_at, range(0, len(paths), step)) for found in some]
+    _refuse_twice([look for look in looks if look.file])
+    files = [look.file for look in looks if look.file]
+    if not files:
+        raise UsageError(f"{', '.join(patterns)}: {'; '.join(look.notice for look in looks[:SHOWN])}")
+    left_out = defaultdict(list)
+    for look in looks:
+        if not look.file:
+            left_out[look.notice].append(look.path)
+    notices = [f"left out, {what}: {shorten(paths)}" for what, paths in sorted(left_out.items())]
+    if empty := [file.path for file in files if file.size == 0 and file.format not in ("hub", "unreadable")]:
+        notices.append(f"empty: {shorten(empty)}")
+    return files, notices + [look.notice for look in looks if look.file and look.notice]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a look at a path found: an input, with its device and inode where it has any, or None and why not."""
+
+    path: str
+    file: InputFile | None
+    notice: str = ""
+    inode: tuple[int, int] | None = None
+
+
+def _look(path: str, explicit: bool, declared_format: str) -> _Look:
+    """Describe a path. UsageError where the user named it (`explicit`) and it is no input."""
+    if path.startswith(HUB):
+        return _Look(path, InputFile(path, "hub", "", 0, ""))
+    inode = None
+    try:
+        if not is_remote(path):
+            what, inode = _kind(path)
+            if what == _DATASET:
+                return _Look(path, describe_dataset(path), "", inode)
+            if what and explicit:
+                raise UsageError(f"{path} is {what}, not an input file{_hint(path)}")
+            if what:
+                return _Look(path, None, what)
+        file, notice = _describe(path, declared_format)
+    except OSError as error:  # the partition that holds it fails by name; the rest of the job goes on
+        file = InputFile(path, "unreadable", "", 0, str(error.strerror or error))
+        notice = f"{path} cannot be read: {error.strerror or error}"
+    return _Look(path, file, notice, inode)
+
+
+def _kind(path: str) -> tuple[str, tuple[int, int]]:
+    """What a local path is, "" for a regular file; device and inode. Opens nothing: opening a named pipe waits for
+    ever."""
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError as error:
+        link = os.path.islink(path)  # noqa: PTH114
+        if link and error.errno in (errno.ENOENT, errno.ELOOP):
+            return "a link that leads to itself" if error.errno == errno.ELOOP else "a link to nothing", (
+                0,
+                0,
+            )
+        raise
+    if stat.S_ISREG(found.st_mode):
+        what = ""
+    elif is_dataset(path):
+        what = _DATASET
+    else:
+        what = next((name for test, name in _KINDS if test(found.st_mode)), "a device")
+    return what, (found.st_dev, found.st_ino)
+
+
+def _hint(path: str) -> str:
+    if not Path(path).is_dir():
+        return ""
+    splits = (Path(path) / "dataset_dict.json").exists()
+    return f": {'name one of its splits' if splits else 'give a glob such as'} {path}/*"
+
+
+def _refuse_twice(looks: Sequence[_Look]) -> None:
+    """UsageError when two paths lead to one file: its documents would be there twice."""
+    seen: dict[tuple[int, int], str] = {}
+    for look in looks:
+        if look.inode is not None:
+            other = seen.setdefault(look.inode, look.path)
+            if other != look.path:
+                raise UsageError(f"{other} and {look.path} are the same file; name it once")
+
+
+def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
+    head, tail, size, identity = identify(path)
+    suffixes = [f".{suffix}" for suffix in os.path.basename(path).lower().split(".")[1:]]  # noqa: PTH119
+    by_name = next((_SUFFIX_COMPRESSION[s] for s in suffixes[-1:] if s in _SUFFIX_COMPRESSION), "")
+    compression = next((c for magic, c in _COMPRESSIONS.items() if head.startswith(magic)), "")
+    suffix = next(iter((suffixes[:-1] if by_name else suffixes)[-1:]), "")
+    named_format = _SUFFIX_FORMAT.get(suffix, "")
+    if head.startswith(_PARQUET) and tail.endswith(_PARQUET):
+        file_format = "parquet"
+    elif declared_format != "auto":
+        file_format = declared_format
+    else:
+        begins = _beginning(head, compression)
+        _refuse_other(path, begins, suffix)
+        file_format = named_format or ("jsonl" if begins.lstrip()[:1] == b"{" else "text")
+    if file_format == "parquet" and declared_format not in ("auto", "parquet"):
+        raise UsageError(f"{path} is Parquet, but the source declares format {declared_format}")
+    notice = ""
+    if size and (compression != by_name or (named_format and file_format != named_format)):
+        real = f"{file_format}{'.' + compression if compression else ''}"
+        notice = f"{path} is {real} by its content, not what its name says; read as {real}"
+    return InputFile(path, file_format, compression, size, identity), notice
+
+
+def _beginning(head: bytes, compression: str) -> bytes:
+    """The first bytes of a file, decompressed, without a BOM; none where they are damaged."""
+    if compression:
+        try:
+            head = next(unpack(head, compression, partial=True), b"")
+        except CorruptInputError:  # told when it is read
+            head = b""
+    return head[:IDENTITY_BYTES].removeprefix(b"\xef\xbb\xbf")
+
+
+def _refuse_other(path: str, begins: bytes, suffix: str) -> None:
+    """UsageError for a file that cannot hold documents in a format that is read, whatever it is read as."""
+    other = _OTHER_SUFFIXES.get(suffix)
+    if _SUFFIX_FORMAT.get(suffix, "jsonl") == "jsonl" and _ARRAY.match(begins):
+        other = "one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does"
+    if suffix not in _SUFFIX_FORMAT and not other:
+        other = next((what for magic, what in _OTHER_BEGINNINGS.items() if begins.startswith(magic)), None)
+        if not other and b"\0" in begins:
+            other = "binary: neither JSON Lines, Parquet nor text"
+    if other:
+        raise UsageError(f"{path} is {other}")

@@ -108,10 +108,22 @@ def _record_reader(kind: type) -> _Reader:
     readers = {field.name: _reader(hints[field.name]) for field in fields}
     missing = dataclasses.MISSING
     required = {f.name for f in fields if f.default is missing and f.default_factory is missing}
+    names, kinds = tuple(readers), tuple(hints[name] for name in readers)
+    plain, counts = set(kinds) <= {str, int}, [at for at, hint in enumerate(kinds) if hint is int]
+
+    def as_written(value: dict[str, Any]) -> bool:
+        """Whether this is a record of texts and counts in the order that we write: most of a manifest's are."""
+        values = tuple(value.values())
+        if not plain or tuple(value) != names or tuple(map(type, values)) != kinds:
+            return False
+        numbers = [values[at] for at in counts]
+        return min(numbers, default=0) >= 0 and max(numbers, default=0) < 2**63
 
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise _WrongValueError(f"expected an object, found {_shown(value)}")
+        if as_written(value):
+            return kind(**value)
         if lacking := required - value.keys():
             raise _WrongValueError(f"lacks the key {min(lacking)!r}")
         if unknown := value.keys() - readers.keys():

@@ -204,7 +204,7 @@ def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
         raise IntegrityError(f"{path}: {problem}; the file was damaged or edited")
     found = {"fingerprint": contents.fingerprint}
     if version == VERSION:
-        found["seal"] = fingerprint(data)
+        found["seal"] = fingerprint(data, stated["seal"])
     for key, value in found.items():
         if stated[key] != value:
             raise IntegrityError(

@@ -65,8 +65,12 @@ def to_json(value: Any) -> Any:
         return value
     if dataclasses.is_dataclass(value):
         kind: Any = type(value)
-        items = [(name, getattr(value, name), optional) for name, optional in _field_names(kind)]
-        return {name: to_json(item) for name, item, optional in items if not (optional and item is None)}
+        made = {}
+        for name, optional in _field_names(kind):
+            item = getattr(value, name)
+            if not (optional and item is None):
+                made[name] = item if type(item) is str or type(item) is int else to_json(item)
+        return made
     if isinstance(value, dict):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

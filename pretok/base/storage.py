@@ -163,9 +163,10 @@ def write_json(path: Path, value: Any) -> None:
     """Write `value` as readable JSON (keys in the order given), atomically."""
     parts: list[str] = []
     _add_json(value, "\n", parts)
-    with atomic_open(path, "w") as file:
-        file.writelines(parts)
-        file.write("\n")
+    parts.append("\n")
+    data = "".join(parts).encode()
+    with atomic_open(path) as file:
+        file.write(data)
 
 
 def _add_json(value: Any, line: str, parts: list[str]) -> None:
@@ -179,10 +180,14 @@ def _add_json(value: Any, line: str, parts: list[str]) -> None:
     elif isinstance(value, dict) and value:
         before, inner = "{" + line + " ", line + " "
         for key, item in value.items():
-            parts.append(before)
-            parts.append(encode_basestring(key if isinstance(key, str) else json.dumps(key)))
-            parts.append(": ")
-            _add_json(item, inner, parts)
+            head = f"{before}{encode_basestring(key if isinstance(key, str) else json.dumps(key))}: "
+            if type(item) is str:  # most values of most files of ours: without a call for each
+                parts.append(head + encode_basestring(item))
+            elif type(item) is int:
+                parts.append(f"{head}{item}")
+            else:
+                parts.append(head)
+                _add_json(item, inner, parts)
             before = "," + inner
         parts.append(line + "}")
     elif isinstance(value, list | tuple) and value:

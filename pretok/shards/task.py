@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from math import ceil
 from pathlib import Path
 from typing import IO, Any
 
@@ -266,6 +267,7 @@ class _PartWriter:
         self._rejects: IO[str] | None = None
         self._waiting: list[TextBatch] = []
         self._most = 0  # tokens of what waits
+        self._most_tokens = ceil(task.target * ROLL_OVER / encoder.dtype.itemsize)  # of the train shard
 
     def __enter__(self) -> _PartWriter:
         return self
@@ -281,7 +283,7 @@ class _PartWriter:
     def _may_hold(self, more: int) -> bool:
         """Whether the train shard has its size if `more` tokens come to it."""
         tokens = self._writers["train"].shard.tokens if "train" in self._writers else 0
-        return (tokens + more) * self._encoder.dtype.itemsize >= self._task.target * ROLL_OVER
+        return tokens + more >= self._most_tokens
 
     def _writer(self, split: str) -> _SplitWriter:
         """The split's writer, begun with its first document: most partitions have no rejects, many no validation."""

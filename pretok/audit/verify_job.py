@@ -109,7 +109,7 @@ def _check_plans(manifest: Manifest) -> list[str]:
     """Whether what only other commands read can be read."""
     try:
         for name, plan in manifest.contents.plans.items():
-            SourcePlan.from_json(name, plan)
+            list(SourcePlan.from_json(name, plan).partitions)
         if manifest.contents.materialized is not None:
             parse_mix(manifest.contents.materialized, manifest.folder / FILE_NAME)
     except PretokError as error:

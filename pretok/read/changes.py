@@ -52,8 +52,6 @@ def refuse(what: str, folder: Path, changes: Sequence[str]) -> None:
 
 def input_changes(before: Sequence[InputFile], now: Sequence[InputFile]) -> list[str]:
     """A sentence for each file that is gone, new or has other contents."""
-    if tuple(before) == tuple(now):
-        return []
     old, new = ({file.path: file for file in files} for files in (before, now))
     return [
         *(f"{path} is gone" for path in sorted(old.keys() - new.keys())),

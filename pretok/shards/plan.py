@@ -8,7 +8,9 @@ what has written no document binds nothing.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ class SourcePlan:
     name: str
     settings: dict[str, Any]
     inputs: list[InputFile]
-    partitions: list[Partition]
+    partitions: Sequence[Partition]
     kept: tuple[KeptColumn, ...] = ()
 
     def to_json(self) -> dict[str, object]:
@@ -53,10 +55,27 @@ class SourcePlan:
 
     @classmethod
     def from_json(cls, name: str, data: dict[str, object]) -> SourcePlan:
-        """Inverse of `to_json`. Raises IntegrityError."""
+        """Inverse of `to_json`. Raises IntegrityError, of a partition when it is looked at."""
         plan = read_record(_PlanEntry, data, f"the plan of source {name}")
-        partitions = [Partition.from_json(name, partition) for partition in plan.partitions]
-        return cls(name, plan.settings, list(plan.inputs), partitions, plan.kept)
+        return cls(name, plan.settings, list(plan.inputs), _Stored(name, plan.partitions), plan.kept)
+
+
+class _Stored(Sequence[Partition]):
+    """Partitions as JSON, read when one is looked at: a command that has nothing to do only counts them."""
+
+    def __init__(self, source: str, entries: Sequence[dict[str, object]]) -> None:
+        self._source = source
+        self._entries = entries
+
+    @cached_property
+    def _read(self) -> list[Partition]:
+        return [Partition.from_json(self._source, entry) for entry in self._entries]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._read[at]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +145,8 @@ def _continue(
     if path.exists():
         refuse_changes(f"the unfinished shards of {old.name}", shards, read_json(path)["config"], config)
     refuse_changes(what, shards, NOTHING_KEPT | old.settings, settings)
+    if inputs == old.inputs:
+        return old
     mended = _mended(old, inputs, state / old.name)
     planned = {file.path: file for file in old.inputs}
     accepted = [planned[file.path] if file.path in mended else file for file in inputs]

@@ -187,15 +187,16 @@ def _tokenize(
     if tasks or not has_manifest(shards):
         crashed = [_failure(partition, error.message) for partition, error in run.failures]
         unsealed = [p for p in plans if (state / p.name).exists()]
-        failed = seal(shards, state, unsealed, work.config, vocab, crashed)
-        failed = tuple(failure for failure in failed if failure not in crashed)
+        contents = seal(shards, state, unsealed, work.config, vocab, crashed)
+        failed = tuple(failure for failure in contents.failed if failure not in crashed)
     else:
-        failed = load_manifest(shards).contents.failed
+        contents = load_manifest(shards).contents
+        failed = contents.failed
     if run.failures and failed:
         tell.notice(_describe_failures(failed, shards))
     raise_partitions(run.failures, tell)
     complaints = [_describe_failures(failed, shards)] if failed else []
-    complaints += _poor_sources(shards, recipe)
+    complaints += _poor_sources(contents, recipe)
     if complaints:
         raise PartitionsFailed("\n".join(complaints))
     return run.summary()
@@ -258,11 +259,11 @@ def _describe_failures(failed: Sequence[Failure], shards: Path) -> str:
     )  # fmt: skip
 
 
-def _poor_sources(shards: Path, recipe: Recipe) -> list[str]:
+def _poor_sources(contents: Contents, recipe: Recipe) -> list[str]:
     """Complaints about sources of the recipe that gave too little."""
-    sources = load_manifest(shards).contents.sources
+    sources = contents.sources
     counts = {name: (sources[name].read, sources[name].rejected) for name in recipe.sources}
-    return poor_sources(recipe.shards.max_reject_share, counts, f"see {shards / 'rejects'}")
+    return poor_sources(recipe.shards.max_reject_share, counts, f"see {recipe.shards_dir / 'rejects'}")
 
 
 def _task(

@@ -122,8 +122,8 @@ def seal(
     config: dict[str, object],
     vocab: Vocabulary,
     crashed: Sequence[Failure],
-) -> tuple[Failure, ...]:
-    """Merge, check and describe. Returns the failures, which the manifest lists too.
+) -> Contents:
+    """Merge, check and describe. Returns what the manifest says.
 
     Raises AssertionError if read = written + rejected fails for any source.
     """
@@ -150,7 +150,7 @@ def seal(
         if not sources[plan.name].failed:
             (state / plan.name).rename(state / f"{plan.name}{DONE}")  # at once: half a state is no state
     drop_finished(state)
-    return contents.failed
+    return contents
 
 
 def _of_source(contents: Contents, name: str) -> _Source:

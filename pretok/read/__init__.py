@@ -3,7 +3,7 @@
 paths.py            paths, globs and URLs -> the paths they stand for
 files.py            input files: open, decompress, notice changes
 recognise.py        paths -> input files, recognised by content
-servers.py          a file on a server -> its bytes, several requests under way at once
+servers.py          a file on a server -> any of its bytes, several requests under way at once
 zstd_frames.py      zstd data -> slices whose text is bounded
 hub.py              datasets on a hub, streamed
 sample/__init__.py  the text shipped with the package
@@ -17,9 +17,11 @@ jsonl.py            JSON Lines -> texts, in Numba
 json_kept.py        JSON Lines -> what is kept beside the text, in Numba
 kept.py             what is kept of a record beside its text, by type
 kept_types.py       what is to be kept -> the type of each column
+chunks.py           a Parquet file on a server, its column chunks asked for ahead
 tables.py           Parquet, saved and hub datasets -> columns of text
 batches.py          batches of documents as Arrow arrays
 normalize.py        text -> normalized text
+begun.py            pieces on a server, begun before their turn
 readers.py          a partition -> batches of documents, any format
 ahead.py            read ahead in a thread
 partition_runs.py   one task a partition: what counting and tokenizing share

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -18,7 +18,7 @@ import xxhash
 
 from pretok.base.errors import UsageError
 from pretok.read.paths import is_remote
-from pretok.read.servers import blocks_ahead, size_on_server
+from pretok.read.servers import REQUESTS, blocks_ahead, ends_on_server, on_server
 from pretok.read.zstd_frames import FrameWalk
 
 IDENTITY_BYTES = 1 << 16
@@ -66,6 +66,10 @@ def open_parquet(path: str) -> Any:
     """Open a Parquet file for Arrow, which reads a local one itself, without the interpreter lock."""
     import pyarrow as pa
 
+    from pretok.read.chunks import ServerStream
+
+    if file := on_server(path):
+        return ServerStream(file)
     return open_input(path, READ_SIZE) if is_remote(path) else pa.OSFile(path)
 
 
@@ -77,7 +81,9 @@ def shorten(paths: Sequence[str]) -> str:
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
     """First and last bytes, size and identity of a file: by two reads, a small local one by one."""
-    if is_remote(path):
+    if ends := ends_on_server(path, IDENTITY_BYTES):
+        head, tail, size = ends
+    elif is_remote(path):
         with open_input(path) as file:
             head = file.read(IDENTITY_BYTES)
             size = file.seek(0, 2)
@@ -153,9 +159,9 @@ def what_changed(file: InputFile, before: tuple[int, int] | None) -> str:
 def read_small(file: InputFile) -> bytes | None:
     """All bytes of a file of at most IDENTITY_BYTES, if they are those that were planned; None for any other.
 
-    Its identity is of all of them, so nothing that happens to the file afterwards matters.
+    Its identity is of all of them, so nothing that happens to the file afterwards matters. Local files only.
     """
-    if file.size > IDENTITY_BYTES or file.format not in ("jsonl", "text"):
+    if file.size > IDENTITY_BYTES or file.format not in ("jsonl", "text") or is_remote(file.path):
         return None
     try:
         data, _, size, identity = identify(file.path)
@@ -224,23 +230,34 @@ def unpack(data: bytes, compression: str, *, partial: bool = False) -> Iterator[
     return decompress(blocks, compression, partial=partial)
 
 
-def read_bytes(path: str, compression: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-    """The file's bytes, decompressed; `start` and `stop` cut an uncompressed one.
+def read_bytes(
+    path: str,
+    compression: str,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    begin: int = 0,
+    received: Callable[[], object] = lambda: None,
+) -> Iterator[bytes]:
+    """The file's bytes, decompressed; `start` and `stop` cut an uncompressed one. Of a server who wants the beginning
+    only asks for `begin` bytes at a time; `received` is called when it has given all, whether they are used yet or not.
 
     Raises CorruptInputError after the last readable byte: the file is damaged, shorter than `stop`, or a read failed.
     """
 
     def blocks(size: int) -> Iterator[bytes]:
         try:
-            with open_input(path, READ_SIZE) as file:
-                there = size_on_server(file) if is_remote(path) else None
-                if there is None:
-                    yield from _in_order(file, start, stop, size)
-                else:
-                    end = there if stop is None else min(stop, there)
-                    for block in blocks_ahead(file, start, end, READ_SIZE):
-                        yield from (block[at : at + size] for at in range(0, len(block), size))
-                    _check_end(end, stop)
+            if (file := on_server(path)) is None:
+                with open_input(path, READ_SIZE) as opened:
+                    yield from _in_order(opened, start, stop, size)
+            else:
+                end = file.size if stop is None else min(stop, file.size)
+                # What stands in the first IDENTITY_BYTES is known from planning.
+                first = start + (IDENTITY_BYTES if begin else READ_SIZE)
+                borders = [start, *range(min(first, end), end, begin or READ_SIZE), end]
+                for block in blocks_ahead(file, borders, 1 if begin else REQUESTS, received):
+                    yield from (block[at : at + size] for at in range(0, len(block), size))
+                _check_end(end, stop)
         except OSError as error:
             raise CorruptInputError(f"reading failed: {error}") from None
 

@@ -21,6 +21,8 @@ from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_b
 from pretok.read.guarded import in_child
 from pretok.read.hub import open_hub
 from pretok.read.kept import type_of
+from pretok.read.paths import is_remote
+from pretok.read.servers import on_server
 
 COMPRESSION_RATIO = 3.0
 """Assumed bytes of text per byte of a zstd or gzip file."""
@@ -28,6 +30,9 @@ PROBED_FILES = 32
 """How many JSON Lines files of a source are looked into, at even distances: opening a million takes minutes."""
 PROBED_RECORDS, PROBED_BYTES = 20, 1 << 20
 """How much of such a file is read to see whether it has the field: what comes first of the two."""
+FOOTERS, LARGEST_FOOTER = 256, 1 << 20
+"""Parquet files on a server whose footers are held at once, and bytes of one: most take tens of kB. Of a file with a
+larger one the helper process reads it itself."""
 NULL = "null"
 """Type of a field that has no value."""
 NAMED = 10
@@ -58,8 +63,11 @@ def probe_inputs(inputs: Sequence[InputFile], field: str, tell: Teller = SILENT)
     lines = [file for file in inputs if file.format == "jsonl" and file.size]
     looked_into = set(lines[:: -(-len(lines) // PROBED_FILES) or 1])
     parquet = [file for file in inputs if file.format == "parquet"]
-    # Of a damaged footer pyarrow tells the size of a column by ending the process (seen with 23); reading is safe.
-    known = dict(zip(parquet, in_child(partial(_probe_parquet, field=field), parquet), strict=True))
+    known: dict[InputFile, Probe | None] = {}
+    for some in _together(parquet):
+        # Of a damaged footer pyarrow tells the size of a column by ending the process (seen with 23); reading is safe.
+        probed = in_child(partial(_probe_parquet, field=field), _with_footers(some))
+        known |= zip(some, probed, strict=True)
     opened = [file for file in inputs if file in looked_into or file.format in ("dataset", "hub")]
     with ThreadPoolExecutor(16) as pool:
         known |= zip(opened, pool.map(lambda file: _probe(file, field, True), opened), strict=True)
@@ -116,9 +124,9 @@ def _first_records(file: InputFile) -> Iterator[Any]:
     data = b""
     stop = None if file.compression else min(file.size, PROBED_BYTES)
     try:
-        for block in read_bytes(file.path, file.compression, 0, stop):
+        for block in read_bytes(file.path, file.compression, 0, stop, begin=PROBED_BYTES):
             data += block
-            if len(data) >= PROBED_BYTES:
+            if len(data) >= PROBED_BYTES or data.count(b"\n") >= PROBED_RECORDS:
                 break
         else:
             data += b"\n" * (stop is None or stop == file.size)  # the last line may lack its end
@@ -141,13 +149,42 @@ def _texts(record: dict[str, object], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _probe_parquet(file: InputFile, field: str) -> Probe:
-    """From the footer; one that cannot be read gives no parts: planned whole, the file fails by name when read."""
+def _together(files: list[InputFile]) -> Iterator[list[InputFile]]:
+    """Files that one process looks into: local ones all, of those on servers as many as it is handed the footers of."""
+    yield [file for file in files if not is_remote(file.path)]
+    remote = [file for file in files if is_remote(file.path)]
+    yield from (remote[at : at + FOOTERS] for at in range(0, len(remote), FOOTERS))
+
+
+def _with_footers(files: list[InputFile]) -> list[tuple[InputFile, bytes]]:
+    """Each file with its footer, if it is on a server: this process has a connection, and mostly these bytes."""
+    with ThreadPoolExecutor(16) as pool:
+        return list(zip(files, pool.map(_footer, files), strict=True))
+
+
+def _footer(file: InputFile) -> bytes:
+    """The footer of a file on a server; b"" for any other file, and for one that is large or cannot be read."""
+    try:
+        if (far := on_server(file.path)) is None:
+            return b""
+        length = 8 + int.from_bytes(far.read(far.size - 8, far.size - 4), "little")
+        return far.read(far.size - length, far.size) if length <= min(far.size, LARGEST_FOOTER) else b""
+    except OSError:
+        return b""
+
+
+def _probe_parquet(with_footer: tuple[InputFile, bytes], field: str) -> Probe:
+    """From the footer, b"" where it is to be read. One that cannot be read gives no parts: planned whole, the file
+    fails by name when read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    file, footer = with_footer
     try:
-        with open_parquet(file.path) as stream, pq.ParquetFile(stream) as opened:
+        with (
+            pa.BufferReader(footer) if footer else open_parquet(file.path) as stream,
+            pq.ParquetFile(stream) as opened,
+        ):
             meta = opened.metadata
             columns = [meta.schema.column(index) for index in range(meta.num_columns)]
             groups = [meta.row_group(index) for index in range(meta.num_row_groups)]

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import pyarrow.compute as pc
 
 from pretok.read.ahead import ahead
 from pretok.read.batches import Reject, TextBatch, from_buffers
+from pretok.read.begun import PIECES, begun
 from pretok.read.files import CorruptInputError, read_bytes, read_small, stamp, unpack, what_changed
 from pretok.read.json_kept import kept_lines
 from pretok.read.jsonl import (
@@ -39,6 +42,7 @@ from pretok.read.jsonl import (
 from pretok.read.kept import Keep, KeptValues, describe_mismatch, kept_tables, mismatches
 from pretok.read.normalize import Normalization, normalize_batch
 from pretok.read.partition import Partition, Piece
+from pretok.read.paths import is_remote
 from pretok.read.spans import whole_file, whole_records
 from pretok.read.tables import table_columns
 
@@ -83,21 +87,46 @@ def read_partition(
 ) -> Iterator[TextBatch | Damage]:
     """All batches of a partition, normalized, read ahead in a thread; a damaged piece does not end the others.
 
-    A file that is no longer what was planned, or was written to meanwhile, counts as damaged once it has been read.
+    A file that is no longer what was planned, or was written to meanwhile, counts as damaged once it has been read; one
+    on a server when all pieces were, as the requests go on beside the reading.
     """
 
+    pool = ThreadPoolExecutor(2 * PIECES, thread_name_prefix="piece")  # of no thread, if all pieces are local
+    asked: dict[int, Future[str]] = {}
+    stamps: dict[int, tuple[int, int] | None] = {}  # of files that were not read at once
+
+    def ask(index: int) -> None:
+        if index not in asked:
+            asked[index] = pool.submit(what_changed, partition.pieces[index].file, None)
+
+    def read(index: int, piece: Piece) -> Iterator[TextBatch]:
+        small = read_small(piece.file)
+        if small is None:
+            stamps[index] = stamp(piece.file)
+        return read_piece(piece, index, record, keep, small, partial(ask, index))
+
     def batches() -> Iterator[TextBatch | Damage]:
-        for index, piece in enumerate(partition.pieces):
-            small = read_small(piece.file)
-            before, error = None if small is not None else stamp(piece.file), ""
-            try:
-                yield from read_piece(piece, index, record, keep, small)
-            except CorruptInputError as damage:
-                error = str(damage)
-            if small is None:
-                error = what_changed(piece.file, before) or error
-            if error:
-                yield Damage(index, error)
+        later: list[tuple[int, str]] = []
+        try:
+            for index, piece, found in begun(partition.pieces, read, pool):
+                error = ""
+                try:
+                    yield from found
+                except CorruptInputError as damage:
+                    error = str(damage)
+                if is_remote(piece.file.path):
+                    ask(index)
+                    later.append((index, error))
+                    continue
+                if index in stamps:
+                    error = what_changed(piece.file, stamps.pop(index)) or error
+                if error:
+                    yield Damage(index, error)
+            for index, error in later:
+                if error := asked[index].result() or error:
+                    yield Damage(index, error)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def normalized(batch: TextBatch | Damage) -> TextBatch | Damage:
         return batch if isinstance(batch, Damage) else normalize_batch(batch, normalization)
@@ -111,19 +140,26 @@ def _held_bytes(batch: TextBatch | Damage) -> int:
 
 
 def read_piece(
-    piece: Piece, index: int, record: RecordFormat, keep: Keep = NOTHING, small: bytes | None = None
+    piece: Piece,
+    index: int,
+    record: RecordFormat,
+    keep: Keep = NOTHING,
+    small: bytes | None = None,
+    received: Callable[[], object] = lambda: None,
 ) -> Iterator[TextBatch]:
     """Batches of one piece, which stands at `index` in its partition. small: all bytes of its file, where they are at
-    hand. Raises CorruptInputError."""
+    hand; received: as in `read_bytes`. Raises CorruptInputError."""
     kind = piece.file.format
     if kind == "unreadable":
         raise CorruptInputError(f"cannot be opened: {piece.file.identity}")
     if kind == "jsonl":
-        records = _read_jsonl(_spans(piece, small, b"\n", record.max_line), not piece.start, record, keep)
+        spans = _spans(piece, small, b"\n", record.max_line, received)
+        records = _read_jsonl(spans, not piece.start, record, keep)
     elif kind == "text":
-        records = _read_text(piece, small, record)
+        mark, limit = record.separator.encode(), record.max_document
+        records = _read_text(_spans(piece, small, mark, limit, received), mark, limit)
     else:
-        records = _read_table(piece, record, keep)
+        records = _read_table(piece, record, keep, received)
     first = 0
     for found in records:
         yield from _batches(index, first, found, keep)
@@ -131,11 +167,13 @@ def read_piece(
         del found  # with the bytes it was found in: the next may be as large
 
 
-def _spans(piece: Piece, small: bytes | None, mark: bytes, limit: int) -> Iterator[memoryview | None]:
+def _spans(
+    piece: Piece, small: bytes | None, mark: bytes, limit: int, received: Callable[[], object]
+) -> Iterator[memoryview | None]:
     """Spans of whole records of a piece. mark: what ends a record, b"" for one that is the whole file."""
     file, start = piece.file, piece.start or 0
     if small is None:
-        blocks = read_bytes(file.path, file.compression, start, piece.stop)
+        blocks = read_bytes(file.path, file.compression, start, piece.stop, received=received)
     else:
         small = small[start : piece.stop]
         if (
@@ -274,13 +312,12 @@ def _keys(value: Any) -> Iterator[str]:
             yield key
 
 
-def _read_text(piece: Piece, small: bytes | None, record: RecordFormat) -> Iterator[_Found]:
+def _read_text(spans: Iterator[memoryview | None], mark: bytes, limit: int) -> Iterator[_Found]:
     """Documents of a plain text file: the whole file, or the texts between separators. It has nothing else to keep.
 
     As with line ends, a separator at the end of the file ends the last document and starts no other.
     """
-    mark, limit = record.separator.encode(), record.max_document
-    for span in _spans(piece, small, mark, limit):
+    for span in spans:
         yield _too_long(limit) if span is None else _split(bytes(span), mark, limit)
 
 
@@ -307,10 +344,12 @@ def _explain_length(status: npt.NDArray[np.uint8], limit: int) -> Callable[[int]
     return lambda record: f"more than {limit} bytes" if status[record] == TOO_LONG else ""
 
 
-def _read_table(piece: Piece, record: RecordFormat, keep: Keep) -> Iterator[_Found]:
+def _read_table(
+    piece: Piece, record: RecordFormat, keep: Keep, received: Callable[[], object]
+) -> Iterator[_Found]:
     """Texts of a column of strings or bytes, and what is kept beside them; nulls are rejects."""
     fields = [column.field for column in keep.columns]
-    for column, others in table_columns(piece, record.field, fields, BATCH_BYTES):
+    for column, others in table_columns(piece, record.field, fields, BATCH_BYTES, received):
         status = _status(np.asarray(pc.binary_length(column).fill_null(0)), record.max_document)
         status[np.asarray(column.is_null())] = NULL
         if status.any():  # a filter copies the text

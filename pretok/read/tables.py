@@ -10,7 +10,7 @@ Whatever a library raises while it reads an input is CorruptInputError: it saw b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pretok.read.chunks import ServerStream
 from pretok.read.files import READ_SIZE, CorruptInputError, open_parquet
 from pretok.read.hub import open_hub
 from pretok.read.partition import Piece
@@ -31,15 +32,20 @@ TextColumns = tuple[pa.Array, list[pa.Array | None]]
 
 
 def table_columns(
-    piece: Piece, field: str, others: Sequence[str], batch_bytes: int
+    piece: Piece,
+    field: str,
+    others: Sequence[str],
+    batch_bytes: int,
+    received: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
-    """Texts of a piece, and its columns `others`. Raises CorruptInputError after the last batch that can be read."""
+    """Texts of a piece, and its columns `others`; `received` as in `read_bytes`. Raises CorruptInputError after the
+    last batch that can be read."""
     if piece.file.format == "hub":
         columns = _hub(piece, field, others)
+    elif piece.file.format == "parquet":
+        columns = _parquet(piece, field, others, batch_bytes, received)
     else:
-        columns = (_parquet if piece.file.format == "parquet" else _dataset)(
-            piece, field, others, batch_bytes
-        )
+        columns = _dataset(piece, field, others, batch_bytes)
     for column, rest in columns:
         with _library("the text column is damaged"):
             texts = _binary(column)
@@ -146,7 +152,9 @@ def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
     return pc.struct_field(column, path[1:]) if path[1:] else column
 
 
-def _parquet(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) -> Iterator[TextColumns]:
+def _parquet(
+    piece: Piece, field: str, others: Sequence[str], batch_bytes: int, received: Callable[[], object]
+) -> Iterator[TextColumns]:
     """Rows per batch follow the bytes of the row groups before, of the first one its bytes in all columns: a column's
     size stands in metadata that pyarrow aborts the process on, where they are damaged."""
     with _library("damaged Parquet"):
@@ -157,9 +165,13 @@ def _parquet(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) 
             file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=READ_SIZE)
             chosen = _Chosen(file.schema_arrow, field, others)
             groups = range(piece.start or 0, file.num_row_groups if piece.stop is None else piece.stop)
+            if isinstance(stream, ServerStream):
+                stream.expect(file.metadata, groups, chosen.leaves, READ_SIZE, received)
         seen = size = 0
         for group in groups:
             with _library("damaged Parquet"):
+                if isinstance(stream, ServerStream):
+                    stream.reach(group)
                 meta = file.metadata.row_group(group)
                 of_rows, of_bytes = (seen, size) if size else (meta.num_rows, meta.total_byte_size)
                 rows = max(1, of_rows * batch_bytes // max(1, of_bytes))

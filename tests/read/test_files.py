@@ -10,11 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import zstandard
 from hypothesis import given
@@ -24,7 +22,6 @@ from pretok.base.errors import UsageError
 from pretok.read.files import CorruptInputError, decompress, read_bytes, stamp, what_changed
 from pretok.read.paths import expand
 from pretok.read.recognise import list_inputs
-from pretok.read.servers import REQUESTS
 from pretok.read.zstd_frames import BLOCKS, FrameWalk
 
 LINES = b"".join(b'{"text":"riga %d"}\n' % i for i in range(5000))
@@ -388,94 +385,3 @@ def test_sample_and_unknown_sample():
     assert sum(len(d.encode()) for d in documents) >= 80_000
     with pytest.raises(UsageError, match="there is en, it"):
         expand("sample:fr")
-
-
-def test_a_server_is_asked_for_little_more_than_is_read(tmp_path):
-    """What fsspec asks for ahead is bounded by what is read at a time: 5 MiB for each look were half of all."""
-
-    asked = []
-
-    def fetch(path, start, end):
-        asked.append(end - start)
-        return path.read_bytes()[start:end]
-
-    serve("far", fetch)
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "mare"}\n' * 1_200_000)
-    (found,), _ = list_inputs([f"far://{path}"], "auto")
-    assert sum(asked) < 1 << 19
-    assert what_changed(found, stamp(found)) == ""
-    asked.clear()
-    assert sum(map(len, read_bytes(found.path, ""))) == found.size
-    assert sum(asked) == found.size
-    assert len(asked) <= found.size // (4 << 20) + 1
-
-
-@pytest.mark.parametrize("compression", ["", "zstd"])
-def test_several_requests_to_a_server_are_under_way_at_once(tmp_path, compression):
-    """In their order, each byte once, as far as asked for; given up early, and told of where one fails."""
-
-    asked, under_way, most, breaks = [], set(), 0, False
-
-    def fetch(path, start, end):
-        nonlocal most
-        if breaks and start:
-            raise OSError("no route to host")
-        asked.append(end - start)
-        under_way.add(start)
-        most = max(most, len(under_way))
-        time.sleep(0.05)
-        under_way.remove(start)
-        return path.read_bytes()[start:end]
-
-    serve("farther", fetch, async_impl=True)
-    text = np.random.default_rng(0).bytes(30_000_000)
-    path = tmp_path / "a"
-    path.write_bytes(zstandard.compress(text) if compression else text)
-    url, size = f"farther://{path}", path.stat().st_size
-    assert b"".join(read_bytes(url, compression)) == text
-    assert sum(asked) == size
-    assert 2 <= most <= REQUESTS
-    if not compression:
-        assert b"".join(read_bytes(url, "", 5, 20_000_000)) == text[5:20_000_000]
-        *_, error = some_bytes(read_bytes(url, "", 29_000_000, size + 7))
-        assert "7 bytes shorter" in str(error)
-    asked.clear()
-    first = read_bytes(url, compression)
-    next(first)
-    first.close()
-    assert len(asked) == 1
-    breaks = True
-    *_, error = some_bytes(read_bytes(url, compression))
-    assert "no route to host" in str(error)
-
-
-def serve(protocol, fetch, **attributes):
-    """Files of the disk under a protocol of fsspec's, of which `fetch(path, start, end)` gives the bytes."""
-    import fsspec
-    from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
-
-    class File(AbstractBufferedFile):
-        def _fetch_range(self, start, end):
-            return fetch(Path(self.path), start, end)
-
-    class Server(AbstractFileSystem):
-        def info(self, path, **_):
-            name = self._strip_protocol(path)
-            return {"name": name, "size": Path(name).stat().st_size, "type": "file", "ETag": "1"}
-
-        def _open(self, path, mode="rb", block_size="default", **options):
-            return File(self, self._strip_protocol(path), mode, block_size, **options)
-
-    kind = type(protocol, (Server,), {"protocol": protocol, **attributes})
-    fsspec.register_implementation(protocol, kind, clobber=True)
-
-
-def some_bytes(blocks):
-    """What can be read, and the error that ends it."""
-    found = []
-    try:
-        found.extend(blocks)
-    except CorruptInputError as error:
-        return [*found, error]
-    raise AssertionError("no error")

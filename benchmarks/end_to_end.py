@@ -22,11 +22,12 @@ from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
 
 
-def recipe_of(sources: dict[str, list[str]], vocab: Path, out: Path) -> Recipe:
-    """A recipe without any option; what lies in `out` is removed."""
+def recipe_of(sources: dict[str, list[str]], vocab: Path, out: Path, size: str | int = 0) -> Recipe:
+    """A recipe without any option but the size of a shard; what lies in `out` is removed."""
     shutil.rmtree(out, ignore_errors=True)
     tables = {name: {"inputs": paths} for name, paths in sources.items()}
-    return make_recipe({"out": out, "sources": tables, "vocab": {"path": vocab}}, "benchmark")
+    settings = {"out": out, "sources": tables, "vocab": {"path": vocab}, "shards": {"size": size}}
+    return make_recipe(settings, "benchmark")
 
 
 def tiny_files(folder: Path, number: int) -> list[str]:

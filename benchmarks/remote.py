@@ -30,6 +30,9 @@ from benchmarks.inputs import Inputs
 from benchmarks.measure import fresh, medians
 
 LATENCY = 0.05
+LARGE = "1GiB"
+"""The shards of a large corpus. This one's are small, so that a partition begins with each of its files, whose first
+requests nothing hides."""
 BUCKET = "corpus"
 COUNT = "/requests-so-far"
 CREDENTIALS = {
@@ -122,7 +125,9 @@ def requests_so_far(endpoint: str) -> int:
         return int(json.loads(answer.read()))
 
 
-def run_once(sources: dict[str, list[str]], tiny: str, vocab: Path, folder: Path) -> dict[str, float]:
+def run_once(
+    sources: dict[str, list[str]], tiny: str, vocab: Path, folder: Path, size: str | int = 0
+) -> dict[str, float]:
     """Tokenize in this process: MB of text a second, and a second of CPU time. A first job with the file `tiny`, in the
     same place, bears the start-up: imports, the tokenizer, the connection."""
     from pretok.base.execute import Engine
@@ -133,7 +138,7 @@ def run_once(sources: dict[str, list[str]], tiny: str, vocab: Path, folder: Path
 
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         warm_up(engine, [tiny], vocab, folder)
-        recipe = recipe_of(sources, vocab, folder / "out")
+        recipe = recipe_of(sources, vocab, folder / "out", size)
         began, used = time.perf_counter(), time.process_time()
         run_tokenize(recipe, engine, SILENT)
         took, cpu = time.perf_counter() - began, time.process_time() - used
@@ -147,10 +152,13 @@ def measure_remote(inputs: Inputs, runs: int) -> dict[str, Any]:
     if find_spec("s3fs") is None:
         return {"skipped": "s3fs is not installed"}
     cases = {
-        "11 files .jsonl.zst": inputs.zst,
-        "one .jsonl.zst": {"all": [str(inputs.single)]},
-        "one plain .jsonl": {"all": [str(inputs.plain)]},
-        "11 files of Parquet": inputs.parquet,
+        "11 files .jsonl.zst": (inputs.zst, 0),
+        "11 files .jsonl.zst, of 2 partitions": (inputs.zst, LARGE),
+        "one .jsonl.zst": ({"all": [str(inputs.single)]}, 0),
+        "one plain .jsonl": ({"all": [str(inputs.plain)]}, 0),
+        "one plain .jsonl, one partition": ({"all": [str(inputs.plain)]}, LARGE),
+        "11 files of Parquet": (inputs.parquet, 0),
+        "11 files of Parquet, of 2 partitions": (inputs.parquet, LARGE),
     }
     bucket = inputs.folder / "bucket"
     shutil.rmtree(bucket, ignore_errors=True)
@@ -159,7 +167,7 @@ def measure_remote(inputs: Inputs, runs: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with server(bucket) as endpoint:
         env = {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}
-        for name, sources in cases.items():
+        for name, (sources, size) in cases.items():
             far = {
                 source: [_linked(path, bucket / source) for path in paths]
                 for source, paths in sources.items()
@@ -167,9 +175,11 @@ def measure_remote(inputs: Inputs, runs: int) -> dict[str, Any]:
             done: dict[str, list[dict[str, float]]] = {"local": [], "remote": []}
             requests = 0
             for _ in range(runs):
-                done["local"].append(fresh(run_once, sources, tiny, inputs.vocab, inputs.folder))
+                done["local"].append(fresh(run_once, sources, tiny, inputs.vocab, inputs.folder, size))
                 before = requests_so_far(endpoint)
-                done["remote"].append(fresh(run_once, far, far_tiny, inputs.vocab, inputs.folder, env=env))
+                done["remote"].append(
+                    fresh(run_once, far, far_tiny, inputs.vocab, inputs.folder, size, env=env)
+                )
                 requests = requests_so_far(endpoint) - before - 1
             local, remote = medians(done["local"]), medians(done["remote"])
             found[f"{name}: remote / local"] = remote["speed"] / local["speed"]

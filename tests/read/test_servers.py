@@ -17,7 +17,6 @@ from pretok.read import begun
 from pretok.read.files import (
     CorruptInputError,
     InputFile,
-    list_inputs,
     open_parquet,
     read_bytes,
     stamp,
@@ -27,6 +26,7 @@ from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition, Piece, line_starts
 from pretok.read.probe import probe_inputs
 from pretok.read.readers import Damage, RecordFormat, read_partition, read_piece
+from pretok.read.recognise import list_inputs
 from pretok.read.servers import REQUESTS, blocks_ahead
 from pretok.read.tables import table_columns
 

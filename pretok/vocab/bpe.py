@@ -30,7 +30,7 @@ from pretok.base.errors import UsageError
 from pretok.kernels.compile import I64, U8, njit
 from pretok.kernels.hashing import hash_bytes
 from pretok.tokenizer.vocabulary import ALPHABET
-from pretok.vocab.cells import BOUNDARY, I32, Cells, Layout, text_of
+from pretok.vocab.cells import BOUNDARY, I32, Cells, CellWriter, text_of
 from pretok.vocab.first_pairs import pairs_of
 from pretok.vocab.pairs import (
     COUNT,
@@ -257,9 +257,9 @@ def merge_sequences(
     """
     if len(symbols) and not 0 <= symbols.min() <= symbols.max() < len(tokens):
         raise ValueError(f"symbols are ids from 0 to {len(tokens) - 1}")
-    layout = Layout()
-    layout.add_tokens(symbols, offsets, counts)
-    return _train(layout.cells(), tokens, max_new, min_frequency, weights, limit, ease)
+    writer = CellWriter()
+    writer.add_tokens(symbols, offsets, counts)
+    return _train(writer.cells(), tokens, max_new, min_frequency, weights, limit, ease)
 
 
 def train_merges(

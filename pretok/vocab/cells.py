@@ -127,7 +127,7 @@ def _place(tokens: Any, offsets: Any, symbols: Any, p: Any) -> Any:
     return p
 
 
-class Layout:
+class CellWriter:
     """Words -> Cells, part by part, so that the words need not be there all at once.
 
     most: cells; of more than that, words are only counted.
@@ -200,7 +200,7 @@ class Layout:
 
 
 def cells_of(data: Bytes, offsets: Ints, counts: Ints) -> Cells:
-    """The Cells of words of bytes, as `Layout.add` takes them."""
-    layout = Layout()
-    layout.add(data, offsets, counts)
-    return layout.cells()
+    """The Cells of words of bytes, as `CellWriter.add` takes them."""
+    writer = CellWriter()
+    writer.add(data, offsets, counts)
+    return writer.cells()

@@ -41,7 +41,7 @@ from pretok.read.changes import refuse_changes
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
 from pretok.vocab.alphabets import check_languages
 from pretok.vocab.bpe import train_merges
-from pretok.vocab.cells import Cells, Layout
+from pretok.vocab.cells import Cells, CellWriter
 from pretok.vocab.compare import THIS, measure_tokenizer
 from pretok.vocab.cost import Measure, MeasureTask, empty_measure, measure_bucket, open_tokenizer
 from pretok.vocab.planned import check_mix
@@ -201,21 +201,21 @@ def _cells(counts: CorpusCounts, vocab: Vocab) -> tuple[Cells, Tally]:
     Raises UsageError, before the work, for words that memory does not hold while they are merged.
     """
     free, more = free_memory(), vocab.min_count + 1
-    layout, tally, left, left_bytes = Layout(free // MERGING_BYTES), Tally(), 0, 0
+    writer, tally, left, left_bytes = CellWriter(free // MERGING_BYTES), Tally(), 0, 0
     for part in weigh(counts.buckets, source_factors(vocab, counts), vocab.min_count):
         words, tally = part.words, tally + part.tally
-        layout.add(words.data, words.offsets, words.counts)
+        writer.add(words.data, words.offsets, words.counts)
         frequent = words.occurrences >= more
         left, left_bytes = left + int(frequent.sum()), left_bytes + int(words.lengths[frequent].sum())
-    need, kept = layout.size * MERGING_BYTES, (left + left_bytes) * MERGING_BYTES
+    need, kept = writer.size * MERGING_BYTES, (left + left_bytes) * MERGING_BYTES
     if need > free:
         raise UsageError(
-            f"merging {layout.words:,} distinct words of {layout.bytes:,} bytes takes about {short_bytes(need)} of "
+            f"merging {writer.words:,} distinct words of {writer.bytes:,} bytes takes about {short_bytes(need)} of "
             f"memory, and {short_bytes(free)} are free here: --min-count {more} leaves {left:,} of them, for "
             f"{short_bytes(kept)}; or take a node with more memory. The counts are kept"
         )
     pa.default_memory_pool().release_unused()  # it keeps what the buckets took, half as much as the cells
-    return layout.cells(), tally
+    return writer.cells(), tally
 
 
 def _measure(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pretok.base.errors import UsageError
 from pretok.vocab.bpe import train_merges
-from pretok.vocab.cells import BOUNDARY, Cells, Layout, Text, cells_of, count_at
+from pretok.vocab.cells import BOUNDARY, Cells, CellWriter, Text, cells_of, count_at
 
 words_and_counts = st.lists(
     st.tuples(st.lists(st.integers(0, 9), max_size=150), st.sampled_from([0, 1, 2, 2**40])), max_size=40
@@ -31,10 +31,10 @@ def test_every_cell_counts_as_its_word_does(
         words.sort(key=lambda item: item[1])
     tokens = np.array([7] * skipped + [token for word, _ in words for token in word], np.int32)
     offsets = np.cumsum([skipped, *(len(word) for word, _ in words)], dtype=np.int64)
-    counts, middle, layout = np.array([count for _, count in words], np.int64), len(words) // 2, Layout()
-    layout.add_tokens(tokens, offsets[: middle + 1], counts[:middle])
-    layout.add_tokens(tokens, offsets[middle:], counts[middle:])
-    cells = layout.cells()
+    counts, middle, writer = np.array([count for _, count in words], np.int64), len(words) // 2, CellWriter()
+    writer.add_tokens(tokens, offsets[: middle + 1], counts[:middle])
+    writer.add_tokens(tokens, offsets[middle:], counts[middle:])
+    cells = writer.cells()
     assert cells.symbols.tolist() == [BOUNDARY, *(s for word, _ in words for s in [*word, BOUNDARY])]
     assert counts_of(cells) == [count for word, count in words for _ in range(len(word) + 1)]
     assert len(cells.counts) <= (len({count for _, count in words}) + 1 if ordered else len(words))
@@ -56,9 +56,9 @@ def test_cells_are_used_up() -> None:
 
 
 def test_words_that_are_too_many_are_counted_and_refused() -> None:
-    layout = Layout(most=9)
+    writer = CellWriter(most=9)
     for _ in range(3):
-        layout.add(np.frombuffer(b"abab", np.uint8), np.array([0, 1, 4]), np.array([1, 2]))
-    assert (layout.words, layout.bytes, layout.size) == (6, 12, 19)
+        writer.add(np.frombuffer(b"abab", np.uint8), np.array([0, 1, 4]), np.array([1, 2]))
+    assert (writer.words, writer.bytes, writer.size) == (6, 12, 19)
     with pytest.raises(UsageError, match="6 words of 12 bytes are too many to merge"):
-        layout.cells()
+        writer.cells()

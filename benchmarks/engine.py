@@ -26,8 +26,8 @@ EMPTY_TASKS = 3000
 DEPTHS = {"2 workers": 4, "1,000 workers": 2_000, "10,000 workers": 20_000}
 """Tasks in flight: two a worker."""
 PARTITION_SECONDS = 30
-NODES, CPUS, SHORT_TASKS, SHORT_SECONDS = 4, 4, 2000, 0.1
-NODE_BYTES = (1 << 30) + CPUS * (150 << 20)
+NODES, CPUS, SHORT_TASKS, SHORT_SECONDS = 64, 1, 10_000, 0.1
+NODE_BYTES = CPUS * (200 << 20)
 """Memory that a simulated node takes, about: Ray's servers, and its workers."""
 
 

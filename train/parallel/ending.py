@@ -8,6 +8,9 @@ learns it and ends with the same exit code.
 from __future__ import annotations
 
 import json
+import os
+import socket
+import stat
 import time
 from contextlib import suppress
 
@@ -44,8 +47,32 @@ def cause(store: Store, error: Exception, rank: int) -> Exception:
     return error
 
 
+def hang_up() -> None:
+    """Close this process's connections but those to the store, by which alone others notice that a rank has left.
+
+    Destroying the group closes them only when nothing holds it, and torch's caches (of how tensors are redistributed
+    over a mesh) may; gloo has no way to abort. Where there is no /proc the others notice when this process ends.
+    """
+    kept = int(os.environ.get("MASTER_PORT", 0))
+    with suppress(OSError):
+        for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
+            with suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(number).st_mode):
+                    with socket.socket(fileno=os.dup(number)) as one:
+                        _shut(one, kept)
+
+
+def _shut(one: socket.socket, kept: int) -> None:
+    """OSError for one without a peer, which only listens."""
+    if one.family in (socket.AF_INET, socket.AF_INET6):
+        ends = one.getsockname()[1], one.getpeername()[1]
+        if kept not in ends:
+            one.shutdown(socket.SHUT_RDWR)
+
+
 def linger(store: Store, ranks: int) -> None:
-    """Wait until all ranks have come here, GRACE seconds at most. Their group is gone by now, so they notice soon."""
+    """Wait until all ranks have come here, GRACE seconds at most. Their connections are closed by now, so they notice
+    soon."""
     end = time.monotonic() + GRACE
     with suppress(Exception):
         ended = store.add(_ENDED, 1)

@@ -8,11 +8,9 @@ what is split here is the part of one stage (`pipeline`).
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -51,7 +49,7 @@ from train.config import TrainConfig, recomputed
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, Head
 from train.parallel.devices import Device
-from train.parallel.ending import cause, linger
+from train.parallel.ending import cause, hang_up, linger
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +151,10 @@ def process_group(
     except Exception as error:
         known = explain(error) or error
         told = cause(store, known, rank)
-        # Others notice when connections close: what still holds a group must let go of it.
-        traceback.clear_frames(error.__traceback__)
-        gc.collect()
         dist.destroy_process_group()
-        linger(store, ranks)
+        if ranks > 1:
+            hang_up()
+            linger(store, ranks)
         if told is error:
             raise
         raise told from error

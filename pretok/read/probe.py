@@ -64,10 +64,10 @@ def probe_inputs(inputs: Sequence[InputFile], field: str, tell: Teller = SILENT)
     looked_into = set(lines[:: -(-len(lines) // PROBED_FILES) or 1])
     parquet = [file for file in inputs if file.format == "parquet"]
     known: dict[InputFile, Probe | None] = {}
-    for some in _together(parquet):
+    for some in _with_footers(parquet):
         # Of a damaged footer pyarrow tells the size of a column by ending the process (seen with 23); reading is safe.
-        probed = in_child(partial(_probe_parquet, field=field), _with_footers(some))
-        known |= zip(some, probed, strict=True)
+        probed = in_child(partial(_probe_parquet, field=field), some)
+        known |= zip((file for file, _ in some), probed, strict=True)
     opened = [file for file in inputs if file in looked_into or file.format in ("dataset", "hub")]
     with ThreadPoolExecutor(16) as pool:
         known |= zip(opened, pool.map(lambda file: _probe(file, field, True), opened), strict=True)
@@ -149,21 +149,20 @@ def _texts(record: dict[str, object], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _together(files: list[InputFile]) -> Iterator[list[InputFile]]:
-    """Files that one process looks into: local ones all, of those on servers as many as it is handed the footers of."""
-    yield [file for file in files if not is_remote(file.path)]
+def _with_footers(files: list[InputFile]) -> Iterator[list[tuple[InputFile, bytes]]]:
+    """Files that one process looks into, each with its footer if it is on a server, as this process has a connection
+    and mostly these bytes: local ones all at once, of the others as many as their footers may take room."""
+    yield [(file, b"") for file in files if not is_remote(file.path)]
     remote = [file for file in files if is_remote(file.path)]
-    yield from (remote[at : at + FOOTERS] for at in range(0, len(remote), FOOTERS))
-
-
-def _with_footers(files: list[InputFile]) -> list[tuple[InputFile, bytes]]:
-    """Each file with its footer, if it is on a server: this process has a connection, and mostly these bytes."""
-    with ThreadPoolExecutor(16) as pool:
-        return list(zip(files, pool.map(_footer, files), strict=True))
+    for at in range(0, len(remote), FOOTERS):
+        some = remote[at : at + FOOTERS]
+        with ThreadPoolExecutor(16) as pool:
+            found = list(pool.map(_footer, some))
+        yield list(zip(some, found, strict=True))
 
 
 def _footer(file: InputFile) -> bytes:
-    """The footer of a file on a server; b"" for any other file, and for one that is large or cannot be read."""
+    """The footer of a file on a server; b"" where it is read like another file, is large or cannot be read."""
     try:
         if (far := on_server(file.path)) is None:
             return b""

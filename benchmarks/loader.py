@@ -13,6 +13,7 @@ import itertools
 import resource
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,22 +71,27 @@ def _deliver(dataset: Any, collate: Any, workers: int, size: int) -> tuple[float
 
     from pretok.stream.loader import PositionSampler
 
-    before, count = cpu_seconds(), 0
+    before = cpu_seconds()
     once = list(PositionSampler(len(dataset), global_batch=size, micro_batch=size))
     loader: Any = DataLoader
     batches = iter(
         loader(dataset, batch_sampler=itertools.cycle(once), collate_fn=collate, num_workers=workers)
     )
     next(batches)
-    began = time.perf_counter()
-    while time.perf_counter() - began < SECONDS:
-        next(batches)
-        count += 1
-    millions = count * size * SEQ_LEN / 1e6
-    speed = millions / (time.perf_counter() - began)
+    millions, speed = read_for_a_while(batches, size * SEQ_LEN)
     del batches  # its process ends, and the CPU time of that counts
     gc.collect()
     return speed, 1e3 * (cpu_seconds() - before) / millions
+
+
+def read_for_a_while(batches: Iterator[Any], tokens: int) -> tuple[float, float]:
+    """Batches of so many tokens for SECONDS: millions of tokens, and millions a second."""
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        next(batches)
+        count += 1
+    millions = count * tokens / 1e6
+    return millions, millions / (time.perf_counter() - began)
 
 
 def measure_loader(inputs: Inputs, runs: int) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 Enters: random tokens as shards, as the chunks of `pretok export --to litdata`, and as the shards of streaming's
 MDSWriter with a sequence a sample. Leaves, for each loader, in the trainer's process and by one process of torch:
 millions of tokens a second by the clock and CPU milliseconds a million tokens of all its processes, in shuffled
-micro-batches of 8 sequences of 4,096 from hot pages for SECONDS; and the seconds until the first batch. A loader whose
-package is absent is left out, and said so.
+micro-batches of 8 sequences of 4,096 from hot pages; and the seconds until the first batch. A loader whose package is
+absent is left out, and said so.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.inputs import Inputs
-from benchmarks.loader import cpu_seconds
+from benchmarks.loader import SEQ_LEN, cpu_seconds, read_for_a_while
 from benchmarks.measure import fresh, medians
 
-SEQ_LEN = 4096
 TOKENS = 200_000_000
 MICRO_BATCH = 8
-SECONDS = 3.0
 
 
 def write_formats(folder: Path) -> None:
@@ -106,12 +104,8 @@ def run_loader(name: str, folder: Path, workers: int) -> dict[str, float]:
     loader = LOADERS[name][1](folder, workers)
     batches: Iterator[Any] = itertools.chain.from_iterable(itertools.repeat(loader))
     next(batches)
-    first, before, count = time.perf_counter(), cpu_seconds(), 0
-    while time.perf_counter() - first < SECONDS:
-        next(batches)
-        count += 1
-    millions = count * MICRO_BATCH * SEQ_LEN / 1e6
-    speed = millions / (time.perf_counter() - first)
+    first, before = time.perf_counter(), cpu_seconds()
+    millions, speed = read_for_a_while(batches, MICRO_BATCH * SEQ_LEN)
     del batches, loader  # its process ends, and the CPU time of that counts
     gc.collect()
     return {

@@ -170,13 +170,19 @@ def test_column_chunks_are_asked_for_ahead_and_nothing_else_is(tmp_path):
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
+def far_table(path, name, rows, row_group):
+    """A table on the server `name`, recognised; what the server is asked for from then on."""
+    pq.write_table(table(rows), path, row_group_size=row_group)
+    asked = Asked(name)
+    (file,), _ = list_inputs([f"{name}://{path}"], "auto")
+    asked.spans.clear()
+    return file, asked
+
+
 def test_chunks_may_be_read_in_any_order(tmp_path):
     """What is read before its turn is asked for once, what was not expected too."""
     path = tmp_path / "a.parquet"
-    pq.write_table(table(2000), path, row_group_size=1000)
-    asked = Asked("order")
-    (file,), _ = list_inputs([f"order://{path}"], "auto")
-    asked.spans.clear()
+    file, asked = far_table(path, "order", 2000, 1000)
     data, meta = path.read_bytes(), pq.read_metadata(path)
     third = len(data) // 3
     with open_parquet(file.path) as stream:
@@ -188,11 +194,7 @@ def test_chunks_may_be_read_in_any_order(tmp_path):
 
 
 def test_a_reader_of_parquet_that_stops_early_asks_for_no_more(tmp_path):
-    path = tmp_path / "a.parquet"
-    pq.write_table(table(8000), path, row_group_size=200)
-    asked = Asked("early")
-    (file,), _ = list_inputs([f"early://{path}"], "auto")
-    asked.spans.clear()
+    file, asked = far_table(tmp_path / "a.parquet", "early", 8000, 200)
     rows = table_columns(Piece(file), "text", [], 1 << 20)
     next(rows)
     rows.close()

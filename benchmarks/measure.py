@@ -17,6 +17,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pretok.base.lean import collect_seldom
+
 RESULTS = Path(__file__).with_name("results.json")
 PACKAGES = (
     "gigatoken",
@@ -56,6 +58,7 @@ def fresh_pair(
 
 
 def _prepare(cpus: int | None, env: dict[str, str], quiet: bool) -> None:
+    collect_seldom()  # as every command does
     os.environ.update(env)
     if quiet:
         nowhere = os.open(os.devnull, os.O_WRONLY)

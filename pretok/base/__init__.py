@@ -7,6 +7,7 @@ html.py      what notebooks show: rows -> an escaped table
 tokens.py    token ids: in which type they are kept
 records.py   JSON -> typed records, strictly, and back
 storage.py   atomic writes, canonical JSON, fingerprints, checksums
+reads.py     many small reads, in threads where they wait
 lock.py      one job at a time in an output folder
 stop.py      signals and the end of the Slurm job -> a reason to stop
 failures.py  what an exception of a task means: again, refuse, or a bug

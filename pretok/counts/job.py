@@ -14,7 +14,6 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +26,7 @@ from pretok.base.execute import Engine
 from pretok.base.failures import Failure
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
+from pretok.base.reads import map_reads
 from pretok.base.records import to_json
 from pretok.base.storage import atomic_open, checksum, read_json, remove_leftovers, write_json
 from pretok.base.tasks import run_all
@@ -320,10 +320,9 @@ def _count(
 
 
 def _counted_before(tasks: list[CountTask]) -> dict[str, CountRecord]:
-    """What an earlier run counted, by partition; read in threads, as a file of a slow file system takes 10 ms."""
-    with ThreadPoolExecutor(16) as pool:
-        found = pool.map(lambda task: load_record(task.path), tasks)
-        return {task.partition.name: record for task, record in zip(tasks, found, strict=True)}
+    """What an earlier run counted, by partition."""
+    found = map_reads(lambda task: load_record(task.path), tasks)
+    return {task.partition.name: record for task, record in zip(tasks, found, strict=True)}
 
 
 def _finish(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from pretok.base.errors import UsageError
+from pretok.base.reads import map_reads
 from pretok.base.tell import SILENT, Teller
 from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_bytes
 from pretok.read.guarded import in_child
@@ -69,8 +69,9 @@ def probe_inputs(inputs: Sequence[InputFile], field: str, tell: Teller = SILENT)
         probed = in_child(partial(_probe_parquet, field=field), some)
         known |= zip((file for file, _ in some), probed, strict=True)
     opened = [file for file in inputs if file in looked_into or file.format in ("dataset", "hub")]
-    with ThreadPoolExecutor(16) as pool:
-        known |= zip(opened, pool.map(lambda file: _probe(file, field, True), opened), strict=True)
+    far = any(is_remote(file.path) for file in opened)
+    probed = map_reads(lambda file: _probe(file, field, True), opened, far=far)
+    known |= zip(opened, probed, strict=True)
     probes = [
         (known[file] or Probe(file, 0)) if file in known else _probe(file, field, False) for file in inputs
     ]
@@ -156,9 +157,7 @@ def _with_footers(files: list[InputFile]) -> Iterator[list[tuple[InputFile, byte
     remote = [file for file in files if is_remote(file.path)]
     for at in range(0, len(remote), FOOTERS):
         some = remote[at : at + FOOTERS]
-        with ThreadPoolExecutor(16) as pool:
-            found = list(pool.map(_footer, some))
-        yield list(zip(some, found, strict=True))
+        yield list(zip(some, map_reads(_footer, some, far=True), strict=True))
 
 
 def _footer(file: InputFile) -> bytes:

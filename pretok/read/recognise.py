@@ -11,11 +11,11 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from pretok.base.errors import UsageError
+from pretok.base.reads import map_reads
 from pretok.read.files import (
     IDENTITY_BYTES,
     SHOWN,
@@ -57,8 +57,6 @@ _OTHER_BEGINNINGS = {
 _ARRAY = re.compile(rb'\s*\[\s*[{"]')
 _DATASET = "a saved dataset"
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
-LOOKED_AT = 64
-"""Files that a thread looks at in a row: handing it each by itself took as long as looking."""
 
 
 def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[InputFile], list[str]]:
@@ -74,13 +72,9 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[Inp
         for path in expand(pattern):
             explicit[path] = named or explicit.get(path, False)
     paths = sorted(explicit)
-    step = max(1, min(LOOKED_AT, len(paths) // 64))
-
-    def look_at(start: int) -> list[_Look]:
-        return [_look(path, explicit[path], declared_format) for path in paths[start : start + step]]
-
-    with ThreadPoolExecutor(16) as pool:
-        looks = [found for some in pool.map(look_at, range(0, len(paths), step)) for found in some]
+    looks = map_reads(
+        lambda path: _look(path, explicit[path], declared_format), paths, far=any(map(is_remote, paths))
+    )
     _refuse_twice([look for look in looks if look.file])
     files = [look.file for look in looks if look.file]
     if not files:

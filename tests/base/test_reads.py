@@ -1,0 +1,55 @@
+"""Many small reads: their order, their errors, and in which threads they are done."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from pretok.base.reads import LOOK_SECONDS, THREADS, map_reads
+
+
+def test_quick_reads_stay_in_the_thread_that_asks() -> None:
+    def read(number: int) -> tuple[int, int]:
+        ends = time.thread_time() + LOOK_SECONDS / 50
+        while time.thread_time() < ends:
+            pass
+        return number, threading.get_ident()
+
+    found = map_reads(read, range(200))
+    assert [number for number, _ in found] == list(range(200))
+    assert {thread for _, thread in found[:50]} == {threading.get_ident()}
+
+
+def test_reads_that_wait_are_done_by_several_threads_at_once() -> None:
+    together = threading.Barrier(4, timeout=60)
+
+    def read(number: int) -> int:
+        if number < 8:
+            time.sleep(LOOK_SECONDS)
+        else:
+            together.wait()  # passes only where four are under way
+        return number
+
+    assert map_reads(read, range(8 + 4 * THREADS)) == list(range(8 + 4 * THREADS))
+
+
+def test_reads_known_to_wait_start_in_several_threads() -> None:
+    together = threading.Barrier(8, timeout=60)
+
+    def read(number: int) -> int:
+        together.wait()
+        return number
+
+    assert map_reads(read, range(8), far=True) == list(range(8))
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_what_a_read_raises_is_raised_and_nothing_is_no_work(far: bool) -> None:
+    def read(number: int) -> float:
+        return 1 / (number - 50)
+
+    with pytest.raises(ZeroDivisionError):
+        map_reads(read, range(100), far=far)
+    assert map_reads(read, [], far=far) == []

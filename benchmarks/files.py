@@ -2,7 +2,7 @@
 
 Enters: documents of the corpus, three a file. Leaves: seconds from the list of files to sealed shards with two workers,
 start-up aside, the driver's CPU seconds in it, the seconds of the same command again with nothing to do, and the size
-of the manifest that names every file.
+of manifest and table of inputs.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def run_files(folder: Path, vocab: Path, out: Path, workers: int) -> dict[str, f
     from pretok.base.execute import Engine
     from pretok.base.stop import StopFlag
     from pretok.base.tell import SILENT
+    from pretok.shards.inputs import count_files, inputs_path
     from pretok.shards.job import run_tokenize
     from pretok.shards.manifest import FILE_NAME, load_manifest
 
@@ -49,14 +50,14 @@ def run_files(folder: Path, vocab: Path, out: Path, workers: int) -> dict[str, f
             run_tokenize(recipe, engine, SILENT)
             seconds.append(time.perf_counter() - began)
             cpu.append(time.process_time() - used)
-    manifest = load_manifest(recipe.shards_dir)
+    files = count_files(recipe.shards_dir, load_manifest(recipe.shards_dir).contents, "files")
+    listed = (recipe.shards_dir / FILE_NAME, inputs_path(recipe.shards_dir, "files"))
     found = {
-        "files a second": len(manifest.contents.files) / seconds[0],
+        "files a second": files / seconds[0],
         "s": seconds[0],
         "s of the driver's CPU time": cpu[0],
         "s again, with nothing to do": seconds[1],
-        "manifest, bytes a file": (recipe.shards_dir / FILE_NAME).stat().st_size
-        / len(manifest.contents.files),
+        "manifest and table of inputs, bytes a file": sum(path.stat().st_size for path in listed) / files,
     }
     shutil.rmtree(out)
     return found

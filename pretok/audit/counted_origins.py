@@ -17,9 +17,9 @@ from pretok.base.errors import IntegrityError
 from pretok.base.records import read_record
 from pretok.base.storage import checksum, read_json_lines
 from pretok.shards.contents import PartEntry
+from pretok.shards.inputs import load_inputs, piece_starts
 from pretok.shards.manifest import Manifest, Shard
-from pretok.shards.plan import SourcePlan
-from pretok.shards.seal import origins_path, piece_starts, rejects_path
+from pretok.shards.seal import origins_path, rejects_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class _Records:
     over all pieces of a partition."""
 
     def __init__(self, manifest: Manifest, source: str) -> None:
-        self.parts: tuple[PartEntry, ...] = manifest.contents.parts[source]
-        plan = SourcePlan.from_json(source, manifest.contents.plans[source])
-        self.starts = piece_starts(plan, self.parts)
+        self.parts: tuple[PartEntry, ...] = (manifest.contents.parts or {})[source]
+        inputs = load_inputs(manifest.folder, manifest.contents, source)
+        self.starts = piece_starts(inputs.plan, inputs.read)
 
     def pieces(self, partition: int) -> dict[int, int]:
         """Records read of each piece of a partition."""

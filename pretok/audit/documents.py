@@ -45,7 +45,7 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     damaged."""
     manifest = load_manifest(shards)
     check_place(manifest, source, split)
-    if source not in manifest.contents.plans:
+    if source not in manifest.tokenized:
         raise UsageError(f"{shards} holds a mix in its order; its documents are in the shards it was made of")
     shard, number = find_shard(manifest, source, split, document)
     reader = open_shard(shard)

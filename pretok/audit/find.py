@@ -72,7 +72,7 @@ def _places(manifest: Manifest, name: str) -> set[tuple[str, int, int]]:
     """What FILE:LINE is in a ledger: file, start and record, one for each start of the file that is before the line."""
     file, _, line = name.rpartition(":")
     places = set()
-    for source in manifest.contents.plans if file and line.isdecimal() else ():
+    for source in manifest.tokenized if file and line.isdecimal() else ():
         for (path, start), lines in lines_of_source(manifest, source).items():
             if (path == file or path.endswith(f"/{file}")) and lines < int(line):
                 places.add((path, start, int(line) - 1 - lines))

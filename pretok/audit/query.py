@@ -128,7 +128,7 @@ def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
     _make_table(connection, "ledger_files", files)
     pieces = [
         {"source": name, "file": file, "start": start, "before": before}
-        for name in manifest.contents.plans
+        for name in manifest.tokenized
         for (file, start), before in lines_of_source(manifest, name).items()
         if before
     ]

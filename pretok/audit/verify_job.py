@@ -27,9 +27,9 @@ from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.contents import count_source, sum_sources
+from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import SUFFIX, ledger_path
-from pretok.shards.manifest import FILE_NAME, STATE, VERSION, Manifest, load_manifest
-from pretok.shards.plan import SourcePlan
+from pretok.shards.manifest import FILE_NAME, STATE, Manifest, load_manifest
 from pretok.shards.seal import origins_path, rejects_path
 from pretok.shards.unfinished import incomplete, unfinished
 from pretok.stream.mix_file import parse_mix
@@ -108,8 +108,8 @@ def _sample(manifest: Manifest, sample: int | None) -> list[tuple[int, ...] | No
 def _check_plans(manifest: Manifest) -> list[str]:
     """Whether what only other commands read can be read."""
     try:
-        for name, plan in manifest.contents.plans.items():
-            list(SourcePlan.from_json(name, plan).partitions)
+        for name in manifest.tokenized:
+            list(load_inputs(manifest.folder, manifest.contents, name).plan.partitions)
         if manifest.contents.materialized is not None:
             parse_mix(manifest.contents.materialized, manifest.folder / FILE_NAME)
     except PretokError as error:
@@ -120,7 +120,7 @@ def _check_plans(manifest: Manifest) -> list[str]:
 def notes(manifest: Manifest) -> list[str]:
     """What is worth telling and no problem: unfinished sources, failed inputs, other people's files."""
     sentences = incomplete(manifest)
-    if manifest.version < VERSION:
+    if manifest.version == 1:
         sentences.append("the manifest is of version 1: it has no checksums of tables, ledgers and tokenizer")
     sentences += annotation_notes(manifest)
     return sentences + [f"{path} is not in the manifest: not ours" for path in _unknown(manifest)[1]]
@@ -186,7 +186,7 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
     }
     for shard in manifest.shards:
         known |= {shard.path, shard.path.with_suffix(".idx")}
-    if manifest.version < VERSION:
+    if manifest.version == 1:
         known |= {folder / TOKENIZER_FILE, *(rejects_path(folder, name) for name in manifest.sources)}
         known |= {origins_path(folder, name) for name in manifest.sources}
     open_folders = {folder / name for name in (STATE, ANNOTATIONS, *unfinished(folder))}
@@ -214,12 +214,8 @@ def _check_totals(manifest: Manifest) -> list[str]:
                 problems.append(
                     f"manifest: {name} {part} says {to_json(stated)}, its shards add up to {to_json(true)}"
                 )
-        if contents.materialized is not None:  # made of shards, not of input files
-            continue
-        read = sum(file.read for file in contents.files if file.source == name)
-        rejected = sum(counts.rejected.values())
-        if not read == counts.read == counts.documents + rejected:
-            problems.append(f"manifest: {name} read {read}, wrote {counts.documents}, rejected {rejected}")
+        if name in manifest.tokenized:  # else made of shards, not of input files
+            problems += _check_inputs(manifest, name)
     totals = to_json(sum_sources(contents.sources.values()))
     problems += [
         f"manifest: the total of {key} is {stated}, not the sum over the sources, {totals[key]}"
@@ -228,10 +224,26 @@ def _check_totals(manifest: Manifest) -> list[str]:
     ]
     problems += [
         f"manifest: {file.path}: read {file.read}, written {file.written}, rejected {file.rejected}"
-        for file in contents.files
+        for file in contents.files or ()
         if file.read != file.written + file.rejected
     ]
     return problems
+
+
+def _check_inputs(manifest: Manifest, source: str) -> list[str]:
+    """What the inputs of a source gave against what it holds."""
+    try:
+        inputs = load_inputs(manifest.folder, manifest.contents, source)
+    except PretokError:  # told by `_check_files`, or by `_check_plans`
+        return []
+    counts = manifest.contents.sources[source]
+    read, rejected = sum(inputs.read.values()), sum(counts.rejected.values())
+    if read == counts.read == counts.documents + rejected and inputs.rejected == rejected:
+        return []
+    return [
+        f"manifest: {source} read {counts.read}, wrote {counts.documents}, rejected {rejected}; its inputs gave "
+        f"{read}, of which {inputs.rejected} were rejected"
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pretok.disclosure.count import MOST_VALUES, Amount, DateRange, ReadFigures
 from pretok.disclosure.read import Extent
 from pretok.report.values import Sums, ValueCounts
 from pretok.shards.contents import SplitCounts
+from pretok.shards.inputs import count_files
 from pretok.shards.manifest import Manifest
 from pretok.shards.unfinished import incomplete
 
@@ -309,7 +310,7 @@ def _source(manifest: Manifest, split: str, figures: ReadFigures, domains: int) 
         category=None,
         description=None,
         period_of_collection=None,
-        input_files=sum(file.source == figures.name for file in contents.files),
+        input_files=count_files(manifest.folder, contents, figures.name),
         documents=figures.amount.documents,
         tokens=figures.amount.tokens,
         bytes=figures.amount.bytes,

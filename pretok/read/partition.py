@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pretok.base.records import read_record, to_json
 from pretok.read.files import InputFile, open_input
 from pretok.read.probe import Probe
 from pretok.read.servers import on_server
@@ -59,25 +58,6 @@ class Partition:
     def name(self) -> str:
         """Name of the partition and of its first shard, such as `it-00007`."""
         return f"{self.source}-{self.number:05d}"
-
-    def to_json(self) -> dict[str, object]:
-        """For the plan on disk."""
-        return {"number": self.number, "estimate": self.estimate, "pieces": to_json(self.pieces)}
-
-    @classmethod
-    def from_json(cls, source: str, data: dict[str, object]) -> Partition:
-        """Inverse of `to_json`. Raises IntegrityError."""
-        entry = read_record(_PartitionEntry, data, f"a partition of source {source}")
-        return cls(source, entry.number, entry.pieces, entry.estimate)
-
-
-@dataclass(frozen=True, slots=True)
-class _PartitionEntry:
-    """A partition as JSON."""
-
-    number: int
-    estimate: int
-    pieces: tuple[Piece, ...]
 
 
 def shard_bytes(inputs: Sequence[Probe], itemsize: int) -> int:

@@ -21,6 +21,7 @@ from pretok.base.storage import read_json
 from pretok.report.frequencies import TokenUse, count_tokens, never_used
 from pretok.report.values import ValueCounts, domains
 from pretok.shards.contents import Contents, SourceCounts
+from pretok.shards.inputs import count_files
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.seal import rejects_path
@@ -123,7 +124,7 @@ def _source(manifest: Manifest, name: str) -> SourceFacts:
     facts = SourceFacts(
         name=name,
         counts=contents.sources[name],
-        files=sum(file.source == name for file in contents.files),
+        files=count_files(manifest.folder, contents, name),
         rejects=_rejects(manifest, name),
         ledger=True,
         lengths=np.zeros(BINS, np.int64),

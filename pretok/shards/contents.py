@@ -21,6 +21,7 @@ from pretok.shards.format import SealedShard
 
 FORMAT = "pretok-shards"
 SPLITS = ("train", "val")
+INPUTS_SUFFIX = ".files.parquet"
 MAX_TOKENS = 1 << 62
 """More than any shards hold together; below it no address of a token leaves 64 bits."""
 
@@ -84,7 +85,8 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One input file of a source: what it was when it was planned, and how many of its records were written."""
+    """One input file of a source, in manifests before version 3: what it was when it was planned, and how many of its
+    records were written."""
 
     path: str
     format: str
@@ -99,7 +101,8 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartEntry:
-    """A sealed part: the name of its shard, the number of its partition, records read of each piece of that."""
+    """A sealed part, in manifests before version 3: the name of its shard, the number of its partition, records read of
+    each piece of that."""
 
     name: str
     partition: int
@@ -121,7 +124,7 @@ class MismatchEntry:
 @dataclass(frozen=True)
 class Contents:
     """All that manifest.json says, see `shards.manifest`; what follows from it (version, fingerprint, seal) is no
-    field."""
+    field. files, plans, parts: of sources that were sealed before version 3; others have a table of inputs."""
 
     tokenizer: TokenizerEntry
     totals: SourceCounts
@@ -129,11 +132,11 @@ class Contents:
     failed: tuple[Failure, ...]
     shards: tuple[ShardEntry, ...]
     side_files: tuple[SideFile, ...]
-    files: tuple[FileEntry, ...]
-    plans: dict[str, dict[str, object]]
-    parts: dict[str, tuple[PartEntry, ...]]
     config: dict[str, object]
     software: dict[str, str]
+    files: tuple[FileEntry, ...] | None = None
+    plans: dict[str, dict[str, object]] | None = None
+    parts: dict[str, tuple[PartEntry, ...]] | None = None
     materialized: dict[str, object] | None = None
     mismatches: dict[str, tuple[MismatchEntry, ...]] | None = None
 
@@ -150,6 +153,17 @@ class Contents:
             {"format": FORMAT, "version": 1, "tokenizer": to_json(self.tokenizer), "shards": shards}
         )
 
+    @cached_property
+    def tokenized(self) -> frozenset[str]:
+        """The sources of which it is known what inputs they were made of; none where the shards hold a mix."""
+        tables = {file.path for file in self.side_files}
+        old = (self.plans or {}).keys()
+        return frozenset(name for name in self.sources if name in old or inputs_name(name) in tables)
+
+    def old_plan(self, source: str) -> dict[str, object] | None:
+        """The plan of a source that was sealed before version 3."""
+        return (self.plans or {}).get(source)
+
     def problem(self) -> str | None:
         """What cannot be true whatever is in the folder, or None."""
         tokenizer = self.tokenizer
@@ -160,7 +174,8 @@ class Contents:
             return (
                 f"tokenizer.eod_id is {tokenizer.eod_id}; the vocabulary has {tokenizer.vocab_size} entries"
             )
-        if self.plans.keys() != self.parts.keys() or not self.plans.keys() <= self.sources.keys():
+        plans, parts = (self.plans or {}).keys(), (self.parts or {}).keys()
+        if plans != parts or not plans <= self.sources.keys():
             return "plans and parts are not those of the sources"
         if sum(shard.tokens for shard in self.shards) >= MAX_TOKENS:
             return f"the shards have more than {MAX_TOKENS} tokens"
@@ -178,6 +193,11 @@ class Contents:
             if shard.file_bytes != shard.tokens * dtype.itemsize or not shard.path.endswith(".bin"):
                 return f"shards[{number}]: {shard.path} of {shard.file_bytes} bytes cannot hold {shard.tokens} tokens"
         return None
+
+
+def inputs_name(source: str) -> str:
+    """Path of the table of a source's inputs in a folder of shards."""
+    return f"{source}/{source}{INPUTS_SUFFIX}"
 
 
 def shard_entry(path: str, source: str, split: str, sealed: SealedShard, text_bytes: int) -> ShardEntry:

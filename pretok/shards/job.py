@@ -2,7 +2,7 @@
 
 Enters: a Recipe with a trained vocabulary. Leaves: SHARDS/manifest.json and what it describes.
 
-    plan      inputs -> partitions, kept in SHARDS/.state/NAME/plan.json so that a restart does the same work
+    plan      inputs -> partitions, kept in SHARDS/.state/NAME/plan.parquet so that a restart does the same work
     copies    where duplicates are wanted: which documents are copies, by a pass before (`pretok.shards.copies_job`)
     tokenize  one task a partition (`pretok.shards.task`), largest first
     seal      merge the small files, write the manifest (`pretok.shards.seal`), drop the state of finished sources
@@ -38,9 +38,10 @@ from pretok.screen.screening import Screening
 from pretok.shards.contamination import keep_benchmark, kept_benchmark
 from pretok.shards.contents import Contents
 from pretok.shards.copies_job import settle_copies
+from pretok.shards.inputs import SourcePlan, load_inputs
 from pretok.shards.ledger import SUFFIX
 from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
-from pretok.shards.plan import SourcePlan, is_complete, plan_source
+from pretok.shards.plan import is_complete, plan_source
 from pretok.shards.seal import drop_finished, seal, standing, withdraw
 from pretok.shards.task import (
     TokenizeTask,
@@ -128,7 +129,10 @@ def _prepare(
     old = standing(shards, state)
     if old and old.totals.documents:  # what holds no document binds nothing
         refuse_changes("the shards", shards, old.config, config)
-    sealed = old.plans if old and old.totals.documents else {}
+    sealed = {}
+    if old and old.totals.documents:
+        known = old.sources.keys() & recipe.sources.keys()
+        sealed = {name: load_inputs(shards, old, name).plan for name in sorted(known)}
     itemsize = token_dtype(vocab.size).itemsize
     with engine.stop.raising():
         plans = [

@@ -11,10 +11,7 @@ whose every value was checked, read by verify, stats, mix, stream and train. `pr
     sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...}}}
     failed       [{partition, file, error}]
     shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, checksum, index_checksum}]
-    side_files   [{path, source, file_bytes, checksum}]    every other file of the folder
-    files        [{path, format, compression, size, identity, source, read, written, rejected}]    the inputs
-    plans        {NAME: plan}    how each source was cut, as `pretok.shards.plan` reads it
-    parts        {NAME: [{name, partition, records: {piece: n}}]}    what each shard was made of
+    side_files   [{path, source, file_bytes, checksum}]    every other file of the folder: ledgers, inputs, rejects
     mismatches   {NAME: [{column, count, file, position, value}]}    values of kept columns that had another type
     config, software, and materialized (the mix) where the shards hold a mix in its order
 
@@ -22,7 +19,14 @@ whose every value was checked, read by verify, stats, mix, stream and train. `pr
 `shards[].path` is the `.bin`, relative to the folder. Shards are ordered by source name, split and number, and that
 order is the order of the source's flat token stream.
 
-Version 1 named the size of a shard `bytes` and had neither `seal` nor `side_files`; it is still read.
+Version 2 held what is now a table of inputs for each source (`pretok.shards.inputs`); a manifest to which a source is
+added keeps it for those that have no such table:
+
+    files        [{path, format, compression, size, identity, source, read, written, rejected}]    the inputs
+    plans        {NAME: plan}    how each source was cut
+    parts        {NAME: [{name, partition, records: {piece: n}}]}    what each shard was made of
+
+Version 1 named the size of a shard `bytes` and had neither `seal` nor `side_files`. Both are still read.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ from pretok.base.records import read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.shards.contents import FORMAT, Contents
 
-VERSION = 2
+VERSION = 3
 SETTLED = 0.1
 """Seconds after which a file that changes has another time of change."""
 FILE_NAME = "manifest.json"
@@ -125,6 +129,11 @@ class Manifest:
         """Names of the sources, sorted."""
         return tuple(sorted(self.contents.sources))
 
+    @property
+    def tokenized(self) -> tuple[str, ...]:
+        """Names of the sources of which it is known what inputs they were made of, sorted; see `Contents`."""
+        return tuple(sorted(self.contents.tokenized))
+
     def of(self, source: str, split: str = "train") -> tuple[Shard, ...]:
         """The shards of one source and split in stream order."""
         return tuple(s for s in self.shards if s.source == source and s.split == split)
@@ -196,14 +205,14 @@ def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise IntegrityError(f"{path} is not a manifest of shards")
     version = data.pop("version", None)
-    if type(version) is not int or version not in (1, VERSION):
-        raise MismatchError(f"{path} has format version {version!r}, this program reads 1 and {VERSION}")
+    if type(version) is not int or not 1 <= version <= VERSION:
+        raise MismatchError(f"{path} has format version {version!r}, this program reads 1 to {VERSION}")
     stated = {key: data.pop(key, None) for key in ("format", "fingerprint", "seal")}
     contents = read_record(Contents, _from_version_1(data) if version == 1 else data, path)
     if problem := contents.problem():
         raise IntegrityError(f"{path}: {problem}; the file was damaged or edited")
     found = {"fingerprint": contents.fingerprint}
-    if version == VERSION:
+    if version > 1:
         found["seal"] = fingerprint(data, stated["seal"])
     for key, value in found.items():
         if stated[key] != value:

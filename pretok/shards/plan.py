@@ -8,84 +8,24 @@ what has written no document binds nothing.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from pretok.base.errors import MismatchError
-from pretok.base.records import read_record, to_json
-from pretok.base.storage import read_json, write_json
 from pretok.base.tell import Teller
 from pretok.config import Source
 from pretok.read.changes import input_changes, refuse, refuse_changes
 from pretok.read.files import InputFile
-from pretok.read.kept import KeptColumn
 from pretok.read.kept_types import decide_types
 from pretok.read.partition import Partition, plan, shard_bytes
 from pretok.read.probe import probe_inputs
 from pretok.read.recognise import list_inputs
+from pretok.shards.inputs import SourcePlan, read_plan, write_plan
 from pretok.shards.task import PartRecord, load_parts
 
 NOTHING_KEPT = {"keep": [], "on_mismatch": "null"}
 """Settings of plans made before there were ledgers."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourcePlan:
-    """The work on one source. settings: what, besides the inputs, decides its shards: how records are read, what is
-    kept of them, and `target`, the bytes of a shard. kept: the columns of its ledgers, with the types they were found
-    to have."""
-
-    name: str
-    settings: dict[str, Any]
-    inputs: list[InputFile]
-    partitions: Sequence[Partition]
-    kept: tuple[KeptColumn, ...] = ()
-
-    def to_json(self) -> dict[str, object]:
-        """For `plan.json` and the manifest."""
-        return {
-            "settings": self.settings,
-            "inputs": to_json(self.inputs),
-            "partitions": [partition.to_json() for partition in self.partitions],
-            "kept": to_json(self.kept),
-        }
-
-    @classmethod
-    def from_json(cls, name: str, data: dict[str, object]) -> SourcePlan:
-        """Inverse of `to_json`. Raises IntegrityError, of a partition when it is looked at."""
-        plan = read_record(_PlanEntry, data, f"the plan of source {name}")
-        return cls(name, plan.settings, list(plan.inputs), _Stored(name, plan.partitions), plan.kept)
-
-
-class _Stored(Sequence[Partition]):
-    """Partitions as JSON, read when one is looked at: a command that has nothing to do only counts them."""
-
-    def __init__(self, source: str, entries: Sequence[dict[str, object]]) -> None:
-        self._source = source
-        self._entries = entries
-
-    @cached_property
-    def _read(self) -> list[Partition]:
-        return [Partition.from_json(self._source, entry) for entry in self._entries]
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._read[at]
-
-
-@dataclass(frozen=True, slots=True)
-class _PlanEntry:
-    """A plan as JSON."""
-
-    settings: dict[str, Any]
-    inputs: tuple[InputFile, ...]
-    partitions: tuple[dict[str, object], ...]
-    kept: tuple[KeptColumn, ...] = ()
 
 
 def plan_source(
@@ -95,7 +35,7 @@ def plan_source(
     size: int,
     itemsize: int,
     state: Path,
-    sealed: dict[str, object] | None,
+    sealed: SourcePlan | None,
     tell: Teller,
 ) -> SourcePlan:
     """The plan of a source: the stored one if nothing changed; a new one, written to disk, if there is none.
@@ -106,13 +46,13 @@ def plan_source(
     inputs, notices = list_inputs(source.inputs, source.format)
     for text in notices:
         tell.notice(text)
-    path = state / name / "plan.json"
-    stored = read_json(path)["plan"] if path.exists() else sealed
+    old, before = read_plan(state / name) or (sealed, None)
     settings = asdict(source.record) | {"keep": list(source.keep), "on_mismatch": source.on_mismatch}
-    if stored is not None:
-        old = SourcePlan.from_json(name, stored)
+    if old is not None:
         try:
-            return _continue(old, inputs, config, settings | ({"target": size} if size else {}), state)
+            return _continue(
+                old, before, inputs, config, settings | ({"target": size} if size else {}), state
+            )
         except MismatchError:
             if _has_documents(state, name):
                 raise
@@ -125,12 +65,13 @@ def plan_source(
     kept = decide_types(name, source.kept, probes, tell)
     partitions = plan(name, probes, target, itemsize)
     new = SourcePlan(name, settings | {"target": target}, inputs, partitions, kept)
-    write_json(path, {"config": config, "plan": new.to_json()})
+    write_plan(state / name, new, config)
     return new
 
 
 def _continue(
     old: SourcePlan,
+    before: dict[str, Any] | None,
     inputs: list[InputFile],
     config: dict[str, object],
     settings: dict[str, object],
@@ -138,12 +79,12 @@ def _continue(
 ) -> SourcePlan:
     """The stored plan, in which mended files stand as they are now. Raises MismatchError.
 
-    settings: without `target` where the size of a shard follows the inputs, which are compared.
+    before: the `config` of work that is unfinished; settings: without `target` where the size of a shard follows the
+    inputs, which are compared.
     """
-    path = state / old.name / "plan.json"
     what, shards = f"the shards of {old.name}", state.parent
-    if path.exists():
-        refuse_changes(f"the unfinished shards of {old.name}", shards, read_json(path)["config"], config)
+    if before is not None:
+        refuse_changes(f"the unfinished shards of {old.name}", shards, before, config)
     refuse_changes(what, shards, NOTHING_KEPT | old.settings, settings)
     if inputs == old.inputs:
         return old
@@ -154,7 +95,7 @@ def _continue(
     if not mended:
         return old
     new = _replace_files(old, {file.path: file for file in inputs})
-    write_json(path, {"config": config, "plan": new.to_json()})
+    write_plan(state / old.name, new, config)
     return new
 
 

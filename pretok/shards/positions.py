@@ -11,9 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
+from pretok.shards.inputs import lines_before, load_inputs
 from pretok.shards.manifest import Manifest
-from pretok.shards.plan import SourcePlan
-from pretok.shards.seal import lines_before
 
 PLACE_IN_FILE = ("file", "start", "record")
 """Columns of a ledger that a position follows from."""
@@ -23,8 +22,7 @@ LinesBefore = Mapping[tuple[str, int], int]
 
 def lines_of_source(manifest: Manifest, source: str) -> LinesBefore:
     """Of all files of a source."""
-    plan = SourcePlan.from_json(source, manifest.contents.plans[source])
-    return lines_before(plan, manifest.contents.parts[source])
+    return lines_before(load_inputs(manifest.folder, manifest.contents, source))
 
 
 def row_positions(rows: pa.RecordBatch, before: LinesBefore) -> pa.Array:

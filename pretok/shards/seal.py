@@ -1,7 +1,7 @@
 """Seal: the sealed parts of all partitions -> few files and one manifest.
 
 Enters: the plans and part records in SHARDS/.state. Leaves, per source: one validation shard with its ledger, one file
-of rejects; then manifest.json; then the state of finished sources is dropped.
+of rejects, one table of inputs; then manifest.json; then the state of finished sources is dropped.
 Sources already in the manifest and not in the plans are kept as they are.
 
 A manifest that stands is true at every moment. So before a file that it lists is touched, which happens when inputs
@@ -43,9 +43,9 @@ from pretok.shards.contents import (
     sum_sources,
 )
 from pretok.shards.format import ShardReader, ShardWriter
+from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, write_inputs
 from pretok.shards.ledger import SUFFIX, ledger_path, merge_ledgers
 from pretok.shards.manifest import FILE_NAME, Manifest, has_manifest, load_manifest, write_manifest
-from pretok.shards.plan import SourcePlan
 from pretok.shards.task import PartRecord, SealedSplit, load_parts
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
 
@@ -64,10 +64,17 @@ class _Source:
     failed: tuple[Failure, ...]
     shards: tuple[ShardEntry, ...]
     side_files: tuple[SideFile, ...]
+    mismatches: tuple[MismatchEntry, ...]
+    old: _Old | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Old:
+    """What a manifest from before version 3 says of its inputs."""
+
     files: tuple[FileEntry, ...]
     plan: dict[str, object]
     parts: tuple[PartEntry, ...]
-    mismatches: tuple[MismatchEntry, ...]
 
 
 def standing(shards: Path, state: Path) -> Contents | None:
@@ -78,7 +85,7 @@ def standing(shards: Path, state: Path) -> Contents | None:
     for folder in (shards, state):
         if has_manifest(folder):
             manifest = load_manifest(folder)
-            if manifest.contents.plans.keys() != manifest.contents.sources.keys():
+            if manifest.tokenized != manifest.sources:
                 raise MismatchError(f"{folder} was not made by pretok tokenize: choose another folder")
             return _with_side_files(manifest) if manifest.version == 1 else manifest.contents
     return None
@@ -139,7 +146,7 @@ def seal(
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
     }
-    nothing = Contents(tokenizer, sum_sources(()), {}, (), (), (), (), {}, {}, config, software)
+    nothing = Contents(tokenizer, sum_sources(()), {}, (), (), (), config, software)
     contents = _assemble(
         nothing, sources, side_files(shards, None, [shards / TOKENIZER_FILE, benchmark_path(shards)])
     )
@@ -155,21 +162,24 @@ def seal(
 
 def _of_source(contents: Contents, name: str) -> _Source:
     """What a manifest says of one source."""
+    old = None
+    if (plan := contents.old_plan(name)) is not None:
+        files = tuple(file for file in contents.files or () if file.source == name)
+        old = _Old(files, plan, (contents.parts or {})[name])
     return _Source(
         counts=contents.sources[name],
         failed=tuple(failure for failure in contents.failed if failure.source == name),
         shards=tuple(shard for shard in contents.shards if shard.source == name),
         side_files=tuple(file for file in contents.side_files if file.source == name),
-        files=tuple(file for file in contents.files if file.source == name),
-        plan=contents.plans[name],
-        parts=contents.parts[name],
         mismatches=(contents.mismatches or {}).get(name, ()),
+        old=old,
     )
 
 
 def _assemble(common: Contents, sources: dict[str, _Source], side_files: Iterable[SideFile]) -> Contents:
     """A manifest of `sources`, in the order of their names; the rest is that of `common`. side_files: of no source."""
     ordered = {name: sources[name] for name in sorted(sources)}
+    old = {name: source.old for name, source in ordered.items() if source.old}
     return replace(
         common,
         totals=sum_sources(source.counts for source in ordered.values()),
@@ -177,9 +187,9 @@ def _assemble(common: Contents, sources: dict[str, _Source], side_files: Iterabl
         failed=tuple(failure for source in ordered.values() for failure in source.failed),
         shards=tuple(shard for source in ordered.values() for shard in source.shards),
         side_files=(*side_files, *(file for source in ordered.values() for file in source.side_files)),
-        files=tuple(file for source in ordered.values() for file in source.files),
-        plans={name: source.plan for name, source in ordered.items()},
-        parts={name: source.parts for name, source in ordered.items()},
+        files=tuple(file for one in old.values() for file in one.files) or None,
+        plans={name: one.plan for name, one in old.items()} or None,
+        parts={name: one.parts for name, one in old.items()} or None,
         mismatches={name: source.mismatches for name, source in ordered.items() if source.mismatches} or None,
     )
 
@@ -204,24 +214,30 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         name = validation_name(plan.name)
         entries.append(_entry(plan.name, name, "val", val))
         ledgers.append(_ledger_entry(plan.name, name, val))
-    numbered = [PartEntry(part.name, number, part.records) for number, part in parts]
-    rejected, rejects = _merge_rejects(shards, state, plan, parts, numbered)
-    files = _file_entries(plan, numbered, rejects)
+    read: Counter[tuple[int, int]] = Counter()
+    for number, part in parts:
+        for piece, records in part.records.items():
+            read[number, int(piece)] += records
+    told = any(part.rejected or part.mismatches for _, part in parts)
+    starts = piece_starts(plan, read) if told else {}
+    reasons, rejected = _merge_rejects(shards, state, plan.name, parts, starts)
+    table = inputs_path(shards, plan.name)
+    write_inputs(table, plan, read, rejected)
     found = write_found(shards, plan.name, (part.contaminated for _, part in parts))
-    counts = count_source(entries, sum(file.read for file in files), rejected)
-    if counts.read != counts.documents + sum(rejected.values()):
+    counts = count_source(entries, read.total(), reasons)
+    if counts.read != counts.documents + sum(reasons.values()):
         raise AssertionError(
-            f"source {plan.name}: read {counts.read}, wrote {counts.documents}, rejected {rejected}"
+            f"source {plan.name}: read {counts.read}, wrote {counts.documents}, rejected {reasons}"
         )
     return _Source(
         counts=counts,
         failed=tuple(error for _, part in parts for error in part.errors),
         shards=tuple(entries),
-        side_files=(*ledgers, *side_files(shards, plan.name, [rejects_path(shards, plan.name), found])),
-        files=files,
-        plan=plan.to_json(),
-        parts=tuple(numbered),
-        mismatches=_sum_mismatches(parts, piece_starts(plan, numbered)),
+        side_files=(
+            *ledgers,
+            *side_files(shards, plan.name, [table, rejects_path(shards, plan.name), found]),
+        ),
+        mismatches=_sum_mismatches(parts, starts),
     )
 
 
@@ -285,95 +301,47 @@ def _merge_validation(
         return SealedSplit(shard.seal(), ledger, sum(split.text_bytes for _, split in sealed))
 
 
-def _file_entries(
-    plan: SourcePlan, parts: Sequence[PartEntry], rejects: Counter[str]
-) -> tuple[FileEntry, ...]:
-    """One entry an input file: records read, and of them written and rejected."""
-    read: Counter[str] = Counter()
-    pieces = {partition.number: partition.pieces for partition in plan.partitions}
-    for part in parts:
-        for piece, records in part.records.items():
-            read[pieces[part.partition][int(piece)].file.path] += records
-    return tuple(
-        FileEntry(
-            path=file.path,
-            format=file.format,
-            compression=file.compression,
-            size=file.size,
-            identity=file.identity,
-            source=plan.name,
-            read=read[file.path],
-            written=read[file.path] - rejects[file.path],
-            rejected=rejects[file.path],
-        )
-        for file in plan.inputs
-    )
-
-
 def _merge_rejects(
     shards: Path,
     state: Path,
-    plan: SourcePlan,
+    source: str,
     parts: Sequence[tuple[int, PartRecord]],
-    numbered: Sequence[PartEntry],
-) -> tuple[dict[str, int], Counter[str]]:
-    """All rejects of a source as one ledger with positions in the files; counts by reason and by file. No ledger if
-    there are none."""
+    starts: dict[tuple[int, int], tuple[str, int]],
+) -> tuple[dict[str, int], Counter[tuple[int, int]]]:
+    """All rejects of a source as one file with positions in the inputs; counts by reason and by piece. No file if there
+    are none."""
     reasons: Counter[str] = Counter()
-    files: Counter[str] = Counter()
-    path = rejects_path(shards, plan.name)
+    pieces: Counter[tuple[int, int]] = Counter()
+    path = rejects_path(shards, source)
     if not any(part.rejected for _, part in parts):
         path.unlink(missing_ok=True)
-        return {}, files
-    with atomic_open(path, "w") as ledger:
-        for line in _located_rejects(state, parts, piece_starts(plan, numbered)):
+        return {}, pieces
+    with atomic_open(path, "w") as file:
+        for piece, line in _located_rejects(state, parts, starts):
             reasons[line["reason"]] += 1
-            files[line["file"]] += 1
-            ledger.write(json.dumps(line, ensure_ascii=False) + "\n")
-    return dict(sorted(reasons.items())), files
+            pieces[piece] += 1
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    return dict(sorted(reasons.items())), pieces
 
 
 def _located_rejects(
     state: Path, parts: Sequence[tuple[int, PartRecord]], starts: dict[tuple[int, int], tuple[str, int]]
-) -> Iterator[dict[str, Any]]:
-    """Rejects with their file and position: the line or row of the file, from 1."""
+) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
+    """The piece of each reject, and the reject with its file and position: the line or row of the file, from 1."""
     for number, part in parts:
         if not part.rejected:
             continue
         with (state / f"{part.name}.rejects.jsonl").open(encoding="utf-8") as file:
             for line in file:
                 reject = json.loads(line)
-                path, start = starts[number, reject["piece"]]
-                yield {
-                    "file": path,
-                    "position": start + reject["record"] + 1,
-                    "reason": reject["reason"],
-                    "detail": reject["detail"],
-                }
-
-
-def piece_starts(plan: SourcePlan, parts: Sequence[PartEntry]) -> dict[tuple[int, int], tuple[str, int]]:
-    """(partition, piece) -> (file, records of that file before the piece): pieces of a file follow each other."""
-    read: Counter[tuple[int, int]] = Counter()
-    for part in parts:
-        for piece, records in part.records.items():
-            read[part.partition, int(piece)] += records
-    seen: Counter[str] = Counter()
-    starts = {}
-    for partition in plan.partitions:
-        for index, source_piece in enumerate(partition.pieces):
-            path = source_piece.file.path
-            starts[partition.number, index] = (path, seen[path])
-            seen[path] += read[partition.number, index]
-    return starts
-
-
-def lines_before(plan: SourcePlan, parts: Sequence[PartEntry]) -> dict[tuple[str, int], int]:
-    """(file, start) of a ledger -> records of the file before `start`: what a record's number lacks to be absolute."""
-    starts = piece_starts(plan, parts)
-    return {
-        (file, piece.origin[0]): before - piece.origin[1]
-        for partition in plan.partitions
-        for index, piece in enumerate(partition.pieces)
-        for file, before in [starts[partition.number, index]]
-    }
+                piece = (number, reject["piece"])
+                path, start = starts[piece]
+                yield (
+                    piece,
+                    {
+                        "file": path,
+                        "position": start + reject["record"] + 1,
+                        "reason": reject["reason"],
+                        "detail": reject["detail"],
+                    },
+                )

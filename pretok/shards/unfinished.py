@@ -10,19 +10,19 @@ from pathlib import Path
 
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.storage import read_json, write_json
+from pretok.shards.inputs import read_plan
 from pretok.shards.manifest import STATE, Manifest, has_manifest
-from pretok.shards.plan import SourcePlan, is_complete
+from pretok.shards.plan import is_complete
 from pretok.shards.seal import DONE
 
 
 def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
     """{source: (partitions done, partitions planned)} of the sources that are not sealed."""
     found = {}
-    for path in sorted((shards / STATE).glob("*/plan.json")):
-        folder = path.parent
-        if folder.name.endswith(DONE):
+    for folder in sorted((shards / STATE).glob("*/")):
+        if folder.name.endswith(DONE) or (planned := read_plan(folder)) is None:
             continue
-        partitions = SourcePlan.from_json(folder.name, read_json(path).get("plan")).partitions
+        partitions = planned[0].partitions
         found[folder.name] = sum(is_complete(folder, p.name) for p in partitions), len(partitions)
     return found
 

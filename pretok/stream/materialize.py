@@ -143,9 +143,6 @@ def _seal(view: View, shards: Path, out: Path, entries: list[ShardEntry]) -> Non
         failed=(),
         shards=tuple(entries),
         side_files=side_files(out, None, [out / TOKENIZER_FILE]),
-        files=(),
-        plans={},
-        parts={},
         config={},
         software={
             "python": platform.python_version(),

@@ -20,6 +20,7 @@ from pretok.base.execute import Engine
 from pretok.base.records import to_json
 from pretok.base.tell import SILENT
 from pretok.shards.format import ShardReader
+from pretok.shards.inputs import lines_before, load_inputs
 from pretok.shards.ledger import (
     SCHEMA,
     WINDOW,
@@ -32,8 +33,6 @@ from pretok.shards.ledger import (
     merge_ledgers,
 )
 from pretok.shards.manifest import Manifest, load_manifest
-from pretok.shards.plan import SourcePlan
-from pretok.shards.seal import lines_before
 
 
 def documents(count: int, seed: int = 0) -> list[str]:
@@ -47,8 +46,7 @@ def documents(count: int, seed: int = 0) -> list[str]:
 
 def rows_of(manifest: Manifest, source: str) -> list[dict[str, Any]]:
     """Every row of a source's ledgers with its shard's ids and its absolute record, from 0."""
-    plan = SourcePlan.from_json(source, manifest.contents.plans[source])
-    before = lines_before(plan, manifest.contents.parts[source])
+    before = lines_before(load_inputs(manifest.folder, manifest.contents, source))
     found = []
     for split in ("train", "val"):
         for shard in manifest.of(source, split):

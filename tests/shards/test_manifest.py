@@ -6,9 +6,12 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support import make_shards
 from test_golden import GOLDEN
@@ -20,10 +23,12 @@ from pretok.audit.verify_job import notes, run_verify
 from pretok.base.errors import IntegrityError, MismatchError, PretokError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
-from pretok.base.storage import fingerprint, write_json
+from pretok.base.storage import checksum, fingerprint, write_json
 from pretok.base.tell import Silent
 from pretok.cli import run_command
+from pretok.shards.inputs import inputs_path, load_inputs
 from pretok.shards.manifest import FILE_NAME, load_manifest
+from pretok.shards.unfinished import unfinished
 from pretok.stream.mix_job import MixRequest, run_mix
 from pretok.stream.quota import parse_stage
 
@@ -62,12 +67,23 @@ def version_1(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def version_2(tmp_path: Path) -> Path:
+    """A folder as the second version of the format left it: with ledgers, and the inputs in the manifest."""
+    folder = tmp_path / "v2" / "shards"
+    shutil.copytree(GOLDEN / "v2", folder)
+    for path in (GOLDEN / "docs").glob("*.[bi]*"):
+        shutil.copy(path, folder / "docs")
+    shutil.copy(GOLDEN / "tokenizer.json", folder)
+    return folder
+
+
 def test_every_file_is_in_the_manifest(sealed: Path, here: Engine) -> None:
     manifest = load_manifest(sealed)
     listed = [sealed / file.path for file in manifest.contents.side_files]
     listed += [path for shard in manifest.shards for path in (shard.path, shard.path.with_suffix(".idx"))]
     assert sorted([*listed, sealed / FILE_NAME]) == sorted(p for p in sealed.rglob("*") if p.is_file())
-    assert len(manifest.contents.side_files) == 4
+    assert len(manifest.contents.side_files) == 5
     assert verify(sealed, here, None) == []
 
 
@@ -175,13 +191,10 @@ def forge(shards: Path, *path: Any, value: Any) -> None:
         (("sources", "docs", "train"), 3, r"sources\.docs\.train: expected an object"),
         (("sources", "docs", "rejected"), {"x": "y"}, r"rejected\.x: expected a whole number"),
         (("totals",), [], "totals: expected an object"),
-        (("files", 0, "size"), None, r"files\[0\]\.size"),
         (("config",), nested(40), "config: expected an object"),
         (("config", "deep"), nested(40), r"config\.deep.*nested more than 32 deep"),
         (("config", "large"), 10**30, r"config\.large: expected a number of 64 bits"),
         (("software", "pretok"), 1, r"software\.pretok: expected a text"),
-        (("parts", "docs", 0, "records"), [], r"parts\.docs\[0\]\.records: expected an object"),
-        (("plans",), {}, "plans and parts"),
         (("materialized",), 5, "materialized: expected an object"),
         (("materialized",), {"format": "shards"}, "holds no mix"),
         (("materialized",), {"format": "pretok-mix", "version": 1}, "lacks the key"),
@@ -220,11 +233,54 @@ def test_what_is_no_manifest_is_refused(
         assert "Traceback" not in shown
 
 
-def test_a_forged_plan_is_found_by_those_who_read_it(shards: Path, here: Engine) -> None:
-    forge(shards, "plans", "docs", "partitions", 0, "pieces", value=[{"file": 3}])
-    assert any("pieces[0]" in problem for problem in verify(shards, here))
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("files", 0, "size"), None, r"files\[0\]\.size"),
+        (("parts", "docs", 0, "records"), [], r"parts\.docs\[0\]\.records: expected an object"),
+        (("plans",), {}, "plans and parts"),
+    ],
+)
+def test_forged_inputs_of_version_2_are_refused_by_key(
+    version_2: Path, path: Any, value: Any, message: str
+) -> None:
+    forge(version_2, *path, value=value)
+    with pytest.raises(IntegrityError, match=message):
+        pretok.stream.open(version_2, seq_len=8)
+
+
+def test_a_forged_plan_is_found_by_those_who_read_it(version_2: Path, here: Engine) -> None:
+    forge(version_2, "plans", "docs", "partitions", 0, "pieces", value=[{"file": 3}])
+    assert any("pieces[0]" in problem for problem in verify(version_2, here))
     with pytest.raises(IntegrityError, match="pieces"):
-        run_inspect(shards, "docs", 0)
+        run_inspect(version_2, "docs", 0)
+
+
+def test_what_is_no_table_of_inputs_is_refused(shards: Path, here: Engine) -> None:
+    """Streams do not read it; whoever does is told, also where the manifest names the file as it is."""
+    path = inputs_path(shards, "docs")
+    table = pq.read_table(path)
+    number = [entry.path for entry in load_manifest(shards).contents.side_files].index(
+        "docs/docs.files.parquet"
+    )
+
+    def replaced(write: Callable[[], object]) -> str:
+        write()
+        forge(shards, "side_files", number, "checksum", value=checksum(path))
+        pretok.stream.open(shards, seq_len=8)
+        with pytest.raises(IntegrityError, match=r"docs\.files\.parquet") as caught:
+            load_inputs(shards, load_manifest(shards).contents, "docs")
+        assert any("docs.files.parquet" in problem for problem in verify(shards, here))
+        return str(caught.value)
+
+    uncounted = table.set_column(10, table.schema.field(10), pa.array([None] * len(table), pa.int64()))
+    assert "no table of inputs" in replaced(lambda: path.write_bytes(b"PAR1 and no more"))
+    assert "no table of inputs" in replaced(lambda: pq.write_table(table.drop_columns("size"), path))
+    assert "pretok" in replaced(lambda: pq.write_table(table.replace_schema_metadata({}), path))
+    assert "lacks counts" in replaced(lambda: pq.write_table(uncounted, path))
+    path.write_bytes(b"")
+    with pytest.raises(IntegrityError, match="checksum"):
+        load_inputs(shards, load_manifest(shards).contents, "docs")
 
 
 def test_files_that_are_not_known_are_named(shards: Path, here: Engine) -> None:
@@ -294,7 +350,7 @@ def test_version_1_is_read(version_1: Path, here: Engine) -> None:
 
 def test_the_same_tokens_have_the_fingerprint_that_version_1_gave_them(sealed: Path, version_1: Path) -> None:
     assert load_manifest(sealed).fingerprint == load_manifest(version_1).fingerprint
-    assert json.loads((sealed / FILE_NAME).read_text())["version"] == 2
+    assert json.loads((sealed / FILE_NAME).read_text())["version"] == 3
 
 
 def test_a_source_is_added_to_version_1(
@@ -306,11 +362,50 @@ def test_a_source_is_added_to_version_1(
     made = recipe(version_1.parent, GOLDEN, {"more": ["more.jsonl"]}, size=0, val_fraction="0.2")
     run(made, here)
     manifest = load_manifest(version_1)
-    assert (manifest.version, manifest.sources) == (2, ("docs", "more"))
+    assert (manifest.version, manifest.sources) == (3, ("docs", "more"))
     assert manifest.of("docs", "train") + manifest.of("docs", "val") == before
-    assert len(manifest.contents.side_files) == 6
+    assert len(manifest.contents.side_files) == 7
     (version_1.parent / "mix.json").unlink()
     assert verify(version_1, here, None) == []
+
+
+def test_version_2_says_the_same_of_its_inputs(version_2: Path, sealed: Path, here: Engine) -> None:
+    assert load_manifest(version_2).fingerprint == load_manifest(sealed).fingerprint
+    assert verify(version_2, here, None) == []
+    old, new = (load_inputs(folder, load_manifest(folder).contents, "docs") for folder in (version_2, sealed))
+    assert (old.read, old.rejected) == (new.read, new.rejected)
+    assert [replace(file, path="") for file in old.plan.inputs] == [
+        replace(file, path="") for file in new.plan.inputs
+    ]
+    assert [(p.number, [q.start for q in p.pieces]) for p in old.plan.partitions] == [
+        (p.number, [q.start for q in p.pieces]) for p in new.plan.partitions
+    ]
+    for document in range(load_manifest(sealed).contents.sources["docs"].train.documents):
+        one, other = (run_inspect(folder, "docs", document) for folder in (version_2, sealed))
+        assert (one.position, one.ids) == (other.position, other.ids)
+
+
+def test_version_2_goes_on(version_2: Path, here: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing to do, a source more, and work that it left unfinished."""
+    monkeypatch.chdir(version_2.parent)
+    shutil.copy(GOLDEN / "documents.jsonl", "documents.jsonl")
+    made = recipe(version_2.parent, GOLDEN, {"docs": ["documents.jsonl"]}, size=0, val_fraction="0.2")
+    old = (version_2 / FILE_NAME).read_bytes()
+    run(made, here)
+    assert (version_2 / FILE_NAME).read_bytes() == old
+    shutil.copy(GOLDEN / "documents.jsonl", "more.jsonl")
+    run(recipe(version_2.parent, GOLDEN, {"more": ["more.jsonl"]}, size=0, val_fraction="0.2"), here)
+    assert load_manifest(version_2).tokenized == ("docs", "more")
+    assert verify(version_2, here, None) == []
+    said = json.loads(old)
+    shutil.rmtree(version_2)
+    write_json(version_2 / ".state/docs/plan.json", {"config": said["config"], "plan": said["plans"]["docs"]})
+    assert unfinished(version_2) == {"docs": (0, 1)}
+    run(made, here)
+    assert load_manifest(version_2).fingerprint == said["fingerprint"]
+    write_json(version_2 / ".state/docs/plan.json", {"plan": said["plans"]["docs"]})
+    with pytest.raises(IntegrityError, match=r"plan\.json"):
+        run(made, here)
 
 
 def test_an_edited_version_1_is_refused(version_1: Path) -> None:
@@ -321,6 +416,6 @@ def test_an_edited_version_1_is_refused(version_1: Path) -> None:
     path.write_text("{}")
     with pytest.raises(IntegrityError, match="is not a manifest of shards"):
         load_manifest(version_1)
-    path.write_text('{"format": "pretok-shards", "version": 3}')
-    with pytest.raises(MismatchError, match="format version 3, this program reads 1 and 2"):
+    path.write_text('{"format": "pretok-shards", "version": 4}')
+    with pytest.raises(MismatchError, match="format version 4, this program reads 1 to 3"):
         load_manifest(version_1)

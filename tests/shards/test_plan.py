@@ -23,6 +23,7 @@ from pretok.counts.job import run_count
 from pretok.read import readers
 from pretok.read.rejects import poor_sources
 from pretok.shards import task
+from pretok.shards.inputs import load_inputs
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
 
@@ -86,7 +87,7 @@ def test_unfinished_work_without_documents_binds_nothing(tmp_path, vocab_dir, he
     with pytest.raises(ZeroDivisionError):
         tokenize(recipe(tmp_path, vocab_dir), here)
     monkeypatch.undo()
-    assert (tmp_path / "out/shards/.state/it/plan.json").exists()
+    assert (tmp_path / "out/shards/.state/it/plan.parquet").exists()
     notices = tokenize(recipe(tmp_path, vocab_dir, val_fraction="0.5"), here)
     assert any("is forgotten" in notice for notice in notices)
 
@@ -154,8 +155,8 @@ def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_di
     tokenize(made, here)  # again, from the file as it is now
     manifest = load_manifest(made.shards_dir)
     assert manifest.data["failed"] == []
-    sizes = {entry["path"]: entry["size"] for entry in manifest.data["files"]}
-    assert sizes[str(path)] == path.stat().st_size
+    inputs = load_inputs(made.shards_dir, manifest.contents, "it").plan.inputs
+    assert {file.path: file.size for file in inputs}[str(path)] == path.stat().st_size
     assert manifest.data["totals"]["documents"] == len(path.read_text().splitlines()) + 10
 
 

@@ -14,9 +14,10 @@ from tokenizing import recipe, run
 from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
-from pretok.base.storage import read_json, write_json
+from pretok.base.storage import write_json
 from pretok.cli import run_command
 from pretok.config import Recipe
+from pretok.shards.inputs import read_plan
 from pretok.shards.ledger import LedgerWriter
 from pretok.shards.manifest import load_manifest
 from pretok.watch.status import FAILED, FINISHED, RUNNING, UNFINISHED, StepStatus, settled, status_of
@@ -63,7 +64,7 @@ def test_shards_are_told_as_far_as_they_are(
     monkeypatch.setattr(LedgerWriter, "seal", real)
     state = made.shards_dir / ".state"
     planned = {
-        name: len(read_json(state / name / "plan.json")["plan"]["partitions"]) for name in ("it", "en")
+        name: len(planned[0].partitions) for name in ("it", "en") if (planned := read_plan(state / name))
     }
     told = by_name(made.out)
     assert told.keys() == {"shards of en", "shards of it"}

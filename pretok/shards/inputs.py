@@ -1,0 +1,267 @@
+"""What a source is made of: its inputs, how they were cut, how many records each piece of them gave.
+
+Enters: the plan of a source; once it is sealed, the records of each piece. Leaves: a Parquet file, `plan.parquet` in
+the folder of unfinished work and then `NAME.files.parquet` beside the shards, and what such a file says. One row a
+piece, in the order in which they are read:
+
+    file, format, compression, size, identity   the input, as `read.files.InputFile`
+    partition           int64   its number; null, as all that follows, where there is nothing to read
+    start, stop, first  int64   where in the file, as `read.partition.Piece`
+    estimate            int64   bytes of text expected of the partition; of a plan alone
+    read, rejected      int64   records; of a sealed source alone
+
+The metadata of the schema holds, under `pretok`, the settings and kept columns as JSON, in a plan also what all sources
+share. Manifests of versions 1 and 2 held all of this themselves, see `old_inputs`. Now they stay small whatever the
+number of inputs: every rank of a training reads one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from pretok.base.errors import IntegrityError
+from pretok.base.records import read_record, to_json
+from pretok.base.storage import atomic_open
+from pretok.read.files import InputFile
+from pretok.read.kept import KeptColumn
+from pretok.read.partition import Partition, Piece
+from pretok.shards.contents import Contents, inputs_name
+from pretok.shards.old_inputs import OldPlan, read_old_plan
+
+PLAN_FILE, OLD_PLAN_FILE = "plan.parquet", "plan.json"
+"""The plan in the folder of unfinished work, now and as versions before 3 of the manifest had it."""
+_FILE = ("file", "format", "compression", "size", "identity")
+_PIECE = ("partition", "start", "stop", "first", "estimate", "read", "rejected")
+SCHEMA = pa.schema(
+    [pa.field(name, pa.int64() if name == "size" else pa.string(), nullable=False) for name in _FILE]
+    + [pa.field(name, pa.int64()) for name in _PIECE]
+)
+_KEY = b"pretok"
+PieceCounts = Mapping[tuple[int, int], int]
+"""(number of a partition, place of a piece in it) -> records."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """The work on one source. settings: what, besides the inputs, decides its shards: how records are read, what is
+    kept of them, and `target`, the bytes of a shard. kept: the columns of its ledgers, with the types they were found
+    to have."""
+
+    name: str
+    settings: dict[str, Any]
+    inputs: list[InputFile]
+    partitions: Sequence[Partition]
+    kept: tuple[KeptColumn, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInputs:
+    """What a sealed source was made of. read: of each piece; rejected: of all."""
+
+    plan: SourcePlan
+    read: PieceCounts
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the metadata say. config: what all sources share, in a plan."""
+
+    settings: dict[str, Any]
+    kept: tuple[KeptColumn, ...]
+    config: dict[str, Any] | None = None
+
+
+def inputs_path(shards: Path, source: str) -> Path:
+    """Where the table of a sealed source is."""
+    return shards / inputs_name(source)
+
+
+def write_plan(folder: Path, plan: SourcePlan, config: dict[str, object]) -> None:
+    """Write the plan of a source into its folder of unfinished work."""
+    counts = [[part.estimate for part in plan.partitions for _ in part.pieces], [], []]
+    _write(folder / PLAN_FILE, plan, _Said(plan.settings, plan.kept, config), counts)
+
+
+def write_inputs(path: Path, plan: SourcePlan, read: PieceCounts, rejected: PieceCounts) -> None:
+    """Write the table of a source that is sealed. A piece that is in neither mapping gave nothing."""
+    keys = [(part.number, at) for part in plan.partitions for at in range(len(part.pieces))]
+    counts = [[], *([found.get(key, 0) for key in keys] for found in (read, rejected))]
+    _write(path, plan, _Said(plan.settings, plan.kept), counts)
+
+
+def _write(path: Path, plan: SourcePlan, said: _Said, counts: list[list[int]]) -> None:
+    """counts: the last three columns."""
+    pieces = [piece for part in plan.partitions for piece in part.pieces]
+    whole = {piece.file.path for piece in pieces}
+    empty = [file for file in plan.inputs if file.path not in whole]
+    files = [*(piece.file for piece in pieces), *empty]
+    columns: list[Any] = [
+        [file.path for file in files],
+        [file.format for file in files],
+        [file.compression for file in files],
+        [file.size for file in files],
+        [file.identity for file in files],
+        [part.number for part in plan.partitions for _ in part.pieces],
+        [piece.start for piece in pieces],
+        [piece.stop for piece in pieces],
+        [piece.first for piece in pieces],
+        *counts,
+    ]
+    arrays = [
+        pa.array(values + [None] * (len(files) - len(values)), field.type)
+        for values, field in zip(columns, SCHEMA, strict=True)
+    ]
+    metadata = {_KEY: json.dumps(to_json(said), ensure_ascii=False).encode()}
+    table = pa.Table.from_arrays(arrays, schema=SCHEMA.with_metadata(metadata))
+    with atomic_open(path) as file:
+        pq.write_table(table, file, compression="zstd")
+
+
+def read_plan(folder: Path) -> tuple[SourcePlan, dict[str, Any]] | None:
+    """The plan in a folder of unfinished work, and what all sources shared then; None where there is none."""
+    path, old = folder / PLAN_FILE, folder / OLD_PLAN_FILE
+    if path.exists():
+        table, said = _read(path, path.read_bytes())
+        return _plan(folder.name, table, said), said.config or {}
+    if old.exists():
+        plan, config = read_old_plan(old)
+        return _from_old(folder.name, plan), config
+    return None
+
+
+def load_inputs(shards: Path, contents: Contents, source: str) -> SourceInputs:
+    """What a source of a manifest was made of. Raises IntegrityError where its table is not as it was sealed."""
+    if (old := contents.old_plan(source)) is not None:
+        read: Counter[tuple[int, int]] = Counter()
+        for part in (contents.parts or {})[source]:
+            for piece, records in part.records.items():
+                read[part.partition, int(piece)] += records
+        rejected = sum(file.rejected for file in contents.files or () if file.source == source)
+        where = f"the plan of source {source}"
+        return SourceInputs(_from_old(source, read_record(OldPlan, old, where)), read, rejected)
+    [sealed] = [file for file in contents.side_files if file.path == inputs_name(source)]
+    return _load(shards / sealed.path, source, sealed.checksum)
+
+
+def count_files(shards: Path, contents: Contents, source: str) -> int:
+    """How many input files a source was made of; 0 where that is not known."""
+    return len(load_inputs(shards, contents, source).plan.inputs) if source in contents.tokenized else 0
+
+
+@lru_cache(maxsize=4)
+def _load(path: Path, source: str, checksum: str) -> SourceInputs:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
+    if f"xxh3:{xxhash.xxh3_128_hexdigest(data)}" != checksum:
+        raise IntegrityError(f"{path} is damaged: its checksum is not that of the manifest")
+    table, said = _read(path, data)
+    plan = _plan(source, table, said)
+    keys = _keys(table)
+    read, rejected = (table[name].slice(0, len(keys)).to_pylist() for name in ("read", "rejected"))
+    if None in read or None in rejected:
+        raise IntegrityError(f"{path} lacks counts of records; it was edited")
+    return SourceInputs(plan, dict(zip(keys, read, strict=True)), sum(rejected))
+
+
+def _read(path: Path, data: bytes) -> tuple[pa.Table, _Said]:
+    try:
+        table = pq.read_table(pa.BufferReader(data))
+        said = json.loads((table.schema.metadata or {})[_KEY])
+    except (pa.ArrowException, KeyError, ValueError, RecursionError) as error:
+        raise IntegrityError(f"{path} is no table of inputs ({error}); it was damaged or edited") from None
+    if table.schema.remove_metadata() != SCHEMA:
+        raise IntegrityError(f"{path} is no table of inputs of this version; it was damaged or edited")
+    return table, read_record(_Said, said, path)
+
+
+def _keys(table: pa.Table) -> list[tuple[int, int]]:
+    """The piece of each row that has one: these come first."""
+    keys: list[tuple[int, int]] = []
+    for number in table["partition"].to_pylist():
+        if number is None:
+            break
+        keys.append((number, keys[-1][1] + 1 if keys and keys[-1][0] == number else 0))
+    return keys
+
+
+def _plan(name: str, table: pa.Table, said: _Said) -> SourcePlan:
+    of_row: list[InputFile] = []
+    for row in zip(*(table[column].to_pylist() for column in _FILE), strict=True):
+        # The pieces of a file follow each other.
+        same = of_row and of_row[-1].path == row[0]
+        of_row.append(of_row[-1] if same else InputFile(*row))
+    inputs = sorted({file.path: file for file in of_row}.values(), key=lambda file: file.path)
+    return SourcePlan(name, said.settings, inputs, _Stored(name, table, of_row), said.kept)
+
+
+class _Stored(Sequence[Partition]):
+    """The partitions of a table, made when one is looked at: a command that has nothing to do only counts them."""
+
+    def __init__(self, source: str, table: pa.Table, of_row: list[InputFile]) -> None:
+        self._source = source
+        self._table = table
+        self._of_row = of_row
+
+    @cached_property
+    def _made(self) -> list[Partition]:
+        columns = (self._table[name].to_pylist() for name in ("start", "stop", "first", "estimate"))
+        pieces: dict[int, list[Piece]] = {}
+        estimates: dict[int, int] = {}
+        for (number, _), file, start, stop, first, estimate in zip(
+            _keys(self._table), self._of_row, *columns, strict=False
+        ):
+            pieces.setdefault(number, []).append(Piece(file, start, stop, first))
+            estimates[number] = estimate or 0
+        return [
+            Partition(self._source, number, tuple(pieces[number]), estimates[number]) for number in pieces
+        ]
+
+    def __len__(self) -> int:
+        return len(set(self._table["partition"].drop_null().to_pylist()))
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._made[at]
+
+
+def _from_old(name: str, old: OldPlan) -> SourcePlan:
+    partitions = [
+        Partition(name, partition.number, partition.pieces, partition.estimate)
+        for partition in old.partitions
+    ]
+    return SourcePlan(name, old.settings, list(old.inputs), partitions, old.kept)
+
+
+def piece_starts(plan: SourcePlan, read: PieceCounts) -> dict[tuple[int, int], tuple[str, int]]:
+    """(partition, piece) -> (file, records of that file before the piece): pieces of a file follow each other."""
+    seen: Counter[str] = Counter()
+    starts = {}
+    for partition in plan.partitions:
+        for at, piece in enumerate(partition.pieces):
+            path = piece.file.path
+            starts[partition.number, at] = (path, seen[path])
+            seen[path] += read.get((partition.number, at), 0)
+    return starts
+
+
+def lines_before(inputs: SourceInputs) -> dict[tuple[str, int], int]:
+    """(file, start) of a ledger -> records of the file before `start`: what a record's number lacks to be absolute."""
+    starts = piece_starts(inputs.plan, inputs.read)
+    return {
+        (file, piece.origin[0]): before - piece.origin[1]
+        for partition in inputs.plan.partitions
+        for at, piece in enumerate(partition.pieces)
+        for file, before in [starts[partition.number, at]]
+    }

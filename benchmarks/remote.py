@@ -163,14 +163,13 @@ def measure_remote(inputs: Inputs, runs: int) -> dict[str, Any]:
     bucket = inputs.folder / "bucket"
     shutil.rmtree(bucket, ignore_errors=True)
     (tiny,) = tiny_files(inputs.folder, 1)
-    far_tiny = _linked(tiny, bucket / "tiny")
+    far_tiny = linked(tiny, bucket / "tiny")
     found: dict[str, Any] = {}
     with server(bucket) as endpoint:
         env = {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}
         for name, (sources, size) in cases.items():
             far = {
-                source: [_linked(path, bucket / source) for path in paths]
-                for source, paths in sources.items()
+                source: [linked(path, bucket / source) for path in paths] for source, paths in sources.items()
             }
             done: dict[str, list[dict[str, float]]] = {"local": [], "remote": []}
             requests = 0
@@ -189,7 +188,7 @@ def measure_remote(inputs: Inputs, runs: int) -> dict[str, Any]:
     return found
 
 
-def _linked(path: str, folder: Path) -> str:
+def linked(path: str, folder: Path) -> str:
     """The URL of a file, which the bucket has from now on."""
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / Path(path).name

@@ -4,41 +4,48 @@
     python -m benchmarks.versus OLD [--runs 3]
 
 Enters: a folder with an older checkout that runs with the same packages, and the corpus. Leaves: the section `versus`
-of results.json, medians in seconds. Of work in one process the CPU time counts, which a busy machine stretches less;
-of work on two workers the clock, Ray's start included. A first run of each, which compiles, is not counted.
+of results.json, medians. Of work in one process the CPU time counts, which a busy machine stretches less, or the most
+memory; of work on two workers, or that waits for a server, the clock, start included. A first run of each, which
+compiles, is not counted. With s3fs, a server as in `benchmarks.remote` has the corpus too.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.files import DOCUMENTS, FILES, write_files
 from benchmarks.inputs import Inputs, prepare
 from benchmarks.measure import save
+from benchmarks.remote import CREDENTIALS, linked, server
 from benchmarks.report import write_report
+
+COUNTED = "COUNTED"
+"""Stands in the arguments for where the words are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One command. again: it finds its work done; clock: seconds by the clock, else of the CPU."""
+    """One command. what: `cpu` or `clock`, seconds, or `peak`, MB; out: its folder; again: it finds its work done."""
 
     name: str
     arguments: tuple[str, ...]
-    clock: bool = False
+    what: str = "cpu"
+    out: str = "out"
     again: bool = False
 
 
-def cases(inputs: Inputs, superwords: Path, folder: Path) -> list[Case]:
+def cases(inputs: Inputs, superwords: Path, folder: Path, endpoint: str | None) -> list[Case]:
     """What is measured, on files that are made in `folder`."""
     corpus = tuple(f"{name}={inputs.corpus / name}/*.jsonl.zst" for name in inputs.zst)
     line = inputs.slices[0].open(encoding="utf-8").readline()
@@ -48,34 +55,50 @@ def cases(inputs: Inputs, superwords: Path, folder: Path) -> list[Case]:
     one = ("tokenize", "--workers", "0")
     two = ("tokenize", "--workers", "2")
     files = f"s={folder}/small/*/*.jsonl"
+    merging = ("build-vocab", "--workers", "0", "--counts", f"{COUNTED}/counts", *corpus)
+    far = [
+        f"{name}={linked(path, inputs.folder / 'bucket' / name)}"
+        for name, paths in inputs.zst.items()
+        for path in paths
+    ]
     return [
         Case("tokenize one document, one process, CPU s", (*one, *plain, f"s={folder}/one.jsonl")),
         Case("tokenize the corpus, one process, CPU s", (*one, *plain, *corpus)),
         Case("with superwords, one process, CPU s", (*one, *merged, *corpus)),
-        Case("tokenize the corpus, 2 workers, s", (*two, *plain, *corpus), clock=True),
-        Case("count words, one process, CPU s", ("count", "--workers", "0", *corpus)),
-        Case("build-vocab, 50,000 entries, 2 workers, s", ("build-vocab", "--workers", "2", *corpus), clock=True),
-        Case(f"{FILES:,} files of {DOCUMENTS} documents, 2 workers, s", (*two, *plain, files), clock=True),
-        Case("the same again, with nothing to do, s", (*two, *plain, files), clock=True, again=True),
+        Case("tokenize the corpus, 2 workers, s", (*two, *plain, *corpus), "clock"),
+        *([Case("tokenize it from a server 50 ms away, one process, s", (*one, *plain, *far), "clock")] if endpoint else []),
+        Case("count words, one process, CPU s", ("count", "--workers", "0", *corpus), out=COUNTED),
+        Case("merge counted words, 50,000 entries, CPU s", merging),
+        Case("merge counted words, 50,000 entries, most memory, MB", merging, "peak"),
+        Case("build-vocab, 50,000 entries, 2 workers, s", ("build-vocab", "--workers", "2", *corpus), "clock"),
+        Case(f"{FILES:,} files of {DOCUMENTS} documents, 2 workers, s", (*two, *plain, files), "clock"),
+        Case("the same again, with nothing to do, s", (*two, *plain, files), "clock", again=True),
     ]  # fmt: skip
 
 
-def run(case: Case, checkout: Path, out: Path) -> float:
-    """Seconds of the command, run by a checkout's code."""
+def run(case: Case, checkout: Path, folder: Path, endpoint: str | None) -> float:
+    """What the command took, run by a checkout's code in `folder`."""
+    out = folder / case.out
     if not case.again:
         shutil.rmtree(out, ignore_errors=True)
     environment = {
         **os.environ,
         "PYTHONPATH": str(checkout),
-        "NUMBA_CACHE_DIR": str(out.parent / "compiled"),
+        "NUMBA_CACHE_DIR": str(folder / "compiled"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        **({**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint} if endpoint else {}),
     }
-    command = [sys.executable, "-m", "pretok", *case.arguments, "--out", str(out)]
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, check=True, cwd=checkout, env=environment, capture_output=True)
-    passed, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return passed if case.clock else used
+    arguments = [argument.replace(COUNTED, str(folder / COUNTED)) for argument in case.arguments]
+    command = [sys.executable, "-m", "pretok", *arguments, "--out", str(out)]
+    began = time.perf_counter()
+    with (folder / "said").open("wb") as said:
+        process = subprocess.Popen(command, cwd=checkout, env=environment, stdout=said, stderr=said)
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {(folder / 'said').read_text(errors='replace')[-2000:]}")
+    passed = time.perf_counter() - began
+    return {"clock": passed, "cpu": used.ru_utime + used.ru_stime, "peak": used.ru_maxrss / 1e3}[case.what]
 
 
 def superword_vocabulary(inputs: Inputs) -> Path:
@@ -88,16 +111,18 @@ def superword_vocabulary(inputs: Inputs) -> Path:
     return out / "vocab"
 
 
-def compare(inputs: Inputs, old: Path, folder: Path, runs: int) -> dict[str, dict[str, float]]:
-    """Name of a case -> seconds `before` and `now`."""
+def compare(
+    inputs: Inputs, old: Path, folder: Path, runs: int, endpoint: str | None
+) -> dict[str, dict[str, float]]:
+    """Name of a case -> what it took `before` and `now`."""
     checkouts = {"before": old.resolve(), "now": Path(__file__).resolve().parents[1]}
-    chosen = cases(inputs, superword_vocabulary(inputs), folder)
+    chosen = cases(inputs, superword_vocabulary(inputs), folder, endpoint)
     seconds: dict[str, dict[str, list[float]]] = {case.name: {"before": [], "now": []} for case in chosen}
     for turn in range(runs + 1):
         for which, checkout in sorted(checkouts.items(), reverse=turn % 2 == 1):
             (folder / which).mkdir(exist_ok=True)
             for case in chosen:
-                passed = run(case, checkout, folder / which / "out")
+                passed = run(case, checkout, folder / which, endpoint)
                 print(f"{turn}/{runs} {which:6} {case.name}: {passed:.2f}", flush=True)
                 if turn:
                     seconds[case.name][which].append(passed)
@@ -124,7 +149,10 @@ def main() -> None:
             capture_output=True,
             text=True,
         )
-        measured = compare(inputs, arguments.old, Path(temporary), arguments.runs)
+        bucket = inputs.folder / "bucket"
+        bucket.mkdir(exist_ok=True)
+        with server(bucket) if find_spec("s3fs") else nullcontext() as endpoint:
+            measured = compare(inputs, arguments.old, Path(temporary), arguments.runs, endpoint)
         save("versus", {"commit": commit.stdout.strip(), "seconds": measured})
     write_report()
 

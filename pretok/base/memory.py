@@ -1,4 +1,4 @@
-"""Memory that this process may still take.
+"""Memory that this process has, and may still take.
 
 Enters: what Linux tells of the machine and of the control groups that Slurm and containers put processes into. Leaves:
 bytes.
@@ -6,8 +6,14 @@ bytes.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def resident_bytes() -> int:
+    """Bytes of this process in memory now."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
 def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import types
 
+from pretok.base.memory import resident_bytes
 from pretok.base.tokens import Ids, Ints, Tokens, token_dtype
 from pretok.kernels.compile import I64, njit
 from pretok.kernels.pretokenize import disputed
@@ -49,6 +50,8 @@ INERT = {chr(c) for c in range(0x80) if not chr(c).isalpha()} - set("<=>")
 """Characters that NFC neither changes nor joins to what follows, such as the spaces of which GPT-NeoX has tokens."""
 MOST_PER_BYTE = 4
 """More tokens a byte of text than tokenizers make: a byte is one token at most, unless it was normalized to more."""
+CACHE_BYTES = 512 << 20
+"""By how much a process may grow before the words it knows are forgotten: some six million, a minute of web text."""
 NEW_SCRIPTS = range(0x10500, 0x17000)
 """Where Unicode keeps adding letters that compose, as it does not elsewhere: engines of different versions differ."""
 
@@ -60,23 +63,35 @@ class BatchEncoder(Protocol):
 
 
 class FastEngine:
-    """`gigatoken` on Arrow buffers, one thread. Raises ValueError for a tokenizer it does not know."""
+    """`gigatoken` on Arrow buffers, one thread. Raises ValueError for a tokenizer it does not know.
+
+    Its cache keeps every distinct word for ever, at 70 to 95 bytes, and a worker lives as long as its job: it is loaded
+    anew when the process has grown by CACHE_BYTES.
+    """
 
     def __init__(self, tokenizer_json: str) -> None:
-        import gigatoken
-
         whole = decoded(tokenizer_json)
         # Nothing in a document may become a special token; the other added tokens are words of the vocabulary.
         plain = {**whole, "added_tokens": [token for token in whole["added_tokens"] if not token["special"]]}
+        self._json = msgspec.json.encode(plain)
+        self._load()
+
+    def _load(self) -> None:
+        import gigatoken
+
+        self._tokenizer: Any = None  # the cache goes first
         try:
             with guarded():
-                self._tokenizer: Any = gigatoken.Tokenizer.from_json(msgspec.json.encode(plain))
+                self._tokenizer = gigatoken.Tokenizer.from_json(self._json)
         except EngineError as error:
             raise ValueError(str(error)) from None
+        self._most = resident_bytes() + CACHE_BYTES
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
         import awkward as ak
 
+        if resident_bytes() > self._most:
+            self._load()
         data, offsets = buffers(texts)
         characters = ak.contents.NumpyArray(data, parameters={"__array__": "char"})
         strings = ak.contents.ListOffsetArray(

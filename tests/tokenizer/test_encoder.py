@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from pretok.base.memory import resident_bytes
 from pretok.kernels.unicode import MARK, class_table
 from pretok.read.batches import buffers, from_buffers
 from pretok.read.normalize import Normalization
+from pretok.tokenizer import encoder as encoder_module
 from pretok.tokenizer.encoder import Encoder, FastEngine, choose_engine, doubt
 from pretok.tokenizer.reference import ReferenceEngine
 
@@ -242,3 +244,27 @@ def test_normalization_examples():
     assert Normalization("nfc")(array).to_pylist()[0] == "\ufeffperché\r\nno\rsì"
     assert Normalization(strip_bom=True)(array).to_pylist() == ["perche\u0301\r\nno\rsì", "\ufeffx", "plain"]
     assert Normalization(crlf=True)(array).to_pylist()[0] == "\ufeffperche\u0301\nno\rsì"
+
+
+def new_words(seed: int, count: int) -> pa.LargeStringArray:
+    """Words of ten letters that no other call gives."""
+    letters = np.random.default_rng(seed).integers(97, 123, (count, 10), dtype=np.uint8)
+    return from_buffers(letters.reshape(-1), np.arange(0, 10 * count + 1, 10, dtype=np.int64))
+
+
+def test_words_are_forgotten_before_they_fill_the_memory(
+    tokenizer_json: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [new_words(seed, 300_000) for seed in range(8)]
+    expected = [FastEngine(tokenizer_json).encode(batch) for batch in batches]
+    monkeypatch.setattr(encoder_module, "CACHE_BYTES", 32 << 20)
+    engine = FastEngine(tokenizer_json)
+    loaded = []
+    real = FastEngine._load
+    monkeypatch.setattr(FastEngine, "_load", lambda self: (loaded.append(resident_bytes()), real(self)))
+    for batch, (ids, offsets) in zip(batches, expected, strict=True):
+        found, borders = engine.encode(batch)
+        assert np.array_equal(found, ids)
+        assert np.array_equal(borders, offsets)
+    assert 2 <= len(loaded) < 8
+    assert max(loaded) - loaded[0] < 200 << 20  # 2.4 million words take 230 MB and more where they stay

@@ -26,23 +26,27 @@ from pathlib import Path
 
 from benchmarks.files import DOCUMENTS, FILES, write_files
 from benchmarks.inputs import Inputs, prepare
-from benchmarks.measure import save
+from benchmarks.measure import fresh, save
 from benchmarks.remote import CREDENTIALS, linked, server
 from benchmarks.report import write_report
+from benchmarks.words import widen
 
-COUNTED = "COUNTED"
-"""Stands in the arguments for where the words are counted."""
+WORDS = 3_000_000
+COUNTED, WIDE = "counted", "WIDE"
+"""The folder in which words are counted; stands in the arguments for counts of more words than it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One command. what: `cpu` or `clock`, seconds, or `peak`, MB; out: its folder; again: it finds its work done."""
+    """One command. name: of what it took: `cpu` or `clock`, seconds, or `peak`, MB, of which `also` names another; out:
+    its folder; again: it finds its work done."""
 
     name: str
     arguments: tuple[str, ...]
     what: str = "cpu"
     out: str = "out"
     again: bool = False
+    also: tuple[str, str] = ("", "")
 
 
 def cases(inputs: Inputs, superwords: Path, folder: Path, endpoint: str | None) -> list[Case]:
@@ -55,29 +59,30 @@ def cases(inputs: Inputs, superwords: Path, folder: Path, endpoint: str | None) 
     one = ("tokenize", "--workers", "0")
     two = ("tokenize", "--workers", "2")
     files = f"s={folder}/small/*/*.jsonl"
-    merging = ("build-vocab", "--workers", "0", "--counts", f"{COUNTED}/counts", *corpus)
+    merging = ("build-vocab", "--workers", "0", "--counts", WIDE, *corpus)
+    words = f"build-vocab from counts of {WORDS / 1e6:.0f} million words a source, one process"
     far = [
         f"{name}={linked(path, inputs.folder / 'bucket' / name)}"
         for name, paths in inputs.zst.items()
         for path in paths
     ]
+    served = Case("tokenize it from a server 50 ms away, one process, s", (*one, *plain, *far), "clock")
     return [
         Case("tokenize one document, one process, CPU s", (*one, *plain, f"s={folder}/one.jsonl")),
         Case("tokenize the corpus, one process, CPU s", (*one, *plain, *corpus)),
         Case("with superwords, one process, CPU s", (*one, *merged, *corpus)),
         Case("tokenize the corpus, 2 workers, s", (*two, *plain, *corpus), "clock"),
-        *([Case("tokenize it from a server 50 ms away, one process, s", (*one, *plain, *far), "clock")] if endpoint else []),
+        *([served] if endpoint else []),
         Case("count words, one process, CPU s", ("count", "--workers", "0", *corpus), out=COUNTED),
-        Case("merge counted words, 50,000 entries, CPU s", merging),
-        Case("merge counted words, 50,000 entries, most memory, MB", merging, "peak"),
+        Case(f"{words}, CPU s", merging, also=(f"{words}, most memory, MB", "peak")),
         Case("build-vocab, 50,000 entries, 2 workers, s", ("build-vocab", "--workers", "2", *corpus), "clock"),
         Case(f"{FILES:,} files of {DOCUMENTS} documents, 2 workers, s", (*two, *plain, files), "clock"),
         Case("the same again, with nothing to do, s", (*two, *plain, files), "clock", again=True),
     ]  # fmt: skip
 
 
-def run(case: Case, checkout: Path, folder: Path, endpoint: str | None) -> float:
-    """What the command took, run by a checkout's code in `folder`."""
+def run(case: Case, checkout: Path, folder: Path, endpoint: str | None) -> dict[str, float]:
+    """What the command took, by its names, run by a checkout's code in `folder`."""
     out = folder / case.out
     if not case.again:
         shutil.rmtree(out, ignore_errors=True)
@@ -88,7 +93,7 @@ def run(case: Case, checkout: Path, folder: Path, endpoint: str | None) -> float
         "RAY_USAGE_STATS_ENABLED": "0",
         **({**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint} if endpoint else {}),
     }
-    arguments = [argument.replace(COUNTED, str(folder / COUNTED)) for argument in case.arguments]
+    arguments = [str(folder / WIDE) if argument == WIDE else argument for argument in case.arguments]
     command = [sys.executable, "-m", "pretok", *arguments, "--out", str(out)]
     began = time.perf_counter()
     with (folder / "said").open("wb") as said:
@@ -98,7 +103,11 @@ def run(case: Case, checkout: Path, folder: Path, endpoint: str | None) -> float
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)}: {(folder / 'said').read_text(errors='replace')[-2000:]}")
     passed = time.perf_counter() - began
-    return {"clock": passed, "cpu": used.ru_utime + used.ru_stime, "peak": used.ru_maxrss / 1e3}[case.what]
+    if case.out == COUNTED and not (folder / WIDE).exists():
+        # In a process of its own, as a command's peak counts what the process held that started it.
+        fresh(widen, out / "counts", folder / WIDE, WORDS)
+    took = {"clock": passed, "cpu": used.ru_utime + used.ru_stime, "peak": used.ru_maxrss / 1e3}
+    return {name: took[what] for name, what in ((case.name, case.what), case.also) if name}
 
 
 def superword_vocabulary(inputs: Inputs) -> Path:
@@ -117,18 +126,18 @@ def compare(
     """Name of a case -> what it took `before` and `now`."""
     checkouts = {"before": old.resolve(), "now": Path(__file__).resolve().parents[1]}
     chosen = cases(inputs, superword_vocabulary(inputs), folder, endpoint)
-    seconds: dict[str, dict[str, list[float]]] = {case.name: {"before": [], "now": []} for case in chosen}
+    found: dict[str, dict[str, list[float]]] = {}
     for turn in range(runs + 1):
         for which, checkout in sorted(checkouts.items(), reverse=turn % 2 == 1):
             (folder / which).mkdir(exist_ok=True)
             for case in chosen:
-                passed = run(case, checkout, folder / which, endpoint)
-                print(f"{turn}/{runs} {which:6} {case.name}: {passed:.2f}", flush=True)
-                if turn:
-                    seconds[case.name][which].append(passed)
+                for name, took in run(case, checkout, folder / which, endpoint).items():
+                    print(f"{turn}/{runs} {which:6} {name}: {took:.2f}", flush=True)
+                    if turn:
+                        found.setdefault(name, {}).setdefault(which, []).append(took)
     return {
         name: {which: statistics.median(values) for which, values in both.items()}
-        for name, both in seconds.items()
+        for name, both in found.items()
     }
 
 

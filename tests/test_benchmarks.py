@@ -54,6 +54,9 @@ def test_the_inputs_hold_the_corpus(inputs: Inputs, sample_texts: dict[str, list
     assert grown[0] != grown[1]
     write_files(inputs.slices, inputs.folder / "small", 10)
     assert len(list((inputs.folder / "small").rglob("*.jsonl"))) == 10
+    write_files(inputs.slices, inputs.folder / "short", 10, short=True)
+    [short] = {len(path.read_bytes().splitlines()) for path in (inputs.folder / "short").rglob("*.jsonl")}
+    assert short == 3
 
 
 def test_the_parts_and_the_new_text_are_measured(inputs: Inputs) -> None:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from json.encoder import encode_basestring
@@ -139,24 +138,9 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def fingerprint(value: Any, stated: object = None) -> str:
-    """`digest` of the canonical JSON of `value`. stated: what it should be, which is told several times as fast."""
-    if stated is not None:  # msgspec writes the same bytes, but for floats
-        quick = _quickly("encode", value, order="deterministic")
-        if quick is not None and digest(quick) == stated:
-            return str(stated)
+def fingerprint(value: Any) -> str:
+    """`digest` of the canonical JSON of `value`."""
     return digest(canonical_json(value))
-
-
-def _quickly(what: str, *arguments: Any, **options: Any) -> Any:
-    """What msgspec makes of JSON, several times as fast as `json`; None where it is not loaded or refuses what `json`
-    may accept. Commands have it; the reader of streams has not, and loads nothing for a manifest of 60 MB."""
-    if (msgspec := sys.modules.get("msgspec")) is None:
-        return None
-    try:
-        return getattr(msgspec.json, what)(*arguments, **options)
-    except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
-        return None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -206,8 +190,6 @@ def read_json(path: Path) -> Any:
     NaN, numbers of thousands of digits, lists nested without end and lone surrogates come from another hand."""
     try:
         data = path.read_bytes()
-        if (quick := _quickly("decode", data)) is not None:
-            return quick
         value = json.loads(data, parse_constant=_refuse, parse_float=_finite)
         if (
             b"\\u" in data

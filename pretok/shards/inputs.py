@@ -103,8 +103,8 @@ def write_inputs(path: Path, plan: SourcePlan, read: PieceCounts, rejected: Piec
 def _write(path: Path, plan: SourcePlan, said: _Said, counts: list[list[int]]) -> None:
     """counts: the last three columns."""
     pieces = [piece for part in plan.partitions for piece in part.pieces]
-    whole = {piece.file.path for piece in pieces}
-    empty = [file for file in plan.inputs if file.path not in whole]
+    cut = {piece.file.path for piece in pieces}
+    empty = [file for file in plan.inputs if file.path not in cut]
     files = [*(piece.file for piece in pieces), *empty]
     columns: list[Any] = [
         [file.path for file in files],

@@ -1,19 +1,16 @@
-"""The JSON that we write and read is what the json module writes and reads, with msgspec loaded or without."""
+"""The JSON that we write is what the json module writes."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
-import msgspec  # noqa: F401 - as in every command
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretok.base.errors import IntegrityError
-from pretok.base.storage import canonical_json, fingerprint, read_json, write_json
+from pretok.base.storage import write_json
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -52,43 +49,3 @@ def test_what_is_no_json_is_refused_and_leaves_nothing(tmp_path: Path, value: ob
     with pytest.raises((ValueError, TypeError)):
         write_json(tmp_path / "value.json", value)
     assert not list(tmp_path.iterdir())
-
-
-def read(path: Path) -> object:
-    try:
-        return read_json(path)
-    except IntegrityError as error:
-        return str(error)
-
-
-ODD = [
-    *("NaN", "[1e999]", "[1e5, 1E-7, -0.0, 0.1]", "9" * 30, "9" * 5000, "[" * 5000, "", " null ", "01"),
-    *('"\\ud800"', '"\\u0041\\n"', '"\t"', '{"\u2028": "\x7f"}', "[1,]", "\ufeff[1]", "[true, false, null]"),
-    '{"a": 1, "b": 2, "a": 3}',
-]  # fmt: skip
-
-
-@given(
-    value=VALUES.map(lambda value: json.dumps(value).encode())
-    | st.sampled_from(ODD).map(str.encode)
-    | st.binary()
-)
-def test_any_file_is_read_alike_with_msgspec_and_without(
-    tmp_path_factory: pytest.TempPathFactory, value: bytes
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "read.json"
-    path.write_bytes(value)
-    quick = read(path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(sys.modules, "msgspec")
-        assert repr(read(path)) == repr(quick)
-
-
-@given(value=VALUES)
-def test_a_fingerprint_does_not_depend_on_what_was_expected(value: object) -> None:
-    try:
-        canonical_json(value)
-    except (UnicodeEncodeError, TypeError):  # half a surrogate pair; keys of two kinds
-        return
-    found = fingerprint(value)
-    assert fingerprint(value, found) == fingerprint(value, found[::-1]) == found

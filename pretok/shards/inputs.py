@@ -65,7 +65,7 @@ class SourcePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceInputs:
+class SealedInputs:
     """What a sealed source was made of. read: of each piece; rejected: of all."""
 
     plan: SourcePlan
@@ -140,7 +140,7 @@ def read_plan(folder: Path) -> tuple[SourcePlan, dict[str, Any]] | None:
     return None
 
 
-def load_inputs(shards: Path, contents: Contents, source: str) -> SourceInputs:
+def load_inputs(shards: Path, contents: Contents, source: str) -> SealedInputs:
     """What a source of a manifest was made of. Raises IntegrityError where its table is not as it was sealed."""
     if (old := contents.old_plan(source)) is not None:
         read: Counter[tuple[int, int]] = Counter()
@@ -149,7 +149,7 @@ def load_inputs(shards: Path, contents: Contents, source: str) -> SourceInputs:
                 read[part.partition, int(piece)] += records
         rejected = sum(file.rejected for file in contents.files or () if file.source == source)
         where = f"the plan of source {source}"
-        return SourceInputs(_from_old(source, read_record(OldPlan, old, where)), read, rejected)
+        return SealedInputs(_from_old(source, read_record(OldPlan, old, where)), read, rejected)
     [sealed] = [file for file in contents.side_files if file.path == inputs_name(source)]
     return _load(shards / sealed.path, source, sealed.checksum)
 
@@ -160,7 +160,7 @@ def count_files(shards: Path, contents: Contents, source: str) -> int:
 
 
 @lru_cache(maxsize=4)
-def _load(path: Path, source: str, checksum: str) -> SourceInputs:
+def _load(path: Path, source: str, checksum: str) -> SealedInputs:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -173,7 +173,7 @@ def _load(path: Path, source: str, checksum: str) -> SourceInputs:
     read, rejected = (table[name].slice(0, len(keys)).to_pylist() for name in ("read", "rejected"))
     if None in read or None in rejected:
         raise IntegrityError(f"{path} lacks counts of records; it was edited")
-    return SourceInputs(plan, dict(zip(keys, read, strict=True)), sum(rejected))
+    return SealedInputs(plan, dict(zip(keys, read, strict=True)), sum(rejected))
 
 
 def _read(path: Path, data: bytes) -> tuple[pa.Table, _Said]:
@@ -256,7 +256,7 @@ def piece_starts(plan: SourcePlan, read: PieceCounts) -> dict[tuple[int, int], t
     return starts
 
 
-def lines_before(inputs: SourceInputs) -> dict[tuple[str, int], int]:
+def lines_before(inputs: SealedInputs) -> dict[tuple[str, int], int]:
     """(file, start) of a ledger -> records of the file before `start`: what a record's number lacks to be absolute."""
     starts = piece_starts(inputs.plan, inputs.read)
     return {

@@ -237,12 +237,13 @@ def _check_inputs(manifest: Manifest, source: str) -> list[str]:
     except PretokError:  # told by `_check_files`, or by `_check_plans`
         return []
     counts = manifest.contents.sources[source]
-    read, rejected = sum(inputs.read.values()), sum(counts.rejected.values())
-    if read == counts.read == counts.documents + rejected and inputs.rejected == rejected:
+    read, gone = sum(inputs.read.values()), sum(inputs.rejected.values())
+    rejected = sum(counts.rejected.values())
+    if read == counts.read == counts.documents + rejected and gone == rejected:
         return []
     return [
         f"manifest: {source} read {counts.read}, wrote {counts.documents}, rejected {rejected}; its inputs gave "
-        f"{read}, of which {inputs.rejected} were rejected"
+        f"{read}, of which {gone} were rejected"
     ]
 
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 from pretok.base.storage import read_json
 from pretok.report.frequencies import TokenUse, count_tokens, never_used
 from pretok.report.values import ValueCounts, domains
-from pretok.shards.contents import Contents, SourceCounts
-from pretok.shards.inputs import count_files
+from pretok.shards.contents import Contents, FileEntry, SourceCounts
+from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.seal import rejects_path
@@ -57,13 +57,13 @@ class Column:
 
 @dataclass(slots=True)
 class SourceFacts:
-    """One source. lengths, sizes: (BINS,) documents whose tokens, and the bytes of whose texts, have so many binary
-    digits (those of 2^32 bytes and more with the last); longest: tokens; columns: the kept ones, `domain` in the place
-    of `url`; ledger: whether every shard has one."""
+    """One source. files: its inputs; lengths, sizes: (BINS,) documents whose tokens, and the bytes of whose texts, have
+    so many binary digits (those of 2^32 bytes and more with the last); longest: tokens; columns: the kept ones,
+    `domain` in the place of `url`; ledger: whether every shard has one."""
 
     name: str
     counts: SourceCounts
-    files: int
+    files: list[FileEntry]
     rejects: dict[str, Rejects]
     ledger: bool
     lengths: npt.NDArray[np.int64]
@@ -97,6 +97,11 @@ class Facts:
     unused: list[tuple[int, str]] | None
 
     @property
+    def files(self) -> list[FileEntry]:
+        """The inputs of all sources."""
+        return [file for source in self.sources for file in source.files]
+
+    @property
     def contents(self) -> Contents:
         """What the manifest says."""
         return self.manifest.contents
@@ -124,7 +129,7 @@ def _source(manifest: Manifest, name: str) -> SourceFacts:
     facts = SourceFacts(
         name=name,
         counts=contents.sources[name],
-        files=count_files(manifest.folder, contents, name),
+        files=load_inputs(manifest.folder, contents, name).entries() if name in manifest.tokenized else [],
         rejects=_rejects(manifest, name),
         ledger=True,
         lengths=np.zeros(BINS, np.int64),

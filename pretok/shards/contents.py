@@ -85,8 +85,7 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One input file of a source, in manifests before version 3: what it was when it was planned, and how many of its
-    records were written."""
+    """One input file of a source: what it was when it was planned, and how many of its records were written."""
 
     path: str
     format: str

@@ -35,7 +35,7 @@ from pretok.base.storage import atomic_open
 from pretok.read.files import InputFile
 from pretok.read.kept import KeptColumn
 from pretok.read.partition import Partition, Piece
-from pretok.shards.contents import Contents, inputs_name
+from pretok.shards.contents import Contents, FileEntry, inputs_name
 from pretok.shards.old_inputs import OldPlan, read_old_plan
 
 PLAN_FILE, OLD_PLAN_FILE = "plan.parquet", "plan.json"
@@ -66,11 +66,36 @@ class SourcePlan:
 
 @dataclass(frozen=True, slots=True)
 class SealedInputs:
-    """What a sealed source was made of. read: of each piece; rejected: of all."""
+    """What a sealed source was made of, and the records of each piece. Of a manifest before version 3, which names the
+    rejected of a file, they stand at its first piece."""
 
     plan: SourcePlan
     read: PieceCounts
-    rejected: int
+    rejected: PieceCounts
+
+    def entries(self) -> list[FileEntry]:
+        """The files, sorted by path."""
+        read: Counter[str] = Counter()
+        rejected: Counter[str] = Counter()
+        for partition in self.plan.partitions:
+            for at, piece in enumerate(partition.pieces):
+                key = (partition.number, at)
+                read[piece.file.path] += self.read.get(key, 0)
+                rejected[piece.file.path] += self.rejected.get(key, 0)
+        return [
+            FileEntry(
+                path=file.path,
+                format=file.format,
+                compression=file.compression,
+                size=file.size,
+                identity=file.identity,
+                source=self.plan.name,
+                read=read[file.path],
+                written=read[file.path] - rejected[file.path],
+                rejected=rejected[file.path],
+            )
+            for file in self.plan.inputs
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +168,7 @@ def read_plan(folder: Path) -> tuple[SourcePlan, dict[str, Any]] | None:
 def load_inputs(shards: Path, contents: Contents, source: str) -> SealedInputs:
     """What a source of a manifest was made of. Raises IntegrityError where its table is not as it was sealed."""
     if (old := contents.old_plan(source)) is not None:
-        read: Counter[tuple[int, int]] = Counter()
-        for part in (contents.parts or {})[source]:
-            for piece, records in part.records.items():
-                read[part.partition, int(piece)] += records
-        rejected = sum(file.rejected for file in contents.files or () if file.source == source)
-        where = f"the plan of source {source}"
-        return SealedInputs(_from_old(source, read_record(OldPlan, old, where)), read, rejected)
+        return _load_old(contents, source, old)
     [sealed] = [file for file in contents.side_files if file.path == inputs_name(source)]
     return _load(shards / sealed.path, source, sealed.checksum)
 
@@ -157,6 +176,21 @@ def load_inputs(shards: Path, contents: Contents, source: str) -> SealedInputs:
 def count_files(shards: Path, contents: Contents, source: str) -> int:
     """How many input files a source was made of; 0 where that is not known."""
     return len(load_inputs(shards, contents, source).plan.inputs) if source in contents.tokenized else 0
+
+
+def _load_old(contents: Contents, source: str, old: dict[str, object]) -> SealedInputs:
+    plan = _from_old(source, read_record(OldPlan, old, f"the plan of source {source}"))
+    read: Counter[tuple[int, int]] = Counter()
+    for part in (contents.parts or {})[source]:
+        for piece, records in part.records.items():
+            read[part.partition, int(piece)] += records
+    of_file = {file.path: file.rejected for file in contents.files or () if file.source == source}
+    rejected = {
+        (partition.number, at): of_file.pop(piece.file.path, 0)
+        for partition in plan.partitions
+        for at, piece in enumerate(partition.pieces)
+    }
+    return SealedInputs(plan, read, rejected)
 
 
 @lru_cache(maxsize=4)
@@ -173,7 +207,7 @@ def _load(path: Path, source: str, checksum: str) -> SealedInputs:
     read, rejected = (table[name].slice(0, len(keys)).to_pylist() for name in ("read", "rejected"))
     if None in read or None in rejected:
         raise IntegrityError(f"{path} lacks counts of records; it was edited")
-    return SealedInputs(plan, dict(zip(keys, read, strict=True)), sum(rejected))
+    return SealedInputs(plan, dict(zip(keys, read, strict=True)), dict(zip(keys, rejected, strict=True)))
 
 
 def _read(path: Path, data: bytes) -> tuple[pa.Table, _Said]:

@@ -84,6 +84,17 @@ def test_rejects_stand_there_with_their_reasons_and_examples_escaped(work):
     )
 
 
+def test_files_stand_there_with_what_became_of_their_records(work):
+    contents = load_manifest(work / "shards").contents
+    (table,) = re.findall(r'<table id="inputs">.*?</table>', page(work), re.DOTALL)
+    rows = {row.split("<td>")[1][:2]: values(row) for row in re.findall(r"<tr><td class=.*?</tr>", table)}
+    for name, counts in contents.sources.items():
+        size = (work.parent / f"{name}.jsonl").stat().st_size
+        rejected = sum(counts.rejected.values())
+        assert rows.pop(name) == [size, counts.read, counts.documents, rejected]
+    assert not rows
+
+
 def test_lengths_and_kept_columns_are_those_of_the_documents(work):
     facts = gather(work)
     assert [source.name for source in facts.sources] == ["en", "it"]

@@ -2,7 +2,7 @@
 
 python -m benchmarks all                # everything, about half an hour on two cores
 python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
-python -m benchmarks loader cold ray files remote writes  # streams, the driver, file systems; no peers needed
+python -m benchmarks loader cold ray files exports remote writes  # streams, the driver, file systems; no peers needed
 python -m benchmarks streams            # our loader beside litdata and mosaicml-streaming, which it needs
 python -m benchmarks report             # table and plot again from results.json
 python -m benchmarks house              # the shape of the code, in seconds and without text
@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.cold import measure_cold
 from benchmarks.end_to_end import measure_end_to_end
 from benchmarks.engine import measure_ray
+from benchmarks.exports import measure_exports
 from benchmarks.files import measure_files
 from benchmarks.house import main as measure_house
 from benchmarks.inputs import Inputs, prepare
@@ -48,6 +49,7 @@ SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "streams": measure_streams,
     "cold": measure_cold,
     "files": measure_files,
+    "exports": measure_exports,
     "remote": measure_remote,
     "writes": measure_writes,
 }

@@ -32,6 +32,7 @@ MORE = {
     "cold": "streams of 500 M tokens, micro-batches of 8 x 4,096",
     "ray": "driver",
     "files": "files of three documents, 2 workers",
+    "exports": "600 MB of ids in the formats of others, one process, to the disk",
     "remote": "from a server 50 ms away, one process",
     "writes": "calls to the file system, the corpus once",
 }

@@ -54,9 +54,6 @@ def bare_contents(vocab_size: int, shards: Sequence[ShardEntry], empty: Iterable
         failed=(),
         shards=tuple(shards),
         side_files=(),
-        files=(),
-        plans={},
-        parts={},
         config={},
         software={},
     )

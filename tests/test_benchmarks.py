@@ -12,12 +12,19 @@ from counting import write_lines
 from support import needs
 
 import benchmarks
+from benchmarks.exports import run_exports
 from benchmarks.files import write_files
 from benchmarks.inputs import Inputs, prepare, texts_of
 from benchmarks.measure import load_results
 from benchmarks.new_text import run_new_text
 from benchmarks.parts import PARTS, run_parts
 from benchmarks.report import markdown
+from benchmarks.train_shards import write_random_shards
+from benchmarks.words import widen
+from pretok.cli import run_command
+from pretok.counts.buckets import concatenate, read_group
+from pretok.counts.counts_file import load_counts
+from pretok.export.formats import FORMATS
 
 NAMES = sorted(
     module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name != "__main__"
@@ -69,6 +76,22 @@ def test_the_parts_and_the_new_text_are_measured(inputs: Inputs) -> None:
     assert set(seconds) == set(PARTS)
     assert min(seconds.values()) > 0
     assert len(run_new_text(paths, tokenizer)) == 11
+
+
+def test_words_are_joined_of_halves(inputs: Inputs) -> None:
+    sources = [f"{name}={path}" for name, paths in inputs.zst.items() for path in paths]
+    assert run_command(["count", *sources, "--workers", "0", "--out", str(inputs.folder / "counted")]) == 0
+    widen(inputs.folder / "counted" / "counts", inputs.folder / "wide", 9000)
+    counts = load_counts(inputs.folder / "wide")
+    for source in range(len(counts.sources)):
+        found = concatenate([read_group(path, source) for path in counts.buckets])
+        words = found.words().to_pylist()
+        assert len(set(words)) == len(words) == 9000
+        assert all(word.decode() for word in words)
+
+
+def test_exports_are_measured(tmp_path: Path) -> None:
+    assert len(run_exports(write_random_shards(tmp_path / "shards", 100_000))) == 1 + len(FORMATS)
 
 
 def test_the_tables_are_those_of_the_results() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -180,10 +180,7 @@ def count_files(shards: Path, contents: Contents, source: str) -> int:
 
 def _load_old(contents: Contents, source: str, old: dict[str, object]) -> SealedInputs:
     plan = _from_old(source, read_record(OldPlan, old, f"the plan of source {source}"))
-    read: Counter[tuple[int, int]] = Counter()
-    for part in (contents.parts or {})[source]:
-        for piece, records in part.records.items():
-            read[part.partition, int(piece)] += records
+    read = sum_pieces((part.partition, part.records) for part in (contents.parts or {})[source])
     of_file = {file.path: file.rejected for file in contents.files or () if file.source == source}
     rejected = {
         (partition.number, at): of_file.pop(piece.file.path, 0)
@@ -276,6 +273,15 @@ def _from_old(name: str, old: OldPlan) -> SourcePlan:
         for partition in old.partitions
     ]
     return SourcePlan(name, old.settings, list(old.inputs), partitions, old.kept)
+
+
+def sum_pieces(parts: Iterable[tuple[int, Mapping[str, int]]]) -> Counter[tuple[int, int]]:
+    """Records read of each piece, from the number of the partition and the counts of every part."""
+    read: Counter[tuple[int, int]] = Counter()
+    for partition, records in parts:
+        for piece, count in records.items():
+            read[partition, int(piece)] += count
+    return read
 
 
 def piece_starts(plan: SourcePlan, read: PieceCounts) -> dict[tuple[int, int], tuple[str, int]]:

@@ -43,7 +43,7 @@ from pretok.shards.contents import (
     sum_sources,
 )
 from pretok.shards.format import ShardReader, ShardWriter
-from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, write_inputs
+from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, sum_pieces, write_inputs
 from pretok.shards.ledger import SUFFIX, ledger_path, merge_ledgers
 from pretok.shards.manifest import FILE_NAME, Manifest, has_manifest, load_manifest, write_manifest
 from pretok.shards.task import PartRecord, SealedSplit, load_parts
@@ -214,10 +214,7 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         name = validation_name(plan.name)
         entries.append(_entry(plan.name, name, "val", val))
         ledgers.append(_ledger_entry(plan.name, name, val))
-    read: Counter[tuple[int, int]] = Counter()
-    for number, part in parts:
-        for piece, records in part.records.items():
-            read[number, int(piece)] += records
+    read = sum_pieces((number, part.records) for number, part in parts)
     told = any(part.rejected or part.mismatches for _, part in parts)
     starts = piece_starts(plan, read) if told else {}
     reasons, rejected = _merge_rejects(shards, state, plan.name, parts, starts)

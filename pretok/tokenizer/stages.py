@@ -20,24 +20,35 @@ from pretok.tokenizer.vocabulary import CHARACTER_BYTES, to_bytes
 
 Merge = tuple[bytes, bytes]
 
+CHARACTER_SIZES = (1, 2, 3, 4)
+"""Bytes of a character in UTF-8."""
+
 
 def marks(separators: int) -> tuple[bytes, ...]:
     """What a word can begin with that the separators join to the one before, as bytes."""
     return tuple(mark for flag, group in MARKS.items() if separators & flag for mark in group)
 
 
-def _is_letter(character: bytes) -> bool:
-    """Whether these bytes are one whole character, a letter."""
-    try:
-        text = character.decode()
-    except UnicodeDecodeError:
-        return False
-    return len(text) == 1 and bool(class_table()[ord(text)] & LETTER)
+def letter_first(token: bytes) -> bool | None:
+    """Whether the first character is a letter; None where it is cut, or there is none."""
+    return _is_letter(token[:size] for size in CHARACTER_SIZES)
 
 
-def ends_in_letter(token: bytes) -> bool:
-    """Whether the last character of a token is a whole letter."""
-    return any(_is_letter(token[-size:]) for size in (1, 2, 3, 4))
+def letter_last(token: bytes) -> bool | None:
+    """Whether the last character is a letter; None where it is cut, or there is none."""
+    return _is_letter(token[-size:] for size in CHARACTER_SIZES)
+
+
+def _is_letter(pieces: Iterable[bytes]) -> bool | None:
+    """Whether the piece that is one character is a letter; None where none of them is one."""
+    for piece in pieces:
+        try:
+            text = piece.decode()
+        except UnicodeDecodeError:
+            continue
+        if len(text) == 1:
+            return bool(class_table()[ord(text)] & LETTER)
+    return None
 
 
 def begins_word(token: bytes, separators: int) -> bool:
@@ -45,7 +56,7 @@ def begins_word(token: bytes, separators: int) -> bool:
     for mark in marks(separators & ~COMMA):
         rest = token.removeprefix(mark)
         if rest != token:
-            return any(_is_letter(rest[:size]) for size in (1, 2, 3, 4))
+            return bool(letter_first(rest))
     return False
 
 
@@ -54,7 +65,7 @@ def is_superword(merge: Merge, separators: int) -> bool:
     left, right = merge
     if left.endswith(b","):
         return bool(separators & COMMA) and right.startswith(b" ")
-    return right.startswith(marks(separators)) and ends_in_letter(left)
+    return right.startswith(marks(separators)) and bool(letter_last(left))
 
 
 def crosses(merge: Merge, separators: int) -> bool:
@@ -66,7 +77,7 @@ def crosses(merge: Merge, separators: int) -> bool:
     if part and right.startswith(marks(separators)):
         return True
     cut = any(mark != right and mark.startswith(right) for mark in marks(separators))
-    return cut and (part or ends_in_letter(left))
+    return cut and (part or bool(letter_last(left)))
 
 
 def drop_crossing(merges: Iterable[Merge], separators: int) -> list[Merge]:

@@ -25,7 +25,7 @@ from pretok.kernels.compile import I64, U8, njit
 from pretok.kernels.hashing import P1
 from pretok.kernels.unicode import class_table
 from pretok.tokenizer.segments import joined
-from pretok.tokenizer.stages import ends_in_letter, marks
+from pretok.tokenizer.stages import letter_last, marks
 from pretok.vocab.bpe import Merges, merge_sequences
 
 Chains = Callable[[], Iterator[Ids]]
@@ -83,7 +83,7 @@ class ChainFinder:
         self.size = len(tokens)
         self._separators = separators
         self._lengths = np.array([len(token) for token in tokens], np.int64)
-        self._ends = np.array([token == b"," or ends_in_letter(token) for token in tokens], np.uint8)
+        self._ends = np.array([token == b"," or bool(letter_last(token)) for token in tokens], np.uint8)
         self._begins = np.array([token.startswith(marks(separators)) for token in tokens], np.uint8)
 
     def find(self, data: npt.NDArray[np.uint8], offsets: Ints, ids: Ids, borders: Ints) -> Ids:

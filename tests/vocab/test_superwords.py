@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -141,6 +142,16 @@ def test_ids_of_real_text_in_batches(trained: Trained, sample_texts: dict[str, l
     found = [ids[a:b].tolist() for a, b in pairwise(borders)]
     assert found == [expected(trained, text) for text in documents[1:]]
     assert np.isin(ids, trained.superwords.products).mean() > 0.05  # or nothing was tested
+
+
+@pytest.mark.parametrize("cut", ["(?=,)", "(?<=,)", "(?= )", "(?<= )"])
+def test_no_superword_reaches_over_the_border_of_documents(
+    trained: Trained, sample_texts: dict[str, list[str]], cut: str
+) -> None:
+    documents = re.split(cut, " ".join(sample_texts["it"][:20]))
+    ids, borders = trained.engine.encode(pa.array(documents, pa.large_string()))
+    found = [ids[a:b].tolist() for a, b in pairwise(borders)]
+    assert found == [expected(trained, text) for text in documents]
 
 
 def test_a_line_without_end_takes_time_in_proportion(trained: Trained) -> None:

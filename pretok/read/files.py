@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 import xxhash
 
 from pretok.base.errors import UsageError
-from pretok.read.paths import is_remote
+from pretok.read.paths import is_remote, server_of
 from pretok.read.servers import REQUESTS, blocks_ahead, ends_on_server, on_server
 from pretok.read.zstd_frames import FrameWalk
 
@@ -55,9 +55,7 @@ def open_input(path: str, buffering: int = IDENTITY_BYTES) -> IO[bytes]:
     """Open an input for reading bytes, so many at a time at least: a request to a server asks for that many."""
     if not is_remote(path):
         return open(path, "rb", buffering=buffering)  # noqa: PTH123 - a Path takes as long as opening it
-    import fsspec
-
-    server, name = fsspec.url_to_fs(path)
+    server, name = server_of(path)
     file: IO[bytes] = server.open(name, "rb", block_size=buffering)
     return file
 

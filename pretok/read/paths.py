@@ -11,6 +11,7 @@ import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pretok.base.errors import UsageError
 from pretok.read.sample import sample_path
@@ -19,11 +20,26 @@ SAMPLE = "sample:"
 """Starts an input that is the text shipped with the package: `sample:it`."""
 HUB = "hub:"
 """Starts the name of a dataset on a hub: `hub:ID[:CONFIG[:SPLIT]]`."""
+CONNECTIONS = 64
+"""To one server: planning has 32 requests under way, reading 8 and as many for the files after this one."""
 
 
 def is_remote(path: str) -> bool:
     """Whether `path` is an fsspec URL rather than a local path."""
     return "://" in path
+
+
+def server_of(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the file's name there."""
+    import fsspec
+
+    # What the user configured for S3 stands. Its client opens 10 connections by itself: to plan 22 files 50 ms away
+    # took 0.5 s instead of 0.3.
+    fsspec.config.conf.setdefault("s3", {}).setdefault("config_kwargs", {}).setdefault(
+        "max_pool_connections", CONNECTIONS
+    )
+    server, name = fsspec.url_to_fs(url)
+    return server, name
 
 
 def is_dataset(path: str) -> bool:
@@ -45,9 +61,7 @@ def expand(pattern: str) -> list[str]:
     if pattern.startswith(SAMPLE):
         return [sample_path(pattern.removeprefix(SAMPLE))]
     if is_remote(pattern):
-        import fsspec
-
-        fs, inner = fsspec.core.url_to_fs(pattern)
+        fs, inner = server_of(pattern)
         paths = [fs.unstrip_protocol(path) for path in (fs.glob(inner) if is_glob(pattern) else [inner])]
     elif is_glob(pattern):
         paths = list(_matches("/" if pattern.startswith("/") else "", _parts(pattern)))

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
-from pretok.read.paths import is_remote
+from pretok.read.paths import is_remote, server_of
 
 REQUESTS = 8
 """Blocks asked for at once: 32 MiB of a worker's memory."""
@@ -78,10 +78,9 @@ def on_server(path: str) -> ServerFile | None:
         if file := _known.get(path):
             _known.move_to_end(path)
             return file
-    import fsspec
     from fsspec.spec import AbstractBufferedFile
 
-    server, name = fsspec.url_to_fs(path)
+    server, name = server_of(path)
     if not getattr(server, "async_impl", False):
         return None
     opened = server.open(name, "rb")

@@ -6,6 +6,7 @@ import threading
 import time
 from itertools import pairwise
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +25,7 @@ from pretok.read.files import (
 )
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition, Piece, line_starts
+from pretok.read.paths import server_of
 from pretok.read.probe import probe_inputs
 from pretok.read.readers import Damage, RecordFormat, read_partition, read_piece
 from pretok.read.recognise import list_inputs
@@ -380,3 +382,16 @@ def test_the_footer_of_a_file_on_a_server_is_asked_for_once(tmp_path, size, requ
     assert (found.parts, found.rows) == (known.parts, known.rows)
     assert len(found.parts) == 2000 // size
     assert len(asked.spans) == requests
+
+
+@pytest.mark.parametrize(
+    ("configured", "connections"),
+    [({}, 64), ({"anon": True, "config_kwargs": {"max_pool_connections": 5}}, 5)],
+)
+def test_s3_has_more_connections_than_requests_unless_the_user_says_otherwise(
+    monkeypatch, configured, connections
+):
+    monkeypatch.setitem(fsspec.config.conf, "s3", configured)
+    server, name = server_of("memory://a/b.jsonl")
+    assert (server.protocol, name) == ("memory", "/a/b.jsonl")
+    assert fsspec.config.conf["s3"] == {**configured, "config_kwargs": {"max_pool_connections": connections}}

@@ -1,6 +1,6 @@
 """Inputs on an object store beside the same files on the disk, with the latency of a network.
 
-Enters: the corpus. Leaves: the speed of tokenizing it in one process from a server on this machine, which answers what
+Enters: the corpus, and four times as much. Leaves: the speed of tokenizing it in one process from a server on this machine, which answers what
 `s3fs` asks of S3 (HEAD, and GET of a range) LATENCY later, as a share of the speed from the local files; and how many
 requests that were. The server takes processor time of its own on the same cores. Needs s3fs.
 
@@ -154,6 +154,7 @@ def measure_remote(inputs: Inputs, runs: int) -> dict[str, Any]:
     cases = {
         "11 files .jsonl.zst": (inputs.zst, 0),
         "11 files .jsonl.zst, of 2 partitions": (inputs.zst, LARGE),
+        "44 files .jsonl.zst, of 2 partitions": (inputs.grown(4), LARGE),
         "one .jsonl.zst": ({"all": [str(inputs.single)]}, 0),
         "one plain .jsonl": ({"all": [str(inputs.plain)]}, 0),
         "one plain .jsonl, one partition": ({"all": [str(inputs.plain)]}, LARGE),

@@ -1,8 +1,8 @@
 """Inputs on an object store beside the same files on the disk, with the latency of a network.
 
-Enters: the corpus, and four times as much. Leaves: the speed of tokenizing it in one process from a server on this machine, which answers what
-`s3fs` asks of S3 (HEAD, and GET of a range) LATENCY later, as a share of the speed from the local files; and how many
-requests that were. The server takes processor time of its own on the same cores. Needs s3fs.
+Enters: the corpus, and four times as much. Leaves: the speed of tokenizing it in one process from a server on this
+machine, which answers what `s3fs` asks of S3 (HEAD, and GET of a range) LATENCY later, as a share of the speed from the
+local files; and how many requests that were. The server takes processor time of its own on the same cores. Needs s3fs.
 
     python -m benchmarks.remote PORT FOLDER    # the server alone: the files of FOLDER are s3://corpus/NAME
 """

@@ -7,8 +7,9 @@ one integer per source; all else is integer arithmetic, so the result depends on
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
@@ -118,8 +119,16 @@ def weigh(buckets: list[Path], factors: dict[str, int], min_count: int) -> Itera
     of a bucket are ordered by their counts, as `vocab.cells` wants them, and those that count alike by their bytes:
     where words that begin alike lie together, merging takes a sixth less time.
     """
+    waiting: deque[Future[TrainingWords]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
-        yield from pool.map(lambda path: _weigh_bucket(path, factors, min_count), buckets)
+        for path in buckets:
+            waiting.append(pool.submit(_weigh_bucket, path, factors, min_count))
+            if (
+                len(waiting) == THREADS
+            ):  # not all at once: where threads outrun the consumer, all words would be held
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _weigh_bucket(path: Path, factors: dict[str, int], min_count: int) -> TrainingWords:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.base.errors import UsageError
+from pretok.counts import weigh as weigh_module
 from pretok.counts.buckets import WordCounts, concatenate, from_arrow, split_buckets, write_groups
-from pretok.counts.weigh import LIMIT, Tally, multipliers, weigh
+from pretok.counts.weigh import LIMIT, THREADS, Tally, multipliers, weigh
 
 SHARES = st.fractions(0, 1, max_denominator=1000)
 
@@ -102,3 +104,19 @@ def test_words_of_a_bucket_are_in_the_order_of_their_counts(tmp_path: Path) -> N
     found = list(zip(part.words.counts.tolist(), part.words.words().to_pylist(), strict=True))
     assert len(found) == 1000
     assert found == sorted(found)
+
+
+def test_buckets_are_weighed_a_few_ahead_of_who_takes_them(tmp_path: Path, monkeypatch: Any) -> None:
+    """Or all words would be held where threads are faster than merging adds them."""
+    path = tmp_path / "one.parquet"
+    with path.open("wb") as file:
+        write_groups(file, [words({b"la": (5, 1)})], {})
+    begun = []
+    real = weigh_module._weigh_bucket
+    monkeypatch.setattr(weigh_module, "_weigh_bucket", lambda *a: (begun.append(a[0]), real(*a))[1])
+    parts = weigh([path] * 40, {"it": 1}, min_count=1)
+    for taken in range(1, 41):
+        next(parts)
+        assert len(begun) <= taken + THREADS - 1
+    assert next(parts, None) is None
+    assert len(begun) == 40

@@ -18,6 +18,7 @@ from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, fore
 from pretok.forecast.measure import measure
 from pretok.forecast.vocabulary import counting_vocabulary
 from pretok.forecast.windows import windows
+from pretok.read.guarded import one_child
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import Probe, probe_inputs
 from pretok.read.recognise import list_inputs
@@ -64,7 +65,8 @@ class Forecast:
 
 def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forecast:
     """Sample every source. Raises UsageError for inputs that are not there or hold no text, as tokenize would."""
-    probed = {name: _probe(source, tell) for name, source in recipe.sources.items()}
+    with one_child():
+        probed = {name: _probe(source, tell) for name, source in recipe.sources.items()}
     with counting_vocabulary(recipe, probed, seed) as (vocab, trained):
         encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path))
         itemsize = token_dtype(vocab.size).itemsize

@@ -10,10 +10,11 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pretok.base.children import child_environment
@@ -27,13 +28,74 @@ CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.S
 """How a library ends its process; any other end is not the item's fault."""
 
 
+class _Child:
+    """The process, started when it is first asked and again after it was ended."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+
+    def ask(self, function: Callable[[Item], Result], part: list[tuple[int, Item]]) -> dict[int, Result]:
+        """The answers that it gave before it ended, all of them if it did not. Raises RuntimeError with its words when
+        the function failed."""
+        process = self._process = self._process or subprocess.Popen(
+            [sys.executable, "-c", SERVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=child_environment(),
+        )
+        asking: Any = process.stdin
+        answering: Any = process.stdout
+        answers: dict[int, Result] = {}
+        try:
+            pickle.dump((function, part), asking)
+            asking.flush()
+            while len(answers) < len(part):
+                index, result = pickle.load(answering)
+                answers[index] = result
+        except (BrokenPipeError, EOFError, pickle.UnpicklingError):  # the last answer may be cut
+            self._process = None
+            process.communicate()
+            if -process.returncode not in CRASHES:
+                self._errors.seek(0)
+                words = self._errors.read().decode(errors="replace")
+                raise RuntimeError(f"a helper process ended with {process.returncode}: {words}") from None
+        return answers
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        if self._process:
+            self._process.kill()
+            self._process.communicate()
+        self._errors.close()
+
+
+_shared: list[_Child] = []
+
+
+@contextmanager
+def one_child() -> Iterator[None]:
+    """Calls of `in_child` in this block ask the same process, whose start takes longer than most calls."""
+    child = _Child()
+    _shared.append(child)
+    try:
+        yield
+    finally:
+        _shared.remove(child)
+        child.end()
+
+
 def in_child(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | None]:
     """`function` of every item, THREADS at a time. Raises RuntimeError with the child's words when it fails."""
+    if not _shared:
+        with one_child():
+            return in_child(function, items)
     results: list[Result | None] = [None] * len(items)
     asked = [list(enumerate(items))] if items else []
     while asked:
         part = asked.pop()
-        answers = _ask(function, part)
+        answers = _shared[-1].ask(function, part)
         for index, result in answers.items():
             results[index] = result
         left = [(index, item) for index, item in part if index not in answers]
@@ -43,43 +105,21 @@ def in_child(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
     return results
 
 
-def _ask(function: Callable[[Item], Result], part: list[tuple[int, Item]]) -> dict[int, Result]:
-    """The answers that a child gave before it ended."""
-    child = subprocess.run(
-        [sys.executable, "-c", SERVE],
-        input=pickle.dumps((function, part)),
-        capture_output=True,
-        check=False,
-        env=child_environment(),
-    )
-    if child.returncode and -child.returncode not in CRASHES:
-        raise RuntimeError(
-            f"a helper process ended with {child.returncode}: {child.stderr.decode(errors='replace')}"
-        )
-    return dict(_answers(child.stdout))
-
-
-def _answers(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The pickles in a row; the last may be cut."""
-    stream = BytesIO(data)
-    while stream.tell() < len(data):
+def serve() -> None:
+    """The child: answers each item as soon as it is done, until nobody asks any more."""
+    lock = threading.Lock()
+    while True:
         try:
-            yield pickle.load(stream)
-        except (EOFError, pickle.UnpicklingError):
+            function, part = pickle.load(sys.stdin.buffer)
+        except EOFError:
             return
 
+        def answer(numbered: tuple[int, Any], function: Callable[[Any], Any] = function) -> None:
+            data = pickle.dumps((numbered[0], function(numbered[1])))
+            with lock:
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
 
-def serve() -> None:
-    """The child: answers each item as soon as it is done."""
-    function, part = pickle.load(sys.stdin.buffer)
-    lock = threading.Lock()
-
-    def answer(numbered: tuple[int, Any]) -> None:
-        data = pickle.dumps((numbered[0], function(numbered[1])))
-        with lock:
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        for _ in pool.map(answer, part):  # raises what an item raised
-            pass
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(answer, part):  # raises what an item raised
+                pass

@@ -29,6 +29,7 @@ from pretok.base.tokens import token_dtype
 from pretok.base.units import counted
 from pretok.config import Recipe
 from pretok.read.changes import refuse_changes, shared_inputs
+from pretok.read.guarded import one_child
 from pretok.read.kept import Keep
 from pretok.read.partition import Partition
 from pretok.read.partition_runs import Failures, expect, raise_partitions, run_partitions
@@ -134,7 +135,7 @@ def _prepare(
         known = old.sources.keys() & recipe.sources.keys()
         sealed = {name: load_inputs(shards, old, name).plan for name in sorted(known)}
     itemsize = token_dtype(vocab.size).itemsize
-    with engine.stop.raising():
+    with engine.stop.raising(), one_child():
         plans = [
             plan_source(name, source, config, recipe.shards.size, itemsize, state, sealed.get(name), tell)
             for name, source in recipe.sources.items()

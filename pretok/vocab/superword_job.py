@@ -30,6 +30,7 @@ from pretok.counts.job import partitions_of
 from pretok.counts.weigh import mix_bytes_per_token, shares
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import buffers
+from pretok.read.guarded import one_child
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.segments import BASE, COARSE, SEPARATORS
 from pretok.tokenizer.stages import Merge, drop_crossing
@@ -73,7 +74,8 @@ def add_superwords(
     stage = write_vocab(state / "words", PATTERNS[BASE], vocab.special_tokens, words)
     wanted = vocab.size - stage.size
     with tell.progress("sample") as progress:
-        tasks, repeats = _tasks(recipe, counts, stage, state)
+        with one_child():
+            tasks, repeats = _tasks(recipe, counts, stage, state)
         paths, sizes = _sample(tasks, repeats, engine, progress, tell)
     with tell.progress("superwords"):
         merges = train_superwords(

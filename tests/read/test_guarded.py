@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from pretok.read.guarded import in_child
+from pretok.read.guarded import in_child, one_child
 
 
 def half(number: int) -> float:
@@ -36,3 +36,22 @@ def test_every_item_but_the_guilty_ones_is_answered():
 def test_another_end_is_not_the_item_s_fault(number, message):
     with pytest.raises(RuntimeError, match=message):
         in_child(half, [1, number])
+
+
+def process(number: int) -> int:
+    half(number)
+    return os.getpid()
+
+
+def test_calls_in_a_block_ask_one_process_and_another_one_after_a_crash():
+    with one_child():
+        first = set(in_child(process, [1, 2])) | set(in_child(process, [5]))
+        assert len(first) == 1
+        assert in_child(process, [3]) == [None]
+        second = set(in_child(process, [1, 2]))
+        assert len(second) == 1
+        assert second != first
+    for pid in first | second:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert in_child(process, [1]) != in_child(process, [1])

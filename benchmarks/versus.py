@@ -1,7 +1,7 @@
 """An older checkout against this one: the same commands on the same files, in turns.
 
     git worktree add OLD COMMIT
-    python -m benchmarks.versus OLD [--runs 3]
+    python -m benchmarks.versus OLD [--runs 3] [--only 'empty tasks']    # of the others, results.json keeps the figures
 
 Enters: a folder with an older checkout that runs with the same packages, and the corpus. Leaves: the section `versus`
 of results.json, medians. Of work in one process the CPU time counts, which a busy machine stretches less, or the most
@@ -23,23 +23,26 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from benchmarks.files import DOCUMENTS, FILES, write_files
 from benchmarks.inputs import Inputs, prepare
-from benchmarks.measure import fresh, save
+from benchmarks.measure import fresh, load_results, save
 from benchmarks.remote import CREDENTIALS, linked, server
 from benchmarks.report import write_report
 from benchmarks.words import widen
 
 WORDS = 3_000_000
-COUNTED, WIDE = "counted", "WIDE"
-"""The folder in which words are counted; stands in the arguments for counts of more words than it has."""
+CORPUS, COUNTED = "corpus", "counted"
+"""Where the corpus is tokenized, and counted."""
+WIDE, SHARDS = "WIDE", "SHARDS"
+"""Stand in the arguments for counts of more words than the corpus has, and for its shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One command. name: of what it took: `cpu` or `clock`, seconds, or `peak`, MB, of which `also` names another; out:
-    its folder; again: it finds its work done."""
+    its folder; again: it finds its work done; script: a file beside this one that is run instead of pretok."""
 
     name: str
     arguments: tuple[str, ...]
@@ -47,6 +50,7 @@ class Case:
     out: str = "out"
     again: bool = False
     also: tuple[str, str] = ("", "")
+    script: str = ""
 
 
 def cases(inputs: Inputs, superwords: Path, folder: Path, endpoint: str | None) -> list[Case]:
@@ -66,12 +70,16 @@ def cases(inputs: Inputs, superwords: Path, folder: Path, endpoint: str | None) 
         for name, paths in inputs.zst.items()
         for path in paths
     ]
+    reading: Any = {"out": CORPUS, "again": True, "script": "reading.py"}
     served = Case("tokenize it from a server 50 ms away, one process, s", (*one, *plain, *far), "clock")
     return [
         Case("tokenize one document, one process, CPU s", (*one, *plain, f"s={folder}/one.jsonl")),
         Case("tokenize the corpus, one process, CPU s", (*one, *plain, *corpus)),
         Case("with superwords, one process, CPU s", (*one, *merged, *corpus)),
-        Case("tokenize the corpus, 2 workers, s", (*two, *plain, *corpus), "clock"),
+        Case("tokenize the corpus, 2 workers, s", (*two, *plain, *corpus), "clock", CORPUS),
+        Case("read its 63 M tokens 5 times, CPU s", (SHARDS, "5", "0"), **reading),
+        Case("the same by one loader process of torch, s", (SHARDS, "5", "1"), "clock", **reading),
+        Case("3,000 empty tasks, 2 workers, CPU s of the driver", ("3000",), script="handing.py"),
         *([served] if endpoint else []),
         Case("count words, one process, CPU s", ("count", "--workers", "0", *corpus), out=COUNTED),
         Case(f"{words}, CPU s", merging, also=(f"{words}, most memory, MB", "peak")),
@@ -93,8 +101,11 @@ def run(case: Case, checkout: Path, folder: Path, endpoint: str | None) -> dict[
         "RAY_USAGE_STATS_ENABLED": "0",
         **({**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint} if endpoint else {}),
     }
-    arguments = [str(folder / WIDE) if argument == WIDE else argument for argument in case.arguments]
+    places = {WIDE: str(folder / WIDE), SHARDS: str(out / "shards")}
+    arguments = [places.get(argument, argument) for argument in case.arguments]
     command = [sys.executable, "-m", "pretok", *arguments, "--out", str(out)]
+    if case.script:
+        command = [sys.executable, str(Path(__file__).with_name(case.script)), *arguments]
     began = time.perf_counter()
     with (folder / "said").open("wb") as said:
         process = subprocess.Popen(command, cwd=checkout, env=environment, stdout=said, stderr=said)
@@ -121,11 +132,12 @@ def superword_vocabulary(inputs: Inputs) -> Path:
 
 
 def compare(
-    inputs: Inputs, old: Path, folder: Path, runs: int, endpoint: str | None
+    inputs: Inputs, old: Path, folder: Path, runs: int, endpoint: str | None, only: str
 ) -> dict[str, dict[str, float]]:
     """Name of a case -> what it took `before` and `now`."""
     checkouts = {"before": old.resolve(), "now": Path(__file__).resolve().parents[1]}
-    chosen = cases(inputs, superword_vocabulary(inputs), folder, endpoint)
+    known = cases(inputs, superword_vocabulary(inputs), folder, endpoint)
+    chosen = [case for case in known if only in case.name]
     found: dict[str, dict[str, list[float]]] = {}
     for turn in range(runs + 1):
         for which, checkout in sorted(checkouts.items(), reverse=turn % 2 == 1):
@@ -147,6 +159,7 @@ def main() -> None:
     )
     parser.add_argument("old", type=Path)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--only", default="", help="measure the cases that have this in their name")
     parser.add_argument("--vocab", type=Path, help="folder with a tokenizer.json; default: train one")
     parser.add_argument("--work", type=Path, help="keep the derived files here; default: a temporary folder")
     arguments = parser.parse_args()
@@ -161,7 +174,11 @@ def main() -> None:
         bucket = inputs.folder / "bucket"
         bucket.mkdir(exist_ok=True)
         with server(bucket) if find_spec("s3fs") else nullcontext() as endpoint:
-            measured = compare(inputs, arguments.old, Path(temporary), arguments.runs, endpoint)
+            measured = compare(
+                inputs, arguments.old, Path(temporary), arguments.runs, endpoint, arguments.only
+            )
+        if arguments.only:
+            measured = load_results()["versus"]["seconds"] | measured
         save("versus", {"commit": commit.stdout.strip(), "seconds": measured})
     write_report()
 

@@ -187,7 +187,7 @@ def test_build_vocab_lists_its_inputs_once(tmp_path, here, monkeypatch):
 
 @pytest.mark.parametrize("work", [tokenize, count])
 def test_one_process_looks_at_the_footers_of_all_sources(tmp_path, vocab_dir, here, monkeypatch, work):
-    """To start one from a parallel file system takes seconds."""
+    """To start one is to read hundreds of small files, which a parallel file system is slow at."""
     for name in ("it", "en", "fr"):
         pq.write_table(pa.table({"text": [f"{name} testo"] * 9}), tmp_path / f"{name}.parquet")
     sources = {path.stem: {"inputs": [str(path)]} for path in tmp_path.glob("*.parquet")}

@@ -158,7 +158,7 @@ def run_all_of_it(folder: Path, limit: Callable[[int], AbstractContextManager[No
     }
 
 
-LIMITS = {"160 MB beside the page cache": limited, "160 MB with the page cache": confined}
+LIMITS = {"160 MiB beside the page cache": limited, "160 MiB with the page cache": confined}
 
 
 def measure_cold(inputs: Inputs, runs: int) -> dict[str, Any]:

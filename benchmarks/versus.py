@@ -138,6 +138,8 @@ def compare(
     checkouts = {"before": old.resolve(), "now": Path(__file__).resolve().parents[1]}
     known = cases(inputs, superword_vocabulary(inputs), folder, endpoint)
     chosen = [case for case in known if only in case.name]
+    if not chosen:
+        sys.exit(f"no case has {only!r} in its name")
     found: dict[str, dict[str, list[float]]] = {}
     for turn in range(runs + 1):
         for which, checkout in sorted(checkouts.items(), reverse=turn % 2 == 1):

@@ -123,9 +123,8 @@ def weigh(buckets: list[Path], factors: dict[str, int], min_count: int) -> Itera
     with ThreadPoolExecutor(THREADS) as pool:
         for path in buckets:
             waiting.append(pool.submit(_weigh_bucket, path, factors, min_count))
-            if (
-                len(waiting) == THREADS
-            ):  # not all at once: where threads outrun the consumer, all words would be held
+            # Not all at once: where threads outrun the consumer, all words would be held.
+            if len(waiting) == THREADS:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from pretok.base.children import child_environment
@@ -108,18 +109,18 @@ def in_child(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
 def serve() -> None:
     """The child: answers each item as soon as it is done, until nobody asks any more."""
     lock = threading.Lock()
-    while True:
-        try:
-            function, part = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
 
-        def answer(numbered: tuple[int, Any], function: Callable[[Any], Any] = function) -> None:
-            data = pickle.dumps((numbered[0], function(numbered[1])))
-            with lock:
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
+    def answer(function: Callable[[Any], Any], numbered: tuple[int, Any]) -> None:
+        data = pickle.dumps((numbered[0], function(numbered[1])))
+        with lock:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
 
-        with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(answer, part):  # raises what an item raised
+    with ThreadPoolExecutor(THREADS) as pool:
+        while True:
+            try:
+                function, part = pickle.load(sys.stdin.buffer)
+            except EOFError:
+                return
+            for _ in pool.map(partial(answer, function), part):  # raises what an item raised
                 pass

@@ -21,7 +21,7 @@ from numba import types
 from pretok.base.tokens import Ids, Ints
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.unicode import class_table
-from pretok.tokenizer.segments import COMMA, SPACE, joined
+from pretok.tokenizer.segments import COMMA, joined
 from pretok.tokenizer.stages import Stages, begins_word, letter_first, letter_last
 from pretok.tokenizer.superword_runs import (
     ASK,
@@ -209,16 +209,14 @@ def _join(
 
 def _traits(token: bytes, separators: int) -> int:
     """What a token tells of the borders on both sides."""
-    last, second = letter_last(token), letter_first(token[1:])
-    found = 0
-    if last is not None:
-        found |= LETTER_END if last else OTHER_END
-    if begins_word(token, separators):
-        found |= WORD_START
-    if begins_word(token, SPACE):
-        found |= SPACE_START
-    elif token[:1] != b" " or second is not None:
+    last = letter_last(token)
+    found = 0 if last is None else LETTER_END if last else OTHER_END
+    if token[:1] != b" ":
         found |= OTHER_START
+        if begins_word(token, separators):
+            found |= WORD_START
+    elif (second := letter_first(token[1:])) is not None:
+        found |= WORD_START | SPACE_START if second else OTHER_START
     if token == b"," and separators & COMMA:
         found |= LONE_COMMA
     return found

@@ -10,11 +10,12 @@ from pretok.base.tell import Silent, Table
 
 
 class Told(Silent):
-    """notices; shown: tables and texts; events: (name, details); of all progress: counts, before, expected."""
+    """notices; shown: tables and texts; details: those for --verbose; events: (name, details); of all progress: counts, before, expected."""
 
     def __init__(self) -> None:
         self.notices: list[str] = []
         self.shown: list[Table | str] = []
+        self.details: list[Table | str] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.counts: Counter[str] = Counter()
         self.before: dict[str, int] = {}
@@ -25,6 +26,9 @@ class Told(Silent):
 
     def show(self, made: Table | str, *, result: bool = False) -> None:  # noqa: ARG002
         self.shown.append(made)
+
+    def detail(self, made: Table | str) -> None:
+        self.details.append(made)
 
     def event(self, name: str, /, **details: object) -> None:
         self.events.append((name, details))

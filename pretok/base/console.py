@@ -133,16 +133,16 @@ class Terminal:
         if isinstance(made, Marked):
             where.print(_coloured(made) if where.is_terminal and not where.no_color else made.plain())
             return
-        if isinstance(made, str):
-            if not result:
-                self.record("notice", message=made)
-            if result or not self.quiet:
-                where.print(made)
-            return
         if not result:
-            self.record("table", title=made.title, columns=made.columns, rows=made.rows)
+            self._keep(made)
         if result or not self.quiet:
-            _print_table(made, where)
+            _print(made, where)
+
+    def detail(self, made: Table | str) -> None:
+        """A table or a line that most people skip: for the log, and shown where the command is to be verbose."""
+        self._keep(made)
+        if self.verbose:
+            _print(made, self._error)
 
     def event(self, name: str, /, **details: object) -> None:
         """For the log, and as a line where the command is to be verbose."""
@@ -156,6 +156,12 @@ class Terminal:
         """The command is over, with this exit code."""
         if self._log:
             self._log.end(code)
+
+    def _keep(self, made: Table | str) -> None:
+        if isinstance(made, str):
+            self.record("notice", message=made)
+        else:
+            self.record("table", title=made.title, columns=made.columns, rows=made.rows)
 
     def _print(self, text: str) -> None:
         if not self.quiet:
@@ -172,6 +178,13 @@ class TellWarnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """One record."""
         self._tell.warning(self.format(record))
+
+
+def _print(made: Table | str, where: Console) -> None:
+    if isinstance(made, str):
+        where.print(made)
+    else:
+        _print_table(made, where)
 
 
 def _print_table(made: Table, where: Console) -> None:

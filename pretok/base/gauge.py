@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len
 
-from pretok.base.units import counted, duration, short, short_bytes
+from pretok.base.units import counted, duration, short_bytes
 
 NEARLY = 99
 """Most percent shown before the end: the whole is an estimate, and may be too small."""
@@ -94,9 +94,7 @@ class Gauge:
         keys = [
             k for k in dict.fromkeys([*ORDER, *self.counts]) if k != "bytes" and not k.startswith(OF_SOURCE)
         ]
-        counts = [
-            f"{short(self.counts[key])} {_noun(key, self.counts[key])}" for key in keys if self.counts[key]
-        ]
+        counts = [f"{self.counts[key]:,} {_noun(key, self.counts[key])}" for key in keys if self.counts[key]]
         if size := self.counts["bytes"]:
             counts.append(f"{short_bytes(size)} of text, {short_bytes(self.rate)}/s")
         before = ""
@@ -128,7 +126,7 @@ class Gauge:
         """Of a step that reads no text."""
         for key in dict.fromkeys([*self.earlier, *self.counts]):
             if number := self.done(key):
-                yield _Field(f"{short(number)} {_noun(key, number)}", False)
+                yield _Field(f"{number:,} {_noun(key, number)}", False)
         yield _Field(f"{self.seconds:.0f} s", True)
 
     def _sources(self) -> str:

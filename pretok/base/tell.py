@@ -57,6 +57,9 @@ class Teller(Protocol):
     def show(self, made: Table | Marked | str, *, result: bool = False) -> None:
         """A table, a text or pieces of one; `result`: it is what the command was asked for."""
 
+    def detail(self, made: Table | str) -> None:
+        """A table or a line that most people skip: for the log, and shown where the command is to be verbose."""
+
     def event(self, name: str, /, **details: object) -> None:
         """What nobody waits for but may look up afterwards: only for the log. details: JSON values."""
 
@@ -74,6 +77,9 @@ class Silent:
         return nullcontext(self)
 
     def show(self, made: Table | Marked | str, *, result: bool = False) -> None:
+        """Nothing."""
+
+    def detail(self, made: Table | str) -> None:
         """Nothing."""
 
     def event(self, name: str, /, **details: object) -> None:

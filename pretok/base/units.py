@@ -1,4 +1,4 @@
-"""Numbers as people write and read them: `1.2T`, `64MiB`, `12.3 M`, `1 input`, `4m`."""
+"""Numbers as people write and read them: `1.2T`, `64MiB`, `12.3 M`, `1 input`, `4 min`."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: '45s', '4m', '1h20m', '2d3h'."""
+    """Two units at most: '45 s', '4 min', '1 h 20 min', '2 d 3 h'."""
     if round(seconds) < 60:
-        return f"{seconds:.0f}s"
+        return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     hours, days = minutes // 60, minutes // 1440
     if minutes < 60:
-        return f"{minutes}m"
+        return f"{minutes} min"
     if hours < 24:
-        return f"{hours}h{minutes % 60}m"
-    return f"{days}d{hours % 24}h"
+        return f"{hours} h {minutes % 60} min"
+    return f"{days} d {hours % 24} h"

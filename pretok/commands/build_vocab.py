@@ -82,7 +82,8 @@ def build_vocab(
     from pretok.counts.counts_file import load_counts
     from pretok.counts.job import refuse_partial
     from pretok.stream.quota import parse_weights
-    from pretok.vocab.job import run_build_vocab
+    from pretok.vocab.job import REPORT_FILE, run_build_vocab
+    from pretok.vocab.show import sources_table
 
     wanted = _parse_sizes(sizes, vocab_size) if sizes else None
     changes: dict[str, dict[str, object]] = {
@@ -110,6 +111,9 @@ def build_vocab(
         report = run_build_vocab(recipe, engine, tell, compare or [], load_counts(counts) if counts else None)
     if json:
         print_json(to_json(report))
+    else:
+        tell.show(sources_table(report))
+        tell.notice(f"the whole report is in {recipe.vocab_dir / REPORT_FILE}; --verbose shows it")
     stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
     refuse_partial("the vocabulary is made", report.failed, stale)
 

@@ -154,6 +154,13 @@ def terminal(context: typer.Context, work: Path | None = None, settings: Recipe 
     if work is not None:
         command = context.info_name or "pretok"
         tell.keep_log(work / LOGS, command, settings=settings.model_dump() if settings else context.params)
+    if settings is not None:
+        from pretok.kernels.compile import FIRST_RUN
+
+        if FIRST_RUN:
+            tell.notice(
+                "the first run compiles its loops and keeps them: it takes up to a minute longer, once"
+            )
     return tell
 
 

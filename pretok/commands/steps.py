@@ -6,17 +6,20 @@ is skipped, because each job finds its own finished work.
 
 from __future__ import annotations
 
+import shlex
+
 from pretok.audit import VERIFY_DOCUMENTS
 from pretok.audit.totals import show_stats
 from pretok.audit.verify_job import run_verify
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.execute import Engine
-from pretok.base.tell import Teller, table
+from pretok.base.tell import Teller
+from pretok.cluster.chain import recipe_flags
 from pretok.config import Recipe
 from pretok.shards.contamination import contamination_table
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
-from pretok.stream.mix_job import recipe_request, run_mix, show_mix
+from pretok.stream.mix_job import recipe_request, run_mix, show_stages
 from pretok.vocab.job import run_build_vocab
 
 
@@ -24,7 +27,7 @@ def tokenize_step(recipe: Recipe, engine: Engine, tell: Teller) -> None:
     """Tokenize all sources of the recipe."""
     summary = run_tokenize(recipe, engine, tell)
     if summary.nodes:
-        tell.notice(
+        tell.detail(
             f"workers: without a task {summary.idle:.0%} of the time, {summary.peak / 1e6:.0f} MB of memory at most"
         )
     if (found := contamination_table(recipe.shards_dir, recipe.sources)) is not None:
@@ -48,18 +51,19 @@ def mix_step(recipe: Recipe, tell: Teller) -> None:
         raise UsageError("the recipe has no [mix] table")
     request = recipe_request(recipe.mix)
     report = run_mix(recipe.shards_dir, recipe.mix_path, request)
-    show_mix(load_manifest(recipe.shards_dir), request, report, tell)
+    show_stages(load_manifest(recipe.shards_dir), report, tell)
 
 
 def run_steps(recipe: Recipe, engine: Engine, tell: Teller) -> None:
-    """Every step in order; at the end what was made and where."""
+    """Every step in order; at the end what to type next."""
     if recipe.vocab.path is None:
         run_build_vocab(recipe, engine, tell)
     tokenize_step(recipe, engine, tell)
     verify_step(recipe, engine, tell)
     show_stats(recipe.shards_dir, tell)
-    made = [("vocabulary", recipe.vocab_dir), ("shards", recipe.shards_dir)]
-    if recipe.mix is not None:
-        mix_step(recipe, tell)
-        made.append(("mix", recipe.mix_path))
-    tell.show(table("made", ("what", "where"), [(what, str(where)) for what, where in made]))
+    if recipe.mix is None:
+        tell.notice(f"next: pretok mix {recipe.shards_dir} --out {recipe.mix_path}")
+        return
+    mix_step(recipe, tell)
+    command = ["train", *recipe_flags(recipe), "--out", str(recipe.out / "run")]
+    tell.notice(f"next: {shlex.join(command)}")

@@ -305,9 +305,9 @@ def _count(
     text = f"{counted(len(every), 'partition')} to count"
     if by_name:
         text += f", {len(by_name)} of them done by an earlier run, with {done['documents']:,} documents"
-    tell.notice(text)
+    (tell.notice if by_name else tell.detail)(text)
     if place := engine.choose(size):
-        tell.notice(place)
+        tell.detail(place)
     failures: Failures = []
     for task, record in run_partitions(count_partition, left, len(by_name), failures, engine, progress, tell):
         by_name[task.partition.name] = record

@@ -72,6 +72,8 @@ def cache_folder() -> Path:
 
 
 numba.config.CACHE_DIR = str(cache_folder())
+FIRST_RUN = not any(Path(numba.config.CACHE_DIR).iterdir())
+"""Whether no process has compiled these sources before, so that this one will."""
 
 
 def _read_only(dtype: Any, dimensions: int = 1) -> Any:

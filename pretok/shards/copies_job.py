@@ -107,7 +107,7 @@ def _hash(tasks: Sequence[TokenizeTask], engine: Engine, progress: Progress, tel
     expect(work, progress)
     tell.notice(f"{counted(len(work), 'partition')} to read first for copies")
     if place := engine.choose(sum(task.partition.estimate for task in work)):
-        tell.notice(place)
+        tell.detail(place)
     failures: Failures = []
     for _ in run_partitions(hash_partition, work, 0, failures, engine, progress, tell):
         pass

@@ -229,9 +229,9 @@ class _Run:
         if counts["documents"]:
             kept = f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
             text += f", {done} of them done by an earlier run, which left {kept}"
-        tell.notice(text)
+        (tell.notice if done else tell.detail)(text)
         if place := engine.choose(sum(task.partition.estimate for task in self._open)):
-            tell.notice(place)
+            tell.detail(place)
 
     def encode(self, engine: Engine, progress: Progress, tell: Teller) -> None:
         """Run the tasks."""

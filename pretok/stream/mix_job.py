@@ -260,16 +260,7 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
 
 def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, tell: Teller) -> None:
     """Show the stages, the sources, what is left out or was changed, and the what-if table."""
-    for number, stage in enumerate(report.stages, 1):
-        shares = ", ".join(f"{name} {share:.6%}" for name, share in stage.shares.items())
-        bound = max(stage.prefix_bound_tokens.values())
-        tell.notice(
-            f"stage {number}: {stage.tokens:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it"
-        )
-    if at := report.continued_at:
-        tell.notice(
-            f"the first {at:,} sequences are those of the mix before, and its sources go on from there"
-        )
+    show_stages(manifest, report, tell)
     columns = ("source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail")
     rows = [
         (
@@ -282,11 +273,26 @@ def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, tell: T
         for name, part in report.sources.items()
     ]
     tell.show(table(f"{report.tokens:,} tokens in sequences of {request.seq_len}", columns, rows))
+    _show_what_if(manifest, request, list(report.sources), tell)
+
+
+def show_stages(manifest: Manifest, report: MixReport, tell: Teller) -> None:
+    """A line for each stage, and one for all that is left out or was changed."""
+    for number, stage in enumerate(report.stages, 1):
+        shares = ", ".join(f"{name} {share:.4%}" for name, share in stage.shares.items())
+        bound = max(stage.prefix_bound_tokens.values())
+        what = f"stage {number}" if len(report.stages) > 1 else "mix"
+        tell.notice(
+            f"{what}: {stage.tokens:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it"
+        )
+    if at := report.continued_at:
+        tell.notice(
+            f"the first {at:,} sequences are those of the mix before, and its sources go on from there"
+        )
     for name, tokens in report.left_out.items():
         tell.notice(f"not in the mix: {name}, {tokens:,} tokens")
     for sentence in [*report.notes, *failures(manifest)]:
         tell.notice(sentence)
-    _show_what_if(manifest, request, list(report.sources), tell)
 
 
 def _show_what_if(manifest: Manifest, request: MixRequest, names: list[str], tell: Teller) -> None:

@@ -108,7 +108,7 @@ def _build_vocab(
     report = make_report(Made(recipe, counts, tally, made, measure, main, superwords, paths, rows, config))
     write_json(folder / REPORT_FILE, to_json(report))
     shutil.rmtree(folder / STATE, ignore_errors=True)
-    show_report(report, recipe.vocab.languages, tell)
+    show_report(report, tell, recipe.vocab.languages, compared=bool(compare))
     return report
 
 

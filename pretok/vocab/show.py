@@ -1,14 +1,14 @@
 """The report of a vocabulary -> tables and sentences for a person.
 
-Enters: a VocabReport. Leaves: what is shown at the end of build-vocab, in the order in which it decides: what the
-vocabulary costs, what it costs in the planned mix, how its size and other tokenizers compare, what is wrong with it.
+Enters: a VocabReport. Leaves: a line, a table of the sources, and what was asked for; with --verbose also what the
+vocabulary costs in the planned mix, how its size compares, and what is wrong with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from pretok.base.tell import Teller, table
+from pretok.base.tell import Table, Teller, table
 from pretok.vocab.compare import THIS
 from pretok.vocab.entries import LISTED
 from pretok.vocab.records import Decision, SourceFigures, SuperwordReport, VocabReport
@@ -24,24 +24,27 @@ BASIS = {
 }
 
 
-def show_report(report: VocabReport, languages: Sequence[str], tell: Teller) -> None:
-    """Print the report. languages: those whose every letter is to be an entry."""
-    words = report.words
+def show_report(report: VocabReport, tell: Teller, languages: Sequence[str], *, compared: bool) -> None:
+    """Print a line, and what was asked for: the letters of `languages`, and other tokenizers where some were
+    `compared`. The rest are details."""
+    words, asked = report.words, tell.show if compared else tell.detail
+    dropped = f" ({words.dropped:,} more are too rare)" if words.dropped else ""
     tell.notice(
-        f"{words.distinct:,} distinct words, {words.occurrences:,} occurrences; {words.dropped:,} too rare, "
-        f"{words.dropped_share_of_text or 0:.2%} of the text"
+        f"vocabulary: {report.vocabulary.size:,} entries from {words.distinct:,} distinct words{dropped}, "
+        f"{_number(report.mix.sizes[str(report.vocabulary.size)])} bytes per token"
     )
-    _show_sources(report, tell)
-    _show_sizes(report, tell)
+    tell.detail(_sizes(report))
     if report.decision:
-        _show_planned(report.decision, bool(report.superwords), tell)
-    _show_tokenizers(report, tell)
+        for made in _planned(report.decision, bool(report.superwords)):
+            tell.detail(made)
+    for made in _tokenizers(report):
+        asked(made)
     if report.superwords:
         show_superwords(report.superwords, tell)
     tokens = report.tokens
     readable = [entry.token for entry in tokens.longest if len(set(entry.token)) > READABLE]
     longest = ", ".join(map(repr, readable[:5]))
-    tell.notice(
+    tell.detail(
         f"{tokens.shared:,} tokens are shared by the sources, {tokens.unused:,} unused; "
         f"{len(tokens.unused_bytes)} bytes never occur; longest words: {longest or '-'}"
     )
@@ -49,7 +52,8 @@ def show_report(report: VocabReport, languages: Sequence[str], tell: Teller) -> 
         _show_faults(report.decision, languages, tell)
 
 
-def _show_sources(report: VocabReport, tell: Teller) -> None:
+def sources_table(report: VocabReport) -> Table:
+    """What the vocabulary costs in each source."""
     rows = [
         (
             name,
@@ -73,20 +77,20 @@ def _show_sources(report: VocabReport, tell: Teller) -> None:
         "tokens/word",
         "own tokens",
     )
-    tell.show(table(f"vocabulary of {report.vocabulary.size:,} entries", columns, rows))
+    return table(f"vocabulary of {report.vocabulary.size:,} entries", columns, rows)
 
 
-def _show_sizes(report: VocabReport, tell: Teller) -> None:
+def _sizes(report: VocabReport) -> Table:
     names = list(report.sources)
     rows = [
         (f"{int(size):,}", *(f"{row[name]:,}" for name in names), _number(report.mix.sizes[size]))
         for size, row in report.sizes.items()
     ]
     title = "tokens of all text by size of the vocabulary, and bytes per token of the mix"
-    tell.show(table(title, ("size", *names, "mix"), rows))
+    return table(title, ("size", *names, "mix"), rows)
 
 
-def _show_planned(decision: Decision, superwords: bool, tell: Teller) -> None:
+def _planned(decision: Decision, superwords: bool) -> Iterator[Table]:
     """Tables of sources and of sizes in the planned mix."""
     what = f"in the planned mix ({BASIS[decision.basis]})" + ("; words only" if superwords else "")
     sources = (
@@ -102,9 +106,7 @@ def _show_planned(decision: Decision, superwords: bool, tell: Teller) -> None:
         "only steps",
     )
     every = {**decision.sources, "mix": decision.mix}
-    tell.show(
-        table(f"this vocabulary {what}", sources, [_planned_row(name, row) for name, row in every.items()])
-    )
+    yield table(f"this vocabulary {what}", sources, [_planned_row(name, row) for name, row in every.items()])
     limits = list(next(iter(decision.sizes.values())).rare)
     rows = [
         (
@@ -121,7 +123,7 @@ def _show_planned(decision: Decision, superwords: bool, tell: Teller) -> None:
     ]
     rare = (f"< {int(limit):,} uses" for limit in limits)
     columns = ("size", "bytes/token", "tokens/word", "Renyi", "steps", "left over", "unused", *rare)
-    tell.show(table(f"sizes {what}", columns, rows))
+    yield table(f"sizes {what}", columns, rows)
 
 
 def _planned_row(name: str, row: SourceFigures) -> tuple[str, ...]:
@@ -139,16 +141,14 @@ def _planned_row(name: str, row: SourceFigures) -> tuple[str, ...]:
     )
 
 
-def _show_tokenizers(report: VocabReport, tell: Teller) -> None:
+def _tokenizers(report: VocabReport) -> Iterator[Table]:
     names = list(report.sources)
     columns = ("tokenizer", *names, "mix")
     rows = [
         [path, *(_number(row[name].bytes_per_token) for name in names), _number(report.mix.compare[path])]
         for path, row in report.compare.items()
     ]
-    tell.show(
-        table("bytes per token of held-out texts, and of the mix of the sources by weight", columns, rows)
-    )
+    yield table("bytes per token of held-out texts, and of the mix of the sources by weight", columns, rows)
     if report.decision is None:
         return
     rows = [
@@ -164,17 +164,17 @@ def _show_tokenizers(report: VocabReport, tell: Teller) -> None:
         for path, row in report.decision.tokenizers.items()
     ]
     title = "tokens per word between spaces, of held-out texts and of the planned mix"
-    tell.show(table(title, (*columns, "Renyi", "entries", f"as in {THIS}", f"of {THIS}'s tokens"), rows))
+    yield table(title, (*columns, "Renyi", "entries", f"as in {THIS}", f"of {THIS}'s tokens"), rows)
 
 
 def _show_faults(decision: Decision, languages: Sequence[str], tell: Teller) -> None:
     """What a person should look at before deciding."""
     if decision.rare:
         named = ", ".join(repr(entry.token) for entry in decision.rare[:NAMED])
-        tell.notice(f"of fewer than {LISTED:,} uses in the planned mix, the rarest first: {named}")
+        tell.detail(f"of fewer than {LISTED:,} uses in the planned mix, the rarest first: {named}")
     bad = {name: row.more for name, row in decision.alphabets.items() if row.more}
     two = sum(not row.two and not row.more for row in decision.alphabets.values())
-    tell.notice(
+    tell.detail(
         f"of {len(decision.alphabets)} alphabets of Europe {two} have a token for every letter; with letters of more "
         f"than two tokens: {', '.join(bad) or 'none'}"
     )
@@ -208,8 +208,8 @@ def show_superwords(section: SuperwordReport, tell: Teller) -> None:
     title = (
         "tokens of held-out texts by number of superwords, beside words only, and bytes per token of the mix"
     )
-    tell.show(table(title, ("", *names, "mix"), body))
-    tell.notice(
+    tell.detail(table(title, ("", *names, "mix"), body))
+    tell.detail(
         "most used in the mix: " + ", ".join(repr(entry.token) for entry in section.most_used[:NAMED])
     )
     if budget := section.budget:

@@ -104,7 +104,7 @@ def test_figures_of_the_mix_weigh_the_sources_as_training_does(
         sorted((rates[i] / total for i in range(1000, 1200)), reverse=True)[:50], abs=1e-6
     )
     foremost = section["most_used"][0]
-    (shown,) = [text for text in told.notices if text.startswith("most used in the mix: ")]
+    (shown,) = [text for text in told.details if str(text).startswith("most used in the mix: ")]
     assert shown.startswith(f"most used in the mix: {foremost['token']!r}, ")
     others = {"it": "en", "en": "it"}
     for name, part in weights.items():
@@ -116,10 +116,11 @@ def test_figures_of_the_mix_weigh_the_sources_as_training_does(
 def test_the_report_is_shown_when_it_is_made_and_not_again(tmp_path: Path, here: Any) -> None:
     first, second = Told(), Told()
     build(tmp_path, "one", here, first)
-    assert any("vocabulary of 1,200 entries" in str(made) for made in first.shown)
+    assert any(text.startswith("vocabulary: 1,200 entries from ") for text in first.notices)
+    assert first.details
     folder = build(tmp_path, "one", here, second)
     assert second.notices == [f"the vocabulary in {folder} is there and unchanged"]
-    assert not second.shown
+    assert not second.details
 
 
 @pytest.mark.usefixtures("few_rows")

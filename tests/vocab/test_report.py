@@ -182,7 +182,7 @@ def test_letters_of_europe(folder: Path, here: Engine) -> None:
     shown = " ".join(told.notices)
     assert f"cy has letters of more than two tokens: {' '.join(decision.alphabets['cy'].more)};" in shown
     assert "it has letters of more than two tokens" not in shown
-    tables = {table.title.split(" (")[0]: table for table in told.shown if isinstance(table, Table)}
+    tables = {table.title.split(" (")[0]: table for table in told.details if isinstance(table, Table)}
     assert {"this vocabulary in the planned mix", "sizes in the planned mix"} < tables.keys()
     row = tables["this vocabulary in the planned mix"].rows[-1]
     assert row[:3] == ("mix", f"{decision.mix.tokens:,}", str(decision.mix.text.bytes_per_token))

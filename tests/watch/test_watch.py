@@ -52,14 +52,14 @@ def test_a_job_is_told_by_what_it_leaves(tmp_path: Path) -> None:
     assert watch_lines(tmp_path, NOW) == [
         "tokenize on n7, Slurm job 41: 2 s ago",
         # 4 of 10 GB, of which this run did 3 in 100 s: 6 are left, at 30 MB/s
-        "  tokenize 6/20 40% 4 GB 30 MB/s ETA 3m rejects 12 it 50% en 0%",
+        "  tokenize 6/20 40% 4 GB 30 MB/s ETA 3 min rejects 12 it 50% en 0%",
         "  it: ██████████░░░░░░░░░░ 3 GB of about 6 GB",
         "  en: ░░░░░░░░░░░░░░░░░░░░ 0 B of about 4 GB",
         "  6 workers; partitions: 3 of 18 done, 1 failed, 2 tried again",
         "  failed: it-00009: cut short",
     ]
     leave(tmp_path, 400.0)
-    assert watch_lines(tmp_path, NOW)[0].endswith("no sign for 7m; killed, or its file system hangs")
+    assert watch_lines(tmp_path, NOW)[0].endswith("no sign for 7 min; killed, or its file system hangs")
 
 
 def test_files_that_vanish_or_are_damaged_are_left_out(
@@ -142,12 +142,12 @@ def test_a_run_is_told_by_its_newest_steps(tmp_path: Path, monkeypatch: pytest.M
     told = watch_lines(tmp_path, NOW)
     assert told[:2] == [
         f"run {tmp_path.name}: step 300 of 400 (75%), 0 s ago",
-        "  2 s a step, 500 tokens/s, ETA 3m; 300 k tokens done",  # of the newest 60 steps
+        "  2 s a step, 500 tokens/s, ETA 3 min; 300 k tokens done",  # of the newest 60 steps
     ]
     drawn = blocks([9.0 - step / 100 for step in range(241, 301)])
     assert told[2] == f"  loss 6.0000 {drawn} 6.0000 to 6.5900 over 60 steps"
     assert told[3:] == ["  skipped 3; data wait 5.0% of the time", "  validation loss 5.2500 at step 250"]
-    assert "no sign for 10m" in watch_lines(tmp_path, NOW + 600)[0]
+    assert "no sign for 10 min" in watch_lines(tmp_path, NOW + 600)[0]
     write_json(tmp_path / "done.json", {})
     assert watch_lines(tmp_path, NOW)[0].endswith("(75%), finished")
     assert run_command(["watch", str(tmp_path)]) == 0  # ends by itself: nothing more will come

@@ -101,7 +101,9 @@ def _show_version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show results and errors only.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show all tables, and the events of the log.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show all tables, and the events of the log.")
+    ] = False,
     version: Annotated[  # noqa: ARG001
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),

@@ -10,7 +10,8 @@ from pretok.base.tell import Silent, Table
 
 
 class Told(Silent):
-    """notices; shown: tables and texts; details: those for --verbose; events: (name, details); of all progress: counts, before, expected."""
+    """notices; shown: tables and texts; details: those for --verbose; events: (name, details); of all progress: counts,
+    before, expected."""
 
     def __init__(self) -> None:
         self.notices: list[str] = []

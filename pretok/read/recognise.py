@@ -30,8 +30,11 @@ from pretok.read.paths import HUB, expand, is_dataset, is_glob, is_remote
 
 _PARQUET = b"PAR1"
 """Begins and ends a Parquet file; a truncated one is recognised by its name and fails by name."""
-# Magic numbers: RFC 8878 (zstd), RFC 1952 (gzip).
-_COMPRESSIONS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip"}
+# Magic numbers: RFC 8878 (zstd, of a frame and of one to be skipped, as pzstd writes first), RFC 1952 (gzip).
+_COMPRESSIONS = {
+    re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"): "zstd",
+    re.compile(rb"\x1f\x8b"): "gzip",
+}
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
 _SUFFIX_FORMAT = {
     ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".txt": "text", ".text": "text",
@@ -48,12 +51,17 @@ _OTHER_SUFFIXES = {
 """What the names of files say that hold no documents, and what to do."""
 _OTHER_BEGINNINGS = {
     b"\xfd7zXZ": "compressed by xz; compress it by zstd or gzip",
-    b"BZh": "compressed by bzip2; compress it by zstd or gzip",
+    b"BZh91AY&SY": "compressed by bzip2; compress it by zstd or gzip",
     b"\x04\x22\x4d\x18": "compressed by lz4; compress it by zstd or gzip",
     b"PK\3\4": "a zip archive; unpack it",
-    b"ARROW1": "a bare Arrow file; convert it to Parquet",
+    b"ARROW1\0\0": "a bare Arrow file; convert it to Parquet",
     b"Obj\1": "Avro; convert it to Parquet",
+    b"\xff\xfe": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
 }
+_CONTROL = re.compile(rb"[\0-\x07\x0e-\x1a\x1c-\x1f]")
+_MOST_CONTROL = 32
+"""Of this many bytes of JSON Lines more than one such character makes them binary: a damaged line does not."""
 _ARRAY = re.compile(rb'\s*\[\s*[{"]')
 _DATASET = "a saved dataset"
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
@@ -163,20 +171,25 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     head, tail, size, identity = identify(path)
     suffixes = [f".{suffix}" for suffix in os.path.basename(path).lower().split(".")[1:]]  # noqa: PTH119
     by_name = next((_SUFFIX_COMPRESSION[s] for s in suffixes[-1:] if s in _SUFFIX_COMPRESSION), "")
-    compression = next((c for magic, c in _COMPRESSIONS.items() if head.startswith(magic)), "")
+    compression = next((c for magic, c in _COMPRESSIONS.items() if magic.match(head)), "")
     suffix = next(iter((suffixes[:-1] if by_name else suffixes)[-1:]), "")
     named_format = _SUFFIX_FORMAT.get(suffix, "")
-    if head.startswith(_PARQUET) and tail.endswith(_PARQUET):
+    parquet = head.startswith(_PARQUET) and tail.endswith(_PARQUET)
+    # What is not what its name says is damaged, and fails by name when it is read, unless it is plainly JSON Lines.
+    damaged = by_name if size and not (compression or parquet or _begins_object(head)) else ""
+    compression = compression or damaged
+    if parquet:
         file_format = "parquet"
-    elif declared_format != "auto":
-        file_format = declared_format
     else:
         begins = _beginning(head, compression)
-        _refuse_other(path, begins, suffix)
-        file_format = named_format or ("jsonl" if begins.lstrip()[:1] == b"{" else "text")
+        file_format = named_format if declared_format == "auto" else declared_format
+        if declared_format != "text" and file_format != "parquet":
+            _refuse_other(path, begins, suffix, declared_format)
+        file_format = file_format or ("jsonl" if _begins_object(begins) else "text")
+        damaged = damaged or ("Parquet" if size and file_format == "parquet" else "")
     if file_format == "parquet" and declared_format not in ("auto", "parquet"):
         raise UsageError(f"{path} is Parquet, but the source declares format {declared_format}")
-    notice = ""
+    notice = f"{path} is no {damaged}; it cannot be read" if damaged else ""
     if size and (compression != by_name or (named_format and file_format != named_format)):
         real = f"{file_format}{'.' + compression if compression else ''}"
         notice = f"{path} is {real} by its content, not what its name says; read as {real}"
@@ -193,14 +206,24 @@ def _beginning(head: bytes, compression: str) -> bytes:
     return head[:IDENTITY_BYTES].removeprefix(b"\xef\xbb\xbf")
 
 
-def _refuse_other(path: str, begins: bytes, suffix: str) -> None:
+def _begins_object(data: bytes) -> bool:
+    return data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+
+
+def _refuse_other(path: str, begins: bytes, suffix: str, declared_format: str) -> None:
     """UsageError for a file that cannot hold documents in a format that is read, whatever it is read as."""
-    other = _OTHER_SUFFIXES.get(suffix)
-    if _SUFFIX_FORMAT.get(suffix, "jsonl") == "jsonl" and _ARRAY.match(begins):
-        other = "one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does"
-    if suffix not in _SUFFIX_FORMAT and not other:
-        other = next((what for magic, what in _OTHER_BEGINNINGS.items() if begins.startswith(magic)), None)
-        if not other and b"\0" in begins:
-            other = "binary: neither JSON Lines, Parquet nor text"
+    lines = "jsonl" in (declared_format, _SUFFIX_FORMAT.get(suffix))
+    other = None
+    if declared_format == "auto":
+        other = _OTHER_SUFFIXES.get(suffix)
+        if (lines or suffix not in _SUFFIX_FORMAT) and _ARRAY.match(begins):
+            other = "one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does"
+    other = other or next(
+        (what for magic, what in _OTHER_BEGINNINGS.items() if begins.startswith(magic)), None
+    )
+    if not other and (
+        len(_CONTROL.findall(begins)) * _MOST_CONTROL > len(begins) if lines else b"\0" in begins
+    ):
+        other = 'binary: neither JSON Lines, Parquet nor text; leave it out, or declare format = "text"'
     if other:
         raise UsageError(f"{path} is {other}")

@@ -5,6 +5,7 @@ import glob
 import gzip
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -20,11 +21,15 @@ from hypothesis import strategies as st
 
 from pretok.base.errors import UsageError
 from pretok.read.files import CorruptInputError, decompress, read_bytes, stamp, what_changed
+from pretok.read.partition import Piece
 from pretok.read.paths import expand
+from pretok.read.readers import RecordFormat, read_piece
 from pretok.read.recognise import list_inputs
 from pretok.read.zstd_frames import BLOCKS, FrameWalk
 
 LINES = b"".join(b'{"text":"riga %d"}\n' % i for i in range(5000))
+SKIPPED = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"size"
+"""A skippable frame, as `pzstd` writes one before each frame."""
 
 
 def compress(data: bytes, how: str, frames: int) -> bytes:
@@ -139,6 +144,8 @@ def test_a_file_shorter_than_planned_is_told(tmp_path):
     [
         ("a.jsonl", LINES, "jsonl", "", False),
         ("a.jsonl.zst", compress(LINES, "zstd", 1), "jsonl", "zstd", False),
+        ("a.jsonl.zst", SKIPPED + compress(LINES, "zstd", 1) + SKIPPED, "jsonl", "zstd", False),
+        ("noname", SKIPPED + compress(LINES, "zstd", 1), "jsonl", "zstd", True),
         ("a.json.gz", compress(LINES, "gzip", 1), "jsonl", "gzip", False),
         ("a.jsonl", compress(LINES, "zstd", 1), "jsonl", "zstd", True),
         ("a.jsonl.zst", LINES, "jsonl", "", True),
@@ -207,6 +214,11 @@ def test_what_matches_nothing_is_named(tmp_path):
         ("weights.bin", b"\x08\0\0\0\0\0\0\0{}      ", "binary"),
         ("a.jsonl.xz", b"\xfd7zXZ\0\0\4", "compressed by xz; compress it by zstd or gzip"),
         ("a.feather", b"ARROW1\0\0", "convert it to Parquet"),
+        ("a.jsonl", b"\xfd7zXZ\0\0\4", "compressed by xz"),
+        ("zeros.jsonl", bytes(5000), "binary"),
+        ("a.jsonl.gz", compress(random.Random(0).randbytes(900), "gzip", 1), "binary"),
+        ("a.txt", b"a\0b", "binary"),
+        ("a.txt", "ciao".encode("utf-16"), "UTF-16; convert it"),
     ],
 )
 def test_what_holds_no_documents_is_refused_by_name(tmp_path, name, content, message):
@@ -215,6 +227,26 @@ def test_what_holds_no_documents_is_refused_by_name(tmp_path, name, content, mes
         list_inputs([str(tmp_path / name)], "auto")
     assert str(tmp_path / name) in str(caught.value)
     assert list_inputs([str(tmp_path / name)], "text")[0][0].format == "text"  # whoever declares it means it
+
+
+@pytest.mark.parametrize("content", [bytes(5000), b"ciao\n" * 9, b"PAR1" + bytes(99), SKIPPED[:3]])
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.txt.gz", "a.parquet"])
+def test_what_is_not_what_its_name_says_is_never_read_as_lines(tmp_path, name, content):
+    """Nor does one such file keep the others from being read: it fails by name."""
+    (tmp_path / name).write_bytes(content)
+    (file,), notices = list_inputs([str(tmp_path / name)], "auto")
+    with pytest.raises(CorruptInputError, match=r"damaged|truncated"):
+        list(read_piece(Piece(file), 0, RecordFormat()))
+    assert [str(tmp_path / name) in notice for notice in notices] == [True]
+
+
+def test_what_is_declared_as_lines_is_not_binary(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(5000))
+    with pytest.raises(UsageError, match="binary"):
+        list_inputs([str(tmp_path / "a")], "jsonl")
+    for begins in (b"\0\n", b"\x87"):  # a damaged line, which is a reject
+        (tmp_path / "a").write_bytes(begins + LINES)
+        assert list_inputs([str(tmp_path / "a")], "jsonl")[0][0].format == "jsonl"
 
 
 def test_a_damaged_beginning_is_no_bug(tmp_path):

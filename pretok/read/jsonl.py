@@ -70,8 +70,8 @@ def same_key(
     if escaped:
         if stop - start >= len(scratch):
             return False  # longer than six bytes for each byte of the field
-        _, size, _ = copy_string(block, start, stop + 1, scratch.ctypes, 0)
-        if size != last - first:
+        _, size, lone = copy_string(block, start, stop + 1, scratch.ctypes, 0)
+        if lone or size != last - first:
             return False
         for i in range(size):
             if scratch[i] != field[first + i]:

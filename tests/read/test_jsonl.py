@@ -114,6 +114,8 @@ def test_a_cut_line_is_malformed(document, data):
         (b'{"text":"a","n":1.}', "malformed_json"),
         (b'{"text":"a","n":tru}', "malformed_json"),
         (b'{"\\u0074ext":"a"}', ""),
+        (b'{"te\\ud800xt":"a"}', "missing_field"),
+        (b'{"text":"a","\\udc00text":""}', ""),
         (b'{"text":"a","text":"b"}', ""),
         (b'{"text":"a","text":null}', "null_text"),
         (b" \t\r", "blank_line"),

@@ -108,6 +108,7 @@ def test_json_values_are_those_of_the_json_module(
         ('{"x":{"x":1},"text":"t", "\\u0078" : "\\u00e8\\n\\ud83d\\ude00"}', "è\n😀"),
         ('{"text":"t","x":{}}', None),
         ('{"text":"t","x":"\\ud800"}', None),
+        ('{"text":"t","x":"a","x\\ud800":"b","\\udfffx":"c"}', "a"),
         ('{"text":"t","x":"' + "a" * LONGEST_VALUE + '"}', "a" * LONGEST_VALUE),
         ('{"text":"t","x":"' + "a" * (LONGEST_VALUE + 1) + '"}', None),
         ('  {"text":"t" ,\t"x"\t: "y"  }  \r', "y"),

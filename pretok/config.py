@@ -183,14 +183,15 @@ class Vocab(Part):
 class Shards(Part):
     """[shards]: size in bytes of token files (0: 1 GiB, less for small sources); val_fraction: share of documents held
     out for validation, chosen by a hash of the document; max_reject_share: a source of which a larger share of the
-    records is rejected, in counting too, is made but ends the command with an error; against: a folder of benchmark
+    records is rejected, in counting too, is made but ends the command with an error (what another setting refuses does
+    not count, nor do blank lines); against: a folder of benchmark
     items as JSON Lines, of which documents that hold at least the share reject_contaminated are rejected;
     duplicates: what becomes of documents with the same text as an earlier one, which are told so or rejected."""
 
     size: Count = 0
     val_fraction: Annotated[Share, Field(ge=0, lt=1)] = Fraction(0)
     seed: int = 0
-    max_reject_share: Annotated[Share, Field(ge=0, le=1)] = Fraction(1, 2)
+    max_reject_share: Annotated[Share, Field(ge=0, le=1)] = Fraction(1, 50)
     against: ExpandedPath | None = None
     reject_contaminated: Annotated[Share, Field(gt=0, le=1)] | None = None
     duplicates: Literal["keep", "mark", "drop"] = "keep"

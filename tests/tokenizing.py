@@ -26,7 +26,7 @@ def recipe(
         "out": out,
         "sources": {name: {"inputs": [str(p) for p in paths], **reading} for name, paths in sources.items()},
         "vocab": {"path": vocab},
-        "shards": {"size": 16_000, "val_fraction": "0.1", **shards},
+        "shards": {"size": 16_000, "val_fraction": "0.1", "max_reject_share": "0.5", **shards},
     }
     return make_recipe(data, "test")
 

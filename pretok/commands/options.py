@@ -32,7 +32,7 @@ Field = Annotated[
 ]
 MaxRejectShare = Annotated[
     str | None,
-    typer.Option(metavar="SHARE", help="Most records of a source that may be rejected, such as 0.01."),
+    typer.Option(metavar="SHARE", help="Most records of a source that may be bad. Default: 0.02."),
 ]
 Against = Annotated[
     Path | None,

@@ -43,6 +43,7 @@ from pretok.read.kept import Keep, KeptValues, describe_mismatch, kept_tables, m
 from pretok.read.normalize import Normalization, normalize_batch
 from pretok.read.partition import Partition, Piece
 from pretok.read.paths import is_remote
+from pretok.read.rejects import CONVERT
 from pretok.read.spans import whole_file, whole_records
 from pretok.read.tables import table_columns
 
@@ -246,7 +247,8 @@ def _refused(texts: pa.LargeStringArray, kept: KeptValues | None, keep: Keep) ->
             try:
                 value.as_py().decode()
             except UnicodeDecodeError as error:
-                refused[document] = (NOT_UTF8, str(error)[:200])
+                what = f"byte {error.object[error.start]:#04x} at {error.start}: {error.reason}"
+                refused[document] = (NOT_UTF8, f"{what}; convert the file, from Latin-1 by {CONVERT}")
     return refused
 
 

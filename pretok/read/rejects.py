@@ -7,29 +7,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from math import ceil
+
+NOT_LOST = frozenset(("blank_line", "too_long", "other_type", "duplicate", "contaminated"))
+"""Reasons that do not count: a setting asked for the refusal, or there was nothing to lose."""
+CONVERT = "iconv -f ISO-8859-1 -t UTF-8"
+"""What makes UTF-8 of most text that is none and of these languages."""
 
 
 def poor_sources(
     limit: Fraction, sources: Mapping[str, tuple[int, Mapping[str, int]]], where: str
 ) -> list[str]:
-    """A sentence for each source that gave no document or of which more than `limit` of the records were rejected.
+    """A sentence for each source that gave no document or of which more than `limit` of the records were lost.
 
     sources: name -> (records read, rejected by reason); where: what to look at, for the message.
     """
     complaints = []
     for name, (read, rejected) in sources.items():
-        count = sum(rejected.values())
-        reasons = ", ".join(f"{reason} {number:,}" for reason, number in sorted(rejected.items()))
-        if read == count:
-            what = (
-                f"source {name} gave no document: {read:,} records were read, all were rejected ({reasons})"
+        if not read:
+            complaints.append(f"source {name} gave no document: it has no records")
+            continue
+        nothing = read == sum(rejected.values())
+        counted = {reason: n for reason, n in rejected.items() if nothing or reason not in NOT_LOST}
+        share = Fraction(sum(counted.values()), read)
+        if share <= limit and not nothing:
+            continue
+        reasons = ", ".join(f"{reason} {number:,}" for reason, number in sorted(counted.items()))
+        lost = f"{sum(counted.values()):,} of {read:,} records were rejected ({reasons})"
+        if nothing:
+            complaint = f"source {name} gave no document: {lost}; {where}"
+        else:
+            enough = f"{ceil(100 * share) / 100:g}"
+            complaint = (
+                f"source {name}: {lost}, more than the share of {float(limit):g} that max_reject_share allows; "
+                f"{where}, mend the inputs or the field, or allow more: --max-reject-share {enough}, or "
+                f"max_reject_share = {enough} under [shards] of the recipe"
             )
-            complaints.append(
-                f"{what}; {where}" if read else f"source {name} gave no document: it has no records"
-            )
-        elif Fraction(count, read) > limit:
-            complaints.append(
-                f"source {name}: {count:,} of {read:,} records were rejected ({reasons}), more than the share of "
-                f"{float(limit):g} that max_reject_share allows; {where}, mend the inputs or the field, or allow more"
-            )
+        if "invalid_utf8" in counted:
+            complaint += f"; convert what is not UTF-8, from Latin-1 by {CONVERT} OLD > NEW"
+        complaints.append(complaint)
     return complaints

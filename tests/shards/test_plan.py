@@ -70,9 +70,9 @@ def test_a_source_that_gives_nothing_is_code_3_and_binds_nothing(tmp_path, vocab
     bad = '{"content": "tutto il testo", "text": null}\n' * 9
     (tmp_path / "a.jsonl").write_text(bad)
     for _ in range(2):  # the second time there is nothing to do, and it is still told
-        with pytest.raises(PartitionsFailed, match=r"source it gave no document: 9 records .*null_text 9"):
+        with pytest.raises(PartitionsFailed, match=r"source it gave no document: 9 of 9 records .*null_text 9"):
             tokenize(recipe(tmp_path, vocab_dir), here)
-        with pytest.raises(PartitionsFailed, match=r"source it gave no document: 9 records .*null_text 9"):
+        with pytest.raises(PartitionsFailed, match=r"source it gave no document: 9 of 9 records .*null_text 9"):
             count(recipe(tmp_path, vocab_dir), here)
     tokenize(recipe(tmp_path, vocab_dir, "content", val_fraction="0.5"), here)
     assert load_manifest(tmp_path / "out" / "shards").data["totals"]["documents"] == 9
@@ -103,8 +103,11 @@ def test_counts_of_nothing_but_damage_name_the_input(tmp_path, vocab_dir, here):
 
 
 def test_too_many_rejects_are_code_3_and_all_is_kept(tmp_path, vocab_dir, here):
-    (tmp_path / "a.jsonl").write_text(lines(4) + "rotto\n" * 5)
-    told = r"source it: 5 of 9 records were rejected \(malformed_json 5\), more than the share of 0.5"
+    (tmp_path / "a.jsonl").write_bytes(lines(4).encode() + '{"text": "è"}\n'.encode("latin-1") * 5)
+    told = (
+        r"source it: 5 of 9 records were rejected \(invalid_utf8 5\), more than the share of 0.02 .*"
+        r"--max-reject-share 0.56, or max_reject_share = 0.56 .*iconv -f ISO-8859-1 -t UTF-8"
+    )
     with pytest.raises(PartitionsFailed, match=told):
         tokenize(recipe(tmp_path, vocab_dir), here)
     assert load_manifest(tmp_path / "out" / "shards").data["totals"]["documents"] == 4
@@ -116,9 +119,12 @@ def test_too_many_rejects_are_code_3_and_all_is_kept(tmp_path, vocab_dir, here):
 
 
 def test_where_the_share_begins_to_be_too_much():
-    half = {"it": (10, {"blank_line": 5})}
+    half = {"it": (10, {"null_text": 5})}
     assert poor_sources(Fraction(1, 2), half, "") == []
     assert len(poor_sources(Fraction(49, 100), half, "")) == 1
+    asked = dict.fromkeys(("duplicate", "contaminated", "too_long", "other_type", "blank_line"), 9)
+    assert poor_sources(Fraction(1, 100), {"it": (100, {**asked, "null_text": 1})}, "") == []
+    assert len(poor_sources(Fraction(1, 100), {"it": (100, {**asked, "null_text": 2})}, "")) == 1
     assert "it has no records" in poor_sources(Fraction(1), {"it": (0, {})}, "")[0]
 
 

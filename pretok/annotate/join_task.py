@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pretok.annotate.keys import ShardPlace, document_keys, hash_keys, ledger_columns, one_array
 from pretok.annotate.spill import HASHES, bucket_of
 from pretok.base.progress import Counts
-from pretok.base.storage import atomic_open, checksum
+from pretok.base.storage import atomic_open, checksum, compare_checksum
 from pretok.base.tokens import Hashes, Ints
 from pretok.shards.ledger import WINDOW, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.positions import LinesBefore
@@ -86,6 +86,7 @@ def join_shards(task: JoinTask, report: Callable[[Counts], None]) -> Joined:
 def _chunks(place: ShardPlace, task: JoinTask) -> Iterator[list[pa.LargeStringArray]]:
     """The keys of a shard's documents, some windows at a time."""
     path = ledger_path(place.prefix)
+    compare_checksum(path, place.checksum)
     held: list[list[pa.LargeStringArray]] = []
     at = 0
     for rows in ledger_windows(path, ledger_columns(task.by, ledger_schema(path).names)):

@@ -32,9 +32,11 @@ KEY = f"{OURS}key:"
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace:
-    """A shard as its documents are named. first: number of its first document in the source's split."""
+    """A shard as its documents are named. checksum: of its ledger; first: number of its first document in the source's
+    split."""
 
     prefix: Path
+    checksum: str
     source: str
     split: str
     first: int

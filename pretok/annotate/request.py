@@ -33,15 +33,14 @@ class Request:
 
 def named_places(manifest: Manifest, tell: Teller) -> list[tuple[Shard, ShardPlace]]:
     """The shards that have documents and a ledger."""
-    listed = {manifest.folder / file.path for file in manifest.contents.side_files}
     places, lacking = [], 0
     for shard, before in manifest.numbered:
-        if ledger_path(shard.prefix) not in listed:
+        sealed = manifest.checksums.get(ledger_path(shard.prefix))
+        if sealed is None:
             lacking += 1
         elif shard.documents:
-            places.append(
-                (shard, ShardPlace(shard.prefix, shard.source, shard.split, before, shard.documents))
-            )
+            place = ShardPlace(shard.prefix, sealed, shard.source, shard.split, before, shard.documents)
+            places.append((shard, place))
     if not places:
         raise UsageError(f"{manifest.folder} has no ledgers: there is nothing that names its documents")
     if lacking:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
 from pretok.base.records import read_record
-from pretok.base.storage import checksum, read_json_lines
+from pretok.base.storage import read_json_lines
 from pretok.shards.contents import PartEntry
 from pretok.shards.inputs import load_inputs, piece_starts
 from pretok.shards.manifest import Manifest, Shard
@@ -101,7 +100,7 @@ class _Records:
 def _origins(manifest: Manifest, source: str) -> npt.NDArray[np.int64]:
     """(documents, 2): part and record of each validation document."""
     path = origins_path(manifest.folder, source)
-    if not as_sealed(manifest, path):
+    if not manifest.check(path):
         return np.empty((0, 2), np.int64)
     found: npt.NDArray[np.int64] = np.load(path)
     return found
@@ -109,14 +108,6 @@ def _origins(manifest: Manifest, source: str) -> npt.NDArray[np.int64]:
 
 def _rejects(manifest: Manifest, source: str) -> list[_Reject]:
     path = rejects_path(manifest.folder, source)
-    if not as_sealed(manifest, path):
+    if not manifest.check(path):
         return []
     return [read_record(_Reject, line, path) for line in read_json_lines(path)]
-
-
-def as_sealed(manifest: Manifest, path: Path) -> bool:
-    """Whether a side file exists. Raises IntegrityError when it should, or is not what was sealed."""
-    sealed = {manifest.folder / file.path: file for file in manifest.contents.side_files}
-    if path in sealed and (not path.exists() or checksum(path) != sealed[path].checksum):
-        raise IntegrityError(f"{path} is missing or damaged: its checksum is not that of the manifest")
-    return path.exists()

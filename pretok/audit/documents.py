@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pretok.audit.counted_origins import as_sealed, counted_origin
+from pretok.audit.counted_origins import counted_origin
 from pretok.audit.find import check_place
-from pretok.audit.texts import open_shard
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.shards.annotations import open_annotations
 from pretok.shards.contents import SPLITS
@@ -48,7 +47,7 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     if source not in manifest.tokenized:
         raise UsageError(f"{shards} holds a mix in its order; its documents are in the shards it was made of")
     shard, number = find_shard(manifest, source, split, document)
-    reader = open_shard(shard)
+    reader = shard.open()
     ids = np.asarray(reader[number]).tolist()
     if ids and not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
         raise IntegrityError(f"{shard.path}: document {number} has ids of no token; see pretok verify")
@@ -83,7 +82,7 @@ def token_texts(vocab: Vocabulary, ids: Sequence[int]) -> list[str]:
 def origin(manifest: Manifest, shard: Shard, number: int) -> tuple[str, int, dict[str, Any]]:
     """(input file, line or row from 1, what is kept) of document `number` of a shard."""
     path = ledger_path(shard.prefix)
-    if not as_sealed(manifest, path):
+    if not manifest.check(path):
         return *counted_origin(manifest, shard, number), {}
     before = lines_of_source(manifest, shard.source)
     row = ledger_row(path, number)

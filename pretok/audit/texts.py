@@ -24,14 +24,6 @@ WINDOW_TOKENS = 1 << 20
 """Tokens that are decoded at a time, if no document has more: some 5 MB of text."""
 
 
-def open_shard(shard: Shard) -> ShardReader:
-    """The reader of a shard. IntegrityError unless it is as large as the manifest says."""
-    reader = ShardReader(shard.prefix)
-    if (len(reader), len(reader.tokens)) != (shard.documents, shard.tokens):
-        raise IntegrityError(f"{shard.path} is not what the manifest says; see pretok verify")
-    return reader
-
-
 def load_decoder(manifest: Manifest) -> TextDecoder:
     """The decoder of the tokenizer that lies beside the shards. UsageError where it is none."""
     return TextDecoder(load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id))
@@ -42,7 +34,7 @@ def shard_texts(
 ) -> Iterator[tuple[int, pa.LargeStringArray]]:
     """(number of the first document, texts) for documents start..end of a shard, in order. IntegrityError for ids that
     are no text."""
-    reader = open_shard(shard)
+    reader = shard.open()
     for low, high in _windows(reader.offsets, start, shard.documents if end is None else end):
         yield low, _decode(reader, decoder, shard, low, high)
 

@@ -226,6 +226,25 @@ def checksum(path: Path, block: int = 1 << 22) -> str:
     return f"xxh3:{digest.hexdigest()}"
 
 
+def compare_checksum(path: Path, sealed: str) -> None:
+    """Raises IntegrityError where a file is missing or has another checksum than it was sealed with."""
+    try:
+        found = checksum(path)
+    except OSError as error:
+        if error.errno in PASSING:
+            raise
+        raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
+    if found != sealed:
+        raise damaged(path)
+
+
+def damaged(path: Path) -> IntegrityError:
+    """What to tell of a file whose checksum is another than it was sealed with."""
+    return IntegrityError(
+        f"{path} is damaged: its checksum is not that with which it was sealed; run pretok verify"
+    )
+
+
 def read_json_lines(path: Path) -> Iterator[Any]:
     """The objects of a JSON Lines file of ours. Raises IntegrityError that names the line."""
     with path.open("rb") as file:

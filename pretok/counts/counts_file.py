@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.failures import Failure
 from pretok.base.records import Signed, read_record, to_json
-from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
 from pretok.counts.task import CountRecord
 from pretok.read.changes import SourceInputs
 from pretok.read.files import InputFile
@@ -120,6 +120,11 @@ class CorpusCounts:
     def buckets(self) -> list[Path]:
         """The files of words."""
         return [self.folder / bucket.path for bucket in self.bucket_files]
+
+    def check(self) -> None:
+        """Raises IntegrityError where a file of words is not as it was sealed."""
+        for bucket in self.bucket_files:
+            compare_checksum(self.folder / bucket.path, bucket.checksum)
 
     def of(self, source: str) -> CountRecord:
         """What was read of a source."""

@@ -164,6 +164,8 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, tell: Te
             )
             for k in range(BUCKETS)
         ]
+        for part in parts:
+            part.check()
         texts = {name: [part.heldout_texts(name) for part, _ in groups[name]] for name in names}
         return _finish(folder, config, records, reductions, texts, engine, tell)
 

@@ -2,9 +2,9 @@
 licence, domain and date where kept columns tell them.
 
 Enters: a manifest and an `Extent`; columns are those that ledgers keep and `pretok annotate` joined. Leaves:
-`ReadFigures`. A document counts when at least one of its tokens is read, once however often; `tokens` are those read,
-repetitions counted; `bytes` are of the whole texts of the documents that count. Shards without a ledger tell documents
-and tokens by their index, and nothing else.
+`ReadFigures`. All files are compared with their checksums first. A document counts when at least one of its tokens
+is read, once however often; `tokens` are those read, repetitions counted; `bytes` are of the whole texts of the
+documents that count. Shards without a ledger tell documents and tokens by their index, and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pretok.base.tokens import Ints
 from pretok.disclosure.read import Extent, SourceReading
 from pretok.report.values import ValueCounts, domains
 from pretok.shards.annotations import Annotations, open_annotations
-from pretok.shards.format import ShardReader
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, Shard
 
@@ -109,6 +108,11 @@ def count_sources(manifest: Manifest, extent: Extent, named: Mapping[str, str]) 
     """Read every ledger once. named: kind -> the column that tells it, instead of its usual names. Raises UsageError
     for an unknown kind or a column that no ledger has, IntegrityError, MismatchError."""
     joined = open_annotations(manifest)
+    for one in joined:
+        one.check()
+    for name in extent.sources:
+        for shard in manifest.of(name, extent.split):
+            manifest.check(ledger_path(shard.prefix))
     schemas = {name: _columns(manifest, joined, name, extent.split) for name in extent.sources}
     kept = sorted({column for columns in schemas.values() for column in columns})
     for kind, column in named.items():
@@ -173,7 +177,7 @@ def _windows(
     """tokens, bytes, kept and joined columns of a shard's documents; what nothing has of them is null."""
     path = ledger_path(shard.prefix)
     if not path.exists():
-        lengths = pa.array(ShardReader(shard.prefix).lengths)
+        lengths = pa.array(shard.open().lengths)
         nothing = [pa.nulls(len(lengths), pa.string()) for _ in columns]
         yield pa.record_batch(
             [lengths, pa.nulls(len(lengths), pa.int64()), *nothing], ["tokens", "bytes", *columns]

@@ -21,18 +21,17 @@ from typing import IO
 import numpy as np
 import xxhash
 
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.records import read_record, to_json
-from pretok.base.storage import atomic_open, copy_file, read_json, write_json
+from pretok.base.storage import atomic_open, copy_file, damaged, read_json, write_json
 from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.base.units import short_bytes
 from pretok.export.formats import FORMATS, TokenFile
 from pretok.export.text import BlendFile, blend
-from pretok.shards.format import ShardReader
 from pretok.shards.manifest import STATE, Manifest, Shard
 from pretok.shards.unfinished import keep_plan
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
@@ -185,7 +184,7 @@ def _plan(manifest: Manifest, to: str, out: Path, merge: int) -> Iterator[Export
 def write_tokens(task: ExportTask, report: Report) -> None:
     """Write one file, what goes beside it, and, last, its record."""
     kind = FORMATS[task.to]
-    readers = [ShardReader(shard.prefix) for shard in task.shards]
+    readers = [shard.open() for shard in task.shards]
     lengths = np.concatenate([reader.lengths for reader in readers])
     width = readers[0].dtype.itemsize
     tokens = sum(shard.tokens for shard in task.shards)
@@ -228,9 +227,7 @@ def _copy(shard: Shard, target: IO[bytes], digest: xxhash.xxh3_128) -> None:
             digest.update(block)
             target.write(block)
     if f"xxh3:{own.hexdigest()}" != shard.checksum:
-        raise IntegrityError(
-            f"{shard.path} is damaged: its checksum is not that of the manifest; run pretok verify"
-        )
+        raise damaged(shard.path)
 
 
 def _finish(manifest: Manifest, to: str, out: Path, merge: int, tasks: Sequence[ExportTask]) -> Export:
@@ -244,7 +241,7 @@ def _finish(manifest: Manifest, to: str, out: Path, merge: int, tasks: Sequence[
         ]
         for name, value in kind.index(described, width).items():
             write_json(out / source / split / name, value)
-    if (tokenizer := manifest.folder / TOKENIZER_FILE).exists():
+    if manifest.check(tokenizer := manifest.folder / TOKENIZER_FILE):
         copy_file(tokenizer, out / TOKENIZER_FILE)
     return Export(
         to=to,

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from pretok.audit.texts import load_decoder, open_shard, shard_texts
+from pretok.audit.texts import load_decoder, shard_texts
 from pretok.base.errors import UsageError
 from pretok.read.kept import TYPES
 from pretok.shards.annotations import Annotations, matched_column, open_annotations
@@ -100,7 +100,7 @@ class Documents:
     def _rows(self, shard: Shard, before: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         path = ledger_path(shard.prefix)
         if not path.exists():
-            lengths = open_shard(shard).lengths
+            lengths = shard.open().lengths
             yield _with_place(shard, before, len(lengths), {"tokens": pa.array(lengths, pa.int32())})
             return
         needed = {"tokens", *columns} | (set(PLACE_IN_FILE) if "position" in columns else set())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretok.base.errors import IntegrityError
+from pretok.base.storage import compare_checksum
 from pretok.base.tokens import Ints
 from pretok.shards.format import map_tokens
 from pretok.shards.manifest import Manifest, Shard
@@ -64,6 +65,7 @@ def count_tokens(manifest: Manifest, most: int = MOST_TOKENS) -> list[TokenUse]:
         counts: Ints = np.zeros(manifest.vocab_size, np.int64)
         read = 0
         for shard in _spread(shards, tokens, most // len(manifest.sources)):
+            compare_checksum(shard.path, shard.checksum)
             held = map_tokens(shard.path, np.dtype(manifest.dtype).newbyteorder("<"), shard.tokens)
             for low in range(0, len(held), BLOCK):
                 some = np.bincount(held[low : low + BLOCK], minlength=manifest.vocab_size)

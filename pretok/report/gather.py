@@ -140,7 +140,7 @@ def _source(manifest: Manifest, name: str) -> SourceFacts:
     counters: dict[str, ValueCounts] = {}
     for shard in (*manifest.of(name), *manifest.of(name, "val")):
         path = ledger_path(shard.prefix)
-        if not path.exists():
+        if not manifest.check(path):
             facts.ledger = False
             continue
         for rows in _windows(path):

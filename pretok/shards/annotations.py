@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.records import read_record, to_json
-from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
 from pretok.shards.ledger import WINDOW, ledger_path
 from pretok.shards.manifest import Manifest, Shard
 
@@ -126,6 +126,11 @@ class Annotations:
         if self.record.unmatched is not None:
             listed.append(self.record.unmatched)
         return {self.folder / file.path: (file.file_bytes, file.checksum) for file in listed}
+
+    def check(self) -> None:
+        """Raises IntegrityError where one of them is not as it was sealed."""
+        for path, (_, sealed) in self.sealed.items():
+            compare_checksum(path, sealed)
 
     @cached_property
     def _placed(self) -> dict[tuple[str, str, str], dict[Path, tuple[JoinedPart, int]]]:
@@ -239,13 +244,12 @@ def open_annotations(manifest: Manifest) -> list[Annotations]:
 
 def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
     """A sentence for each of its files that is bound to other ledgers than the manifest's."""
-    ledgers = _ledgers(manifest)
     sentences = []
     for part in annotations.record.parts:
         before, checksums, end = 0, [], part.first + part.documents
         for shard in manifest.of(part.source, part.split):
             if part.first <= before < end and shard.documents:
-                checksums.append(ledgers.get(ledger_path(shard.prefix), ""))
+                checksums.append(manifest.checksums.get(ledger_path(shard.prefix), ""))
             before += shard.documents
         if fingerprint(checksums) != part.ledgers:
             sentences.append(
@@ -265,9 +269,4 @@ def unknown_sources(manifest: Manifest, annotations: Annotations) -> list[str]:
 
 def ledgers_fingerprint(manifest: Manifest, shards: Sequence[Shard]) -> str:
     """What binds a file of rows to the documents of these shards; those without a document say nothing."""
-    ledgers = _ledgers(manifest)
-    return fingerprint([ledgers[ledger_path(shard.prefix)] for shard in shards if shard.documents])
-
-
-def _ledgers(manifest: Manifest) -> dict[Path, str]:
-    return {manifest.folder / file.path: file.checksum for file in manifest.contents.side_files}
+    return fingerprint([manifest.checksums[ledger_path(shard.prefix)] for shard in shards if shard.documents])

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from pretok.base.execute import Engine
 from pretok.base.progress import Progress
+from pretok.base.storage import compare_checksum
 from pretok.base.tell import Table, Teller, table
 from pretok.base.tokens import Hashes, Ints
 from pretok.base.units import counted
@@ -117,16 +118,17 @@ def _hash(tasks: Sequence[TokenizeTask], engine: Engine, progress: Progress, tel
 def _of_shards(folder: Path, sealed: Contents | None, without: set[str]) -> list[_Documents]:
     """The documents of sealed shards, by their ledgers."""
     found = []
+    checksums = {folder / file.path: file.checksum for file in sealed.side_files} if sealed else {}
     for shard in sealed.shards if sealed else ():
         if shard.source not in without:
             path = ledger_path((folder / shard.path).with_suffix(""))
-            found.append(
-                _Documents(shard.source, shard.documents, partial(_hash_values, path), partial(_places, path))
-            )
+            load = partial(_hash_values, path, checksums[path])
+            found.append(_Documents(shard.source, shard.documents, load, partial(_places, path)))
     return found
 
 
-def _hash_values(path: Path) -> Hashes:
+def _hash_values(path: Path, sealed: str) -> Hashes:
+    compare_checksum(path, sealed)
     column = ledger_column(path, "hash")
     values = np.frombuffer(column.buffers()[1], ">u8").reshape(-1, 2)
     return values[column.offset : column.offset + len(column)].astype(np.uint64)

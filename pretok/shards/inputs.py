@@ -31,7 +31,7 @@ import xxhash
 
 from pretok.base.errors import IntegrityError
 from pretok.base.records import read_record, to_json
-from pretok.base.storage import atomic_open
+from pretok.base.storage import atomic_open, damaged
 from pretok.read.files import InputFile
 from pretok.read.kept import KeptColumn
 from pretok.read.partition import Partition, Piece
@@ -197,7 +197,7 @@ def _load(path: Path, source: str, checksum: str) -> SealedInputs:
     except OSError as error:
         raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
     if f"xxh3:{xxhash.xxh3_128_hexdigest(data)}" != checksum:
-        raise IntegrityError(f"{path} is damaged: its checksum is not that of the manifest")
+        raise damaged(path)
     table, said = _read(path, data)
     plan = _plan(source, table, said)
     keys = _keys(table)

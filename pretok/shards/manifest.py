@@ -43,8 +43,9 @@ from typing import Any
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.html import html_table
 from pretok.base.records import read_record, to_json
-from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
 from pretok.shards.contents import FORMAT, Contents
+from pretok.shards.format import ShardReader
 
 VERSION = 3
 SETTLED = 0.1
@@ -71,6 +72,17 @@ class Shard:
         """Path without suffix, as `ShardReader` takes it."""
         return self.path.with_suffix("")
 
+    @property
+    def index_path(self) -> Path:
+        """Absolute path of the `.idx`."""
+        return self.path.with_suffix(".idx")
+
+    def open(self) -> ShardReader:
+        """Its reader. Raises IntegrityError unless its index is as it was sealed; its tokens are not compared."""
+        reader = ShardReader(self.prefix)
+        compare_checksum(self.index_path, self.index_checksum)
+        return reader
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -95,6 +107,21 @@ class Manifest:
             )
             for entry in self.contents.shards
         )
+
+    @cached_property
+    def checksums(self) -> dict[Path, str]:
+        """Of every file that the manifest names: shards, their indexes, ledgers, the tokenizer and the others."""
+        return {
+            **{shard.path: shard.checksum for shard in self.shards},
+            **{shard.index_path: shard.index_checksum for shard in self.shards},
+            **{self.folder / file.path: file.checksum for file in self.contents.side_files},
+        }
+
+    def check(self, path: Path) -> bool:
+        """Whether a file is there. Raises IntegrityError where the manifest names it and it is not as it was sealed."""
+        if path in self.checksums:
+            compare_checksum(path, self.checksums[path])
+        return path.exists()
 
     @property
     def numbered(self) -> Iterator[tuple[Shard, int]]:

@@ -6,8 +6,9 @@ stored), and a manifest that carries the mix under `materialized`. `pretok.strea
 the plan, position by position, without a permutation. Text bytes are not known here and stand as 0; there are
 no ledgers, as the sequences are no documents.
 
-Each shard is one task and is the same whoever writes it; OUT/.state holds the records of finished ones until the
-manifest is written, so a killed run goes on where it stopped.
+The shards that are read are compared with their checksums first. Each shard is one task and is the same whoever writes
+it; OUT/.state holds the records of finished ones until the manifest is written, so a killed run goes on where it
+stopped.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.records import read_record, to_json
-from pretok.base.storage import copy_file, read_json, write_json
+from pretok.base.storage import compare_checksum, copy_file, read_json, write_json
 from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.shards.contents import Contents, ShardEntry, count_source, shard_entry
 from pretok.shards.format import ShardWriter
-from pretok.shards.manifest import FILE_NAME, STATE, has_manifest, load_manifest, write_manifest
+from pretok.shards.manifest import FILE_NAME, STATE, Shard, has_manifest, load_manifest, write_manifest
 from pretok.shards.seal import side_files
 from pretok.shards.unfinished import keep_plan
 from pretok.stream import View
@@ -111,13 +112,25 @@ def _materialize(
     ]
     todo = [task for task in tasks if not task.record.exists()]
     engine.choose(sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize)
+    manifest = load_manifest(shards)
+    read = [shard for source in view.mix.sources for shard in manifest.of(source.name, view.mix.split)]
+    names = [shard.prefix.name for shard in read]
+    for _ in run_all(check_shard, read if todo else [], names, "shard", engine, tell, progress, kept=False):
+        pass
     names = [task.name for task in todo]
     for _ in run_all(write_shard, todo, names, "shard", engine, tell, progress, folder=out):
         pass
-    if (shards / TOKENIZER_FILE).exists():  # what turns the tokens into text again goes with them
+    if manifest.check(
+        manifest.folder / TOKENIZER_FILE
+    ):  # what turns the tokens into text again goes with them
         copy_file(shards / TOKENIZER_FILE, out / TOKENIZER_FILE)
     entries = [read_record(ShardEntry, read_json(task.record), task.record) for task in tasks]
     _seal(view, shards, out, entries)
+
+
+def check_shard(shard: Shard, report: Report) -> None:  # noqa: ARG001
+    """Raises IntegrityError unless the tokens of a shard are as they were sealed: the copy gets a seal of its own."""
+    compare_checksum(shard.path, shard.checksum)
 
 
 def write_shard(task: MaterializeTask, report: Report) -> None:

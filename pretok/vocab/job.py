@@ -198,8 +198,10 @@ def train_vocabularies(
 def _cells(counts: CorpusCounts, vocab: Vocab) -> tuple[Cells, Tally]:
     """The words to merge, laid out bucket by bucket, as all of them would take a third of what merging takes.
 
-    Raises UsageError, before the work, for words that memory does not hold while they are merged.
+    Raises IntegrityError for counts that are damaged, and UsageError, before the work, for words that memory does not
+    hold while they are merged.
     """
+    counts.check()
     free, more = free_memory(), vocab.min_count + 1
     writer, tally, left, left_bytes = CellWriter(free // MERGING_BYTES), Tally(), 0, 0
     for part in weigh(counts.buckets, source_factors(vocab, counts), vocab.min_count):

@@ -43,10 +43,10 @@ Count = Annotated[int, BeforeValidator(parse_count)]
 LEDGER_NAMES = frozenset(
     (
         "file", "start", "record", "tokens", "bytes", "hash", "source", "split", "shard", "doc", "position",
-        "duplicate_of", "contaminated_share", "contaminated_by",
+        "duplicate_of", "contaminated_share", "contaminated_by", "file_row_number", "pretok:file",
     )
 )  # fmt: skip
-"""Columns that a row of a ledger has anyway, there or in the view of `pretok query`."""
+"""Columns that a row of a ledger has anyway, there, in the view of `pretok query` or while DuckDB makes that."""
 LONGEST_NAME = 100
 """Bytes of a source's name: with what is added, the name of a temporary file too stays below the usual 255."""
 
@@ -56,7 +56,7 @@ def _safe_name(name: str) -> str:
         raise ValueError(
             f"source name {name!r}: letters, digits, - and _ only; it becomes part of file names"
         )
-    if name in ("rejects", "contamination") or name.endswith("-val"):
+    if name in ("rejects", "contamination", "annotations") or name.endswith("-val"):
         raise ValueError(f"source name {name!r} is reserved")
     if len(name.encode()) > LONGEST_NAME:
         raise ValueError(f"source name {name[:20]}...: {len(name.encode())} bytes, {LONGEST_NAME} at most")

@@ -40,6 +40,11 @@ def test_the_two_models_ask_for_what_they_promise():
         ({"sources": {"it": {"inputs": ["a"], "feild": "x"}}}, "sources.it.feild (did you mean field?)"),
         ({"sources": {}}, "sources"),
         ({"sources": {"i/t": {"inputs": ["a"]}}}, "becomes part of file names"),
+        ({"sources": {"annotations": {"inputs": ["a"]}}}, "source name 'annotations' is reserved"),
+        (
+            {"sources": {"it": {"inputs": ["a"], "keep": ["file_row_number"]}}},
+            "has a column 'file_row_number'",
+        ),
         ({"vocab": {"size": 100}}, "vocab.size"),
         ({"shards": {"val_fraction": "1.5"}}, "shards.val_fraction"),
         ({"shards": {"size": "12 apples"}}, "not a count such as"),

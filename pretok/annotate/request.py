@@ -74,7 +74,8 @@ def refuse_taken(
     request: Request, places: Sequence[tuple[Shard, ShardPlace]], others: Sequence[Annotations]
 ) -> Callable[[str], None]:
     """What raises UsageError for the name of a column that documents have already."""
-    taken = dict.fromkeys((*DOCUMENT, matched_column(request.name)), "the view docs has")
+    own = (*DOCUMENT, matched_column(request.name), "file_row_number", "pretok:file")
+    taken = dict.fromkeys(own, "the view docs has")
     for shard, _ in places:
         taken |= dict.fromkeys(ledger_schema(ledger_path(shard.prefix)).names, "the ledgers have")
     for one in others:

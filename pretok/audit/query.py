@@ -35,6 +35,9 @@ from pretok.shards.unfinished import refuse_unfinished
 
 BATCH = 10_000
 """Rows that are fetched at a time."""
+ROWS = "hive_partitioning = false, filename = 'pretok:file', file_row_number = true"
+"""How DuckDB reads the rows of our files: a folder called `lang=it` gives no column, and a kept column may be called
+`filename`."""
 
 
 def run_query(work: Path, sql: str, tell: Teller) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
@@ -139,10 +142,9 @@ def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
         f"""CREATE VIEW ledger AS
         SELECT f.source, f.split, f.shard, f.before + d.file_row_number AS doc, d.file,
             coalesce(p.before, 0) + d.record + 1 AS position, d.tokens, d.bytes, lower(hex(d.hash)) AS hash,
-            d.* EXCLUDE (file, tokens, bytes, hash, filename, file_row_number)
-        FROM read_parquet({_list([Path(str(file["path"])) for file in files])}, union_by_name = true, filename = true,
-            file_row_number = true) d
-        JOIN ledger_files f ON f.path = d.filename
+            d.* EXCLUDE (file, tokens, bytes, hash, "pretok:file", file_row_number)
+        FROM read_parquet({_list([Path(str(file["path"])) for file in files])}, union_by_name = true, {ROWS}) d
+        JOIN ledger_files f ON f.path = d."pretok:file"
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
     )
     _join_annotations(connection, manifest, joined, tell)
@@ -168,15 +170,16 @@ def _join_annotations(connection: Any, manifest: Manifest, joined: list[Annotati
         paths = [Path(str(file["path"])) for file in files]
         parts.append(
             f"""LEFT JOIN (SELECT f.source, f.split, f.before + a.file_row_number AS doc, {names}
-            FROM read_parquet({_list(paths)}, filename = true, file_row_number = true) a
-            JOIN joined_files_{number} f ON f.path = a.filename) USING (source, split, doc)"""
+            FROM read_parquet({_list(paths)}, {ROWS}) a
+            JOIN joined_files_{number} f ON f.path = a."pretok:file") USING (source, split, doc)"""
         )
     connection.execute(f"CREATE VIEW docs AS SELECT * FROM ledger {' '.join(parts)}")
 
 
 def _make_rejects(connection: Any, manifest: Manifest) -> None:
     parts = [
-        f"SELECT {_quoted(name)} AS source, * FROM read_json({_list([path])}, format = 'newline_delimited', columns = "
+        f"SELECT {_quoted(name)} AS source, * FROM read_json({_list([path])}, format = 'newline_delimited', "
+        "hive_partitioning = false, columns = "
         "{file: 'VARCHAR', position: 'BIGINT', reason: 'VARCHAR', detail: 'VARCHAR'})"
         for name in manifest.sources
         if (path := rejects_path(manifest.folder, name)).exists()
@@ -189,7 +192,8 @@ def _make_words(connection: Any, counts: Path) -> None:
     if buckets := sorted(counts.glob("bucket-*.parquet")):
         connection.execute(
             "CREATE VIEW words AS SELECT decode(word) AS word, sum(count)::BIGINT AS count, "
-            f"sum(heldout)::BIGINT AS heldout FROM read_parquet({_list(buckets)}) GROUP BY decode(word)"
+            f"sum(heldout)::BIGINT AS heldout FROM read_parquet({_list(buckets)}, hive_partitioning = false) "
+            "GROUP BY decode(word)"
         )
 
 

@@ -82,7 +82,8 @@ def verify_joined(task: JoinedFile, report: Callable[[dict[str, int]], None]) ->
         if task.matched is None:
             return []
         name, documents, matched = task.matched
-        column = pq.read_table(task.path, columns=[name], use_threads=False)[name]
+        with pq.ParquetFile(task.path) as file:
+            column = file.read([name], use_threads=False)[name]
     except (OSError, pa.ArrowException) as error:
         return [f"cannot read {task.path}: {error}"]
     report({"annotated": len(column)})

@@ -209,7 +209,10 @@ def _load(path: Path, source: str, checksum: str) -> SealedInputs:
 
 def _read(path: Path, data: bytes) -> tuple[pa.Table, _Said]:
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            # pq.read_table would hand `data` to Arrow's threads: one that is the last to hold it while the interpreter
+            # ends waits for the lock of Python, and ends the process.
+            table = file.read(use_threads=False)
         said = json.loads((table.schema.metadata or {})[_KEY])
     except (pa.ArrowException, KeyError, ValueError, RecursionError) as error:
         raise IntegrityError(f"{path} is no table of inputs ({error}); it was damaged or edited") from None

@@ -338,6 +338,7 @@ def test_what_was_changed_since_is_found(
          r"id '1': q is 1 in .*a.jsonl, line or row 1 and 2 in .*a.jsonl, line or row 3"),
         ([{"id": "1", "LANG": 1}], "id", "column LANG: the ledgers have one of that name"),
         ([{"id": "1", "split": 1}], "id", "column split: the view docs has one"),
+        ([{"id": "1", "File_Row_Number": 1}], "id", "column File_Row_Number: the view docs has one"),
         ([{"id": "1", "q": [1]}], "id", "q holds list.*leave it out with --columns"),
         ([{"id": 1.5, "q": 1}], "id", "id is double; a key is text or a whole number"),
         ([{"name": "1", "q": 1}], "id", "no column 'id'; there are name, q"),

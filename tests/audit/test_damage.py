@@ -57,7 +57,7 @@ def words(command: str, names: dict[str, Path]) -> list[str]:
         (ANNOTATE, LEDGER),
         (f"{TOKENIZE} en=HERE/en.jsonl", LEDGER),
         (
-            "build-vocab it --counts WORK/counts --out OUT --vocab-size 300 --workers 0",
+            "build-vocab it=none --counts WORK/counts --out OUT --vocab-size 400 --workers 0",
             "counts/bucket-07.parquet",
         ),
         ("disclose WORK --out OUT", LEDGER),

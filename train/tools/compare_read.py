@@ -174,7 +174,9 @@ def read_points(path: Path) -> list[Point]:
     from pretok.base.records import read_record
 
     groups: dict[tuple[str, float, int], list[dict[str, Any]]] = {}
-    for row in pq.read_table(path).to_pylist():
+    with pq.ParquetFile(path) as file:
+        table = file.read()
+    for row in table.to_pylist():
         groups.setdefault((row["arm"], row["compute"], row["seed"]), []).append(row)
     return [
         Point(

@@ -38,6 +38,7 @@ MAY_IMPORT = {
         "read",
         "config",
         "tokenizer",
+        "screen",
         "counts",
         "vocab",
         "shards",

@@ -69,7 +69,7 @@ def test_the_version(capsys):
         (["tokenise"], "No such command"),
         (["tokenize", "it=none*.jsonl", "--out", "work", "--workers", "0"], "no tokenizer at"),
         (["tokenize", "a.jsonl", "--out", "work"], "neither a recipe"),
-        (["tokenize", "it=a.jsonl"], "--out DIR"),
+        (["tokenize", "it=a.jsonl"], "--out work"),
         (["tokenize", "none.toml"], "none.toml does not exist"),
         (["tokenize", "a.toml", "it=b"], "not both"),
         (["run", "none.toml"], "none.toml does not exist"),

@@ -45,10 +45,36 @@ def test_the_two_models_ask_for_what_they_promise():
             {"sources": {"it": {"inputs": ["a"], "keep": ["file_row_number"]}}},
             "has a column 'file_row_number'",
         ),
-        ({"vocab": {"size": 100}}, "vocab.size"),
         ({"shards": {"val_fraction": "1.5"}}, "shards.val_fraction"),
         ({"shards": {"size": "12 apples"}}, "not a count such as"),
-        ({"normalize": {"unicode": "nfkc"}}, "normalize.unicode"),
+        ({"normalize": {"unicode": "nfkc"}}, "normalize.unicode: 'nfkc' is none of 'none' or 'nfc'"),
+        (
+            {"sources": {"it": {"inputs": "d.jsonl"}}},
+            "sources.it.inputs: 'd.jsonl' is no list; write ['d.jsonl']",
+        ),
+        ({"sources": {"it": "d.jsonl"}}, "write its keys below a line [sources.it]"),
+        ({"sources": {"it": {}}}, "sources.it.inputs: it is missing"),
+        ({"sources": {"it": {"inputs": []}}}, "sources.it.inputs: it is empty; give at least one"),
+        ({"vocab": {"size": "big"}}, "vocab.size: 'big' is not a count such as"),
+        ({"vocab": {"size": 100}}, "vocab.size: 100 is out of range; it must be at least 257"),
+        ({"vocab": {"seed": 1.5}}, "vocab.seed: 1.5 is no whole number"),
+        ({"vocab": {"weights": {"it": 0.5}}}, "vocab.weights: the weights it=0.5 add up to 0.5, not to 1"),
+        ({"vocab": {"weights": {"en": 1}}}, "vocab.weights names en, but the sources are it"),
+        ({"shards": {"size": -1}}, "shards.size: -1 is out of range"),
+        ({"mix": {"weights": {"it": 0.5}}}, "mix.weights: the weights it=0.5 add up to 0.5, not to 1"),
+        ({"mix": {"weights": {"it": 0.5, "en": 0.5}}}, "mix.weights names en, but the sources are it"),
+        (
+            {"mix": {"weights": "it=1"}},
+            "mix.weights: 'it=1' is no table; write {it = 0.9, en = 0.1} or 'natural'",
+        ),
+        ({"mix": {"weights": {"it": "x"}}}, "mix.weights: it: 'x' is not a share"),
+        ({"mix": {"tokens": "lots"}}, "64MiB; or write 'all'"),
+        ({"mix": {"tokens": 0}}, "mix.tokens: 0 is no budget"),
+        ({"mix": {"tokens": 4095}}, "a budget of 4095 tokens holds no sequence of 4096 tokens"),
+        ({"mix": {"seq_len": 0}}, "mix.seq_len: 0 is out of range; it must be at least 1"),
+        ({"mix": {"cap": "maybe"}}, "mix.cap: 'maybe' is neither true nor false"),
+        ({"mix": {"stages": [{"weights": {"en": 1}}]}}, "mix.weights names en, but the sources are it"),
+        ({"mix": {"tokens": 9000, "stages": [{"tokens": 9000}]}}, "tokens stand in each of its stages"),
     ],
 )
 def test_what_is_wrong_is_named(change, message):
@@ -56,6 +82,22 @@ def test_what_is_wrong_is_named(change, message):
         make_recipe({**MINIMAL, **change}, "r.toml")
     assert message in str(caught.value)
     assert str(caught.value).startswith("r.toml: ")
+    assert "r.toml: :" not in str(caught.value)
+
+
+def test_weights_of_the_vocabulary_name_every_source():
+    sources = {name: {"inputs": ["a"]} for name in ("it", "en")}
+    with pytest.raises(UsageError, match=r"vocab\.weights leaves out en; give each"):
+        make_recipe({"out": "w", "sources": sources, "vocab": {"weights": {"it": 1}}}, "r.toml")
+
+
+def test_what_an_option_gave_is_called_by_the_option():
+    data = {**MINIMAL, "vocab": {"size": "100", "weights": {"en": 1}}}
+    with pytest.raises(UsageError, match=r"^command line: --vocab-size: 100 is out of range"):
+        make_recipe(data, "command line", options={"vocab.size": "--vocab-size"})
+    del data["vocab"]["size"]
+    with pytest.raises(UsageError, match=r"^command line: --weights names en"):
+        make_recipe(data, "command line", options={"vocab.weights": "--weights"})
 
 
 def test_missing_and_broken_recipes(tmp_path):

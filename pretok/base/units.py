@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -51,6 +52,19 @@ def parse_share(value: Any) -> Fraction:
     if re.fullmatch(r"([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})(e[+-]?[0-9]{1,2})?", text):
         return Fraction(text)
     raise ValueError(f"{text[:40]!r} is not a share such as 0.05 or 1/20")
+
+
+ROUNDING = Fraction(1, 1000)
+"""How far from 1 weights may add up; they are scaled to 1."""
+
+
+def scaled(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """Weights that add up to 1 within ROUNDING, made to add up exactly. Raises ValueError."""
+    total = sum(weights.values(), Fraction(0))
+    if abs(total - 1) > ROUNDING:
+        shown = ", ".join(f"{name}={float(weight):g}" for name, weight in weights.items())
+        raise ValueError(f"the weights {shown} add up to {float(total):g}, not to 1")
+    return {name: weight / total for name, weight in weights.items()}
 
 
 def short(count: float) -> str:

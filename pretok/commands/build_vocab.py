@@ -47,7 +47,9 @@ def build_vocab(
     context: typer.Context,
     inputs: Inputs,
     out: Out = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Entries, special tokens included.")] = None,
+    vocab_size: Annotated[
+        str | None, typer.Option(metavar="N", help="Entries, special tokens included, such as 50000 or 50k.")
+    ] = None,
     sizes: Sizes = None,
     pattern: Annotated[str | None, typer.Option(help="cl100k, gpt2, o200k or cl100k-apostrophe.")] = None,
     weights: Weights = None,
@@ -118,7 +120,7 @@ def build_vocab(
     refuse_partial("the vocabulary is made", report.failed, stale)
 
 
-def _parse_sizes(text: str, vocab_size: int | None) -> list[int]:
+def _parse_sizes(text: str, vocab_size: str | None) -> list[int]:
     if vocab_size:
         raise UsageError("--sizes names the largest size too; leave out --vocab-size")
     try:

@@ -29,6 +29,10 @@ def tell_dry_run(command: str, inputs: list[str], recipe: Recipe, tell: Terminal
     vocabulary that are not there, as the command would."""
     if command == "tokenize":
         load_vocab(recipe.vocab_dir, eod=recipe.vocab.eod)
+    if command == "run":
+        from pretok.commands.steps import check_steps
+
+        check_steps(recipe)
     rows = []
     for name, source in recipe.sources.items():
         files, notices = list_inputs(source.inputs, source.format)

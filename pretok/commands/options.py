@@ -67,6 +67,13 @@ Shards = Annotated[
     Path, typer.Argument(metavar="SHARDS", help="Folder that holds manifest.json.", show_default=False)
 ]
 
+OPTIONS = {
+    ("vocab", "size"): "--vocab-size",
+    ("vocab", "path"): "--vocab",
+    ("shards", "size"): "--shard-size",
+}
+"""(table, key) -> the option that gives it, where it is not called as the key is."""
+
 
 def read_recipe(
     inputs: list[str],
@@ -88,12 +95,15 @@ def read_recipe(
     if out is not None:
         data["out"] = out
     if "out" not in data:
-        raise UsageError("say where the results go: --out DIR")
+        where = f'write out = "work" above the tables of {recipes[0]}, or give' if recipes else "give"
+        raise UsageError(f"nothing says where the results go: {where} --out work")
+    options: dict[str, str] = {}
     for name, values in changes.items():
         given = {key: value for key, value in values.items() if value is not None}
         if given:
             data[name] = _with(data.get(name, {}), given)
-    recipe = make_recipe(data, recipes[0] if recipes else "command line", field, keep)
+        options |= {f"{name}.{key}": OPTIONS.get((name, key), f"--{key.replace('_', '-')}") for key in given}
+    recipe = make_recipe(data, recipes[0] if recipes else "command line", field, keep, options)
     _check_out(recipe.out)
     _check_other_tables(recipe)
     return recipe
@@ -126,10 +136,16 @@ def _is_shards(folder: Path) -> bool:
 
 
 def _check_other_tables(recipe: Recipe) -> None:
-    """UsageError for what [slurm] or [train] hold wrong: later it would be noticed on a GPU node, after the queue."""
+    """UsageError for what a later step would refuse: [slurm] and [train] on a GPU node, after the queue."""
     from pretok.cluster.chain import read_slurm_settings
+    from pretok.screen.benchmark import read_benchmark
+    from pretok.vocab.job import check_settings
     from train.config import check_table
 
+    if recipe.vocab.path is None:
+        check_settings(recipe.vocab)
+    if recipe.shards.against is not None:
+        read_benchmark(recipe.shards.against)
     read_slurm_settings(recipe.slurm, {})
     check_table(recipe.train)
 

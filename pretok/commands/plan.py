@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pretok.base.errors import UsageError
 from pretok.commands.options import Field, Json, Out, read_recipe, terminal
+
+if TYPE_CHECKING:
+    from pretok.commands.plan_train import TrainForecast
+    from pretok.forecast.estimate import MixForecast
 
 
 def plan(
@@ -39,15 +44,18 @@ def plan(
     from pretok.base.console import print_json
     from pretok.base.records import to_json
     from pretok.commands.plan_train import forecast_train
+    from pretok.commands.steps import check_steps
     from pretok.forecast.job import run_forecast, tables
 
     cut = next((at for at, word in enumerate(inputs) if word.startswith("-")), len(inputs))
     recipe, tell = read_recipe(inputs[:cut], out, {}, field), terminal(context)
+    check_steps(recipe)
     forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, tell)
     train = forecast_train(recipe, forecast.mix, inputs[cut:])
     if json:
         figures = {} if train is None else {"train": {"jobs": train.jobs, **(train.figures or {})}}
         print_json(to_json(forecast) | figures)
+        _refuse_impossible(forecast.mix, train)
         return
     for made in tables(forecast):
         tell.show(made, result=True)
@@ -57,9 +65,16 @@ def plan(
         )
         if recipe.vocab.superwords:
             tell.notice("superwords are not counted: they make text shorter still (docs/superwords.md)")
-    if forecast.mix_problem:
-        tell.notice(f"the mix cannot be judged: {forecast.mix_problem}")
     if train is not None:
         tell.show(train.text.rstrip(), result=True)
         for sentence in train.sentences():
             tell.show(sentence, result=True)
+    _refuse_impossible(forecast.mix, train)
+
+
+def _refuse_impossible(mix: MixForecast | None, train: TrainForecast | None) -> None:
+    """UsageError, behind the figures, for what cannot be whichever end of its interval an estimate lies at."""
+    if mix is not None and mix.problem and mix.sure:
+        raise UsageError(f"the mix is not possible: {mix.problem}")
+    if train is not None and train.figures is not None and train.figures["fits"] is False:
+        raise UsageError("the training run does not fit its devices; the lines above say what would")

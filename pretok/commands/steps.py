@@ -11,15 +11,17 @@ import shlex
 from pretok.audit import VERIFY_DOCUMENTS
 from pretok.audit.totals import show_stats
 from pretok.audit.verify_job import run_verify
-from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.errors import IntegrityError
 from pretok.base.execute import Engine
 from pretok.base.tell import Teller
 from pretok.cluster.chain import recipe_flags
 from pretok.config import Recipe
 from pretok.shards.contamination import contamination_table
 from pretok.shards.job import run_tokenize
-from pretok.shards.manifest import load_manifest
-from pretok.stream.mix_job import recipe_request, run_mix, show_stages
+from pretok.shards.manifest import has_manifest, load_manifest
+from pretok.shards.unfinished import unfinished
+from pretok.stream.mix_job import plan_mix, recipe_request, refuse_another_mix, run_mix, show_stages
+from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.job import run_build_vocab
 
 
@@ -45,25 +47,36 @@ def verify_step(recipe: Recipe, engine: Engine, tell: Teller) -> None:
         raise IntegrityError("\n".join(problems))
 
 
-def mix_step(recipe: Recipe, tell: Teller) -> None:
-    """Fix the mix that the recipe asks for."""
+def check_steps(recipe: Recipe) -> None:
+    """UsageError or MismatchError for what can be known of later steps before the first: the tokenizer, the mix that is
+    there already, the budget over shards that are finished."""
+    if recipe.vocab.path is not None:
+        load_vocab(recipe.vocab.path, eod=recipe.vocab.eod)
     if recipe.mix is None:
-        raise UsageError("the recipe has no [mix] table")
+        return
     request = recipe_request(recipe.mix)
-    report = run_mix(recipe.shards_dir, recipe.mix_path, request)
-    show_stages(load_manifest(recipe.shards_dir), report, tell)
+    refuse_another_mix(recipe.mix_path, request)
+    if has_manifest(recipe.shards_dir) and not unfinished(recipe.shards_dir):
+        manifest = load_manifest(recipe.shards_dir)
+        if recipe.sources.keys() <= set(manifest.sources):
+            plan_mix(manifest, request)
 
 
 def run_steps(recipe: Recipe, engine: Engine, tell: Teller) -> None:
     """Every step in order; at the end what to type next."""
+    check_steps(recipe)
     if recipe.vocab.path is None:
         run_build_vocab(recipe, engine, tell)
     tokenize_step(recipe, engine, tell)
+    request = recipe_request(recipe.mix) if recipe.mix is not None else None
+    if request is not None:  # a budget that does not fit is said before the hours of verification
+        plan_mix(load_manifest(recipe.shards_dir), request)
     verify_step(recipe, engine, tell)
     show_stats(recipe.shards_dir, tell)
-    if recipe.mix is None:
+    if request is None:
         tell.notice(f"next: pretok mix {recipe.shards_dir} --out {recipe.mix_path}")
         return
-    mix_step(recipe, tell)
+    report = run_mix(recipe.shards_dir, recipe.mix_path, request)
+    show_stages(load_manifest(recipe.shards_dir), report, tell)
     command = ["train", *recipe_flags(recipe), "--out", str(recipe.out / "run")]
     tell.notice(f"next: {shlex.join(command)}")

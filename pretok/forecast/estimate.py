@@ -124,8 +124,6 @@ def forecast_mix(request: MixRequest, sources: Mapping[str, SourceForecast], tra
     """How often a mix would read each source, were the estimates exact. train: the share of the documents that is not
     kept for validation; a mix is of these."""
     asked = {name for stage in request.stages for name in (stage.weights or sources)}
-    if unknown := asked - sources.keys():
-        raise UsageError(f"the mix names {', '.join(sorted(unknown))}, which is no source")
     tokens = {name: sources[name].tokens for name in sorted(asked)}
     middle, *ends = (
         _try(request, held)

@@ -42,7 +42,6 @@ class Forecast:
     workers: int
     sources: dict[str, SourceForecast]
     mix: MixForecast | None
-    mix_problem: str
 
     @property
     def tokens(self) -> Interval:
@@ -89,13 +88,9 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forec
             except UsageError as error:
                 raise UsageError(f"source {name}: {error}") from None
         fingerprint = "" if trained else vocab.fingerprint
-    mix, problem = None, ""
-    if recipe.mix is not None:
-        try:
-            mix = forecast_mix(recipe_request(recipe.mix), sources, 1.0 - recipe.shards.val_fraction)
-        except UsageError as error:
-            problem = str(error)
-    return Forecast(fingerprint, itemsize, workers, sources, mix, problem)
+    train = 1.0 - recipe.shards.val_fraction
+    mix = None if recipe.mix is None else forecast_mix(recipe_request(recipe.mix), sources, train)
+    return Forecast(fingerprint, itemsize, workers, sources, mix)
 
 
 def _probe(source: Source, tell: Teller) -> list[Probe]:

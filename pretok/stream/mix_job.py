@@ -20,7 +20,7 @@ from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import failures
 from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, write_mix
 from pretok.stream.order import prefix_bound
-from pretok.stream.quota import Limit, Stage, most_that_fits, one_epoch, scaled, shares_of, stage_quotas
+from pretok.stream.quota import Limit, Stage, most_that_fits, one_epoch, shares_of, stage_quotas
 
 if TYPE_CHECKING:
     from pretok.config import MixTable
@@ -106,9 +106,9 @@ def recipe_request(mix: MixTable) -> MixRequest:
     stages = tuple(
         Stage(
             None if stage.tokens == "all" else stage.tokens,
-            None if stage.weights == "natural" else scaled(stage.weights),
+            None if stage.weights == "natural" else stage.weights,
         )
-        for stage in (mix.stages or (mix,))
+        for stage in mix.all_stages
     )
     return MixRequest(stages, mix.seq_len, mix.seed, limit=Limit(mix.max_epochs, mix.cap))
 
@@ -119,19 +119,43 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     Raises UsageError (see `plan_mix`; `out` cannot be written), IntegrityError when `out` is no mix and MismatchError
     when it is another one, which a run may depend on.
     """
-    if out.is_dir():
-        raise UsageError(f"{out} is a folder; name a file for the mix, such as {out / 'mix.json'}")
+    refuse_another_mix(out, request)
     mix, report = plan_mix(load_manifest(shards), request)
     if out.exists():
-        old = load_mix(out).fingerprint
-        if old != mix.fingerprint:
-            raise MismatchError(
-                f"{out} holds another mix (fingerprint {old}; this one has {mix.fingerprint}): delete it if no run "
-                "needs it, or choose another name"
-            )
+        old = load_mix(out)
+        if old.fingerprint != mix.fingerprint:
+            raise _another(out, old, f"this one has {mix.fingerprint}")
         return report
     write_mix(out, mix, report)
     return report
+
+
+def refuse_another_mix(out: Path, request: MixRequest) -> None:
+    """MismatchError where `out` holds a mix that no shards can give for this request, UsageError for a folder; what
+    depends on the shards is not compared."""
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder; name a file for the mix, such as {out / 'mix.json'}")
+    if not out.exists() or request.after is not None:
+        return
+    old = load_mix(out)
+    for what, there, asked in (
+        ("sequence length", old.seq_len, request.seq_len),
+        ("seed", old.seed, request.seed),
+        ("split", old.split, request.split),
+        ("number of stages", len(old.stages), len(request.stages)),
+    ):
+        if there != asked:
+            raise _another(out, old, f"its {what} is {there}, not {asked}")
+    for length, stage in zip(old.lengths, request.stages, strict=True):
+        if stage.tokens is not None and length != (asked := stage.tokens // request.seq_len):
+            raise _another(out, old, f"a stage of it has {length:,} sequences, not {asked:,}")
+
+
+def _another(out: Path, old: Mix, difference: str) -> MismatchError:
+    return MismatchError(
+        f"{out} holds another mix (fingerprint {old.fingerprint}; {difference}): delete it if no run needs it, or "
+        "choose another name"
+    )
 
 
 def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, MixReport]:

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from pretok.base.errors import UsageError
-from pretok.base.units import parse_count, parse_share
+from pretok.base.units import parse_count, parse_share, scaled
 from pretok.stream.mix_file import MixSource
 
-ROUNDING = Fraction(1, 1000)
-"""How far from 1 the weights may add up; they are scaled to 1."""
 WEIGHTS_HINT = "write 'natural' or weights like it=0.9,en=0.1"
 
 
@@ -69,16 +67,10 @@ def parse_weights(text: str) -> dict[str, Fraction] | None:
             weights[name] = parse_share(value)
         except ValueError as error:
             raise UsageError(f"cannot read the weight of {name}: {error}; {WEIGHTS_HINT}") from None
-    return scaled(weights)
-
-
-def scaled(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
-    """Weights that add up to 1 within rounding, made to add up exactly. Raises UsageError."""
-    total = sum(weights.values(), Fraction(0))
-    if abs(total - 1) > ROUNDING:
-        shown = ", ".join(f"{name}={float(weight):g}" for name, weight in weights.items())
-        raise UsageError(f"the weights {shown} add up to {float(total):g}, not to 1")
-    return {name: weight / total for name, weight in weights.items()}
+    try:
+        return scaled(weights)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def parse_stage(text: str) -> Stage:

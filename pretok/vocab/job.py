@@ -78,10 +78,9 @@ def run_build_vocab(
 def _build_vocab(
     recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path], counts: CorpusCounts | None
 ) -> VocabReport:
-    check_settings(recipe.vocab)
-    if recipe.vocab.superwords:
-        check_superwords(recipe.vocab, counted=counts is not None)
-    check_mix(recipe, list(recipe.sources) if counts is None else counts.sources)
+    check_settings(recipe.vocab, counted=counts is not None)
+    if counts is not None:
+        check_mix(recipe, counts.sources)
     folder = recipe.vocab_dir
     listed = count_config(recipe, engine, tell) if counts is None else None
     source = {"counts": counts.fingerprint} if counts else to_json(listed)
@@ -112,9 +111,11 @@ def _build_vocab(
     return report
 
 
-def check_settings(vocab: Vocab) -> None:
-    """Raises UsageError where no vocabulary of these settings can be made."""
+def check_settings(vocab: Vocab, counted: bool = False) -> None:
+    """Raises UsageError where no vocabulary of these settings can be made; counted: from counts, without text."""
     code_of(vocab.pattern)
+    if vocab.superwords:
+        check_superwords(vocab, counted)
     check_languages(vocab.languages)
     special = vocab.special_tokens
     if len(set(special)) < len(special) or "" in special:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import UsageError
-from pretok.config import MixTable, Recipe, StageTable
+from pretok.config import MixTable, Recipe
 from pretok.counts.weigh import shares
 
 
@@ -49,26 +49,18 @@ def _scale(factors: dict[str, Fraction]) -> npt.NDArray[np.float64]:
 
 def check_mix(recipe: Recipe, sources: list[str]) -> None:
     """Raises UsageError where the mix names a source that is not counted."""
-    for stage in _stages(recipe.mix) if recipe.mix is not None else ():
-        if unknown := set(_weights(stage)) - set(sources):
+    for stage in recipe.mix.all_stages if recipe.mix is not None else ():
+        if unknown := set(stage.named) - set(sources):
             raise UsageError(
                 f"[mix] names {', '.join(sorted(unknown))}, but the sources are {', '.join(sources)}"
             )
 
 
-def _stages(mix: MixTable) -> tuple[StageTable, ...]:
-    return mix.stages or (mix,)
-
-
-def _weights(stage: StageTable) -> dict[str, Fraction]:
-    return {} if stage.weights == "natural" else stage.weights
-
-
 def _mix_tokens(mix: MixTable, there: dict[str, Fraction]) -> dict[str, Fraction]:
     """Tokens each source gives to all stages, as `pretok mix` shares them out, but for rounding to sequences."""
     taken = dict.fromkeys(there, Fraction(0))
-    for stage in _stages(mix):
-        weights = _weights(stage) or there
+    for stage in mix.all_stages:
+        weights = stage.named or there
         parts = shares({name: weights.get(name, Fraction(0)) for name in there}, dict.fromkeys(there, 1))
         if stage.tokens == "all":  # one epoch of the scarcest source
             total = max(Fraction(0), min((there[n] - taken[n]) / part for n, part in parts.items() if part))

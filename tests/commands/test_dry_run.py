@@ -73,6 +73,49 @@ def test_what_a_command_would_refuse_a_dry_run_refuses(
         assert message in capsys.readouterr().err
 
 
+IMPOSSIBLE = {
+    "weights": ("[mix]\nweights = {it = 0.5}", "add up to 0.5, not to 1"),
+    "pattern": ('[vocab]\npattern = "x"', "there is no pattern 'x'"),
+    "size": ("[vocab]\nsize = 300", "no room for 64 special tokens"),
+    "benchmark": ('[shards]\nagainst = "none"', "is no folder; --against"),
+    "tokenizer": ('[vocab]\npath = "none"', "no tokenizer at"),
+    "other mix": ("[mix]\nseq_len = 16", "its sequence length is 8, not 16"),
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_what_a_recipe_cannot_be_is_said_before_anything_is_read(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables, message = IMPOSSIBLE[what]
+    Path("r.toml").write_text(f'out = "work"\n[sources.it]\ninputs = ["sample:it"]\n{tables}\n')
+    if what == "other mix":
+        shards = make_shards(tmp_path / "shards", {"it": [range(1, 90)]})
+        assert run_command(["mix", str(shards), "--seq-len", "8", "--out", "work/mix.json"]) == 0
+    before = contents(tmp_path)
+    for command in (["run", "--dry-run"], ["plan"], ["run", "--workers", "0"]):
+        assert run_command([*command, "r.toml"]) == 2
+        assert message in capsys.readouterr().err
+        read = {name for name in contents(tmp_path).keys() - before.keys() if "/logs/" not in f"/{name}"}
+        assert not read
+
+
+def test_a_budget_that_does_not_fit_is_said_before_verification(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "r.toml"
+    tables = '[sources.it]\ninputs = ["sample:it"]\n[vocab]\nsize = 600\n[mix]\nseq_len = 16\ntokens = "1G"\n'
+    recipe.write_text('out = "work"\n' + tables)
+    assert run_command(["plan", str(recipe)]) == 2
+    assert "the mix is not possible: " in capsys.readouterr().err
+    assert run_command(["run", str(recipe), "--workers", "0"]) == 2
+    told = capsys.readouterr().err
+    assert "tokenize: 1 partition" in told
+    assert "verif" not in told
+    assert run_command(["run", str(recipe), "--dry-run"]) == 2  # the shards are there and say it at once
+
+
 def test_a_mix_without_out_says_how_to_write_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shards = make_shards(tmp_path / "shards", {"it": [range(1, 90)]})
     assert run_command(["mix", str(shards), "--seq-len", "8"]) == 0

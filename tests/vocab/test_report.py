@@ -259,7 +259,7 @@ def test_what_is_planned() -> None:
     assert scale({"tokens": "all", "weights": {"it": 1}}) == ("mix", [1, 0])
     assert scale({"tokens": "all", "weights": half}) == ("mix", [1, 0.5])  # Italian is the scarcest
     stages = [{"tokens": 500, "weights": {"it": 1}}, {"tokens": "all", "weights": half}]
-    assert scale({"stages": stages}) == ("mix", [1, 0.25])
+    assert scale({"stages": stages, "seq_len": 16}) == ("mix", [1, 0.25])
 
 
 def test_a_mix_of_unknown_sources_is_refused_before_the_work(folder: Path, here: Engine) -> None:

@@ -1,18 +1,13 @@
-"""Recipes: TOML (or `NAME=GLOB` arguments) -> one validated, frozen Recipe.
+"""The settings: one frozen type for each table of a recipe, which says what a value may be.
 
-Enters: a recipe file or command-line inputs. Leaves: a Recipe that every job reads its settings from. Unknown keys are
-refused with the nearest known key named. `~` and `$VAR` are expanded in every path, `$$` stands for a dollar sign.
-Relative paths start at the folder of the recipe; those of the command line start at the current folder.
+Enters: tables as TOML gives them. Leaves: a Recipe; whatever is wrong whatever the inputs hold is refused here. `~` and
+`$VAR` are expanded in every path, `$$` stands for a dollar sign.
 """
 
 from __future__ import annotations
 
-import difflib
-import glob
 import os
 import string
-import tomllib
-from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -23,15 +18,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     model_validator,
 )
 
-from pretok.base.errors import UsageError
-from pretok.base.units import parse_count, parse_share
+from pretok.base.units import parse_count, parse_share, scaled
 from pretok.read.kept import KeptColumn, parse_keep
 from pretok.read.normalize import Normalization
-from pretok.read.paths import HUB, SAMPLE, is_remote
 from pretok.read.readers import RecordFormat
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
@@ -78,7 +70,7 @@ def _expand(value: Any) -> Any:
     return path
 
 
-def _check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
+def check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
     names = [parse_keep(text).name.lower() for text in keep]  # SQL does not tell upper from lower case
     for name in names:
         if name in LEDGER_NAMES:
@@ -88,6 +80,34 @@ def _check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is kept twice")
     return keep
+
+
+def _budget(value: Any) -> Any:
+    """Tokens of a stage: a count, or `all`."""
+    if value == "all":
+        return value
+    try:
+        tokens = parse_count(value)
+    except ValueError as error:
+        raise ValueError(f"{error}; or write 'all'") from None
+    if type(tokens) is not int or tokens < 1:
+        raise ValueError(f"{value!r} is no budget; write tokens such as 300B, or 'all'")
+    return tokens
+
+
+def _proportions(value: Any) -> Any:
+    """Weights of a stage that add up to 1, or `natural`."""
+    if value == "natural":
+        return value
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is no table; write {{it = 0.9, en = 0.1}} or 'natural'")
+    weights = {}
+    for name, share in value.items():
+        try:
+            weights[name] = parse_share(share)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return scaled(weights)
 
 
 SourceName = Annotated[str, AfterValidator(_safe_name)]
@@ -117,7 +137,7 @@ class Source(Part):
     field: str = "text"
     separator: str = ""
     max_document: Annotated[Count, Field(gt=0)] = RecordFormat().max_document
-    keep: Annotated[tuple[str, ...], AfterValidator(_check_keep)] = ()
+    keep: Annotated[tuple[str, ...], AfterValidator(check_keep)] = ()
     on_mismatch: Literal["null", "reject"] = "null"
 
     @property
@@ -157,14 +177,14 @@ class Vocab(Part):
 
     path: ExpandedPath | None = None
     eod: str | None = None
-    size: Annotated[int, Field(ge=257)] = 50_000
+    size: Annotated[Count, Field(ge=257)] = 50_000
     pattern: str = "cl100k"
     special_tokens: tuple[str, ...] = DEFAULT_SPECIAL_TOKENS
     sample: Annotated[Share, Field(gt=0, le=1)] = Fraction(1)
     holdout: Annotated[Share, Field(ge=0, lt=1)] = Fraction(1, 100)
     seed: int = 0
     min_count: Annotated[int, Field(ge=1)] = 1
-    weights: dict[SourceName, Share] = {}
+    weights: Annotated[dict[SourceName, Share], AfterValidator(lambda given: given and scaled(given))] = {}
     superwords: Annotated[int, Field(ge=0)] = 0
     superword_separators: Literal["space", "space+apostrophe", "space+apostrophe+comma"] = (
         "space+apostrophe+comma"
@@ -188,7 +208,7 @@ class Shards(Part):
     items as JSON Lines, of which documents that hold at least the share reject_contaminated are rejected;
     duplicates: what becomes of documents with the same text as an earlier one, which are told so or rejected."""
 
-    size: Count = 0
+    size: Annotated[Count, Field(ge=0)] = 0
     val_fraction: Annotated[Share, Field(ge=0, lt=1)] = Fraction(0)
     seed: int = 0
     max_reject_share: Annotated[Share, Field(ge=0, le=1)] = Fraction(1, 50)
@@ -206,18 +226,41 @@ class Shards(Part):
 class StageTable(Part):
     """One stage of [mix]: so many tokens in these proportions."""
 
-    tokens: Count | Literal["all"] = "all"
-    weights: dict[SourceName, Share] | Literal["natural"] = "natural"
+    tokens: Annotated[int | Literal["all"], BeforeValidator(_budget)] = "all"
+    weights: Annotated[dict[str, Fraction] | Literal["natural"], BeforeValidator(_proportions)] = "natural"
+
+    @property
+    def named(self) -> dict[str, Fraction]:
+        """The weights by name; none where they are natural."""
+        return {} if self.weights == "natural" else self.weights
 
 
 class MixTable(StageTable):
     """[mix]: one stage, or several in `stages`."""
 
-    seq_len: int = 4096
-    seed: int = 0
-    max_epochs: Share = Fraction(4)
+    seq_len: Annotated[int, Field(ge=1, lt=2**31)] = 4096
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
+    max_epochs: Annotated[Share, Field(gt=0)] = Fraction(4)
     cap: bool = False
     stages: tuple[StageTable, ...] = ()
+
+    @property
+    def all_stages(self) -> tuple[StageTable, ...]:
+        """The stages, of which the table itself is one where it has no others."""
+        return self.stages or (self,)
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Self:
+        if self.stages and (both := sorted(self.model_fields_set & StageTable.model_fields.keys())):
+            raise ValueError(
+                f"{' and '.join(both)} stand in each of its stages; take them out of [mix] itself"
+            )
+        for stage in self.all_stages:
+            if stage.tokens != "all" and stage.tokens < self.seq_len:
+                raise ValueError(
+                    f"a budget of {stage.tokens} tokens holds no sequence of {self.seq_len} tokens"
+                )
+        return self
 
 
 class Recipe(Part):
@@ -231,6 +274,20 @@ class Recipe(Part):
     mix: MixTable | None = None
     train: dict[str, object] = {}
     slurm: dict[str, object] = {}
+
+    @model_validator(mode="after")
+    def _knows_its_sources(self) -> Self:
+        mixed = {name for stage in self.mix.all_stages for name in stage.named} if self.mix else set()
+        for table, names in (("vocab.weights", set(self.vocab.weights)), ("mix.weights", mixed)):
+            if unknown := sorted(names - self.sources.keys()):
+                raise ValueError(
+                    f"{table} names {', '.join(unknown)}, but the sources are {', '.join(self.sources)}"
+                )
+        if self.vocab.weights and (left_out := sorted(self.sources.keys() - self.vocab.weights.keys())):
+            raise ValueError(
+                f"vocab.weights leaves out {', '.join(left_out)}; give each source a weight, 0 to count none of it"
+            )
+        return self
 
     @property
     def vocab_dir(self) -> Path:
@@ -251,105 +308,3 @@ class Recipe(Part):
     def mix_path(self) -> Path:
         """Where the mix goes."""
         return self.out / "mix.json"
-
-
-def load_toml(path: Path) -> dict[str, object]:
-    """A recipe file as a mapping, not validated, its relative paths led to the recipe's folder.
-
-    UsageError when it cannot be read or is not TOML.
-    """
-    try:
-        return _anchor(tomllib.loads(path.read_text(encoding="utf-8")), path.parent)
-    except FileNotFoundError:
-        raise UsageError(f"recipe {path} does not exist") from None
-    except OSError as error:
-        raise UsageError(f"recipe {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
-
-
-def _anchor(data: dict[str, object], folder: Path) -> dict[str, object]:
-    """A recipe whose relative paths start at the current folder instead of `folder`, which is that of its file."""
-
-    def lead(value: Any, base: str) -> Any:
-        if not isinstance(value, str) or not value or value.startswith(("/", "~", "$", HUB, SAMPLE)):
-            return value  # a home or a variable begins no relative path
-        return value if is_remote(value) else os.path.normpath(os.path.join(base, value))  # noqa: PTH118
-
-    literal, escaped = (text.replace("$", "$$") for text in (str(folder), glob.escape(str(folder))))
-    sources = data.get("sources")
-    if "out" in data:
-        data["out"] = lead(data["out"], literal)
-    for name, key in (("vocab", "path"), ("shards", "against")):
-        table = data.get(name)
-        if isinstance(table, dict) and key in table:
-            table[key] = lead(table[key], literal)
-    for source in sources.values() if isinstance(sources, dict) else ():
-        if isinstance(source, dict) and isinstance(source.get("inputs"), list):
-            source["inputs"] = [lead(value, escaped) for value in source["inputs"]]
-    return data
-
-
-def load_recipe(path: Path) -> Recipe:
-    """Read and validate a recipe. UsageError says what is wrong and where."""
-    return make_recipe(load_toml(path), str(path))
-
-
-def make_recipe(
-    data: dict[str, object], origin: str, field: str | None = None, keep: Sequence[str] = ()
-) -> Recipe:
-    """Validate a recipe given as a mapping; `origin` is named in errors; `field`, `keep`: those of every source instead
-    of its own."""
-    try:
-        recipe = Recipe.model_validate(data)
-    except ValidationError as error:
-        lines = [_explain(detail) for detail in error.errors()]
-        raise UsageError(f"{origin}: " + "; ".join(lines)) from None
-    changes: dict[str, object] = {}
-    if field is not None:
-        changes["field"] = field
-    if keep:
-        try:
-            changes["keep"] = _check_keep(tuple(keep))
-        except ValueError as error:
-            raise UsageError(f"--keep: {error}") from None
-    sources = {name: source.model_copy(update=changes) for name, source in recipe.sources.items()}
-    return recipe.model_copy(update={"sources": sources})
-
-
-def _explain(detail: Any) -> str:
-    """One pydantic error as a sentence, with the nearest known key for an unknown one."""
-    where = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] != "extra_forbidden":
-        return f"{where}: {detail['msg'].removeprefix('Value error, ')}"
-    table: type[Part] = Recipe
-    for part in detail["loc"][:-1]:
-        table = _TABLES.get(str(part), table)
-    return unknown_key(where, table.model_fields)
-
-
-def unknown_key(where: str, known: Iterable[str]) -> str:
-    """A sentence for a key that is none of `known`, with the nearest of them; where: its dotted name."""
-    names = sorted(known)
-    near = difflib.get_close_matches(where.rpartition(".")[2], names, 1, 0.4)
-    return f"unknown key {where} " + (
-        f"(did you mean {near[0]}?)" if near else f"(known: {', '.join(names)})"
-    )
-
-
-_TABLES: dict[str, type[Part]] = {
-    "sources": Source, "normalize": Normalize, "vocab": Vocab, "shards": Shards, "mix": MixTable, "stages": StageTable,
-}  # fmt: skip
-
-
-def parse_inputs(arguments: list[str]) -> dict[str, dict[str, list[str]]]:
-    """`NAME=GLOB` arguments -> the `sources` table of a recipe; a repeated name adds inputs."""
-    sources: dict[str, dict[str, list[str]]] = {}
-    for argument in arguments:
-        name, equals, pattern = argument.partition("=")
-        if not equals or not name or not pattern:
-            raise UsageError(
-                f"{argument!r} is neither a recipe (.toml) nor NAME=GLOB, such as it='data/it/*.jsonl.zst'"
-            )
-        sources.setdefault(name, {"inputs": []})["inputs"].append(pattern)
-    return sources

@@ -1,0 +1,170 @@
+"""Recipes: TOML, or `NAME=GLOB` arguments -> one validated Recipe.
+
+Enters: a recipe file or command-line inputs. Leaves: a Recipe, or a UsageError that says what is wrong, where, and what
+to write. Unknown keys are refused with the nearest known key named. Relative paths start at the folder of the recipe;
+those of the command line start at the current folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pretok.base.errors import UsageError
+from pretok.config.settings import (
+    MixTable,
+    Normalize,
+    Part,
+    Recipe,
+    Shards,
+    Source,
+    StageTable,
+    Vocab,
+    check_keep,
+)
+from pretok.read.paths import HUB, SAMPLE, is_remote
+
+
+def load_toml(path: Path) -> dict[str, object]:
+    """A recipe file as a mapping, not validated, its relative paths led to the recipe's folder.
+
+    UsageError when it cannot be read or is not TOML.
+    """
+    try:
+        return _anchor(tomllib.loads(path.read_text(encoding="utf-8")), path.parent)
+    except FileNotFoundError:
+        raise UsageError(f"recipe {path} does not exist") from None
+    except OSError as error:
+        raise UsageError(f"recipe {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
+
+
+def _anchor(data: dict[str, object], folder: Path) -> dict[str, object]:
+    """A recipe whose relative paths start at the current folder instead of `folder`, which is that of its file."""
+
+    def lead(value: Any, base: str) -> Any:
+        if not isinstance(value, str) or not value or value.startswith(("/", "~", "$", HUB, SAMPLE)):
+            return value  # a home or a variable begins no relative path
+        return value if is_remote(value) else os.path.normpath(os.path.join(base, value))  # noqa: PTH118
+
+    literal, escaped = (text.replace("$", "$$") for text in (str(folder), glob.escape(str(folder))))
+    sources = data.get("sources")
+    if "out" in data:
+        data["out"] = lead(data["out"], literal)
+    for name, key in (("vocab", "path"), ("shards", "against")):
+        table = data.get(name)
+        if isinstance(table, dict) and key in table:
+            table[key] = lead(table[key], literal)
+    for source in sources.values() if isinstance(sources, dict) else ():
+        if isinstance(source, dict) and isinstance(source.get("inputs"), list):
+            source["inputs"] = [lead(value, escaped) for value in source["inputs"]]
+    return data
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read and validate a recipe. UsageError says what is wrong and where."""
+    return make_recipe(load_toml(path), str(path))
+
+
+def make_recipe(
+    data: dict[str, object],
+    origin: str,
+    field: str | None = None,
+    keep: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+) -> Recipe:
+    """Validate a recipe given as a mapping; `origin` is named in errors; `field`, `keep`: those of every source instead
+    of its own; options: dotted key -> the option that gave it, which is named in its place."""
+    try:
+        recipe = Recipe.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain(detail) for detail in error.errors()]
+        for key, option in (options or {}).items():
+            lines = [
+                option + line[len(key) :] if line.startswith((f"{key}:", f"{key} ")) else line
+                for line in lines
+            ]
+        raise UsageError(f"{origin}: " + "; ".join(lines)) from None
+    changes: dict[str, object] = {}
+    if field is not None:
+        changes["field"] = field
+    if keep:
+        try:
+            changes["keep"] = check_keep(tuple(keep))
+        except ValueError as error:
+            raise UsageError(f"--keep: {error}") from None
+    sources = {name: source.model_copy(update=changes) for name, source in recipe.sources.items()}
+    return recipe.model_copy(update={"sources": sources})
+
+
+def _explain(detail: Any) -> str:
+    """One pydantic error as a sentence, with the nearest known key for an unknown one."""
+    where = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] != "extra_forbidden":
+        return f"{where}: {_wrong(detail)}" if where else _wrong(detail)
+    table: type[Part] = Recipe
+    for part in detail["loc"][:-1]:
+        table = _TABLES.get(str(part), table)
+    return unknown_key(where, table.model_fields)
+
+
+def _wrong(detail: Any) -> str:
+    """What is wrong with a value, and what to write; in pydantic's words where there are no better ones."""
+    given, limits = repr(detail["input"]), detail.get("ctx", {})
+    match detail["type"]:
+        case "missing":
+            return "it is missing"
+        case "tuple_type":
+            return f"{given} is no list; write {[detail['input']]!r}"
+        case "dict_type" | "model_type":
+            return f"{given} is no table; write its keys below a line [{'.'.join(map(str, detail['loc']))}]"
+        case "too_short":
+            return "it is empty; give at least one"
+        case "string_type":
+            return f"{given} is no text; write it in quotes"
+        case "int_type" | "int_parsing" | "int_from_float":
+            return f"{given} is no whole number"
+        case "bool_type" | "bool_parsing":
+            return f"{given} is neither true nor false"
+        case "literal_error":
+            return f"{given} is none of {limits['expected']}"
+        case "greater_than_equal" | "greater_than" | "less_than_equal" | "less_than":
+            bound = next(iter(limits.values()))
+            words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+            return f"{detail['input']} is out of range; it must be {words[next(iter(limits))]} {bound}"
+    return str(detail["msg"].removeprefix("Value error, "))
+
+
+def unknown_key(where: str, known: Iterable[str]) -> str:
+    """A sentence for a key that is none of `known`, with the nearest of them; where: its dotted name."""
+    names = sorted(known)
+    near = difflib.get_close_matches(where.rpartition(".")[2], names, 1, 0.4)
+    return f"unknown key {where} " + (
+        f"(did you mean {near[0]}?)" if near else f"(known: {', '.join(names)})"
+    )
+
+
+_TABLES: dict[str, type[Part]] = {
+    "sources": Source, "normalize": Normalize, "vocab": Vocab, "shards": Shards, "mix": MixTable, "stages": StageTable,
+}  # fmt: skip
+
+
+def parse_inputs(arguments: list[str]) -> dict[str, dict[str, list[str]]]:
+    """`NAME=GLOB` arguments -> the `sources` table of a recipe; a repeated name adds inputs."""
+    sources: dict[str, dict[str, list[str]]] = {}
+    for argument in arguments:
+        name, equals, pattern = argument.partition("=")
+        if not equals or not name or not pattern:
+            raise UsageError(
+                f"{argument!r} is neither a recipe (.toml) nor NAME=GLOB, such as it='data/it/*.jsonl.zst'"
+            )
+        sources.setdefault(name, {"inputs": []})["inputs"].append(pattern)
+    return sources

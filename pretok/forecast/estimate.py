@@ -24,6 +24,8 @@ from pretok.stream.quota import stage_quotas
 
 ERRORS = 2.0
 """Standard errors on each side: an interval of about 95 %."""
+ROUNDING = 1e-9
+"""How far what a window stands for may be from what it holds, when it is all of it."""
 ENDLESS = 1 << 60
 """Tokens of a source of which one window says nothing."""
 
@@ -66,11 +68,12 @@ def forecast_source(
         reasons = sum((part.rejected for part in sample.found), Counter[str]())
         said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(3))
         raise UsageError(f"no text in any of {len(sample.found)} samples ({said or 'no record'})")
-    documents = _total(sample.found, lambda part: part.documents)
-    text = _total(sample.found, lambda part: part.bytes)
-    tokens = _total(sample.found, _tokens)
+    whole = all(part.window.amount <= part.window.units * (1 + ROUNDING) for part in sample.found)
+    documents = _total(sample.found, lambda part: part.documents, whole)
+    text = _total(sample.found, lambda part: part.bytes, whole)
+    tokens = _total(sample.found, _tokens, whole and all(part.encoded == part.bytes for part in sample.found))
     rejected = {
-        reason: _total(sample.found, lambda part, reason=reason: part.rejected[reason]).value  # type: ignore[misc]
+        reason: _total(sample.found, lambda part, reason=reason: part.rejected[reason], whole).value  # type: ignore[misc]
         for reason in sorted(sum((part.rejected for part in sample.found), Counter[str]()))
     }
     refused = sum(rejected.values())
@@ -94,14 +97,14 @@ def _tokens(part: Found) -> float:
     return part.tokens * part.bytes / part.encoded if part.encoded else 0.0
 
 
-def _total(found: Sequence[Found], of: Callable[[Found], float]) -> Interval:
-    """The total of what `of` gives for each window; windows that could not be read count as the others' average."""
+def _total(found: Sequence[Found], of: Callable[[Found], float], whole: bool) -> Interval:
+    """The total of what `of` gives for each window; whole: each window is all that it stands for. Windows that could
+    not be read count as the others' average."""
+    if whole:  # a sum that nothing is rounded in
+        value = float(sum(map(of, found)))
+        return Interval(value, value, value)
     parts = [part.window.amount / part.window.units * of(part) for part in found]
     value = sum(parts)
-    if all(
-        part.window.amount <= part.window.units for part in found
-    ):  # each window is all that it stands for
-        return Interval(value, value, value)
     if len(parts) == 1:  # of one window nothing is known of the others
         return Interval(value, 0.0, math.inf)
     variance = sum((b - a) ** 2 for a, b in pairwise(parts)) / (2 * (len(parts) - 1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,7 +30,8 @@ class LazyTable:
     """A table: iterate over it for Arrow record batches, whatever its size, or take it whole.
 
     name: what it holds; schema: its columns (pyarrow.Schema). `len` is known without reading. DuckDB, polars, pandas
-    and pyarrow also read it as it is, a batch at a time, by Arrow's C stream interface.
+    and pyarrow also read it as it is, a batch at a time, by Arrow's C stream interface. It may be pickled: another
+    process opens the files itself.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class LazyTable:
         return self._read()
 
     def head(self, rows: int = SHOWN) -> pa.Table:
-        """The first rows, reading no more than their batches."""
+        """The first rows, reading no more than their batches. UsageError for fewer than 0."""
+        if index(rows) < 0:
+            raise UsageError(f"head of {rows} rows; it takes 0 or more")
         found: list[pa.RecordBatch] = []
         for batch in self:
             found.append(batch.slice(0, rows - sum(map(len, found))))

@@ -7,7 +7,7 @@ reads the manifest; everything else is read when it is asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,9 +79,7 @@ class Work:
             for split in SPLITS
             for c in [getattr(self.manifest.contents.sources[name], split)]
         ]
-        return LazyTable(
-            "counts", COUNTS, len(rows), lambda: iter([pa.RecordBatch.from_pylist(rows, COUNTS)])
-        )
+        return LazyTable("counts", COUNTS, len(rows), partial(_one_batch, rows))
 
     def documents(
         self, source: str | None = None, split: str | None = None, columns: Sequence[str] | None = None
@@ -96,7 +94,7 @@ class Work:
         found = self._documents(source, split)
         wanted = self._checked(found, found.schema.names if columns is None else columns)
         schema = pa.schema([found.schema.field(name) for name in wanted])
-        return LazyTable("documents", schema, _count(found), lambda: found.read(wanted))
+        return LazyTable("documents", schema, _count(found), partial(found.read, wanted))
 
     def texts(
         self, source: str | None = None, split: str | None = None, columns: Sequence[str] = PLACE
@@ -109,14 +107,14 @@ class Work:
         found = self._documents(source, split)
         wanted = self._checked(found, columns)
         schema = pa.schema([*(found.schema.field(name) for name in wanted), ("text", pa.large_string())])
-        return LazyTable("texts", schema, _count(found), lambda: found.read_texts(wanted))
+        return LazyTable("texts", schema, _count(found), partial(found.read_texts, wanted))
 
     def rejects(self, source: str | None = None) -> LazyTable:
         """The records that are no documents: source, file, position (line or row, from 1), reason, detail."""
         check_place(self.manifest, source, None)
         names = self.sources if source is None else (source,)
         length = sum(sum(self.manifest.contents.sources[name].rejected.values()) for name in names)
-        return LazyTable("rejects", REJECTS, length, lambda: self._read_rejects(names))
+        return LazyTable("rejects", REJECTS, length, partial(self._read_rejects, names))
 
     def _read_rejects(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for name in names:
@@ -152,6 +150,10 @@ class Work:
 
     def _repr_html_(self) -> str:
         return html_table(str(self.folder), *self.manifest.summary(), note=" ".join(self.incomplete))
+
+
+def _one_batch(rows: list[dict[str, object]]) -> Iterator[pa.RecordBatch]:
+    yield pa.RecordBatch.from_pylist(rows, COUNTS)
 
 
 def _count(found: Documents) -> int:

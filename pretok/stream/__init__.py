@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,13 @@ def open(
     proportion, in the order that `seed` gives.
 
     Raises IntegrityError (files missing or damaged), MismatchError (the mix belongs to other shards or another
-    sequence length), UsageError (no seq_len, unknown source, nothing to read).
+    sequence length), UsageError (no seq_len, unknown source, nothing to read), TypeError (a seq_len or seed that is no
+    whole number).
     """
+    for name, number in (("seq_len", seq_len), ("seed", seed)):
+        if number is not None and not isinstance(number, int | np.integer):
+            raise TypeError(f"{name} is a whole number, not {number!r}")
+    seq_len, seed = None if seq_len is None else int(seq_len), int(seed)
     manifest = load_manifest(Path(shards))
     if manifest.contents.materialized is not None:
         return _open_materialized(manifest, mix, seq_len, split, source)
@@ -114,6 +120,14 @@ def _open_materialized(
 def _check_seq_len(plan: Mix, seq_len: int | None, where: str) -> None:
     if seq_len not in (None, plan.seq_len):
         raise MismatchError(f"{where} has sequences of {plan.seq_len} tokens, not {seq_len}")
+
+
+def _whole(numbers: Sequence[int] | Ints) -> Ints:
+    """Numbers as int64. TypeError for what is cut when it becomes whole."""
+    array = np.asarray(numbers)
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"positions are whole numbers, not {array.dtype.name}")
+    return array.astype(np.int64, copy=False)
 
 
 class View:
@@ -172,8 +186,14 @@ class View:
         return (self[position] for position in range(len(self)))
 
     def batch(self, positions: Sequence[int] | Ints, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
-        """Token ids at (n,) positions in any order: (n, seq_len + 1) of `dtype`. IndexError outside 0..len-1."""
-        return self._read(self._checked(positions), np.dtype(dtype))
+        """Token ids at (n,) positions in any order: (n, seq_len + 1) of `dtype`. IndexError outside 0..len-1, TypeError
+        for positions that are no whole numbers, UsageError for a dtype that does not hold every id."""
+        kind = np.dtype(dtype)
+        if kind.kind not in "iu" or np.iinfo(kind).max < self.vocab_size - 1:
+            raise UsageError(
+                f"{kind.name} does not hold ids up to {self.vocab_size - 1}; take int64 or {self.dtype.name}"
+            )
+        return self._read(self._checked(positions), kind)
 
     def __getitems__(self, positions: Sequence[int]) -> npt.NDArray[Any]:
         """`batch` by the name torch's DataLoader calls; use `collate_fn=torch.from_numpy`, or `loader.Narrow` where
@@ -182,18 +202,14 @@ class View:
 
     def origin(self, position: int) -> tuple[str, int, int]:
         """(source, epoch, index of the sequence inside the source) of one position."""
-        source, epoch, index = self._order.locate(self._checked([position]))
-        return self._order.names[source[0]], int(epoch[0]), int(index[0])
+        source, epoch, number = self._order.locate(self._checked([position]))
+        return self._order.names[source[0]], int(epoch[0]), int(number[0])
 
     def positions(self, source: str, indexes: Sequence[int] | Ints) -> Ints:
         """Inverse of `origin`, by arithmetic: (n,) indexes of sequences inside a source -> (n, epochs) positions, -1
         in an epoch that the stream does not get to. UsageError for an unknown source, IndexError for a sequence that
         is none of its."""
-        if source not in self._order.names:
-            raise UsageError(
-                f"the stream has no source {source!r}; its sources are {', '.join(self._order.names)}"
-            )
-        number, sequences = self._order.names.index(source), np.asarray(indexes, np.int64)
+        number, sequences = self._number(source), _whole(indexes)
         size = self.mix.sources[number].sequences
         if sequences.size and not 0 <= sequences.min() <= sequences.max() < size:
             raise IndexError(f"sequences {sequences.min()} to {sequences.max()}; source {source} has {size}")
@@ -201,17 +217,27 @@ class View:
 
     def prefix_counts(self, length: int) -> dict[str, int]:
         """How many of the first `length` positions each source has; 0 <= length <= len."""
-        if not 0 <= length <= len(self):
+        if not 0 <= index(length) <= len(self):
             raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
         return dict(zip(self._order.names, self._order.prefix(length).tolist(), strict=True))
 
     def drawn(self, source: str, low: int, high: int) -> Ints:
         """(high - low,): which of its sequences a source gives from its `low`-th on; `prefix_counts` says how many a
-        prefix has."""
-        return self._order.drawn(self._order.names.index(source), low, high)
+        prefix has. UsageError for an unknown source, IndexError for more than it gives."""
+        number, given = self._number(source), self.prefix_counts(len(self))[source]
+        if not 0 <= index(low) <= index(high) <= given:
+            raise IndexError(f"sequences {low} to {high}; source {source} gives {given}")
+        return self._order.drawn(number, low, high)
+
+    def _number(self, source: str) -> int:
+        if source not in self._order.names:
+            raise UsageError(
+                f"the stream has no source {source!r}; its sources are {', '.join(self._order.names)}"
+            )
+        return self._order.names.index(source)
 
     def _checked(self, positions: Sequence[int] | Ints) -> Ints:
-        array = np.asarray(positions, np.int64)
+        array = _whole(positions)
         if array.size and not 0 <= array.min() <= array.max() < len(self):
             raise IndexError(f"positions {array.min()} to {array.max()}; the stream has {len(self)}")
         return array
@@ -239,5 +265,5 @@ class View:
     def _locate(self, positions: Ints) -> Ints:
         if self.materialized:
             return positions * (self.seq_len + 1)
-        source, _, index = self._order.locate(positions)
-        return self._bases[source] + index * self.seq_len
+        source, _, number = self._order.locate(positions)
+        return self._bases[source] + number * self.seq_len

@@ -25,6 +25,8 @@ from pretok.stream.quota import Limit, Stage, most_that_fits, one_epoch, shares_
 if TYPE_CHECKING:
     from pretok.config import MixTable
 
+SHOWN = 6
+"""Sources that a line or the columns of a table name, the largest or most often read; each has a row of its own."""
 MAX_EPOCHS = Fraction(4)
 """Text read up to about four times is worth nearly as much as new text: Muennighoff et al., "Scaling Data-Constrained
 Language Models", 2023."""
@@ -303,7 +305,9 @@ def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, tell: T
 def show_stages(manifest: Manifest, report: MixReport, tell: Teller) -> None:
     """A line for each stage, and one for all that is left out or was changed."""
     for number, stage in enumerate(report.stages, 1):
-        shares = ", ".join(f"{name} {share:.4%}" for name, share in stage.shares.items())
+        largest = sorted(stage.shares, key=lambda name: -stage.shares[name])[:SHOWN]
+        shares = ", ".join(f"{name} {stage.shares[name]:.4%}" for name in stage.shares if name in largest)
+        shares += f" and {len(stage.shares) - SHOWN} more" if len(stage.shares) > SHOWN else ""
         bound = max(stage.prefix_bound_tokens.values())
         what = f"stage {number}" if len(report.stages) > 1 else "mix"
         tell.notice(
@@ -321,6 +325,8 @@ def show_stages(manifest: Manifest, report: MixReport, tell: Teller) -> None:
 
 def _show_what_if(manifest: Manifest, request: MixRequest, names: list[str], tell: Teller) -> None:
     lines = what_if(manifest, request)
+    if len(names) > SHOWN:  # a column each would fit no terminal
+        names = sorted(names, key=lambda name: -lines[-1].epochs[name])[:SHOWN]
     rows = [
         (
             f"{line.tokens:,}",

@@ -17,7 +17,12 @@ from pretok.base.tell import SILENT
 from pretok.cli import run_command
 from pretok.config import make_recipe
 from pretok.forecast import windows as module
+from pretok.forecast.estimate import forecast_source
 from pretok.forecast.job import Forecast, run_forecast, tables
+from pretok.forecast.measure import Found, Sample
+from pretok.forecast.windows import Window
+from pretok.read.files import InputFile
+from pretok.read.partition import Piece
 from pretok.shards.manifest import load_manifest
 
 WORDS = "il mare è salato e la luna sorge sopra il monte perché l'acqua canta nella notte".split()  # noqa: SIM905
@@ -85,6 +90,20 @@ def test_a_source_that_is_read_as_a_whole_is_exact(tmp_path, vocab_dir):
     found = forecast(tmp_path, vocab_dir).sources["it"]
     assert (found.documents.value, found.bytes.value, found.tokens.value) == exact(tmp_path, vocab_dir)
     assert found.tokens.low == found.tokens.high
+
+
+def test_a_sum_over_all_there_is_has_no_rounding():
+    piece = Piece(InputFile("x", "jsonl", "", 3, ""))
+    found = [
+        Found(Window(piece, 0.3, 0.1 + 0.2), documents=1, bytes=7, encoded=7, tokens=2) for _ in range(10)
+    ]
+    source = forecast_source(Sample(found, [(7, 2)]), 10, 3, 1000, 2)
+    for interval, truth in ((source.documents, 10), (source.bytes, 70), (source.tokens, 20)):
+        assert (interval.low, interval.value, interval.high) == (truth, truth, truth)
+    found[0].encoded = 3  # of its text not all was encoded: its tokens are an estimate
+    source = forecast_source(Sample(found, [(7, 2)]), 10, 3, 1000, 2)
+    assert source.bytes.low == source.bytes.high
+    assert source.tokens.low < source.tokens.high
 
 
 def test_the_windows_of_a_source_stand_for_all_of_it(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -175,6 +176,17 @@ def test_arrow_pandas_polars_and_duckdb_see_the_same(work: Work) -> None:
     assert found.to_pandas().tokens.sum() == found.to_polars()["tokens"].sum() == tokens
     assert pa.table(found)["tokens"].to_pylist() == found.to_arrow()["tokens"].to_pylist()
     assert duckdb.sql("select sum(tokens) from found").fetchall() == [(tokens,)]
+
+
+def test_tables_can_be_pickled(work: Work) -> None:
+    for table in (work.counts(), work.documents("it"), work.texts(split="train"), work.rejects()):
+        assert pickle.loads(pickle.dumps(table)).to_arrow() == table.to_arrow()
+
+
+def test_the_head_has_as_many_rows_as_are_asked_for(work: Work) -> None:
+    assert [len(work.documents().head(rows)) for rows in (0, 3)] == [0, 3]
+    with pytest.raises(UsageError, match="head of -1 rows; it takes 0 or more"):
+        work.documents().head(-1)
 
 
 def test_what_is_not_there_is_said_by_name(work: Work) -> None:

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mixing import manifest_of, request
 from support import make_shards
+from telling import Told
 
 import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import to_json
 from pretok.stream.mix_file import MixSource, load_mix
-from pretok.stream.mix_job import plan_mix, run_mix, what_if
+from pretok.stream.mix_job import plan_mix, run_mix, show_mix, what_if
 from pretok.stream.quota import (
     Limit,
     Stage,
@@ -164,6 +165,19 @@ def test_same_wish_same_file_other_wish_refused(tmp_path: Path) -> None:
     out.unlink()
     run_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5, seed=1))
     assert out.read_bytes() != first
+
+
+def test_a_mix_of_many_sources_fits_a_terminal() -> None:
+    manifest = manifest_of({f"s{number:03}": 1_001 + number for number in range(300)})
+    wanted = request("all:natural", seq_len=10)
+    report, told = plan_mix(manifest, wanted)[1], Told()
+    show_mix(manifest, wanted, report, told)
+    assert len(report.stages[0].shares) == 300
+    assert len(told.notices[0]) < 300
+    assert "and 294 more" in told.notices[0]
+    sources, budgets = told.shown
+    assert len(sources.rows) == 300
+    assert len(budgets.columns) <= 8
 
 
 def test_what_if_names_what_does_not_fit() -> None:

@@ -181,6 +181,37 @@ def test_positions_outside_are_refused(shards: Path) -> None:
         view.prefix_counts(len(view) + 1)
 
 
+def test_numbers_that_are_not_whole_are_refused_not_cut(shards: Path) -> None:
+    for wrong in ({"seq_len": 64.5}, {"seq_len": 4, "seed": 0.5}):
+        with pytest.raises(TypeError, match="is a whole number, not"):
+            pretok.stream.open(shards, **wrong)
+    view = pretok.stream.open(shards, seq_len=np.int64(4))
+    for read in (lambda: view.batch([1.9]), lambda: view.origin(1.7), lambda: view.positions("it", [1.5])):
+        with pytest.raises(TypeError, match="positions are whole numbers, not float64"):
+            read()
+    with pytest.raises(TypeError):
+        view.prefix_counts(1.5)
+
+
+def test_ids_are_never_wrapped(shards: Path) -> None:
+    view = pretok.stream.open(shards, seq_len=4)
+    assert view.batch([0], np.uint16).tolist() == view.batch([0]).tolist()
+    for narrow in ("u1", "i1", "f4", "bool"):
+        with pytest.raises(UsageError, match="does not hold ids up to 999; take int64 or uint16"):
+            view.batch([0], narrow)
+
+
+def test_what_a_source_gives_has_an_end(shards: Path) -> None:
+    view = pretok.stream.open(shards, seq_len=4)
+    given = view.prefix_counts(len(view))["it"]
+    assert sorted(view.drawn("it", 0, given)) == list(range(given))
+    for low, high in ((-1, 2), (2, 1), (0, given + 1)):
+        with pytest.raises(IndexError, match=f"source it gives {given}"):
+            view.drawn("it", low, high)
+    with pytest.raises(UsageError, match="no source 'xx'; its sources are en, it"):
+        view.drawn("xx", 0, 1)
+
+
 def test_open_files_are_bounded(shards: Path) -> None:
     view, bounded = (pretok.stream.open(shards, seq_len=7) for _ in range(2))
     bounded._tokens.limit = 1

@@ -22,8 +22,8 @@ POINTS = 400
 
 @dataclass(slots=True)
 class LoggedJob:
-    """One command. began, ended: seconds since 1970; exit_code: None when it was killed; warnings: notices of failures
-    and errors, as (time, message)."""
+    """One command. began, ended: seconds since 1970; exit_code: None when it was killed; problems: notices of failures
+    and errors, as (time, message); directory: where it was typed; settings: the recipe it had."""
 
     command: str
     argv: list[str]
@@ -35,6 +35,8 @@ class LoggedJob:
     tasks: list[TaskRun] = field(default_factory=list)
     steps: list[tuple[str, float, dict[str, int]]] = field(default_factory=list)
     problems: list[tuple[float, str]] = field(default_factory=list)
+    directory: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
     idle: float | None = None
     peak_bytes: int = 0
 
@@ -88,6 +90,8 @@ def _job(path: Path) -> LoggedJob | None:
             )
         job.ended = now
         match line["event"]:
+            case "start":
+                job.directory, job.settings = line.get("directory", ""), line.get("settings", {})
             case "task":
                 if "began" in line:
                     ran = (_seconds(line["began"]), _seconds(line["ended"]))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from pretok.base.errors import PretokError
+from pretok.base.joblog import LOGS, NOW
 from pretok.base.lock import holder_of
 from pretok.base.units import counted
 from pretok.report.history import LoggedJob, read_jobs, read_run
@@ -22,10 +23,13 @@ from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished
 from pretok.stream.legs import CONFIG, read_settings
 from pretok.stream.mix_file import load_mix
+from pretok.watch.lines import SILENT_SECONDS
 
 TRIES, APART = 3, 0.1
 """How often, and how many seconds apart, what another job changes is read before it counts as damaged."""
 T = TypeVar("T")
+STEPS = ("count", "build-vocab", "tokenize", "mix", "run")
+"""Commands that bring WORK further."""
 FINISHED, UNFINISHED, FAILED, RUNNING = "finished", "unfinished", "failed", "in work"
 
 
@@ -46,16 +50,71 @@ def status_of(target: Path) -> list[StepStatus]:
     """Results of WORK in the order of the steps, or that of a run. What is damaged is failed, and says why."""
     if (target / CONFIG).exists():
         return [_run(target)]
-    jobs = {job.command: job for job in read_jobs(target)}  # the newest of each command
+    jobs = read_jobs(target)
     found = [
-        *_simple("words", target / "counts", "counts.json", jobs.get("count") or jobs.get("build-vocab")),
-        *_simple("vocabulary", target / "vocab", "tokenizer.json", jobs.get("build-vocab")),
-        *_shards(target / "shards", jobs.get("tokenize")),
-        *_mix(target / "mix.json", target / "shards", jobs.get("mix")),
+        *_simple("words", target / "counts", "counts.json", _newest(jobs, "count", "build-vocab", "run")),
+        *_vocabulary(target, _newest(jobs, "build-vocab", "run")),
+        *_shards(target / "shards", _newest(jobs, "tokenize", "run")),
+        *_mix(target / "mix.json", target / "shards", _newest(jobs, "mix")),
     ]
+    found += _whole_run(target, jobs, found)
+    if found and all(one.state == FINISHED for one in found):
+        found[-1] = replace(found[-1], next=_after(target, jobs))
     return found or [
         StepStatus(str(target), UNFINISHED, next="nothing is here yet; pretok plan, then pretok run")
     ]
+
+
+def _newest(jobs: Sequence[LoggedJob], *commands: str) -> LoggedJob | None:
+    """The newest job of any of the commands."""
+    return next((job for job in reversed(jobs) if job.command in commands), None)
+
+
+def _whole_run(target: Path, jobs: Sequence[LoggedJob], found: Sequence[StepStatus]) -> Iterator[StepStatus]:
+    """`pretok run` where it is between two steps, or ended before its last one; its steps say the rest."""
+    job = _newest(jobs, *STEPS)
+    if (
+        job is None
+        or job.command != "run"
+        or job.exit_code == 0
+        or any(one.state == RUNNING for one in found)
+    ):
+        return
+    signs = [path.stat().st_mtime for path in (target / LOGS).glob(f"run-*{NOW}")]
+    if job.exit_code is None and signs and time.time() - max(signs) < SILENT_SECONDS:
+        yield StepStatus("run", RUNNING, detail=f"on {job.host}")
+    else:
+        yield StepStatus(
+            "run", UNFINISHED, detail=_ended(job), next=_again(job, "run the same command again")
+        )
+
+
+def _after(target: Path, jobs: Sequence[LoggedJob]) -> str:
+    """What to type when all that is there is finished: the next step over the same inputs."""
+    shards, mix = target / "shards", target / "mix.json"
+    if mix.exists():
+        return (
+            shlex.join(["train", "--shards", str(shards), "--mix", str(mix), "--out", "RUN"])
+            + " --model debug"
+        )
+    if has_manifest(shards):
+        return shlex.join(["pretok", "mix", str(shards), "--out", str(mix)]) + " --weights natural"
+    step = "tokenize" if (target / "vocab").exists() else "build-vocab"
+    job = _newest(jobs, *STEPS)
+    inputs = _inputs(job) if job else []
+    if job is None or not inputs:
+        return f"pretok {step} RECIPE.toml | NAME=GLOB ... --out {shlex.quote(str(target))}"
+    return _typed(job, [step, *inputs, "--out", str(target.absolute())])
+
+
+def _inputs(job: LoggedJob) -> list[str]:
+    """The recipe of a job, or what it read as NAME=GLOB."""
+    if recipe := [word for word in job.argv if word.endswith(".toml") and "=" not in word]:
+        return recipe[:1]
+    sources = job.settings.get("sources", {})
+    fields = {source["field"] for source in sources.values()} - {"text"}
+    inputs = [f"{name}={path}" for name, source in sources.items() for path in source["inputs"]]
+    return [*inputs, *(word for name in fields for word in ("--field", name))]
 
 
 def settled(read: Callable[[], T]) -> T:
@@ -70,7 +129,13 @@ def settled(read: Callable[[], T]) -> T:
 
 def _again(job: LoggedJob | None, otherwise: str) -> str:
     """The command to run again, as it was typed."""
-    return f"pretok {shlex.join(job.argv)}" if job and job.argv else otherwise
+    return _typed(job, job.argv) if job and job.argv else otherwise
+
+
+def _typed(job: LoggedJob, argv: Sequence[str]) -> str:
+    """A command whose paths start where the job was typed."""
+    there = f"cd {shlex.quote(job.directory)} && " if job.directory not in ("", str(Path.cwd())) else ""
+    return f"{there}pretok {shlex.join(argv)}"
 
 
 def _ended(job: LoggedJob | None) -> str:
@@ -89,6 +154,12 @@ def _simple(what: str, folder: Path, file: str, job: LoggedJob | None) -> Iterat
         yield StepStatus(what, FINISHED, detail=str(folder))
     elif folder.exists():
         yield StepStatus(what, UNFINISHED, detail=_ended(job), next=_again(job, "run the same command again"))
+
+
+def _vocabulary(target: Path, job: LoggedJob | None) -> Iterator[StepStatus]:
+    """A vocabulary of ours ends with its report; a tokenizer that was put there has none."""
+    ours = job is not None and (target / "counts").exists()
+    yield from _simple("vocabulary", target / "vocab", "report.json" if ours else "tokenizer.json", job)
 
 
 def _shards(folder: Path, job: LoggedJob | None) -> Iterator[StepStatus]:

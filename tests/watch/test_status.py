@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,60 @@ def test_a_command_that_ended_badly_is_named_as_it_was_typed(tmp_path: Path) -> 
     with log.open("a") as file:
         file.write(json.dumps({**always, "event": "end", "exit_code": 2}) + "\n")
     assert by_name(tmp_path)["words"].detail == "ended with exit code 2: disk full"
+
+
+RECIPE = 'out = "work"\n[sources.it]\ninputs = ["sample:it"]\n[mix]\nseq_len = 16\n[vocab]\n'
+STEPS = {
+    "measure": "pretok.vocab.job.make_report",
+    "between": "pretok.commands.steps.run_tokenize",
+    "verify": "pretok.commands.steps.run_verify",
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_recipe_that_was_killed_is_told_as_it_was_typed(
+    step: str, tmp_path: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.toml").write_text(RECIPE + (f'path = "{vocab_dir}"\n' if step == "verify" else "size = 600\n"))
+    old = Path("work/logs/tokenize-0.jsonl")  # another command of long ago
+    old.parent.mkdir(parents=True)
+    always = {"time": "2020-01-01T00:00:00.000+00:00", "host": "n1", "command": "tokenize"}
+    old.write_text(json.dumps({**always, "event": "start", "argv": ["tokenize", "x=y"]}) + "\n")
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(STEPS[step], killed)
+        assert run_command(["run", "r.toml", "--workers", "0"]) == 75
+    told = status_of(Path("work"))
+    (log,) = Path("work/logs").glob("run-*.jsonl")
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))  # SIGKILL leaves no last line
+    for found in (told, status_of(Path("work"))):
+        assert {one.next for one in found if one.state != FINISHED} == {"pretok run r.toml --workers 0"}
+        assert not any(one.next for one in found if one.state == FINISHED)
+    monkeypatch.chdir("/")
+    assert any(
+        one.next == f"cd {tmp_path} && pretok run r.toml --workers 0" for one in status_of(tmp_path / "work")
+    )
+
+
+def test_what_comes_next_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["count", "it=sample:it", "--out", "my work", "--workers", "0", "--field", "text"]
+    done = []
+    while command[0] != "train":
+        done.append(command[0])
+        small = {"count": [], "build-vocab": ["--vocab-size", "600"], "mix": ["--seq-len", "16"]}.get(
+            command[0], []
+        )
+        assert run_command([*command, *small]) == 0
+        *before, last = status_of(Path("my work"))
+        assert not any(one.next for one in before)
+        program, *command = shlex.split(last.next)
+        command = command if program == "pretok" else [program]
+    assert done == ["count", "build-vocab", "tokenize", "mix"]
 
 
 def test_a_run_is_told_by_its_files(tmp_path: Path) -> None:

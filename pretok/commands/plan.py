@@ -51,7 +51,7 @@ def plan(
     recipe, tell = read_recipe(inputs[:cut], out, {}, field), terminal(context)
     check_steps(recipe)
     forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, tell)
-    train = forecast_train(recipe, forecast.mix, inputs[cut:])
+    train = forecast_train(recipe, forecast, inputs[cut:])
     if json:
         figures = {} if train is None else {"train": {"jobs": train.jobs, **(train.figures or {})}}
         print_json(to_json(forecast) | figures)

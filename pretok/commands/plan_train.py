@@ -1,7 +1,7 @@
 """The [train] part of `pretok plan`: memory, time, energy, and jobs of the chain, as `train plan` reckons them.
 
 Enters: a recipe with [train], nodes and time limit from [slurm.train], flags of `train plan` (what the devices are),
-and the forecast of the mix. Leaves: the figures, and the command that gives them. Where torch is not installed there is
+and the forecast of vocabulary and mix. Leaves: the figures, and the command that gives them. Where torch is not installed there is
 only the command.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from pretok.base.errors import UsageError
 from pretok.cluster.chain import parse_time, read_slurm_settings, recipe_flags
 from pretok.config import Recipe
-from pretok.forecast.estimate import MixForecast
+from pretok.forecast.job import Forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TrainForecast:
         ]
 
 
-def forecast_train(recipe: Recipe, mix: MixForecast | None, flags: list[str]) -> TrainForecast | None:
+def forecast_train(recipe: Recipe, forecast: Forecast, flags: list[str]) -> TrainForecast | None:
     """None for a recipe without [train]. flags: of `train plan`, over the recipe's. UsageError for those it refuses."""
     if not recipe.train:
         if flags:
@@ -58,8 +58,10 @@ def forecast_train(recipe: Recipe, mix: MixForecast | None, flags: list[str]) ->
     slurm = read_slurm_settings(recipe.slurm, {}).train
     given = {key.replace("-", "_") for key in recipe.train}
     arguments = [*recipe_flags(recipe), "--nodes", str(slurm.nodes)]
+    arguments += ["--vocab-size", str(forecast.vocab_size)]
     if recipe.mix is not None and "seq_len" not in given:
         arguments += ["--seq-len", str(recipe.mix.seq_len)]
+    mix = forecast.mix
     if mix is not None and not mix.problem and not given & {"tokens", "steps"}:
         arguments += ["--tokens", str(mix.tokens)]
     arguments += flags

@@ -34,10 +34,11 @@ FILES_A_SHARD = 3
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a recipe should give. vocabulary: the tokenizer that counted, "" for one made for the purpose; itemsize:
-    bytes of a token on disk; words: distinct ones of all sources, at most."""
+    """What a recipe should give. vocabulary: the tokenizer that counted, "" for one made for the purpose;
+    vocab_size: entries of it, or of the one to be made; itemsize: bytes of a token on disk; words: distinct ones of all sources, at most."""
 
     vocabulary: str
+    vocab_size: int
     itemsize: int
     workers: int
     sources: dict[str, SourceForecast]
@@ -68,7 +69,8 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forec
         probed = {name: _probe(source, tell) for name, source in recipe.sources.items()}
     with counting_vocabulary(recipe, probed, seed) as (vocab, trained):
         encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path))
-        itemsize = token_dtype(vocab.size).itemsize
+        vocab_size = recipe.vocab.size if trained else vocab.size  # a sample may allow fewer entries
+        itemsize = token_dtype(vocab_size).itemsize
         sources = {}
         for name, source in recipe.sources.items():
             found = measure(
@@ -90,7 +92,7 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forec
         fingerprint = "" if trained else vocab.fingerprint
     train = 1.0 - recipe.shards.val_fraction
     mix = None if recipe.mix is None else forecast_mix(recipe_request(recipe.mix), sources, train)
-    return Forecast(fingerprint, itemsize, workers, sources, mix)
+    return Forecast(fingerprint, vocab_size, itemsize, workers, sources, mix)
 
 
 def _probe(source: Source, tell: Teller) -> list[Probe]:

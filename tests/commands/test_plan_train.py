@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,15 +59,19 @@ def planned(recipe: Path, *more: str, capsys: pytest.CaptureFixture[str]) -> dic
 
 def test_the_figures_are_those_of_train_plan(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     needs("torch")
+    from train.model.sizes import model_config
     from train.tools.plan import main
 
     found = planned(recipe, *DEVICES, capsys=capsys)
     train, tokens = found["train"], found["mix"]["tokens"]
     main(["--model", "debug", "--global-batch", "8", "--nodes", "2", "--seq-len", "64", "--tokens", str(tokens),
-          "--shards", "x", *DEVICES[1:], "--json"])  # fmt: skip
+          "--vocab-size", "600", "--shards", "x", *DEVICES[1:], "--json"])  # fmt: skip
     assert {key: value for key, value in train.items() if key != "jobs"} == json.loads(
         capsys.readouterr().out
     )
+    assert (
+        train["parameters"] == replace(model_config("debug"), vocab_size=600).parameters
+    )  # as `train` makes it
     assert train["steps"] == tokens // (8 * 64)
     assert train["jobs"] == -(-int(train["hours"] * 3600) // 600)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from pretok.base.errors import UsageError
 from train.config import TrainConfig, add_flags, parse, whole_number
-from train.model.sizes import model_config
+from train.model.sizes import ModelConfig, model_config
 from train.parallel.batch import solve_batch
 from train.parallel.devices import peak_of
 from train.parallel.mesh import check_tensor, solve_layout
@@ -41,13 +41,19 @@ def device_gigabytes(name: str) -> float | None:
     return next((float(size) for part, size in _MEMORY if part in name), None)
 
 
+def _model(config: TrainConfig, space: argparse.Namespace) -> ModelConfig:
+    """The model with as many entries as the tokenizer has, as the run takes them from its shards."""
+    model = model_config(config.model)
+    return replace(model, vocab_size=space.vocab_size) if space.vocab_size else model
+
+
 def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, Any]:
     """All figures of `train plan`, as JSON values; None where something needed is not given.
 
     fits: whether the count stays under HEADROOM of the device; when it does not, the run cannot be and has no time,
     energy or emissions.
     """
-    model = model_config(config.model)
+    model = _model(config, space)
     seq_len = config.seq_len or model.seq_len
     ranks = space.nodes * space.devices_per_node
     layout = solve_layout(ranks, space.devices_per_node, config.shard, config.tensor, config.pipeline)
@@ -160,7 +166,7 @@ def _verdict(plan: dict[str, Any]) -> list[str]:
 
 def _searched(config: TrainConfig, space: argparse.Namespace) -> str:
     """The choices of a search, one a line, or as JSON."""
-    model = model_config(config.model)
+    model = _model(config, space)
     peak = space.peak * 1e12 if space.peak else peak_of(space.device)[0]
     gigabytes = space.memory or device_gigabytes(space.device)
     if config.global_batch is None or peak is None or gigabytes is None:
@@ -196,6 +202,11 @@ def main(arguments: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     add_flags(parser)
+    parser.add_argument(
+        "--vocab-size",
+        type=whole_number,
+        help="entries of the tokenizer (default: those of the model's file, or 50,000)",
+    )
     parser.add_argument("--nodes", type=whole_number, default=1)
     parser.add_argument("--devices-per-node", type=whole_number, default=1)
     parser.add_argument(

@@ -13,7 +13,9 @@ import time
 import pytest
 from support import ROOT, make_shards
 
+import pretok.stream
 from pretok.cli import app, run_command
+from pretok.shards.manifest import load_manifest
 
 COMMANDS = sorted(command.callback.__name__.replace("_", "-") for command in app.registered_commands)
 
@@ -274,6 +276,34 @@ def test_an_output_folder_that_is_a_result_is_asked_about(tmp_path, vocab_dir, c
     assert run_command([*tokenize, "."]) == 2
     assert f"did you mean --out {tmp_path}/work?" in capsys.readouterr().err
     assert not (tmp_path / "work" / "shards" / "shards").exists()
+
+
+EITHER = (
+    ["verify", "--workers", "0"], ["stats"], ["inspect", "--source", "it", "--doc", "0"], ["mix", "--seq-len", "64"],
+    ["export", "--to", "nanogpt"], ["status"], ["watch", "--once"], ["disclose", "--format", "json"], ["report"],
+    ["query", "--format", "json", "select count(*) from docs"],
+)  # fmt: skip
+
+
+def test_every_command_takes_the_results_or_their_shards(tmp_path, vocab_dir, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokenize = ["tokenize", "it=sample:it", "--vocab", str(vocab_dir), "--workers", "0", "--out", "work"]
+    assert run_command(tokenize) == 0
+    assert (
+        "each document ends with '<|endoftext|>' (id 0), nothing is put before it" in capsys.readouterr().err
+    )
+    for name, *options in EITHER:
+        said = []
+        for folder in ("work", "work/shards"):
+            assert run_command([name, folder, *options]) == 0, (name, folder)
+            said.append(capsys.readouterr().out)
+        assert said[0].replace("work/shards", "work") == said[1].replace("work/shards", "work"), name
+    assert (tmp_path / "work/report.html").exists()
+    assert len(pretok.stream.open("work", seq_len=64)) == len(pretok.stream.open("work/shards", seq_len=64))
+    assert run_command([*tokenize[:-1], "other", "--eod", "<|pad|>"]) == 0
+    assert load_manifest(tmp_path / "other").eod_id == 1
+    assert run_command(["tokenize", "it=sample:it", "--out", "third", "--eod", "<|pad|>"]) == 2
+    assert "name the tokenizer that has it: path, or --vocab" in capsys.readouterr().err
 
 
 def test_the_shards_of_a_vocabulary_go_beside_it(tmp_path, capsys):

@@ -63,9 +63,38 @@ DryRun = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+
+
+def _shards_of(folder: Path) -> Path:
+    from pretok.shards.manifest import shards_of
+
+    return shards_of(folder)
+
+
+def _work_of(folder: Path) -> Path:
+    """WORK, where its shards are named."""
+    from pretok.shards.manifest import shards_of
+
+    inside = folder.absolute().name == "shards" and shards_of(folder.parent) == folder
+    return folder.parent if inside else folder
+
+
 Shards = Annotated[
-    Path, typer.Argument(metavar="SHARDS", help="Folder that holds manifest.json.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="WORK | SHARDS",
+        help="Folder of results, or its shards.",
+        show_default=False,
+        callback=_shards_of,
+    ),
 ]
+WORK = typer.Argument(metavar="WORK", help="Folder of results.", show_default=False, callback=_work_of)
+WORK_OR_RUN = typer.Argument(
+    metavar="WORK | RUN",
+    help="Folder of results, or of a training run.",
+    show_default=False,
+    callback=_work_of,
+)
 
 OPTIONS = {
     ("vocab", "size"): "--vocab-size",

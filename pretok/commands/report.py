@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from pretok.commands.options import terminal
+from pretok.commands.options import WORK, terminal
 
 
 def report(
     context: typer.Context,
-    work: Annotated[Path, typer.Argument(metavar="WORK", help="Folder with shards/.", show_default=False)],
+    work: Annotated[Path, WORK],
     run: Annotated[Path | None, typer.Option(metavar="RUN", help="A training run to show too.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="PAGE.html", help="Where the page goes. Default: WORK/report.html.")

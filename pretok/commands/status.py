@@ -7,16 +7,14 @@ from typing import Annotated
 
 import typer
 
-from pretok.commands.options import Json, terminal
+from pretok.commands.options import WORK_OR_RUN, Json, terminal
 
 
 def status(
     context: typer.Context,
     work: Annotated[
         Path,
-        typer.Argument(
-            metavar="WORK | RUN", help="Folder of results, or of a training run.", show_default=False
-        ),
+        WORK_OR_RUN,
     ],
     json: Json = False,
 ) -> None:

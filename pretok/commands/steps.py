@@ -27,6 +27,12 @@ from pretok.vocab.job import run_build_vocab
 
 def tokenize_step(recipe: Recipe, engine: Engine, tell: Teller) -> None:
     """Tokenize all sources of the recipe."""
+    vocab = load_vocab(recipe.vocab_dir, eod=recipe.vocab.eod)
+    if recipe.vocab.path is not None and recipe.vocab.eod is None:
+        tell.notice(
+            f"{vocab.path}: each document ends with {vocab.tokens[vocab.eod_id]!r} (id {vocab.eod_id}), nothing is put "
+            "before it; --eod names another token"
+        )
     summary = run_tokenize(recipe, engine, tell)
     if summary.nodes:
         tell.detail(

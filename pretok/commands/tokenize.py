@@ -24,6 +24,21 @@ from pretok.commands.options import (
     terminal,
 )
 
+Eod = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKEN",
+        help="Token that ends a document. Default: what the tokenizer's files name, or a known one.",
+    ),
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]FIELD[:TYPE]",
+        help="A field to keep beside the tokens of each document, in all sources; repeat it for more.",
+    ),
+]
+
 
 def tokenize(
     context: typer.Context,
@@ -32,18 +47,13 @@ def tokenize(
     vocab: Annotated[
         Path | None, typer.Option(help="Folder or tokenizer.json of any byte-level BPE. Default: OUT/vocab.")
     ] = None,
+    eod: Eod = None,
     val_fraction: Annotated[
         str | None, typer.Option(help="Share of documents held out, such as 0.001.")
     ] = None,
     shard_size: Annotated[str | None, typer.Option(help="Bytes of tokens per shard, such as 512MiB.")] = None,
     field: Field = None,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NAME=]FIELD[:TYPE]",
-            help="A field to keep beside the tokens of each document, in all sources; repeat it for more.",
-        ),
-    ] = None,
+    keep: Keep = None,
     max_reject_share: MaxRejectShare = None,
     against: Against = None,
     reject_contaminated: RejectContaminated = None,
@@ -66,7 +76,7 @@ def tokenize(
     from pretok.shards.manifest import FILE_NAME, load_manifest
 
     changes: dict[str, dict[str, object]] = {
-        "vocab": {"path": vocab},
+        "vocab": {"path": vocab, "eod": eod},
         "shards": {
             "val_fraction": val_fraction,
             "size": shard_size,

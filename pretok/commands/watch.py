@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from pretok.commands.options import WORK_OR_RUN
+
 TERMINAL, PIPE = 2.0, 60.0
 """Seconds from one look to the next where nobody says."""
 
@@ -16,9 +18,7 @@ TERMINAL, PIPE = 2.0, 60.0
 def watch(
     target: Annotated[
         Path,
-        typer.Argument(
-            metavar="WORK | RUN", help="Folder of results, or of a training run.", show_default=False
-        ),
+        WORK_OR_RUN,
     ],
     every: Annotated[
         float | None,

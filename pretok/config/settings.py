@@ -194,6 +194,15 @@ class Vocab(Part):
     sizes: tuple[int, ...] = ()
     languages: tuple[str, ...] = ()
 
+    @model_validator(mode="after")
+    def _names_its_eod(self) -> Self:
+        if self.path is None and self.eod not in (None, *self.special_tokens[:1]):
+            raise ValueError(
+                f"eod is {self.eod!r}, but a vocabulary that is made here ends documents with its first special token; "
+                "name the tokenizer that has it: path, or --vocab"
+            )
+        return self
+
     @property
     def other_sizes(self) -> list[int]:
         """Sizes to be written beside the largest, largest first."""

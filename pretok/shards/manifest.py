@@ -209,11 +209,11 @@ def has_manifest(folder: Path) -> bool:
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """Read FOLDER/manifest.json, once while it stays as it is: a command looks into it at several places.
+    """Read the manifest in FOLDER, or in its shards, once while it stays as it is: a command looks into it often.
 
     Raises IntegrityError (missing, damaged, edited) or MismatchError (other version).
     """
-    path = Path(folder).absolute() / FILE_NAME
+    path = shards_of(Path(folder).absolute()) / FILE_NAME
     if not has_manifest(path.parent):
         raise IntegrityError(_missing(path))
     try:
@@ -254,11 +254,19 @@ def _missing(path: Path) -> str:
     folder = path.parent
     if os.path.isfile(folder):  # noqa: PTH113 - as above
         return f"{folder} is a file; name the folder of shards, which holds {FILE_NAME}"
-    if has_manifest(folder / "shards"):
-        return f"{folder} holds no {FILE_NAME}; did you mean {folder / 'shards'}?"
+    if not os.path.isdir(folder):  # noqa: PTH112
+        return f"{folder} does not exist; name another folder, or run pretok tokenize"
     if os.path.isdir(folder / STATE):  # noqa: PTH112
         return f"{folder} holds no finished shards yet: run the same command again, which goes on where it stopped"
     return f"{path} does not exist: the folder holds no finished shards; run pretok tokenize"
+
+
+def shards_of(folder: Path) -> Path:
+    """The folder of shards that `folder` means: itself, or the one in a WORK folder."""
+    inside = folder / "shards"
+    if has_manifest(folder) or os.path.isdir(folder / STATE):  # noqa: PTH112 - as above
+        return folder
+    return inside if has_manifest(inside) or os.path.isdir(inside / STATE) else folder  # noqa: PTH112
 
 
 def _from_version_1(data: dict[str, object]) -> dict[str, object]:

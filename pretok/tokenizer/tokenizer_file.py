@@ -85,7 +85,13 @@ def read_tokenizer(path: Path, alphabet: frozenset[str]) -> TokenizerFile:
         raise UsageError(f"{path} is not a tokenizer.json: {error}") from None
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, dict) or model.get("type") != "BPE":
-        raise UsageError(f"{path} is not a BPE tokenizer")
+        kind = (
+            f" but {model['type']}" if isinstance(model, dict) and isinstance(model.get("type"), str) else ""
+        )
+        raise UsageError(
+            f"{path} is not a byte-level BPE tokenizer{kind}, and pretok encodes with no other: take the tokenizer of "
+            "a model such as GPT-2, Llama 3 or Qwen, or make one of your text with pretok build-vocab"
+        )
     try:
         contents = msgspec.convert(data, TokenizerJson)
     except (ValueError, RecursionError) as error:
@@ -128,7 +134,10 @@ def _check_model(path: Path, contents: TokenizerJson, alphabet: frozenset[str]) 
     model = contents.model
     steps = list(_steps(contents.pre_tokenizer))
     if not any(step.type == "ByteLevel" for step in steps) or not model.vocab.keys() >= alphabet:
-        raise UsageError(f"{path} is not byte-level: a text could hold characters it has no token for")
+        raise UsageError(
+            f"{path} is not byte-level: a text could hold characters it has no token for. Take a byte-level tokenizer, "
+            "such as that of GPT-2, Llama 3 or Qwen, or make one of your text with pretok build-vocab"
+        )
     for step in steps:
         if any(len(pattern) > MAX_PATTERN for pattern in (step.pattern or {}).values()):
             raise UsageError(f"{path}: a pattern in its pre_tokenizer has more than {MAX_PATTERN} characters")

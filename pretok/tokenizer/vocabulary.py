@@ -207,7 +207,7 @@ def _eod_id(file: Path, eod: str | int | None, ids: dict[str, int]) -> int:
         if name in ids:
             return ids[name]
     raise UsageError(
-        f"{file} has no end-of-document token {' or '.join(candidates)}; name one as `eod` under [vocab]"
+        f"{file} has no end-of-document token {' or '.join(candidates)}; name one with --eod, or as eod under [vocab]"
     )
 
 

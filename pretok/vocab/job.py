@@ -120,10 +120,8 @@ def check_settings(vocab: Vocab, counted: bool = False) -> None:
     special = vocab.special_tokens
     if len(set(special)) < len(special) or "" in special:
         raise UsageError("special tokens must be different from each other and not empty")
-    if not special or vocab.eod not in (None, special[0]):
-        raise UsageError(
-            f"the first special token must be the end of document, {vocab.eod or 'of any name'!r}"
-        )
+    if not special:
+        raise UsageError("the first special token is the end of document; name one at least")
     if vocab.size < len(special) + 256:
         raise UsageError(
             f"a vocabulary of {vocab.size} entries has no room for {len(special)} special tokens and 256 bytes"

@@ -322,9 +322,7 @@ OPENERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("opener", OPENERS)
 def test_work_and_shards_mixed_up(tmp_path: Path, opener: str) -> None:
     make_shards(tmp_path / "shards", {"it": [range(1, 90)]})
-    with pytest.raises(IntegrityError, match="did you mean") as caught:
-        OPENERS[opener](tmp_path)
-    assert f"did you mean {tmp_path / 'shards'}?" in str(caught.value)
+    OPENERS[opener](tmp_path)  # WORK means its shards
     with pytest.raises(IntegrityError, match="is a file; name the folder"):
         OPENERS[opener](tmp_path / "shards" / FILE_NAME)
     with pytest.raises(IntegrityError, match="run pretok tokenize"):

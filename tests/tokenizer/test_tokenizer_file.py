@@ -81,6 +81,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "prefix": (lambda d: d["model"].update(continuing_subword_prefix="##"), "model.continuing_subword_prefix is '##'"),
     "suffix": (lambda d: d["model"].update(end_of_word_suffix="</w>"), "model.end_of_word_suffix is '</w>'"),
     "byte missing": (lambda d: [vocab(d).pop("Ġ"), vocab(d).update({"Ġx": 1499})], "is not byte-level"),
+    "Unigram": (lambda d: d["model"].update(type="Unigram"), "but Unigram, and pretok .* or make one of your text"),
     "no ByteLevel": (lambda d: d.update(pre_tokenizer=None), "is not byte-level"),
     "pre_tokenizer that is text": (lambda d: d.update(pre_tokenizer="x"), r"\$\.pre_tokenizer"),
     "long pattern": (lambda d: split_pattern(d, "a" * 10_001), "has more than 10000 characters"),

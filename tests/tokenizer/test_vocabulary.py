@@ -111,8 +111,8 @@ def test_the_end_of_document_token(folder, tmp_path):
     ("content", "message"),
     [
         ("{", "is not a tokenizer.json"),
-        ("[]", "not a BPE"),
-        ('{"model": {"type": "Unigram"}}', "not a BPE"),
+        ("[]", "not a byte-level BPE"),
+        ('{"model": {"type": "Unigram"}}', "not a byte-level BPE"),
         (
             '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": null}',
             "not byte-level",

@@ -196,7 +196,7 @@ def test_both_libraries_open_the_folder(folder: Path, here: Engine) -> None:
         ({"size": 900, "sizes": (319, 1000)}, "sizes: 319, 1000 is not from 320, .* to 900"),
         ({"size": 900, "superwords": 100, "sizes": (700, 850)}, "sizes: 700 is not from 800"),
         ({"special_tokens": ("<|a|>", "<|a|>")}, "different from each other"),
-        ({"special_tokens": ("<|a|>",), "eod": "<|b|>"}, "first special token must be"),
+        ({"special_tokens": ("<|a|>",), "eod": "<|b|>"}, "ends documents with its first special token"),
         ({"special_tokens": ("<|a|>", "EOS")}, "'EOS' is one word"),
     ],
 )
@@ -236,7 +236,7 @@ def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_be_compared_is_refused_before_the_work(folder: Path, here: Engine) -> None:
     other = folder / "tokenizer.json"
     other.write_text('{"model": {"type": "WordPiece"}}')
-    with pytest.raises(UsageError, match=r"tokenizer\.json is not a BPE tokenizer"):
+    with pytest.raises(UsageError, match=r"tokenizer\.json is not a byte-level BPE tokenizer but WordPiece"):
         run_build_vocab(recipe(folder, size=1200), here, Silent(), [other])
     assert not (folder / "out" / "counts").exists()
 

@@ -18,6 +18,7 @@ from typing import Any
 import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import to_json
+from pretok.shards.manifest import shards_of
 from pretok.stream import View, same_until
 from pretok.stream.mix_file import Mix, mix_json, parse_mix
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin
@@ -52,7 +53,9 @@ class Phase:
 
     def tokenizer(self) -> TokenizerOrigin:
         """Which tokenizer the ids are of, and where a copy of it lies."""
-        return TokenizerOrigin(self.view.tokenizer["fingerprint"], str(Path(self.config.shards).absolute()))
+        return TokenizerOrigin(
+            self.view.tokenizer["fingerprint"], str(shards_of(Path(self.config.shards)).absolute())
+        )
 
     def identity(self) -> Identity:
         """What a checkpoint says of it."""

@@ -169,12 +169,15 @@ def _lines(data: bytes, first: int, rows: int) -> LineNumbers:
 def _parse(data: bytes, path: str, line: int) -> pa.Table:
     """Lines as a table, what looks like a date as the text it is."""
     reading = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    copy = pa.BufferOutputStream()  # a thread of Arrow holds what is read: memory of Python it could not free
+    copy.write(data)
+    given = copy.getvalue()
     try:
-        table = pj.read_json(pa.BufferReader(data), reading)
+        table = pj.read_json(pa.BufferReader(given), reading)
         dates = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
         if dates:
             texts = pa.schema([(name, pa.string()) for name in dates])
-            table = pj.read_json(pa.BufferReader(data), reading, pj.ParseOptions(explicit_schema=texts))
+            table = pj.read_json(pa.BufferReader(given), reading, pj.ParseOptions(explicit_schema=texts))
         table.validate(full=True)
     except pa.ArrowInvalid as error:
         what = str(error).partition("\n")[0]

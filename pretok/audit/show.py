@@ -13,6 +13,7 @@ from pretok.audit.documents import Inspection, token_texts
 from pretok.audit.trace import Traced, TraceRow, passage_rows
 from pretok.base.tell import Marked
 from pretok.base.units import counted
+from pretok.base.visible import visible
 from pretok.shards.manifest import Manifest
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
@@ -65,7 +66,7 @@ def _kind(vocab: Vocabulary, token: int, special: set[int]) -> str:
 
 def document_heading(found: Inspection) -> list[str]:
     """What stands above the tokens of a document."""
-    kept = [f"{name}: {value}" for name, value in found.kept.items()]
+    kept = [f"{name}: {visible(str(value), '')}" for name, value in found.kept.items()]
     where = f"{found.file}, line or row {found.position}; document {found.document} of {found.shard}"
     return [where, *kept, f"{counted(len(found.ids), 'token')}, the last is the end-of-document token:"]
 

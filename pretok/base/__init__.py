@@ -3,6 +3,7 @@
 errors.py    kinds of errors and their exit codes
 units.py     numbers as people write them: 1.2T, 64MiB
 version.py   the version of the program
+visible.py   texts from outside without control characters
 html.py      what notebooks show: rows -> an escaped table
 tokens.py    token ids: in which type they are kept
 records.py   JSON -> typed records, strictly, and back

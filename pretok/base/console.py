@@ -30,6 +30,7 @@ from pretok.base.joblog import JobLog
 from pretok.base.records import to_json
 from pretok.base.tell import Marked, Table
 from pretok.base.version import PRETOK_VERSION
+from pretok.base.visible import visible, visible_json
 
 FIRST_LINE = 3.0
 LINES_APART = 60.0
@@ -40,20 +41,19 @@ UNBOUNDED = 1_000_000
 COLOURS = ("black on bright_cyan", "black on bright_yellow")
 SPECIAL_COLOURS = {"bytes": "black on bright_magenta", "special": "bold white on red"}
 """Of pieces of text: readable on a light and on a dark terminal, told apart on one of 16 colours."""
-VISIBLE = {code: chr(0x2400 + code) for code in range(0x20)} | {
-    code: f"\\x{code:02x}" for code in range(0x7F, 0xA0)
-}
-VISIBLE |= {ord("\n"): "⏎\n", ord("\t"): "→\t"}
-"""Control characters as they are shown on a terminal."""
 PACKAGES = ("numpy", "numba", "pyarrow", "tokenizers", "gigatoken", "ray")
 """Whose versions the log notes."""
 
 
 class _Console(Console):
-    """Prints names, paths and tokens, in which `[x]` and `:x:` mean themselves."""
+    """Prints names, paths and tokens, in which `[x]` and `:x:` mean themselves and control characters are seen."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Every text that a command shows a person goes through here."""
+        super().print(*(visible(one) if isinstance(one, str) else one for one in objects), **settings)
 
     def on_broken_pipe(self) -> None:
         """Rich would end the process with code 1, which is that of a bug; the handler of all errors knows better."""
@@ -131,7 +131,10 @@ class Terminal:
         """Print a table, a text or pieces of one; `result`: it is what the command was asked for."""
         where = self._output if result else self._error
         if isinstance(made, Marked):
-            where.print(_coloured(made) if where.is_terminal and not where.no_color else made.plain())
+            if not where.is_terminal:
+                where.print(Text(made.plain()))  # as it is: a pipe or a file gets the text itself
+            else:
+                where.print(made.plain() if where.no_color else _coloured(made))
             return
         if not result:
             self._keep(made)
@@ -190,6 +193,8 @@ def _print(made: Table | str, where: Console) -> None:
 def _print_table(made: Table, where: Console) -> None:
     """No cell is shortened: a file or a pipe gets the table as wide as it is, a terminal too narrow for it gets the
     rows as lines `name: value`."""
+    columns, *rows = ([visible(cell, "") for cell in row] for row in (made.columns, *made.rows))
+    made = Table(made.title, columns, rows)
     grid = RichTable()
     for at, column in enumerate(made.columns):
         grid.add_column(Text(column), justify="left" if at == 0 else "right", no_wrap=True, overflow="ignore")
@@ -218,7 +223,7 @@ def _coloured(marked: Marked) -> Text:
     shown = Text()
     for number, (text, kind) in enumerate(marked.pieces):
         style = COLOURS[number % 2] if kind == "text" else SPECIAL_COLOURS[kind]
-        shown.append(text.translate(VISIBLE), style)
+        shown.append(visible(text.replace("\n", "⏎\n").replace("\t", "→\t")), style)
     return shown
 
 
@@ -281,7 +286,7 @@ class Meter:
 
     def _render(self) -> Text:
         with self._lock:
-            return Text(self._gauge.bar(self._tell._error.width - 1), no_wrap=True)
+            return Text(visible(self._gauge.bar(self._tell._error.width - 1)), no_wrap=True)
 
     def _state(self) -> dict[str, object]:
         with self._lock:
@@ -320,5 +325,4 @@ def print_json(value: object) -> None:
     """A command's result, JSON or a record, on standard output."""
     import json
 
-    json.dump(to_json(value), sys.stdout, ensure_ascii=False, indent=1)
-    sys.stdout.write("\n")
+    sys.stdout.write(visible_json(json.dumps(to_json(value), ensure_ascii=False, indent=1)) + "\n")

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from pretok.base.errors import UsageError
+from pretok.base.visible import visible, visible_json
 from pretok.commands.options import terminal
 
 SHOWN = 1000
@@ -22,15 +23,16 @@ SHOWN = 1000
 def _write(kind: str, names: list[str], batches: Iterator[list[tuple[Any, ...]]]) -> None:
     """Rows on standard output as they come."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
+    shown = sys.stdout.isatty()  # else the values as they are, for whoever reads them
     if kind == "csv":
         writer.writerow(names)
     for batch in batches:
         if kind == "csv":
-            writer.writerows(batch)
+            writer.writerows([visible(str(value)) for value in row] if shown else row for row in batch)
         else:
             for row in batch:
                 values = dict(zip(names, row, strict=True))
-                sys.stdout.write(json.dumps(values, ensure_ascii=False, default=str) + "\n")
+                sys.stdout.write(visible_json(json.dumps(values, ensure_ascii=False, default=str)) + "\n")
 
 
 def query(

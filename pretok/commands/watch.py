@@ -40,6 +40,7 @@ def watch(
     from rich.text import Text
 
     from pretok.base.errors import UsageError
+    from pretok.base.visible import visible
     from pretok.watch.lines import finished, watch_lines
 
     if not target.is_dir():
@@ -50,14 +51,14 @@ def watch(
     try:
         if not live:
             while True:
-                sys.stdout.write("\n".join([*watch_lines(target, time.time()), ""]))
+                sys.stdout.write(visible("\n".join([*watch_lines(target, time.time()), ""])))
                 sys.stdout.flush()
                 if once or finished(target):
                     return
                 time.sleep(pause)
         with Live(console=console, auto_refresh=False) as shown:
             while True:
-                shown.update(Text("\n".join(watch_lines(target, time.time()))), refresh=True)
+                shown.update(Text(visible("\n".join(watch_lines(target, time.time())))), refresh=True)
                 if finished(target):
                     return
                 time.sleep(pause)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
-
 from pretok.base.errors import UsageError
+from pretok.base.html import page_environment
 from pretok.base.tell import Teller
 from pretok.base.units import counted
+from pretok.base.visible import visible_json
 from pretok.disclosure.count import count_sources
 from pretok.disclosure.croissant import croissant
 from pretok.disclosure.read import read_mix, read_shards, read_steps
@@ -48,7 +48,7 @@ def run_disclose(request: DisclosureRequest, kind: str, tell: Teller) -> str:
     if kind == "html":
         return _page(summary)
     value = croissant(manifest, summary) if kind == "croissant" else summary.as_json()
-    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+    return visible_json(json.dumps(value, ensure_ascii=False, indent=2)) + "\n"
 
 
 def disclose(request: DisclosureRequest, tell: Teller) -> tuple[Manifest, Summary]:
@@ -76,8 +76,6 @@ def disclose(request: DisclosureRequest, tell: Teller) -> tuple[Manifest, Summar
 
 
 def _page(summary: Summary) -> str:
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = page_environment()
     template = environment.from_string(files("pretok.disclosure").joinpath("page.html").read_text("utf-8"))
     return template.render(summary=summary.as_json())

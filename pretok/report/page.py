@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import Environment, StrictUndefined
 
+from pretok.base.html import page_environment
 from pretok.base.storage import atomic_open
 from pretok.base.units import duration, short, short_bytes
 from pretok.report import charts
@@ -39,9 +39,7 @@ def run_report(work: Path, out: Path, run: Path | None = None) -> None:
 
 def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> str:
     """The page. Every text from outside is escaped by the template."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = page_environment()
     environment.filters |= {
         "n": "{:,}".format,
         "short": short,

@@ -28,7 +28,10 @@ class ValueCounts:
             return
         names = [f"amount{number}" for number in range(len(amounts))]
         table = pa.table([values.cast(pa.string()), *amounts], ["value", *names])
-        grouped = table.group_by("value").aggregate([([], "count_all"), *((name, "sum") for name in names)])
+        # A thread of Arrow that is the last to hold an array of numpy could not free it while the interpreter ends.
+        grouped = table.group_by("value", use_threads=False).aggregate(
+            [([], "count_all"), *((name, "sum") for name in names)]
+        )
         columns = ["count_all", *(f"{name}_sum" for name in names)]
         sums = [grouped[column].to_pylist() for column in columns]
         self.merge(dict(zip(grouped["value"].to_pylist(), zip(*sums, strict=True), strict=True)))

@@ -13,6 +13,7 @@ the rows and 28 bytes each in the folder, for as long as the job runs.
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import time
@@ -32,12 +33,12 @@ from pretok.annotate.unused import hits_of, list_unused, unused_rows
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
 from pretok.base.progress import Progress
+from pretok.base.storage import TEMPORARY_SUFFIX
 from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.base.units import counted
 from pretok.read.kept import TYPES
 from pretok.shards.annotations import (
-    RECORD,
     AnnotationRecord,
     Annotations,
     GivenFile,
@@ -58,6 +59,8 @@ WORK = ".work"
 """Folder inside that of the annotations that holds rows while the job runs."""
 TEXT_PER_DOCUMENT = 100
 """Bytes of text that take as long to encode as the row of a document takes to find, about."""
+OURS = r".+-[0-9a-f]{8}\.parquet|\..+" + re.escape(TEMPORARY_SUFFIX)
+"""Names of files that this job writes and replaces."""
 PART_DOCUMENTS = 8 << 20
 """Documents of one file of rows: few files, and enough of them for many workers."""
 
@@ -233,7 +236,7 @@ def _kind(kind: pa.DataType) -> str:
 
 
 def _remove_others(annotations: Annotations) -> None:
-    """Files of the annotations that these replace, and what killed jobs left."""
+    """Files of the annotations that these replace, and what killed jobs left; not what others put there."""
     for path in annotations.folder.iterdir():
-        if path.is_file() and path.name != RECORD and path not in annotations.sealed:
+        if re.fullmatch(OURS, path.name) and path not in annotations.sealed:
             path.unlink()

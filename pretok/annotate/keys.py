@@ -1,8 +1,8 @@
 """The columns of a key -> one number of 128 bits a row, by which rows and documents find each other.
 
 Enters: columns as files give them, or documents of a shard. Leaves: (rows, 2) uint64, and which rows have a whole key.
-Values are compared as texts, so that 17 is "17"; a hash is its hexadecimal digits. Two keys count as equal where the
-numbers are: XXH64 with two seeds, as for texts.
+Values are compared as texts: 17 is "17", bytes are those of a text in UTF-8, a hash is its hexadecimal digits. Two keys
+count as equal where the numbers are: XXH64 with two seeds, as for texts.
 """
 
 from __future__ import annotations
@@ -43,14 +43,18 @@ class ShardPlace:
     documents: int
 
 
-def key_text(column: pa.Array) -> pa.LargeStringArray | None:
-    """A column of a key as texts; None for a type that names nothing."""
+def key_text(name: str, column: pa.Array) -> pa.LargeStringArray | None:
+    """A column of a key as texts; None for a type that names nothing. Bytes are those of a text, and digits of a hash
+    alone. Raises pyarrow.ArrowInvalid for bytes that are no text."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return key_text(column.dictionary_decode())
-    if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return key_text(name, column.dictionary_decode())
+    if name == "hash" and (pa.types.is_fixed_size_binary(kind) or kind in (pa.binary(), pa.large_binary())):
         return hex_digits(column)
     texts = (
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_fixed_size_binary,
         pa.types.is_string,
         pa.types.is_large_string,
         pa.types.is_string_view,
@@ -97,7 +101,7 @@ def document_keys(
             columns.append(rows[name])
         else:
             columns.append(pa.nulls(len(rows), pa.large_string()))
-    texts = [key_text(column) for column in columns]
+    texts = [key_text(name, column) for name, column in zip(by, columns, strict=True)]
     return [pa.nulls(len(rows), pa.large_string()) if text is None else text for text in texts]
 
 

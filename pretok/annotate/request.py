@@ -14,7 +14,7 @@ from pretok.annotate.keys import DOCUMENT, OF_SHARD, ShardPlace
 from pretok.base.errors import UsageError
 from pretok.base.tell import Teller
 from pretok.base.units import counted
-from pretok.shards.annotations import Annotations, matched_column
+from pretok.shards.annotations import Annotations, annotations_folder, matched_column
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema
 from pretok.shards.manifest import Manifest, Shard
 
@@ -52,6 +52,12 @@ def check_request(request: Request, places: Sequence[tuple[Shard, ShardPlace]], 
     """UsageError for a name or a key that cannot be."""
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", request.name):
         raise UsageError(f"--name {request.name!r}: letters, digits and _, as it begins the name of a column")
+    parent = annotations_folder(request.shards, request.name).parent
+    for folder in (parent, parent / request.name):
+        if folder.is_symlink():
+            raise UsageError(
+                f"{folder} is a link to another folder, where annotate would replace and delete files: make it a folder"
+            )
     if not request.by or len(set(request.by)) != len(request.by) or set(request.by) <= set(OF_SHARD):
         raise UsageError("--by names what tells documents apart: id, hash, url, file,position or source,id")
     kept = {name: set(_kept(shard)) for shard, place in places for name in [place.source]}

@@ -7,6 +7,7 @@ is an error, as is a value that cannot be kept: what a person meant is not guess
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,17 @@ class Columns:
         self.left |= dict.fromkeys(name for name in values if name not in taken)
         return taken
 
+    def used(self, names: Sequence[str], file: InputFile) -> list[str]:
+        """Which columns of a table are of the key or values. Raises UsageError where two of them have one name."""
+        used = [name for name in names if name in self.by] + self.take(names)
+        lower = [name.lower() for name in used]  # SQL tells no case apart
+        for number, name in enumerate(used):
+            if lower.index(name.lower()) < number:
+                raise UsageError(
+                    f"{file.path}: two columns are called {name}; rename one, or leave it out with --columns"
+                )
+        return used
+
     def see(self, name: str, kind: pa.DataType, where: str) -> None:
         """Take note of a column's type. Raises UsageError for one that does not go with what was seen."""
         if name not in self.kinds:
@@ -84,7 +96,7 @@ class Columns:
 def read_values(number: int, file: InputFile, columns: Columns) -> Iterator[pa.Table]:
     """The rows of file `number`, of the schema that `columns` has then. Raises UsageError."""
     try:
-        tables = _parquet(file, columns) if file.format == "parquet" else _json_lines(file)
+        tables = _parquet(file, columns) if file.format == "parquet" else _json_lines(file, columns)
         for lines, table in tables:
             yield _rows(number, file, lines, table, columns)
     except CorruptInputError as error:
@@ -98,7 +110,10 @@ def _rows(number: int, file: InputFile, lines: LineNumbers, table: pa.Table, col
         raise UsageError(f"{where}: no column {lacking[0]!r}; there are {', '.join(names)}")
     keys = []
     for name in columns.by:
-        key = key_text(one_array(table, name))
+        try:
+            key = key_text(name, one_array(table, name))
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"{where} or after it: {name} holds bytes that are no text ({error})") from None
         if key is None:
             raise UsageError(
                 f"{where}: {name} is {table.schema.field(name).type}; a key is text or a whole number"
@@ -132,8 +147,7 @@ def _value(column: pa.Array, name: str, kind: str, file: InputFile, lines: LineN
 def _parquet(file: InputFile, columns: Columns) -> Iterator[tuple[LineNumbers, pa.Table]]:
     try:
         with open_parquet(file.path) as stream, pq.ParquetFile(stream, pre_buffer=False) as opened:
-            names = opened.schema_arrow.names
-            taken = [name for name in columns.by if name in names] + columns.take(names)
+            taken = columns.used(opened.schema_arrow.names, file)
             row = 1
             for batch in opened.iter_batches(BATCH_ROWS, columns=taken, use_threads=False):
                 batch.validate(full=True)
@@ -143,31 +157,53 @@ def _parquet(file: InputFile, columns: Columns) -> Iterator[tuple[LineNumbers, p
         raise CorruptInputError(f"cannot be read: {error}") from error
 
 
-def _json_lines(file: InputFile) -> Iterator[tuple[LineNumbers, pa.Table]]:
+def _json_lines(file: InputFile, columns: Columns) -> Iterator[tuple[LineNumbers, pa.Table]]:
     line = 1
     for span in whole_records(read_bytes(file.path, file.compression), b"\n", LONGEST_LINE, BLOCK):
         if span is None:
             raise UsageError(f"{file.path}: a line after line {line} has more than {LONGEST_LINE} bytes")
         data = bytes(span)
         if data.strip():
-            table = _parse(data, file.path, line)
-            yield _lines(data, line, len(table)), table
+            texts = [text.strip() for text in data.split(b"\n")]
+            lines = line + np.flatnonzero([bool(text) for text in texts])  # blank ones are no rows
+            objects = [text for text in texts if text]
+            table = _parse(data, file.path, lines)
+            # The parser knows no lines: it takes two objects on one, and one object on two.
+            whole = all(text[:1] == b"{" and text[-1:] == b"}" for text in objects)
+            if not whole or len(objects) != len(table):
+                _refuse_line(objects, lines)
+            _refuse_wide(table, columns.used(table.schema.names, file), objects, lines)
+            yield lines, table
         line += data.count(b"\n")
 
 
-def _lines(data: bytes, first: int, rows: int) -> LineNumbers:
-    """The line of each row: blank ones are none."""
-    count = data.count(b"\n") + (not data.endswith(b"\n"))
-    if count == rows:
-        return np.arange(first, first + count)
-    found = first + np.flatnonzero([bool(text.strip()) for text in data.split(b"\n")])
-    if 0 <= rows != len(found):
-        raise CorruptInputError(f"a line between {first} and {first + count - 1} holds more than one object")
-    return found
+def _refuse_line(texts: Sequence[bytes], lines: LineNumbers) -> None:
+    """Name the first line that is not one object."""
+    for text, line in zip(texts, lines.tolist(), strict=True):
+        try:
+            whole = isinstance(json.loads(text), dict)
+        except ValueError:
+            whole = False
+        if not whole:
+            raise CorruptInputError(f"line {line} is not one object")
 
 
-def _parse(data: bytes, path: str, line: int) -> pa.Table:
-    """Lines as a table, what looks like a date as the text it is."""
+def _refuse_wide(table: pa.Table, used: Sequence[str], texts: Sequence[bytes], lines: LineNumbers) -> None:
+    """A whole number beyond 64 bits makes the parser call its column, and all others of it, floats."""
+    for name in used:
+        if not pa.types.is_floating(table.schema.field(name).type):
+            continue
+        large = np.flatnonzero(np.abs(np.nan_to_num(table[name].to_numpy())) >= 2.0**63)
+        for row in large.tolist():
+            if isinstance(value := json.loads(texts[row])[name], int):
+                raise CorruptInputError(
+                    f"line {lines[row]}: {name} is {value}; a whole number has at most 64 bits: write it as a text, or "
+                    "leave it out with --columns"
+                )
+
+
+def _parse(data: bytes, path: str, lines: LineNumbers) -> pa.Table:
+    """Lines as a table; lines: the number of each that is not blank; what looks like a date as the text it is."""
     reading = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
     copy = pa.BufferOutputStream()  # a thread of Arrow holds what is read: memory of Python it could not free
     copy.write(data)
@@ -182,6 +218,6 @@ def _parse(data: bytes, path: str, line: int) -> pa.Table:
     except pa.ArrowInvalid as error:
         what = str(error).partition("\n")[0]
         row = re.search(r"in row (\d+)", what)
-        at = f", line {_lines(data, line, -1)[int(row[1])]}" if row else f", line {line} or after it"
+        at = f", line {lines[min(int(row[1]), len(lines) - 1)]}" if row else f", line {lines[0]} or after it"
         raise UsageError(f"{path}{at}: {what}") from None
     return table

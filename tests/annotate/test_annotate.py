@@ -339,6 +339,10 @@ def test_what_was_changed_since_is_found(
         ([{"id": "1", "LANG": 1}], "id", "column LANG: the ledgers have one of that name"),
         ([{"id": "1", "split": 1}], "id", "column split: the view docs has one"),
         ([{"id": "1", "File_Row_Number": 1}], "id", "column File_Row_Number: the view docs has one"),
+        ([{"id": "1", "q": 1}, {"id": "2", "q": -(2**63) - 1}], "id",
+         "line 2: q is -9223372036854775809; a whole number has at most 64 bits"),
+        ([{"id": 1}, {"id": 2**64}], "id", "line 2: id is 18446744073709551616; a whole number has"),
+        ([{"id": "1", "q": 1, "Q": 2}], "id", "two columns are called Q"),
         ([{"id": "1", "q": [1]}], "id", "q holds list.*leave it out with --columns"),
         ([{"id": 1.5, "q": 1}], "id", "id is double; a key is text or a whole number"),
         ([{"name": "1", "q": 1}], "id", "no column 'id'; there are name, q"),
@@ -357,6 +361,72 @@ def test_what_is_wrong_is_said(
     with pytest.raises(UsageError, match=message):
         annotate(shards, [write_lines(tmp_path / "a.jsonl", rows)], by, here)
     assert not (shards / "annotations").exists()
+
+
+def test_a_float_may_be_large_and_numbers_that_are_not_taken_may_be_anything(
+    shards: Path, tmp_path: Path, here: Engine
+) -> None:
+    rows = [
+        {"source": "it", "id": "1", "q": 1e300, "n": 2**70},
+        {"source": "it", "id": "2", "q": 2.5, "n": 1},
+    ]
+    annotate(shards, [write_lines(tmp_path / "a.jsonl", rows)], "source,id", here, columns=("q",))
+    manifest = load_manifest(shards)
+    (one,) = open_annotations(manifest)
+    assert sorted(row["q"] for row in joined(manifest, one) if row["notes_matched"]) == [2.5, 1e300]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id": "1", "q": 1}{"id": "2", "q": 2}\n\n',
+        '{"id": "1", "q": 1}{"id": "2", "q": 2}\n{"id": "3",\n"q": 3}\n',
+    ],
+)
+def test_a_line_holds_one_object(text: str, shards: Path, tmp_path: Path, here: Engine) -> None:
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(UsageError, match="line 1 is not one object"):
+        annotate(shards, [str(tmp_path / "a.jsonl")], "id", here)
+
+
+def test_columns_of_a_table_have_names_of_their_own(shards: Path, tmp_path: Path, here: Engine) -> None:
+    ids = pa.array(["1", "2"])
+    pq.write_table(pa.Table.from_arrays([ids, ids, ids], ["id", "q", "q"]), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=r"a.parquet: two columns are called q"):
+        annotate(shards, [str(tmp_path / "a.parquet")], "id", here)
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.binary())])
+def test_a_key_of_bytes_is_the_text_that_they_are(
+    kind: pa.DataType, shards: Path, tmp_path: Path, here: Engine
+) -> None:
+    keys = [f"{i}".encode() for i in range(300)]
+    table = pa.table({"id": pa.array(keys).cast(kind), "source": ["it"] * 300, "q": list(range(300))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    made = annotate(shards, [str(tmp_path / "a.parquet")], "source,id", here)
+    assert made.counts.documents_matched == made.counts.rows - 1 == 299  # one text is empty
+    table = table.set_column(0, "id", pa.array([b"\xff"] * 300))
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match="id holds bytes that are no text"):
+        annotate(shards, [str(tmp_path / "a.parquet")], "source,id", here)
+
+
+@pytest.mark.parametrize("linked", ["annotations", "annotations/notes"])
+def test_files_of_others_are_not_deleted(linked: str, shards: Path, tmp_path: Path, here: Engine) -> None:
+    theirs = tmp_path / "theirs" / "notes"
+    theirs.mkdir(parents=True)
+    (theirs / "thesis.txt").write_text("mine")
+    (shards / linked).parent.mkdir(exist_ok=True)
+    (shards / linked).symlink_to(theirs.parent if linked == "annotations" else theirs)
+    rows = write_lines(tmp_path / "a.jsonl", [{"source": "it", "id": "1", "q": 1}])
+    with pytest.raises(UsageError, match="is a link to another folder"):
+        annotate(shards, [rows], "source,id", here)
+    (shards / linked).unlink()
+    (shards / "annotations" / "notes").mkdir(parents=True, exist_ok=True)
+    (shards / "annotations" / "notes" / "thesis.txt").write_text("mine")
+    annotate(shards, [rows], "source,id", here)
+    for folder in (theirs, shards / "annotations" / "notes"):
+        assert (folder / "thesis.txt").read_text() == "mine"
 
 
 def test_types_of_a_column_go_together_over_files_and_blocks(

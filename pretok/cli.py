@@ -1,7 +1,6 @@
 """The `pretok` command: registers the commands and turns errors into exit codes.
 
-0 done   1 internal error   2 wrong usage, config or input   3 some partitions failed   75 stopped early
-141, as of any program in a pipe: the reader of the output went away (`| head`)
+The codes stand in docs/running.md. What a file system's passing error ended is done again before it ends with 75.
 """
 
 from __future__ import annotations
@@ -11,15 +10,16 @@ import logging
 import os
 import select
 import sys
-import traceback
 from typing import Annotated, Any
 
 import typer
 
 from pretok.base.console import TellWarnings, Terminal
-from pretok.base.errors import PretokError, Stopped, UsageError
+from pretok.base.errors import InternalError, PretokError, Stopped, UsageError
+from pretok.base.failures import task_error
 from pretok.base.lean import collect_seldom
-from pretok.base.storage import FULL, REMEDIES
+from pretok.base.stop import StopFlag
+from pretok.base.storage import Tries
 from pretok.base.version import PRETOK_VERSION
 from pretok.commands.annotate import annotate
 from pretok.commands.build_vocab import build_vocab
@@ -42,7 +42,7 @@ from pretok.commands.trace import trace
 from pretok.commands.verify import verify
 from pretok.commands.watch import watch
 
-INTERNAL_ERROR, USER_ERROR, READER_GONE = 1, 2, 141
+USER_ERROR, READER_GONE = 2, 141
 INTERRUPTED = 130
 """How Typer ends for Ctrl-C."""
 WRONG_ARGUMENTS: type[Exception] = next(
@@ -132,13 +132,29 @@ def main() -> None:
 def run_command(arguments: list[str], tell: Terminal | None = None) -> int:
     """Run one command line and return its exit code; messages go to standard error, and to the log of `tell`."""
     tell = tell or Terminal(arguments)
-    try:
-        code = _run(arguments, tell)
-        sys.stdout.flush()  # here, where a reader that went away is no error, not when Python ends
-    except BaseException as error:  # also what a Rust library throws when it panics
-        code = _explain(error.cause if isinstance(error, _Ended) else error, tell)
+    tries = Tries()
+    while (code := _try(arguments, tell, tries)) is None:
+        pass
     tell.end(code)
     return code
+
+
+def _try(arguments: list[str], tell: Terminal, tries: Tries) -> int | None:
+    """The exit code; None where the command is to be done again: every command may be, until it shows a result."""
+    try:
+        try:
+            code = _run(arguments, tell)
+            tell.shown = True
+            sys.stdout.flush()  # here, where a reader that went away is no error, not when Python ends
+            return code
+        except (_Ended, OSError) as error:
+            cause = error.cause if isinstance(error, _Ended) else error
+            with StopFlag() as stop, stop.raising():
+                if tell.shown or isinstance(cause, BrokenPipeError) or not tries.again(cause):
+                    raise
+            return None
+    except BaseException as error:  # also what a Rust library throws when it panics
+        return _explain(error.cause if isinstance(error, _Ended) else error, tell)
 
 
 def _run(arguments: list[str], tell: Terminal) -> int:
@@ -181,21 +197,19 @@ def _explain(error: BaseException, tell: Terminal) -> int:
             return USER_ERROR
         case BrokenPipeError() if _reader_is_gone():
             return READER_GONE
-        case OSError() if error.filename is not None or error.errno in FULL:
-            tell.error(f"pretok: {_describe(error)}")
-            return USER_ERROR
+        case OSError() if task_error(error).again:
+            tell.error(f"pretok: {task_error(error).message}; run the same command again to continue")
+            return Stopped.exit_code
         case _:
-            trace = "".join(traceback.format_exception(error))
-            tell.error("pretok: internal error; this is a bug, please report it with the lines above", trace)
-            return INTERNAL_ERROR
-
-
-def _describe(error: OSError) -> str:
-    """Path, reason and remedy in one line."""
-    paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
-    remedy = REMEDIES.get(error.errno or 0)
-    where = " -> ".join(paths) or "an output"
-    return f"{where}: {error.strerror}" + (f"; {remedy}" if remedy else "")
+            found = task_error(error)
+            if found.raises is InternalError:
+                tell.error(
+                    "pretok: internal error; this is a bug, please report it with the lines above",
+                    found.trace,
+                )
+            else:
+                tell.error(f"pretok: {found.message}")
+            return found.raises.exit_code
 
 
 def _reader_is_gone() -> bool:

@@ -68,6 +68,12 @@ def vocab_dir(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, 
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may pass is tried again at once."""
+    monkeypatch.setattr("pretok.base.storage.WAITS", (0.0, 0.0, 0.0))
+
+
 @pytest.fixture
 def here() -> Iterator[Engine]:
     """An engine that works in this process."""

@@ -208,10 +208,13 @@ def test_bugs_are_code_1_with_a_traceback(error, monkeypatch, capsys):
         (PermissionError(13, "Permission denied", "/x/a.bin"), "/x/a.bin: Permission denied; choose a path"),
         (OSError(30, "Read-only file system", "/x/a"), "/x/a: Read-only file system; choose a path"),
         (OSError(28, "No space left on device", "/x/a"), "No space left on device; make room there"),
-        (OSError(28, "No space left on device"), "an output: No space left on device; make room there"),
+        (
+            OSError(28, "No space left on device"),
+            "cannot write the output: No space left on device; make room there",
+        ),
         (OSError(122, "Disk quota exceeded", "/x/a"), "Disk quota exceeded; make room in your quota"),
         (OSError(36, "File name too long", "/x/a"), "/x/a: File name too long; choose a shorter name"),
-        (OSError(5, "Input/output error", "/x/a"), "/x/a: Input/output error"),
+        (PermissionError(13, "Permission denied"), "a file: Permission denied; choose a path"),
         (OSError(18, "Invalid cross-device link", "/x/a", None, "/y/b"), "/x/a -> /y/b: Invalid"),
     ],
 )
@@ -221,6 +224,22 @@ def test_what_a_user_can_mend_is_one_line_and_code_2(error, message, monkeypatch
     printed = capsys.readouterr().err
     assert message in printed
     assert len(printed.splitlines()) == 1
+
+
+@pytest.mark.parametrize("passes_after", [2, 9])
+def test_what_may_pass_is_tried_again_and_then_code_75(passes_after, monkeypatch, capsys):
+    tries = []
+
+    def fail(*_: object, **__: object) -> None:
+        tries.append(1)
+        if len(tries) <= passes_after:
+            raise OSError(116, "Stale file handle", "/x/a")
+
+    monkeypatch.setattr("pretok.audit.totals.show_stats", fail)
+    assert run_command(["stats", "x"]) == (0 if passes_after == 2 else 75)
+    assert len(tries) == min(passes_after, 3) + 1
+    told = "/x/a: Stale file handle; run the same command again to continue"
+    assert (told in capsys.readouterr().err) is (passes_after == 9)
 
 
 @pytest.mark.parametrize("command", ["count", "build-vocab", "tokenize"])

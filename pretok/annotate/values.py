@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from pretok.annotate.keys import KEY, OURS, key_text, one_array
 from pretok.base.errors import UsageError
-from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_bytes
+from pretok.read.files import CorruptInputError, InputFile, open_parquet, raise_passing, read_bytes
 from pretok.read.kept import LONGEST_VALUE, TYPES, KeptColumn, kept_tables, type_of
 from pretok.read.spans import whole_records
 
@@ -100,6 +100,7 @@ def read_values(number: int, file: InputFile, columns: Columns) -> Iterator[pa.T
         for lines, table in tables:
             yield _rows(number, file, lines, table, columns)
     except CorruptInputError as error:
+        raise_passing(error)
         raise UsageError(f"{file.path}: {error}") from None
 
 

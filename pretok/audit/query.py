@@ -16,6 +16,7 @@ Nothing is copied or indexed: DuckDB reads the columns that a query names from t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.storage import PASSING
 from pretok.base.tell import Teller
 from pretok.base.units import counted
 from pretok.shards.annotations import Annotations, open_annotations, unknown_sources
@@ -59,10 +61,12 @@ def run_query(work: Path, sql: str, tell: Teller) -> tuple[list[str], Iterator[l
         _make_rejects(connection, manifest)
         _make_words(connection, work / "counts")
     except duckdb.Error as error:
+        _raise_passing(error)
         raise IntegrityError(f"{shards}: {error}; see pretok verify") from None
     try:
         connection.execute(sql)
     except duckdb.Error as error:
+        _raise_passing(error)
         raise UsageError(
             f"{error}\nthe views are docs, ledger, shards, sources, rejects and words; DESCRIBE docs"
         ) from None
@@ -76,7 +80,15 @@ def _rows(connection: Any) -> Iterator[list[tuple[Any, ...]]]:
         while rows := connection.fetchmany(BATCH):
             yield rows
     except duckdb.Error as error:
+        _raise_passing(error)
         raise UsageError(str(error)) from None
+
+
+def _raise_passing(error: Exception) -> None:
+    """Raise the OSError behind an error of DuckDB, of which only the words are left, where it may pass."""
+    for number in PASSING:
+        if str(error).startswith("IO Error") and os.strerror(number) in str(error):
+            raise OSError(number, str(error)) from None
 
 
 def _make_tables(connection: Any, manifest: Manifest) -> None:

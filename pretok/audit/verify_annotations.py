@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pretok.base.errors import PretokError
-from pretok.base.storage import checksum
+from pretok.base.errors import IntegrityError, PretokError
+from pretok.base.storage import checksum, reading
 from pretok.shards.annotations import (
     FOLDER,
     RECORD,
@@ -76,16 +76,17 @@ def verify_joined(task: JoinedFile, report: Callable[[dict[str, int]], None]) ->
     """Problems of one file: its checksum; a row for each document, of which as many have a row joined as the record
     says."""
     try:
-        found = checksum(task.path)
-        if (found, task.path.stat().st_size) != (task.checksum, task.file_bytes):
-            return [f"{task.path}: checksum {found}, its record says {task.checksum}"]
-        if task.matched is None:
-            return []
-        name, documents, matched = task.matched
-        with pq.ParquetFile(task.path) as file:
-            column = file.read([name], use_threads=False)[name]
-    except (OSError, pa.ArrowException) as error:
-        return [f"cannot read {task.path}: {error}"]
+        with reading(task.path, pa.ArrowException):
+            found = checksum(task.path)
+            if (found, task.path.stat().st_size) != (task.checksum, task.file_bytes):
+                return [f"{task.path}: checksum {found}, its record says {task.checksum}"]
+            if task.matched is None:
+                return []
+            name, documents, matched = task.matched
+            with pq.ParquetFile(task.path) as file:
+                column = file.read([name], use_threads=False)[name]
+    except IntegrityError as error:
+        return [str(error)]
     report({"annotated": len(column)})
     if (len(column), pc.sum(column, min_count=0).as_py()) != (documents, matched):
         return [f"{task.path}: its rows are not those that its record counts"]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.errors import IntegrityError
-from pretok.base.storage import checksum
+from pretok.base.storage import checksum, reading
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import hash_column, hash_texts, ledger_column, ledger_path
 from pretok.tokenizer.encoder import Encoder
@@ -75,9 +75,10 @@ def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> 
 
 def _check_checksum(path: Path, expected: str) -> list[str]:
     try:
-        found = checksum(path)
-    except OSError as error:
-        return [f"cannot read {path}: {error.strerror}"]
+        with reading(path):
+            found = checksum(path)
+    except IntegrityError as error:
+        return [str(error)]
     return [] if found == expected else [f"{path}: checksum {found}, the manifest says {expected}"]
 
 

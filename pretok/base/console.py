@@ -71,6 +71,8 @@ class Terminal:
         self, arguments: Sequence[str] = (), error: Console | None = None, output: Console | None = None
     ) -> None:
         self.quiet = self.verbose = False
+        self.shown = False
+        """Whether anything of the result stands on standard output."""
         self.arguments = arguments
         self._error = error or _Console(stderr=True)
         self._output = output or _Console()
@@ -87,7 +89,10 @@ class Terminal:
         return self._error.is_interactive and not self.quiet
 
     def keep_log(self, folder: Path, command: str, **start: object) -> None:
-        """From here on keep a log in `folder`; start: what the job works with, for the first line."""
+        """From here on keep a log in `folder`; start: what the job works with, for the first line. A command that is
+        tried again goes on in its log."""
+        if self._log:
+            return
         self._log = JobLog(folder, command, {"command": command}, self._print)
         versions = {"pretok": PRETOK_VERSION, "python": platform.python_version()}
         versions |= {name: version(name) for name in PACKAGES}
@@ -130,6 +135,7 @@ class Terminal:
     def show(self, made: Table | Marked | str, *, result: bool = False) -> None:
         """Print a table, a text or pieces of one; `result`: it is what the command was asked for."""
         where = self._output if result else self._error
+        self.shown |= result
         if isinstance(made, Marked):
             if not where.is_terminal:
                 where.print(Text(made.plain()))  # as it is: a pipe or a file gets the text itself

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from pretok.base import reaper
+from pretok.base import reaper, storage
 from pretok.base.errors import EngineLost, Stopped, UsageError
 from pretok.base.failures import TaskError, lost, task_error
 from pretok.base.lean import collect_seldom, without_pandas
@@ -38,7 +38,7 @@ Report = Callable[[Counts], None]
 Task = Callable[[Item, Report], Result]
 
 RETRIES = 3
-"""How often an item is tried again after an error that may pass, or when its worker or node died."""
+"""How often an item is tried again, after the waits of `storage.WAITS`, when an error may pass or its worker died."""
 RAY_START_SECONDS = 8.0
 """What a Ray started here costs, its workers' imports included: 5 to 14 s were measured."""
 BYTES_PER_SECOND = 60e6
@@ -157,6 +157,12 @@ class Engine:
         if reason := self.stop.reason:
             raise Stopped(f"{reason}: stopped before the end; run the same command again to continue")
 
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._check_stop()
+            time.sleep(min(left, POLL_SECONDS))
+
     def _map_here(
         self, task: Task[Item, Result], items: Sequence[Item], on_report: Report, retries: int
     ) -> Generator[Outcome[Result], None, None]:
@@ -170,6 +176,7 @@ class Engine:
                 outcome = replace(_measured(task, item, report), index=index, tries=retries - left + 1)
                 if not _try_again(outcome, left):
                     break
+                self._pause(_wait(outcome.tries))
             yield outcome
 
     def _map_ray(
@@ -186,7 +193,7 @@ class Engine:
                 self._check_stop()
                 while waiting and len(running) < ray.in_flight:
                     index, item = waiting.pop()
-                    running[ray.submit(task, item)] = index
+                    running[ray.submit(task, item, _wait(retries - left[index]))] = index
                 if not running or time.monotonic() - looked >= REPORT_SECONDS:
                     on_report(ray.take_reports())
                     looked = time.monotonic()
@@ -206,6 +213,11 @@ class Engine:
                         finished.append(outcome)
         finally:
             ray.cancel(running)
+
+
+def _wait(failed: int) -> float:
+    """Seconds to wait before the next try of what has failed so often."""
+    return (0.0, *storage.WAITS)[min(failed, len(storage.WAITS))]
 
 
 def _try_again(outcome: Outcome[Any], left: int) -> bool:
@@ -298,10 +310,10 @@ class _Ray:
                 f"Ray died on {os.uname().nodename}: {what}; run the same command again to continue"
             ) from error
 
-    def submit(self, task: Task[Any, Any], item: Any) -> Any:
-        """Start a task; its reference."""
+    def submit(self, task: Task[Any, Any], item: Any, wait: float) -> Any:
+        """Start a task, whose worker waits so many seconds first; its reference."""
         with self._watched():
-            return self._remote.remote(task, item, self._board)
+            return self._remote.remote(task, item, self._board, wait)
 
     def take_reports(self) -> Counts:
         """What the tasks reported since the last call."""
@@ -354,8 +366,11 @@ class _Board:
         return counts
 
 
-def _on_worker(task: Callable[[Any, Report], Any], item: Any, board: Any) -> tuple[Outcome[Any], Counts]:
+def _on_worker(
+    task: Callable[[Any, Report], Any], item: Any, board: Any, wait: float
+) -> tuple[Outcome[Any], Counts]:
     """Runs on a worker: sends its reports to the board every REPORT_SECONDS, the last ones with the result."""
+    time.sleep(wait)
     collect_seldom()
     without_pandas()
     pending: Counter[str] = Counter()

@@ -5,7 +5,7 @@ which crosses from worker to driver as it is; at the end of a step one exception
 the worst, which names the log that holds the tracebacks.
 
     PretokError                                    refused as it says; another try would say the same
-    OSError that may pass, of a file or a server   tried again
+    OSError that may pass, of a file or a server   tried again; then 3, or 75 where it ends a command
     disk full, a file that cannot be opened        refused
     out of memory, a worker or node lost           tried again
     anything else                                  a bug
@@ -13,12 +13,13 @@ the worst, which names the log that holds the tracebacks.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pretok.base.errors import InternalError, PartitionsFailed, PretokError, UsageError
-from pretok.base.storage import FULL, PASSING, output_error
+from pretok.base.storage import FULL, REMEDIES, output_error, passes
 from pretok.base.tell import Teller
 
 SHOWN = 20
@@ -56,11 +57,12 @@ def task_error(error: BaseException) -> TaskError:
         error = output_error(error)
     if isinstance(error, PretokError):
         return TaskError(str(error), trace, type(error))
-    if isinstance(error, OSError) and (error.errno is None or error.errno in PASSING):
+    if isinstance(error, OSError) and (error.errno is None or passes(error)):
         # Libraries raise OSErrors without a number when a server does not answer.
-        return TaskError(_one_line(error), trace, PartitionsFailed, again=True)
-    if isinstance(error, OSError) and error.filename is not None:
-        return TaskError(f"{error.filename}: {error.strerror}", trace, UsageError)
+        message = _one_line(error) if error.filename is None else _describe(error)
+        return TaskError(message, trace, PartitionsFailed, again=True)
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in REMEDIES):
+        return TaskError(_describe(error), trace, UsageError)
     if isinstance(error, MemoryError):
         return TaskError(
             f"out of memory ({_one_line(error)}); with fewer --workers each has more",
@@ -74,6 +76,14 @@ def task_error(error: BaseException) -> TaskError:
 def lost(error: BaseException) -> TaskError:
     """The worker or the node of a task died, as Ray says by `error`."""
     return TaskError(_one_line(error), "", PartitionsFailed, again=True)
+
+
+def _describe(error: OSError) -> str:
+    """Path, reason and remedy in one line."""
+    paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
+    remedy = REMEDIES.get(error.errno or 0)
+    where = " -> ".join(paths) or "a file"
+    return f"{where}: {error.strerror}" + (f"; {remedy}" if remedy else "")
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,24 +1,30 @@
 """Files of ours on disk: atomic writes, canonical JSON, fingerprints, checksums.
 
 Everything is written under a temporary name in the target's folder, flushed to disk and renamed, so a reader sees
-the old file, the new file or none. `pretok.stream` and `train` use this module: standard library only, and xxhash
-where a checksum is asked for.
+the old file, the new file or none. An OSError that may pass leaves every reader and writer as it is: whoever can do the
+work again does so (`tried`, a task of the engine, a whole command). `pretok.stream` and `train` use this module:
+standard library only, and xxhash where a checksum is asked for.
 """
 
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
+import logging
 import math
 import os
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
 from json.encoder import encode_basestring
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, TypeVar
 
 from pretok.base.errors import IntegrityError, OutputError
+
+logger = logging.getLogger(__name__)
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of every unfinished file; such files are never read and may be deleted when no job runs."""
@@ -44,7 +50,12 @@ PASSING = {
     errno.ETIMEDOUT,
 }
 """Errors of file systems and networks that may be gone at the next try."""
+WAITS = (0.2, 2.0, 20.0)
+"""Seconds before each further try of what failed with an error that may pass."""
+Result = TypeVar("Result")
 
+LOCK_FILE = ".lock"
+"""What the lock of a folder is called (see `pretok.base.lock`), and what ends the name of one beside what it is of."""
 
 REMEDIES = {
     errno.EACCES: "choose a path that you may write or read, or ask its owner",
@@ -67,6 +78,56 @@ def output_error(error: OSError, path: Path | None = None) -> OutputError:
     return OutputError(f"cannot write {where}: {error.strerror or error}; {remedy}")
 
 
+def name_path(error: OSError, path: Path | str) -> OSError:
+    """`error`, which names `path` where it named no file."""
+    if error.filename is None:
+        error.filename = os.fspath(path)
+    return error
+
+
+class Tries:
+    """How often a piece of work may still be done again."""
+
+    def __init__(self) -> None:
+        self._waits = iter(WAITS)
+
+    def again(self, error: BaseException | None) -> bool:
+        """Whether to do it again, after the wait that this takes: `error` may pass, and it was not tried too often."""
+        if not passes(error) or (wait := next(self._waits, None)) is None:
+            return False
+        logger.warning("trying again in %g s: %s", wait, error)
+        time.sleep(wait)
+        return True
+
+
+def passes(error: BaseException | None) -> bool:
+    """Whether an error of a file or a connection may be gone at the next try."""
+    return isinstance(error, OSError) and error.errno in PASSING
+
+
+def tried(work: Callable[[], Result]) -> Result:
+    """What `work` gives, which is done again while its OSError may pass."""
+    tries = Tries()
+    while True:
+        try:
+            return work()
+        except OSError as error:
+            if not tries.again(error):
+                raise
+
+
+@contextmanager
+def reading(path: Path, *damage: type[Exception]) -> Iterator[None]:
+    """Turn an OSError that will not pass by itself, and `damage`, into an IntegrityError that names `path`."""
+    try:
+        yield
+    except (OSError, *damage) as error:
+        if isinstance(error, OSError) and error.errno in PASSING:
+            raise name_path(error, path) from None
+        told = error.strerror if isinstance(error, OSError) else None
+        raise IntegrityError(f"cannot read {path}: {told or error}") from None
+
+
 @contextmanager
 def writing(path: Path, only: Container[int | None] | None = None) -> Iterator[None]:
     """Turn an OSError that will not pass by itself into an OutputError that names `path`.
@@ -76,8 +137,10 @@ def writing(path: Path, only: Container[int | None] | None = None) -> Iterator[N
     try:
         yield
     except OSError as error:
-        if error.errno in PASSING or (only is not None and error.errno not in only):
+        if only is not None and error.errno not in only:
             raise
+        if error.errno in PASSING:
+            raise name_path(error, path) from None
         raise output_error(error, path) from error
 
 
@@ -103,7 +166,8 @@ def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
         with writing(path):
             temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what failed is told, not that its rest stays too
+            temporary.unlink(missing_ok=True)
         raise
 
 
@@ -120,10 +184,17 @@ def copy_file(source: Path, target: Path) -> None:
             file.write(data)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete what killed tasks left unfinished below `folder`, which this job holds and none of its tasks writes to."""
-    for path in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
-        path.unlink(missing_ok=True)
+def remove_leftovers(target: Path) -> None:
+    """Delete what killed tasks left unfinished of a file or below a folder, which this job holds and none of its tasks
+    writes to. A folder in it beside which another job's lock stands is left alone."""
+    if not target.is_dir():
+        left = target.parent.glob(f".{glob.escape(target.name)}.*{TEMPORARY_SUFFIX}")
+    else:
+        left = target.rglob(f".*{TEMPORARY_SUFFIX}")
+    others = {target / lock.name[1:].removesuffix(LOCK_FILE) for lock in target.glob(f".?*{LOCK_FILE}")}
+    for path in left:
+        if others.isdisjoint(path.parents):
+            path.unlink(missing_ok=True)
 
 
 def canonical_json(value: Any) -> bytes:
@@ -188,17 +259,17 @@ def _add_json(value: Any, line: str, parts: list[str]) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises IntegrityError that names the file when it cannot be read or is not JSON as we write it:
     NaN, numbers of thousands of digits, lists nested without end and lone surrogates come from another hand."""
+    with reading(path):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise IntegrityError(f"{path} does not exist") from None
     try:
-        data = path.read_bytes()
         value = json.loads(data, parse_constant=_refuse, parse_float=_finite)
         if (
             b"\\u" in data
         ):  # we escape control characters only; half a surrogate pair could not be written again
             canonical_json(value)
-    except FileNotFoundError:
-        raise IntegrityError(f"{path} does not exist") from None
-    except OSError as error:
-        raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{path} is not valid JSON ({error}); it was damaged or edited") from None
     return value

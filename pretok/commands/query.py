@@ -65,6 +65,7 @@ def query(
         raise UsageError(f"--format {kind!r}: known are table, csv and json")
     names, batches = run_query(work, sql, tell)
     if kind != "table":
+        tell.shown = True
         _write(kind, names, batches)
         return
     rows = list(islice(chain.from_iterable(batches), SHOWN + 1))

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pretok.base.errors import UsageError
+from pretok.base.storage import passes
 from pretok.config.settings import (
     MixTable,
     Normalize,
@@ -42,6 +43,8 @@ def load_toml(path: Path) -> dict[str, object]:
     except FileNotFoundError:
         raise UsageError(f"recipe {path} does not exist") from None
     except OSError as error:
+        if passes(error):
+            raise
         raise UsageError(f"recipe {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"recipe {path} is not valid TOML: {error}") from None

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pretok.base.errors import IntegrityError
+from pretok.base.storage import reading
 from pretok.base.tokens import Bytes, Ints
 from pretok.kernels.hashing import hash_documents
 from pretok.read.batches import buffers
@@ -131,20 +131,14 @@ def write_groups(file: Any, groups: Iterable[WordCounts], metadata: object) -> N
 
 def read_group(path: Path, group: int) -> WordCounts:
     """One row group of a file. Raises IntegrityError when the file is damaged."""
-    try:
-        # A row group is small: threads and buffers of Arrow's own took a third of the time.
-        with pq.ParquetFile(path, pre_buffer=False) as file:
-            table = file.read_row_group(group, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise IntegrityError(f"{path}: row group {group} of the counts cannot be read: {error}") from None
+    # A row group is small: threads and buffers of Arrow's own took a third of the time.
+    with reading(path, pa.ArrowException), pq.ParquetFile(path, pre_buffer=False) as file:
+        table = file.read_row_group(group, use_threads=False)
     words = table.column("word").combine_chunks()
     return from_arrow(words, table.column("count").to_numpy(), table.column("heldout").to_numpy())
 
 
 def read_metadata(path: Path) -> Any:
     """What `write_groups` was given beside the words. Raises IntegrityError when the file is damaged."""
-    try:
-        with pq.ParquetFile(path) as file:
-            return json.loads(file.metadata.metadata[_METADATA.encode()])
-    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
-        raise IntegrityError(f"{path} is no file of counts: {error}") from None
+    with reading(path, pa.ArrowException, KeyError, TypeError), pq.ParquetFile(path) as file:
+        return json.loads(file.metadata.metadata[_METADATA.encode()])

@@ -27,6 +27,8 @@ import numba
 from numba import types
 from numba.extending import typeof_impl
 
+from pretok.base.errors import OutputError
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 PACKAGE = Path(__file__).parents[1]
@@ -57,7 +59,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def cache_folder() -> Path:
-    """The folder for compiled code, made if need be. Raises OSError when no candidate can be written."""
+    """The folder for compiled code, made if need be. Raises OutputError when no candidate can be written."""
     name = f"numba-{source_digest()}"
     refusals = []
     for base in _candidates():
@@ -68,7 +70,9 @@ def cache_folder() -> Path:
                 return folder
         except OSError as error:
             refusals.append(str(error))
-    raise OSError("no folder for compiled code can be written; set NUMBA_CACHE_DIR: " + "; ".join(refusals))
+    raise OutputError(
+        "no folder for compiled code can be written; set NUMBA_CACHE_DIR: " + "; ".join(refusals)
+    )
 
 
 numba.config.CACHE_DIR = str(cache_folder())

@@ -17,6 +17,7 @@ from typing import IO, Any, Protocol
 import xxhash
 
 from pretok.base.errors import UsageError
+from pretok.base.storage import Tries, passes, tried
 from pretok.read.paths import is_remote, server_of
 from pretok.read.servers import REQUESTS, blocks_ahead, ends_on_server, on_server
 from pretok.read.zstd_frames import FrameWalk
@@ -141,10 +142,10 @@ def what_changed(file: InputFile, before: tuple[int, int] | None) -> str:
         return ""
     try:
         if file.format == "dataset":
-            now = describe_dataset(file.path)
+            now = tried(lambda: describe_dataset(file.path))
             size, identity = now.size, now.identity
         else:
-            _, _, size, identity = identify(file.path)
+            _, _, size, identity = tried(lambda: identify(file.path))
     except (OSError, UsageError) as error:
         return f"changed since it was planned: {error}"
     if size != file.size:
@@ -183,6 +184,12 @@ def _decompressor(compression: str) -> _Decompressor:
     # Windows of up to 2 GiB, as `zstd --long=31` writes them.
     decompressor: Any = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
     return decompressor  # type: ignore[no-any-return]
+
+
+def raise_passing(damage: CorruptInputError) -> None:
+    """Raise the OSError behind `damage` where it may pass: for who has no use for a part of an input."""
+    if isinstance(damage.__cause__, OSError) and passes(damage.__cause__):
+        raise damage.__cause__
 
 
 def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = False) -> Iterator[bytes]:
@@ -246,8 +253,7 @@ def read_bytes(
     def blocks(size: int) -> Iterator[bytes]:
         try:
             if (file := on_server(path)) is None:
-                with open_input(path, READ_SIZE) as opened:
-                    yield from _in_order(opened, start, stop, size)
+                yield from _in_order(path, start, stop, size)
             else:
                 end = file.size if stop is None else min(stop, file.size)
                 # What stands in the first IDENTITY_BYTES is known from planning.
@@ -257,20 +263,28 @@ def read_bytes(
                     yield from (block[at : at + size] for at in range(0, len(block), size))
                 _check_end(end, stop)
         except OSError as error:
-            raise CorruptInputError(f"reading failed: {error}") from None
+            raise CorruptInputError(f"reading failed: {error}") from error
 
     return decompress(blocks(COMPRESSED_STEP), compression) if compression else blocks(READ_SIZE)
 
 
-def _in_order(file: IO[bytes], start: int, stop: int | None, size: int) -> Iterator[bytes]:
-    file.seek(start)
-    at = start
-    while stop is None or at < stop:
-        data = file.read(size if stop is None else min(size, stop - at))
-        if not data:
+def _in_order(path: str, start: int, stop: int | None, size: int) -> Iterator[bytes]:
+    """Where a read fails in a way that may pass, the file is opened again and read on."""
+    at, tries = start, Tries()
+    while True:
+        try:
+            with open_input(path, READ_SIZE) as file:
+                file.seek(at)
+                while stop is None or at < stop:
+                    data = file.read(size if stop is None else min(size, stop - at))
+                    if not data:
+                        break
+                    at += len(data)
+                    yield data
             break
-        at += len(data)
-        yield data
+        except OSError as error:
+            if not tries.again(error):
+                raise
     _check_end(at, stop)
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
+from pretok.base.storage import tried
 from pretok.read.files import InputFile, open_input
 from pretok.read.probe import Probe
 from pretok.read.servers import on_server
@@ -103,7 +104,7 @@ def _cut(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
         return [(Piece(file), size)]
     if file.format == "jsonl":
         try:
-            borders = line_starts(file, _even_steps(file.size, limit))
+            borders = tried(lambda: line_starts(file, _even_steps(file.size, limit)))
         except OSError:  # no longer readable: its partition fails by name
             return [(Piece(file), size)]
         return [(Piece(file, a, b), b - a) for a, b in pairwise(borders)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pretok.base.errors import UsageError
+from pretok.base.storage import passes
 from pretok.read.sample import sample_path
 
 SAMPLE = "sample:"
@@ -110,6 +111,8 @@ def _entries(folder: str, pattern: str) -> Iterator[tuple[str, os.DirEntry[str]]
     except NotADirectoryError:
         return
     except OSError as error:
+        if passes(error):
+            raise
         raise _unlisted(folder, error) from None
     for entry in entries:
         if fnmatch.fnmatchcase(entry.name, pattern) and (entry.name[0] != "." or pattern[0] == "."):
@@ -121,7 +124,9 @@ def _exists(path: str) -> bool:
         os.lstat(path)
     except PermissionError as error:
         raise _unlisted(os.path.dirname(path), error) from None  # noqa: PTH120
-    except OSError:
+    except OSError as error:
+        if passes(error):
+            raise
         return False
     return True
 
@@ -136,8 +141,10 @@ def _unlisted(folder: str, error: OSError) -> UsageError:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads to itself
-        return False
+    except OSError as error:
+        if passes(error):
+            raise
+        return False  # a link that leads to itself
 
 
 def _leads_back(entry: os.DirEntry[str]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
+from pretok.base.storage import tried
 from pretok.base.tell import SILENT, Teller
 from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_bytes
 from pretok.read.guarded import in_child
@@ -175,39 +176,43 @@ def _probe_parquet(with_footer: tuple[InputFile, bytes], field: str) -> Probe:
     """From the footer, b"" where it is to be read. One that cannot be read gives no parts: planned whole, the file
     fails by name when read."""
     import pyarrow as pa
+
+    try:
+        return tried(lambda: _from_footer(*with_footer, field))
+    except (pa.ArrowException, OSError):
+        return Probe(with_footer[0], 0)
+
+
+def _from_footer(file: InputFile, footer: bytes, field: str) -> Probe:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file, footer = with_footer
-    try:
-        with (
-            pa.BufferReader(footer) if footer else open_parquet(file.path) as stream,
-            pq.ParquetFile(stream) as opened,
-        ):
-            meta = opened.metadata
-            columns = [meta.schema.column(index) for index in range(meta.num_columns)]
-            groups = [meta.row_group(index) for index in range(meta.num_row_groups)]
-            texts = {
-                column.path: index
-                for index, column in enumerate(columns)
-                if column.physical_type == "BYTE_ARRAY" and column.max_repetition_level == 0
+    with (
+        pa.BufferReader(footer) if footer else open_parquet(file.path) as stream,
+        pq.ParquetFile(stream) as opened,
+    ):
+        meta = opened.metadata
+        columns = [meta.schema.column(index) for index in range(meta.num_columns)]
+        groups = [meta.row_group(index) for index in range(meta.num_row_groups)]
+        texts = {
+            column.path: index
+            for index, column in enumerate(columns)
+            if column.physical_type == "BYTE_ARRAY" and column.max_repetition_level == 0
+        }
+        wanted = texts.get(field)
+        parts = tuple(
+            group.total_byte_size if wanted is None else group.column(wanted).total_uncompressed_size
+            for group in groups
+        )
+        fields = _schema_fields(opened.schema_arrow)
+        problem = ""
+        if wanted is None:
+            there = any(f"{column.path}.".startswith(f"{field}.") for column in columns)
+            first = groups[:1]
+            found = {
+                name: sum(g.column(at).total_uncompressed_size for g in first) for name, at in texts.items()
             }
-            wanted = texts.get(field)
-            parts = tuple(
-                group.total_byte_size if wanted is None else group.column(wanted).total_uncompressed_size
-                for group in groups
-            )
-            fields = _schema_fields(opened.schema_arrow)
-            problem = ""
-            if wanted is None:
-                there = any(f"{column.path}.".startswith(f"{field}.") for column in columns)
-                first = groups[:1]
-                found = {
-                    name: sum(g.column(at).total_uncompressed_size for g in first)
-                    for name, at in texts.items()
-                }
-                problem = _problem(file.path, field, there, Counter(found))
-    except (pa.ArrowException, OSError):
-        return Probe(file, 0)
+            problem = _problem(file.path, field, there, Counter(found))
     rows = tuple(max(0, group.num_rows) for group in groups)  # a damaged footer says anything
     return Probe(file, sum(parts), parts, rows, judged=True, problem=problem, fields=fields)
 

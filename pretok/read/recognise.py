@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
+from pretok.base.storage import tried
 from pretok.read.files import (
     IDENTITY_BYTES,
     SHOWN,
@@ -114,14 +115,14 @@ def _look(path: str, explicit: bool, declared_format: str) -> _Look:
     inode = None
     try:
         if not is_remote(path):
-            what, inode = _kind(path)
+            what, inode = tried(lambda: _kind(path))
             if what == _DATASET:
                 return _Look(path, describe_dataset(path), "", inode)
             if what and explicit:
                 raise UsageError(f"{path} is {what}, not an input file{_hint(path)}")
             if what:
                 return _Look(path, None, what)
-        file, notice = _describe(path, declared_format)
+        file, notice = tried(lambda: _describe(path, declared_format))
     except OSError as error:  # the partition that holds it fails by name; the rest of the job goes on
         file = InputFile(path, "unreadable", "", 0, str(error.strerror or error))
         notice = f"{path} cannot be read: {error.strerror or error}"

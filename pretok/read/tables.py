@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pretok.base.storage import Tries
 from pretok.read.chunks import ServerStream
 from pretok.read.files import READ_SIZE, CorruptInputError, open_parquet
 from pretok.read.hub import open_hub
@@ -40,6 +42,21 @@ def table_columns(
 ) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
     """Texts of a piece, and its columns `others`; `received` as in `read_bytes`. Raises CorruptInputError after the
     last batch that can be read."""
+    seen, tries = 0, Tries()
+    while True:
+        try:  # read again, a table gives the same batches
+            for batch in islice(_batches(piece, field, others, batch_bytes, received), seen, None):
+                seen += 1
+                yield batch
+            return
+        except CorruptInputError as error:
+            if not tries.again(error.__cause__):
+                raise
+
+
+def _batches(
+    piece: Piece, field: str, others: Sequence[str], batch_bytes: int, received: Callable[[], object]
+) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
     if piece.file.format == "hub":
         columns = _hub(piece, field, others)
     elif piece.file.format == "parquet":

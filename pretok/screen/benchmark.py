@@ -24,7 +24,7 @@ import numpy.typing as npt
 from pretok.base.errors import UsageError
 from pretok.base.storage import atomic_open
 from pretok.kernels.ngrams import GRAM, SHORTEST, Grams, list_grams
-from pretok.read.files import CorruptInputError, read_bytes
+from pretok.read.files import CorruptInputError, raise_passing, read_bytes
 from pretok.read.recognise import list_inputs
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -71,6 +71,7 @@ def read_benchmark(folder: Path) -> Benchmark:
         try:
             lines = b"".join(read_bytes(file.path, file.compression)).split(b"\n")
         except CorruptInputError as error:
+            raise_passing(error)
             raise UsageError(f"{file.path} cannot be read: {error}") from None
         for number, line in enumerate(lines, 1):
             if line.strip():

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.records import read_record, to_json
-from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
+from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
 from pretok.shards.ledger import WINDOW, ledger_path
 from pretok.shards.manifest import Manifest, Shard
 
@@ -186,13 +186,10 @@ class Annotations:
 
 
 def _read_groups(path: Path, groups: range, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    try:
-        with pq.ParquetFile(path) as file:
-            for group in groups:
-                table = file.read_row_group(group, columns=list(columns), use_threads=False)
-                yield from table.combine_chunks().to_batches()
-    except (pa.ArrowException, OSError, IndexError) as error:
-        raise IntegrityError(f"cannot read {path}: {error}; see pretok verify") from None
+    with reading(path, pa.ArrowException, IndexError), pq.ParquetFile(path) as file:
+        for group in groups:
+            table = file.read_row_group(group, columns=list(columns), use_threads=False)
+            yield from table.combine_chunks().to_batches()
 
 
 def matched_column(name: str) -> str:

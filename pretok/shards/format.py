@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
-from pretok.base.storage import atomic_open, temporary_of, writing
+from pretok.base.storage import atomic_open, reading, temporary_of, writing
 from pretok.base.tokens import Tokens
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -150,10 +150,8 @@ class ShardReader:
     def __init__(self, prefix: Path) -> None:
         index_path = prefix.with_name(prefix.name + ".idx")
         bin_path = prefix.with_name(prefix.name + ".bin")
-        try:
+        with reading(index_path):
             index = np.fromfile(index_path, np.uint8)
-        except OSError as error:
-            raise IntegrityError(f"cannot read {index_path}: {error.strerror}") from None
         if len(index) < HEADER.size:
             raise IntegrityError(f"{index_path} has {len(index)} bytes, less than a header")
         magic, version, code, sequences, entries = HEADER.unpack(index[: HEADER.size].tobytes())
@@ -192,14 +190,13 @@ class ShardReader:
 
 def map_tokens(bin_path: Path, dtype: np.dtype[np.generic], tokens: int) -> Tokens:
     """Memory-map a `.bin` of `tokens` ids; IntegrityError when its size is another."""
-    try:
+    with reading(bin_path):
         size = bin_path.stat().st_size
-    except OSError as error:
-        raise IntegrityError(f"cannot read {bin_path}: {error.strerror}") from None
     if size != tokens * dtype.itemsize:
         raise IntegrityError(
             f"{bin_path} has {size} bytes, expected {tokens} tokens of {dtype.itemsize} bytes"
         )
     if tokens == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype)
-    return np.memmap(bin_path, dtype, mode="r", shape=(tokens,))
+    with reading(bin_path):
+        return np.memmap(bin_path, dtype, mode="r", shape=(tokens,))

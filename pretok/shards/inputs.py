@@ -31,7 +31,7 @@ import xxhash
 
 from pretok.base.errors import IntegrityError
 from pretok.base.records import read_record, to_json
-from pretok.base.storage import atomic_open, damaged
+from pretok.base.storage import atomic_open, damaged, reading
 from pretok.read.files import InputFile
 from pretok.read.kept import KeptColumn
 from pretok.read.partition import Partition, Piece
@@ -192,10 +192,8 @@ def _load_old(contents: Contents, source: str, old: dict[str, object]) -> Sealed
 
 @lru_cache(maxsize=4)
 def _load(path: Path, source: str, checksum: str) -> SealedInputs:
-    try:
+    with reading(path):
         data = path.read_bytes()
-    except OSError as error:
-        raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
     if f"xxh3:{xxhash.xxh3_128_hexdigest(data)}" != checksum:
         raise damaged(path)
     table, said = _read(path, data)

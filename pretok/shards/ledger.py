@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pretok.base.errors import IntegrityError
-from pretok.base.storage import temporary_of, writing
+from pretok.base.storage import reading, temporary_of, writing
 from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
 from pretok.read.batches import buffers
@@ -220,10 +220,8 @@ class _Sink:
 
 def open_ledger(path: Path) -> pq.ParquetFile:
     """A ledger for reading. Raises IntegrityError that names it where it is none."""
-    try:
+    with reading(path, pa.ArrowException):
         file = pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise IntegrityError(f"cannot read {path}: {error}") from None
     if file.schema_arrow.names[: len(SCHEMA)] != SCHEMA.names:
         file.close()
         raise IntegrityError(f"{path} is not a ledger: its columns are {', '.join(file.schema_arrow.names)}")
@@ -240,10 +238,8 @@ def ledger_windows(path: Path, columns: list[str] | None = None) -> Iterator[pa.
     """The rows of a ledger, a row group at a time; all columns or those named."""
     with open_ledger(path) as file:
         for group in range(file.num_row_groups):
-            try:
+            with reading(path, pa.ArrowException):
                 table = file.read_row_group(group, columns=columns, use_threads=False)
-            except (pa.ArrowException, OSError) as error:
-                raise IntegrityError(f"cannot read {path}: {error}; see pretok verify") from None
             yield from table.combine_chunks().to_batches()
 
 

@@ -43,7 +43,7 @@ from typing import Any
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.html import html_table
 from pretok.base.records import read_record, to_json
-from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
+from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
 from pretok.shards.contents import FORMAT, Contents
 from pretok.shards.format import ShardReader
 
@@ -216,10 +216,8 @@ def load_manifest(folder: Path) -> Manifest:
     path = shards_of(Path(folder).absolute()) / FILE_NAME
     if not has_manifest(path.parent):
         raise IntegrityError(_missing(path))
-    try:
+    with reading(path):
         found = path.stat()
-    except OSError as error:
-        raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
     stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     # Within a tick of the file system's clock two writes look alike.
     settled = time.time() - max(found.st_mtime, found.st_ctime) > SETTLED

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
+from pretok.base.storage import reading
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
 
@@ -124,10 +125,8 @@ class FlatTokens:
             os.close(self._files.popitem(last=False)[1])
         path = self._paths[shard]
         tokens = int(self._starts[shard + 1] - self._starts[shard])
-        try:
+        with reading(path):
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
         if (size := os.fstat(file).st_size) != tokens * self._dtype.itemsize:
             os.close(file)
             raise IntegrityError(

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from pretok.base.errors import UsageError
+from pretok.base.storage import passes
 
 MAX_BYTES = 256 << 20
 """The largest published tokenizer.json has about 35 MB."""
@@ -119,6 +120,8 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
+        if passes(error):
+            raise
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pretok.base.errors import UsageError
-from pretok.base.storage import atomic_open, digest, write_json
+from pretok.base.storage import atomic_open, digest, passes, write_json
 from pretok.tokenizer.tokenizer_file import read_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -218,6 +218,8 @@ def _named_eod(config: Path) -> str | None:
     try:
         named = msgspec.json.decode(config.read_bytes(), type=_Config).eos_token
     except (OSError, ValueError, RecursionError) as error:
+        if passes(error):
+            raise
         raise UsageError(f"{config} does not say which token ends a document: {error}") from None
     return named.content if isinstance(named, _Named) else named
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+from pretok.base.errors import OutputError
 from pretok.kernels import compile as _numba
 
 CODE = """
@@ -61,7 +62,7 @@ def test_the_first_folder_that_can_be_written_is_taken(
     monkeypatch.setattr(_numba.tempfile, "gettempdir", lambda: str(tmp_path / "scratch"))
     assert _numba.cache_folder().parent.parent == tmp_path / "scratch"
     monkeypatch.setattr(_numba.tempfile, "gettempdir", lambda: str(blocked))
-    with pytest.raises(OSError, match="set NUMBA_CACHE_DIR"):
+    with pytest.raises(OutputError, match="set NUMBA_CACHE_DIR"):
         _numba.cache_folder()
 
 
@@ -72,7 +73,7 @@ def test_a_scratch_folder_of_another_user_is_not_used(
     monkeypatch.setattr(_numba.tempfile, "gettempdir", lambda: str(tmp_path))
     assert _numba.cache_folder().is_relative_to(tmp_path)
     monkeypatch.setattr(_numba.os, "getuid", lambda: -5)
-    with pytest.raises(OSError, match="set NUMBA_CACHE_DIR"):
+    with pytest.raises(OutputError, match="set NUMBA_CACHE_DIR"):
         _numba.cache_folder()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.train_shards import bare_contents
+from pretok.base.lock import hold
 from pretok.base.tokens import token_dtype
 from pretok.shards.contents import ShardEntry, shard_entry
 from pretok.shards.format import ShardWriter
@@ -36,6 +39,26 @@ def needs(module: str) -> Any:
     top = module.split(".")[0]
     package = PACKAGES.get(top, top)
     return pytest.importorskip(module, reason=f"{module} is not installed: pip install {package}")
+
+
+@contextmanager
+def another_job(folder: Path, what: str) -> Iterator[None]:
+    """While the context is open another thread holds `folder`, as another job would."""
+    held, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with hold(folder, what):
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert held.wait(30)
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def make_shards(

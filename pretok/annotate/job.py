@@ -39,6 +39,7 @@ from pretok.base.tell import Teller
 from pretok.base.units import counted
 from pretok.read.kept import TYPES
 from pretok.shards.annotations import (
+    FOLDER,
     AnnotationRecord,
     Annotations,
     GivenFile,
@@ -53,7 +54,7 @@ from pretok.shards.annotations import (
 )
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.positions import lines_of_source
-from pretok.shards.unfinished import refuse_unfinished
+from pretok.shards.unfinished import reading, refuse_unfinished
 
 WORK = ".work"
 """Folder inside that of the annotations that holds rows while the job runs."""
@@ -107,12 +108,15 @@ def tell_summary(summary: AnnotateSummary, tell: Teller) -> None:
 
 
 def run_annotate(request: Request, engine: Engine, tell: Teller) -> AnnotateSummary:
-    """Join the columns, as the only job that writes there. Raises UsageError, MismatchError, IntegrityError."""
+    """Join the columns, as the only job that writes annotations there; shards may be added meanwhile.
+
+    Raises UsageError, MismatchError, IntegrityError, FolderInUse.
+    """
     refuse_unfinished(request.shards)
     manifest = load_manifest(request.shards)
     places = named_places(manifest, tell)
     check_request(request, places, tell)
-    with hold(manifest.folder, "annotate"):
+    with hold(manifest.folder / FOLDER, "annotate", beside=True), reading(manifest, "annotate"):
         others = [one for one in find_annotations(manifest.folder) if one.name != request.name]
         with _work_folder(manifest.folder, request.name) as work, tell.progress("annotate") as progress:
             rows = read_rows(request, refuse_taken(request, places, others), work, engine.stop, tell)

@@ -16,13 +16,13 @@ import numpy as np
 
 from pretok.audit.verify_annotations import annotation_notes, check_records, joined_files, verify_joined
 from pretok.audit.verify_task import VerifyTask, verify_shard
-from pretok.base.errors import PretokError
+from pretok.base.errors import IntegrityError, PretokError
 from pretok.base.execute import Engine
 from pretok.base.failures import Failure
-from pretok.base.lock import LOCK_FILE
+from pretok.base.lock import is_lock, share
 from pretok.base.progress import Progress
 from pretok.base.records import to_json
-from pretok.base.storage import TEMPORARY_SUFFIX, checksum
+from pretok.base.storage import TEMPORARY_SUFFIX, checksum, reading
 from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
@@ -40,7 +40,7 @@ SEED = 0
 
 def run_verify(shards: Path, sample: int | None, engine: Engine, tell: Teller) -> tuple[Manifest, list[str]]:
     """Check everything; `sample` documents are decoded and encoded again (None: all). (manifest, problems)."""
-    with tell.progress("verify") as progress:
+    with share(shards, "verify"), tell.progress("verify") as progress:
         return _verify(shards, sample, engine, progress, tell)
 
 
@@ -156,9 +156,10 @@ def _check_files(manifest: Manifest) -> list[str]:
             continue
         path = manifest.folder / file.path
         try:
-            found = checksum(path)
-        except OSError as error:
-            problems.append(f"cannot read {path}: {error.strerror}")
+            with reading(path):
+                found = checksum(path)
+        except IntegrityError as error:
+            problems.append(str(error))
             continue
         if found != file.checksum or path.stat().st_size != file.file_bytes:
             problems.append(f"{path}: checksum {found}, the manifest says {file.checksum}")
@@ -181,7 +182,6 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
     folder = manifest.folder
     known = {
         folder / FILE_NAME,
-        folder / LOCK_FILE,
         *(folder / file.path for file in manifest.contents.side_files),
     }
     for shard in manifest.shards:
@@ -193,7 +193,7 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
     ours: list[Path] = []
     others: list[Path] = []
     for path in sorted(folder.rglob("*")):
-        if path in known or path.is_dir() or open_folders & set(path.parents):
+        if path in known or path.is_dir() or is_lock(path) or open_folders & set(path.parents):
             continue
         in_the_way = path.parent != folder or path.suffix == TEMPORARY_SUFFIX
         (ours if in_the_way else others).append(path)

@@ -1,8 +1,9 @@
 """One job at a time in an output folder, on file systems that several nodes share.
 
-Enters: a folder a job is about to write to. Leaves: FOLDER/.lock while the job runs, or FolderInUse, which names the
-job that is there. The file is made by O_EXCL, which Lustre, GPFS and NFS keep, and says who holds the folder; a thread
-touches it every HEARTBEAT seconds. No lock of the kernel: on many clusters `flock` is off, or local to a node.
+Enters: a folder a job is about to write to, or to read for long. Leaves: FOLDER/.lock while the job runs, or
+FolderInUse, which names the job that is there. No lock of the kernel: on many clusters `flock` is off, or local to a
+node. The file is made whole under another name and linked into its place, which Lustre, GPFS and NFS do at once for all
+nodes; it says who holds the folder, and a thread touches it every HEARTBEAT seconds.
 
 The lock of a job that is gone is taken over: its process is dead (seen from the same node), Slurm knows its job no
 more or has requeued it, or it was not touched for STALE seconds. Standard library only; `train` uses this module.
@@ -11,6 +12,7 @@ more or has requeued it, or it was not touched for STALE seconds. Standard libra
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -26,17 +28,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pretok.base.errors import FolderInUse
-from pretok.base.storage import writing
+from pretok.base.storage import LOCK_FILE, digest, remove_leftovers, temporary_of, writing
 
 logger = logging.getLogger(__name__)
 
-LOCK_FILE = ".lock"
+READERS = ".reading-"
+"""Begins the names of the locks of jobs that only read."""
 HEARTBEAT = 15.0
 """Seconds between touches of the lock."""
 STALE = 300.0
 """Seconds without a touch after which the holder counts as gone: far above what clocks of nodes differ by."""
+AHEAD = 60.0
+"""Seconds that a lock may be newer than a file made now before its time says nothing."""
 MACHINE = ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid")
 """Where two processes see the same in both, a process id means the same to both."""
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+"""What `link` says on a file system without hard links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +65,95 @@ class Holder:
         return f"{self.what} (host {self.host}, process {self.pid}{job}, since {self.since})"
 
 
+class _Ours(threading.local):
+    """The locks that this thread holds, each with its event: what it does inside may hold them too."""
+
+    def __init__(self) -> None:
+        self.held: dict[Path, threading.Event] = {}
+
+
+_ours = _Ours()
+_tokens: set[str] = set()
+"""Of the locks that this process holds."""
+
+
 @contextmanager
-def hold(folder: Path, what: str) -> Iterator[threading.Event]:
-    """Keep other jobs out of `folder`, which is made if it is not there; `what` names this job to them.
+def hold(target: Path, what: str, *, beside: bool = False) -> Iterator[threading.Event]:
+    """Keep other jobs out of the folder `target`, which is made if it is not there; `what` names this job to them.
+
+    beside: the lock stands beside `target`, a file or a folder inside one that others may write to. What killed jobs
+    left unfinished there is removed. A thread that holds it already goes on under the same lock.
 
     Raises FolderInUse, OutputError. A lock taken over is logged as a warning. Should the lock be lost while it is held
     (someone deleted it), this process gets SIGTERM, which ends a job in good order; the event that is yielded is then
     set, for a body that must not write even at its end.
     """
-    path, holder = folder / LOCK_FILE, _this_process(what)
+    path = (target.with_name(f".{target.name}{LOCK_FILE}") if beside else target / LOCK_FILE).absolute()
+    if path in _ours.held:
+        yield _ours.held[path]
+        return
+    new = not path.parent.exists()
+    try:
+        with _locked(path, target, what) as lost:
+            _ours.held[path] = lost
+            try:
+                remove_leftovers(target)
+                yield lost
+            finally:
+                del _ours.held[path]
+    finally:
+        if new:
+            with contextlib.suppress(OSError):  # what was written stays
+                path.parent.rmdir()
+
+
+@contextmanager
+def share(folder: Path, what: str) -> Iterator[None]:
+    """Say to other jobs that this one reads `folder` for long: `refuse_readers` names it to them. Where nothing may be
+    written, they are not told."""
+    if not os.access(folder, os.W_OK):
+        yield
+        return
+    with _locked(folder / f"{READERS}{secrets.token_hex(8)}", folder, what):
+        yield
+
+
+def refuse_readers(folder: Path) -> None:
+    """FolderInUse that names a job that reads `folder`; what jobs that are gone left of theirs is removed."""
+    for path in folder.glob(f"{READERS}*"):
+        if found := _read(path):
+            _refuse_living(path, found, folder, "must not change what another reads")
+            path.unlink(missing_ok=True)
+
+
+def is_lock(path: Path) -> bool:
+    """Whether a file is one that this module makes."""
+    return path.name[0] == "." and (LOCK_FILE in path.name or path.name.startswith(READERS))
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """Who holds a folder, as far as one can see from here; None where nobody does, or only a job that is gone."""
+    path = folder / LOCK_FILE
+    with contextlib.suppress(OSError):
+        found = _read(path)
+        holder = None if found is None else _parse(found)
+        if holder and not _why_gone(holder) and abs(time.time() - path.stat().st_mtime) < STALE:
+            return holder
+    return None
+
+
+@contextmanager
+def _locked(path: Path, target: Path, what: str) -> Iterator[threading.Event]:
+    holder = _this_process(what)
     text = json.dumps(asdict(holder))
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        _take(path, text)
+    with writing(target):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _tokens.add(holder.token)
+        try:
+            _take(path, text, target)
+        except BaseException:
+            _tokens.discard(holder.token)
+            raise
     ended, lost = threading.Event(), threading.Event()
     thread = threading.Thread(target=_beat, args=(path, text, ended, lost), daemon=True, name="folder-lock")
     thread.start()
@@ -80,80 +163,104 @@ def hold(folder: Path, what: str) -> Iterator[threading.Event]:
         ended.set()
         if os.getpid() == holder.pid:  # not in a forked child
             thread.join()
-            if _read(path) == text:
-                path.unlink(missing_ok=True)
+            _tokens.discard(holder.token)
+            try:
+                if _read(path) == text:
+                    path.unlink(missing_ok=True)
+            except OSError as error:  # not what ended the job
+                logger.warning("%s stays: %s; the next job takes it over", path, error.strerror)
 
 
-def holder_of(folder: Path) -> Holder | None:
-    """Who holds a folder, as far as one can see from here; None where nobody does, or only a job that is gone."""
-    path = folder / LOCK_FILE
-    with contextlib.suppress(OSError):
-        found = _read(path)
-        holder = None if found is None else _parse(found)
-        if holder and not _why_gone(holder) and time.time() - path.stat().st_mtime < STALE:
-            return holder
-    return None
+def _take(path: Path, text: str, target: Path) -> None:
+    """Put a lock that says `text` at `path`, in the place of one whose holder is gone; FolderInUse if it is not."""
+    made = temporary_of(path, f"-{secrets.token_hex(4)}")
+    try:
+        while True:
+            made.write_text(text, encoding="utf-8")
+            try:
+                if _link(made, path, text):
+                    return
+                if (found := _read(path)) is None:  # given back in the meantime
+                    continue
+                why = _refuse_living(path, found, target, "must not write to one place", made)
+                if _replace(made, path, found, text, target):
+                    logger.warning(
+                        "%s: taking over the lock of %s: %s", target, _parse(found) or "a job", why
+                    )
+                    return
+            except FileNotFoundError:  # `made` was taken for a leftover by who has just got the lock
+                if not path.parent.exists():
+                    raise
+    finally:
+        with contextlib.suppress(OSError):
+            made.unlink(missing_ok=True)
 
 
-def _take(path: Path, text: str) -> None:
-    while True:
+def _replace(made: Path, path: Path, found: str, text: str, target: Path) -> bool:
+    """Put `made` in the place of a lock that says `found`; False where it says so no more.
+
+    Of two that take over at once, the slower one would replace the lock of the faster: the right to replace a lock of
+    this text is a lock too.
+    """
+    claim = path.with_name(f"{path.name}-{digest(found.encode())[:16]}")
+    _take(claim, text, target)
+    try:
+        if _read(path) != found:
+            return False
+        made.replace(path)
+        return True
+    finally:
+        claim.unlink(missing_ok=True)
+
+
+def _link(made: Path, path: Path, text: str) -> bool:
+    """Make `path` of the file `made`; False where there is one."""
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        return made.stat().st_nlink > 1  # done, and the server was asked twice
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
         try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
         except FileExistsError:
-            _clear_stale(path)
-            continue
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        return
+            return False
+    return True
 
 
-def _clear_stale(path: Path) -> None:
-    """Remove the lock if its holder is gone; FolderInUse if it is not."""
-    found = _read(path)
-    if found is None:  # given back in the meantime
-        return
+def _refuse_living(path: Path, found: str, target: Path, why: str, now: Path | None = None) -> str:
+    """Why the holder of a lock that says `found` is gone; FolderInUse if it is not. now: a file made just now, by the
+    clock of the same file system."""
     holder = _parse(found)
-    why = _why_gone(holder) if holder else ""
-    if not why:
-        with contextlib.suppress(FileNotFoundError):
-            age = time.time() - path.stat().st_mtime
-            if age < STALE:
-                raise FolderInUse(
-                    f"{path.parent} is in use by {holder or 'a job that is just starting'}: two jobs must not write "
-                    f"to one folder. Wait for it or stop it; if it is dead, delete {path}"
-                )
-            why = f"not touched for {age:.0f} s"
-    if _remove(path, found):
-        logger.warning("%s: taking over the lock of %s: %s", path.parent, holder or "an unknown job", why)
+    if holder and (gone := _why_gone(holder)):
+        return gone
+    age = 0.0
+    with contextlib.suppress(FileNotFoundError):
+        touched = path.stat().st_mtime
+        age = (now.stat().st_mtime if now else time.time()) - touched
+        if age < -AHEAD:
+            logger.warning(
+                "%s is from the future: looking for %g s whether it is touched", path, 2 * HEARTBEAT
+            )
+            time.sleep(2 * HEARTBEAT)
+            if path.stat().st_mtime == touched:
+                return "its time lies in the future, and nobody touches it"
+    if age < STALE:
+        raise FolderInUse(
+            f"{target} is in use by {holder or 'a job'}: two jobs {why}. Wait for it or stop it; if it is dead, "
+            f"delete {path}"
+        )
+    return f"not touched for {age:.0f} s"
 
 
 def _parse(text: str) -> Holder | None:
-    """The holder, or None: a job was killed, or is just now busy, between making the file and writing it."""
+    """The holder, or None for a text that is no lock's."""
     try:
         return Holder(**json.loads(text))
     except (ValueError, TypeError):
         return None
-
-
-def _remove(path: Path, found: str) -> bool:
-    """Delete the lock if it still holds `found`. One job at a time looks and deletes: of two that take over at once,
-    the slower one would delete the lock of the faster."""
-    guard = path.with_name(f"{path.name}-taking")
-    try:
-        guard.touch(exist_ok=False)
-    except FileExistsError:
-        time.sleep(0.05)
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - guard.stat().st_mtime > STALE:  # its maker was killed in this very moment
-                guard.unlink()
-        return False
-    try:
-        if _read(path) != found:
-            return False
-        path.unlink(missing_ok=True)
-        return True
-    finally:
-        guard.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> str | None:
@@ -212,6 +319,8 @@ def _started(pid: int) -> str | None:
 
 def _why_gone(holder: Holder) -> str:
     """Why the holder surely is no more, or an empty string."""
+    if holder.machine == _machine() and holder.pid == os.getpid() and holder.token not in _tokens:
+        return "this process has given it back"
     if holder.machine == _machine() and _started(holder.pid) != holder.started:
         return "its process is dead"
     if holder.job and holder.job == os.environ.get("SLURM_JOB_ID"):

@@ -7,12 +7,14 @@ is skipped, because each job finds its own finished work.
 from __future__ import annotations
 
 import shlex
+from contextlib import ExitStack
 
 from pretok.audit import VERIFY_DOCUMENTS
 from pretok.audit.totals import show_stats
 from pretok.audit.verify_job import run_verify
 from pretok.base.errors import IntegrityError
 from pretok.base.execute import Engine
+from pretok.base.lock import hold
 from pretok.base.tell import Teller
 from pretok.cluster.chain import recipe_flags
 from pretok.config import Recipe
@@ -69,20 +71,24 @@ def check_steps(recipe: Recipe) -> None:
 
 
 def run_steps(recipe: Recipe, engine: Engine, tell: Teller) -> None:
-    """Every step in order; at the end what to type next."""
+    """Every step in order; at the end what to type next. All that later steps write is held from the start."""
     check_steps(recipe)
-    if recipe.vocab.path is None:
-        run_build_vocab(recipe, engine, tell)
-    tokenize_step(recipe, engine, tell)
     request = recipe_request(recipe.mix) if recipe.mix is not None else None
-    if request is not None:  # a budget that does not fit is said before the hours of verification
-        plan_mix(load_manifest(recipe.shards_dir), request)
-    verify_step(recipe, engine, tell)
-    show_stats(recipe.shards_dir, tell)
-    if request is None:
-        tell.notice(f"next: pretok mix {recipe.shards_dir} --out {recipe.mix_path}")
-        return
-    report = run_mix(recipe.shards_dir, recipe.mix_path, request)
-    show_stages(load_manifest(recipe.shards_dir), report, tell)
+    with ExitStack() as held:
+        held.enter_context(hold(recipe.shards_dir, "run"))
+        if request is not None:
+            held.enter_context(hold(recipe.mix_path, "run", beside=True))
+        if recipe.vocab.path is None:
+            run_build_vocab(recipe, engine, tell)
+        tokenize_step(recipe, engine, tell)
+        if request is not None:  # a budget that does not fit is said before the hours of verification
+            plan_mix(load_manifest(recipe.shards_dir), request)
+        verify_step(recipe, engine, tell)
+        show_stats(recipe.shards_dir, tell)
+        if request is None:
+            tell.notice(f"next: pretok mix {recipe.shards_dir} --out {recipe.mix_path}")
+            return
+        report = run_mix(recipe.shards_dir, recipe.mix_path, request)
+        show_stages(load_manifest(recipe.shards_dir), report, tell)
     command = ["train", *recipe_flags(recipe), "--out", str(recipe.out / "run")]
     tell.notice(f"next: {shlex.join(command)}")

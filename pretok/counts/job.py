@@ -28,7 +28,7 @@ from pretok.base.lock import hold
 from pretok.base.progress import Progress
 from pretok.base.reads import map_reads
 from pretok.base.records import to_json
-from pretok.base.storage import atomic_open, checksum, read_json, remove_leftovers, write_json
+from pretok.base.storage import atomic_open, checksum, read_json, write_json
 from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.base.units import counted
@@ -195,7 +195,6 @@ def _claim(folder: Path, config: Config) -> Iterator[CorpusCounts | None]:
             for path in buckets:  # of counts whose state someone has deleted
                 path.unlink()
             write_json(begun, to_json(config))
-        remove_leftovers(folder)
         yield None
 
 

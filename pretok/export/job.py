@@ -33,7 +33,7 @@ from pretok.base.units import short_bytes
 from pretok.export.formats import FORMATS, TokenFile
 from pretok.export.text import BlendFile, blend
 from pretok.shards.manifest import STATE, Manifest, Shard
-from pretok.shards.unfinished import keep_plan
+from pretok.shards.unfinished import keep_plan, reading
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
 EXPORT_FILE = "export.json"
@@ -112,7 +112,7 @@ def run_export(
     UsageError where a shard is larger than a file of the format may be, MismatchError when `out` holds another export,
     IntegrityError for damaged shards, FolderInUse while another job writes there, PartitionsFailed, Stopped.
     """
-    with hold(out, "export"), tell.progress("export") as progress:
+    with reading(manifest, "export"), hold(out, "export"), tell.progress("export") as progress:
         path = out / EXPORT_FILE
         if path.exists():
             export = read_record(Export, read_json(path), path)

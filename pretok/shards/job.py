@@ -142,7 +142,6 @@ def _prepare(
         ]
     for text in shared_inputs({source_plan.name: source_plan.inputs for source_plan in plans}):
         tell.notice(text)
-    remove_leftovers(shards)
     if (
         not old or not (shards / TOKENIZER_FILE).exists()
     ):  # the shards then need nothing else; workers read this copy

@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from pretok.base.errors import MismatchError
+from pretok.base.errors import FolderInUse, MismatchError
 from pretok.base.failures import Failure
+from pretok.base.lock import refuse_readers
 from pretok.base.storage import atomic_open, checksum
 from pretok.base.tokens import token_dtype
 from pretok.base.version import PRETOK_VERSION
@@ -105,13 +106,20 @@ def _with_side_files(manifest: Manifest) -> Contents:
 def withdraw(shards: Path, state: Path, names: set[str]) -> None:
     """Take the manifest back if it lists any source of `names`, whose files are about to change.
 
-    What it says of the other sources goes to `state` first; the next `seal` takes it from there.
+    What it says of the other sources goes to `state` first; the next `seal` takes it from there. FolderInUse while
+    another job reads them (`unfinished.reading`), who looks for the manifest when it has said so.
     """
     old = standing(shards, state)
     if old and has_manifest(shards) and names & old.sources.keys():
         kept = {name: _of_source(old, name) for name in old.sources if name not in names}
         write_manifest(state, _assemble(old, kept, ()))
         (shards / FILE_NAME).unlink()
+        try:
+            refuse_readers(shards)
+        except FolderInUse:
+            write_manifest(shards, old)
+            (state / FILE_NAME).unlink()
+            raise
 
 
 def drop_finished(state: Path) -> None:

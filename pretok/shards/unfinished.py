@@ -6,12 +6,15 @@ the plan of a job that is no tokenization, kept where its unfinished files are.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.lock import share
 from pretok.base.storage import read_json, write_json
 from pretok.shards.inputs import read_plan
-from pretok.shards.manifest import STATE, Manifest, has_manifest
+from pretok.shards.manifest import STATE, Manifest, has_manifest, load_manifest
 from pretok.shards.plan import is_complete
 from pretok.shards.seal import DONE
 
@@ -34,6 +37,22 @@ def refuse_unfinished(shards: Path) -> None:
         raise IntegrityError(
             f"{shards} is unfinished: {done} of {planned} partitions are done; run the same command again"
         )
+
+
+@contextmanager
+def reading(manifest: Manifest, what: str) -> Iterator[None]:
+    """For a job that reads shards for long: none of them changes while the context is open. New sources may be added.
+
+    Raises MismatchError where they changed since `manifest` was read.
+    """
+    with share(manifest.folder, what):
+        refuse_unfinished(manifest.folder)
+        now = load_manifest(manifest.folder).contents
+        if any(now.sources.get(name) != manifest.contents.sources[name] for name in manifest.sources):
+            raise MismatchError(
+                f"{manifest.folder} has just been changed by another job: run the same command again"
+            )
+        yield
 
 
 def incomplete(manifest: Manifest) -> list[str]:

@@ -33,7 +33,7 @@ from pretok.shards.contents import Contents, ShardEntry, count_source, shard_ent
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import FILE_NAME, STATE, Shard, has_manifest, load_manifest, write_manifest
 from pretok.shards.seal import side_files
-from pretok.shards.unfinished import keep_plan
+from pretok.shards.unfinished import keep_plan, reading
 from pretok.stream import View
 from pretok.stream.mix_file import mix_json, parse_mix
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
@@ -73,7 +73,11 @@ def run_materialize(
     Raises MismatchError when `out` holds another mix, FolderInUse while another job writes there, PartitionsFailed when
     shards could not be written, Stopped.
     """
-    with hold(out, "materialize"), tell.progress("materialize") as progress:
+    with (
+        reading(load_manifest(shards), "materialize"),
+        hold(out, "materialize"),
+        tell.progress("materialize") as progress,
+    ):
         _materialize(shards, mix, out, engine, progress, tell, shard_bytes)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.failures import Failure
 from pretok.base.html import html_table
+from pretok.base.lock import hold
 from pretok.base.tell import Teller, table
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import failures
@@ -123,12 +124,12 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     """
     refuse_another_mix(out, request)
     mix, report = plan_mix(load_manifest(shards), request)
-    if out.exists():
-        old = load_mix(out)
-        if old.fingerprint != mix.fingerprint:
-            raise _another(out, old, f"this one has {mix.fingerprint}")
-        return report
-    write_mix(out, mix, report)
+    if not out.exists():
+        with hold(out, "mix", beside=True):
+            if not out.exists():  # since a moment ago
+                write_mix(out, mix, report)
+    if (old := load_mix(out)).fingerprint != mix.fingerprint:
+        raise _another(out, old, f"this one has {mix.fingerprint}")
     return report
 
 

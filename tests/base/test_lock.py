@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,9 +16,10 @@ import pytest
 from support import ROOT
 
 from pretok.base import lock
-from pretok.base.errors import FolderInUse
-from pretok.base.lock import LOCK_FILE, STALE, hold
+from pretok.base.errors import FolderInUse, OutputError
+from pretok.base.lock import STALE, hold, refuse_readers, share
 from pretok.base.stop import StopFlag
+from pretok.base.storage import LOCK_FILE
 
 HOLD = "import sys, time; from pathlib import Path; from pretok.base.lock import hold\n"
 HOLD += "with hold(Path(sys.argv[1]), 'tokenize'): print('held', flush=True); time.sleep(60)"
@@ -65,8 +67,7 @@ def test_the_lock_of_a_killed_process_is_taken_over_at_once(tmp_path, elsewhere,
         time.sleep(0.01)
     with hold(tmp_path, "tokenize"):
         assert "its process is dead" in caplog.text
-        with pytest.raises(FolderInUse), hold(tmp_path, "tokenize"):
-            pass
+        assert lock.holder_of(tmp_path).pid == os.getpid()
 
 
 def test_a_process_id_used_again_is_another_process(tmp_path, elsewhere, caplog):
@@ -153,3 +154,83 @@ def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path, elsewhere):
     for thread in threads:
         thread.join()
     assert (len(inside), len(refused)) == (1, 7)
+
+
+def test_a_job_goes_on_under_the_lock_it_holds(tmp_path):
+    with hold(tmp_path, "run") as outer, hold(tmp_path, "tokenize") as inner:
+        assert inner is outer
+        assert lock.holder_of(tmp_path).what == "run"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_ended_a_job_is_told_although_its_lock_cannot_be_removed(tmp_path, monkeypatch, caplog):
+    def stale(path):
+        raise OSError(116, "Stale file handle")
+
+    def work():
+        with hold(tmp_path, "tokenize"):
+            monkeypatch.setattr(lock, "_read", stale)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
+    assert f"{tmp_path / LOCK_FILE} stays: Stale file handle" in caplog.text
+    monkeypatch.undo()
+    with hold(tmp_path, "tokenize"):  # as the same command is tried again in the same process
+        assert "this process has given it back" in caplog.text
+
+
+def test_a_full_disk_leaves_no_lock(tmp_path):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+    try:
+        with pytest.raises(OutputError, match=str(tmp_path)), hold(tmp_path, "tokenize"):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_killed_while_it_takes_over_is_no_hindrance(tmp_path, elsewhere, monkeypatch):
+    os.kill(elsewhere.pid, signal.SIGKILL)
+    elsewhere.wait()
+    monkeypatch.setattr(Path, "replace", lambda *_: os._exit(9))
+    if (child := os.fork()) == 0:
+        with hold(tmp_path, "killed while it takes over"):
+            pass
+    assert os.waitpid(child, 0)[1] == 9 << 8
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) > 1
+    began = time.monotonic()
+    with hold(tmp_path, "tokenize"):
+        assert time.monotonic() - began < 30
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_a_lock_from_the_future_is_watched(tmp_path, elsewhere, monkeypatch, caplog, touched):
+    """A clock was wrong, here or there: whether its holder lives is seen from its touches."""
+    change(tmp_path, machine="another")
+    path, later = tmp_path / LOCK_FILE, time.time() + 3600
+    os.utime(path, (later, later))
+    monkeypatch.setattr(lock.time, "sleep", lambda _: touched and os.utime(path, (later + 15, later + 15)))
+    if touched:
+        with pytest.raises(FolderInUse), hold(tmp_path, "tokenize"):
+            pass
+    else:
+        with hold(tmp_path, "tokenize"):
+            assert "its time lies in the future" in caplog.text
+
+
+def test_times_are_compared_with_those_of_the_same_file_system(tmp_path, elsewhere, monkeypatch):
+    change(tmp_path, machine="another")
+    monkeypatch.setattr(lock.time, "time", lambda: 1e12)
+    with pytest.raises(FolderInUse), hold(tmp_path, "tokenize"):
+        pass
+
+
+def test_who_changes_a_folder_is_told_who_reads_it(tmp_path, elsewhere):
+    with share(tmp_path, "export"), pytest.raises(FolderInUse, match="in use by export"):
+        refuse_readers(tmp_path)
+    refuse_readers(tmp_path)
+    assert list(tmp_path.glob(f"{lock.READERS}*")) == []

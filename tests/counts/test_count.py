@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import regex
 from counting import Killer, contents, documents, recipe, write_lines
+from support import another_job
 from telling import Told
 from texts import pack
 
 from pretok.base.errors import FolderInUse, IntegrityError, MismatchError, Stopped, UsageError
 from pretok.base.execute import Engine
-from pretok.base.lock import hold
 from pretok.base.stop import StopFlag
 from pretok.base.tell import Silent
 from pretok.config import make_recipe
@@ -236,10 +236,10 @@ def test_a_resumed_count_tells_what_is_there(folder: Path, here: Engine) -> None
 
 def test_counts_are_of_one_job_at_a_time(folder: Path, here: Engine) -> None:
     made = recipe(folder)
-    with hold(made.counts_dir, "count"), pytest.raises(FolderInUse):
+    with another_job(made.counts_dir, "count"), pytest.raises(FolderInUse):
         run_count(made, here, Silent())
     run_count(made, here, Silent())
-    with hold(made.counts_dir, "count"):
+    with another_job(made.counts_dir, "count"):
         run_count(made, here, Silent())  # finished counts are only read
 
 

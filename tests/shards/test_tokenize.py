@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from support import another_job
 from telling import Told
 from tokenizers import Tokenizer
 from tokenizing import contents, recipe, run
@@ -29,7 +30,6 @@ from pretok.base.errors import (
     Stopped,
 )
 from pretok.base.execute import Engine, Report
-from pretok.base.lock import hold
 from pretok.base.stop import StopFlag
 from pretok.config import Recipe
 from pretok.shards.format import ShardReader, ShardWriter
@@ -347,13 +347,13 @@ def test_a_refusal_of_a_task_keeps_its_kind(tmp_path, inputs, vocab_dir, here, m
 
 def test_two_jobs_on_one_folder(tmp_path, inputs, vocab_dir, here):
     made = recipe(tmp_path, vocab_dir, inputs)
-    with hold(made.shards_dir, "tokenize"):
+    with another_job(made.shards_dir, "tokenize"):
         leftover = made.shards_dir / ".it-00000.bin.host-1.tmp"
         leftover.touch()
         with pytest.raises(FolderInUse, match=f"process {os.getpid()}"):
             run(made, here)
         assert leftover.exists()
-    with hold(made.vocab_dir, "build-vocab"), hold(made.counts_dir, "count"):
+    with another_job(made.vocab_dir, "build-vocab"), another_job(made.counts_dir, "count"):
         run(made, here)  # other folders are other jobs' business
     assert not leftover.exists()
 

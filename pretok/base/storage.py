@@ -119,9 +119,10 @@ def tried(work: Callable[[], Result]) -> Result:
 @contextmanager
 def reading(path: Path, *damage: type[Exception]) -> Iterator[None]:
     """Turn an OSError that will not pass by itself, and `damage`, into an IntegrityError that names `path`."""
+    kinds: tuple[type[Exception], ...] = (OSError, *damage)
     try:
         yield
-    except (OSError, *damage) as error:
+    except kinds as error:
         if isinstance(error, OSError) and error.errno in PASSING:
             raise name_path(error, path) from None
         told = error.strerror if isinstance(error, OSError) else None

@@ -14,6 +14,7 @@ copies_job.py  which documents are copies of earlier ones, settled before tokeni
 together.py    small batches that are handled as one
 task.py        a partition -> sealed parts: the task a worker runs
 unfinished.py  what is not finished, told in words
+software.py    which versions of libraries made shards, and who may go on with them
 seal.py        sealed parts -> few files and one manifest
 positions.py   rows of ledgers -> the line or row of their input
 job.py         the job: plan, tokenize, seal

@@ -44,6 +44,7 @@ from pretok.shards.ledger import SUFFIX
 from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
 from pretok.shards.plan import is_complete, plan_source
 from pretok.shards.seal import drop_finished, seal, standing, withdraw
+from pretok.shards.software import all_software, refuse_other_engine, software
 from pretok.shards.task import (
     TokenizeTask,
     copies_path,
@@ -158,6 +159,10 @@ def _prepare(
         if (state / source_plan.name).exists()
         for partition in source_plan.partitions
     ]
+    if tasks:
+        parts = (part for task in tasks for part in load_parts(task.state_dir, task.partition.name))
+        made = [old.software] if old and old.totals.documents else []
+        refuse_other_engine(shards, all_software([*made, *(part.software for part in parts)]), tell)
     withdraw(shards, state, {task.partition.source for task in tasks})
     return _Work(config, old, plans, tasks, [task for task in tasks if not _finished(task)])
 
@@ -288,6 +293,7 @@ def _task(
         target=source.settings["target"],
         val_fraction=recipe.shards.val_fraction,
         val_seed=recipe.shards.seed,
+        software=software(),
     )
 
 

@@ -12,12 +12,10 @@ were mended and partitions are done again, `withdraw` takes it back: into .state
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from pretok.base.failures import Failure
 from pretok.base.lock import refuse_readers
 from pretok.base.storage import atomic_open, checksum
 from pretok.base.tokens import token_dtype
-from pretok.base.version import PRETOK_VERSION
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
 from pretok.shards.contents import (
     Contents,
@@ -47,12 +44,11 @@ from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, sum_pieces, write_inputs
 from pretok.shards.ledger import SUFFIX, ledger_path, merge_ledgers
 from pretok.shards.manifest import FILE_NAME, Manifest, has_manifest, load_manifest, write_manifest
+from pretok.shards.software import all_software, software
 from pretok.shards.task import PartRecord, SealedSplit, load_parts
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
 
 COPY_TOKENS = 1 << 24
-PACKAGES = ("gigatoken", "tokenizers", "pyarrow", "numpy", "numba")
-"""Whose versions the manifest records: what could change a byte of the shards."""
 DONE = ".done"
 """Ends the name of the state of a source that is sealed, until it is removed; no source's name has a dot."""
 
@@ -149,12 +145,12 @@ def seal(
         source = sources[failure.source]
         sources[failure.source] = replace(source, failed=(*source.failed, failure))
     tokenizer = TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, token_dtype(vocab.size).name)
-    software = {
-        "pretok": PRETOK_VERSION,
-        "python": platform.python_version(),
-        **{name: version(name) for name in PACKAGES},
-    }
-    nothing = Contents(tokenizer, sum_sources(()), {}, (), (), (), config, software)
+    parts = (
+        part for plan in plans for p in plan.partitions for part in load_parts(state / plan.name, p.name)
+    )
+    before = [old.software] if old and old.totals.documents else []
+    used = all_software([*before, *(part.software for part in parts)]) or software()
+    nothing = Contents(tokenizer, sum_sources(()), {}, (), (), (), config, used)
     contents = _assemble(
         nothing, sources, side_files(shards, None, [shards / TOKENIZER_FILE, benchmark_path(shards)])
     )

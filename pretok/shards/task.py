@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -28,6 +28,7 @@ from pretok.base.failures import Failure
 from pretok.base.progress import Counts
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, read_json, write_json
+from pretok.base.tell import SILENT
 from pretok.base.tokens import Tokens
 from pretok.read.batches import Reject, TextBatch, buffers
 from pretok.read.kept import Keep, Mismatch
@@ -38,6 +39,7 @@ from pretok.screen.contamination import ItemCount
 from pretok.screen.screening import Screen, Screening
 from pretok.shards.format import SealedShard, ShardWriter
 from pretok.shards.ledger import LedgerWriter, SealedLedger, ledger_rows, schema_with
+from pretok.shards.software import refuse_other_engine, software
 from pretok.shards.together import (
     MOST_BATCHES,
     MOST_TOKENS,
@@ -75,6 +77,7 @@ class TokenizeTask:
     target: int
     val_fraction: Fraction
     val_seed: int
+    software: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ class PartRecord:
     name: of its train shard; records: how many were read for it, per piece of the partition; rejected: by reason;
     errors: inputs whose rest could not be read; mismatches: values of kept columns that are null because of another
     type; last: whether the partition ends here; train, val: None where empty; contaminated: what was found of the items
-    of a benchmark, in documents that were refused too.
+    of a benchmark, in documents that were refused too; software: what made it.
     """
 
     name: str
@@ -115,6 +118,7 @@ class PartRecord:
     train: SealedSplit | None = None
     val: SealedSplit | None = None
     contaminated: tuple[ItemCount, ...] = ()
+    software: dict[str, str] = field(default_factory=dict)
 
     @property
     def read(self) -> int:
@@ -189,6 +193,7 @@ def tokenize_partition(task: TokenizeTask, report: Callable[[Counts], None]) -> 
 
     `report` is told the increments of documents, tokens, bytes and rejected as they happen.
     """
+    refuse_other_engine(task.shards_dir, task.software, SILENT)
     encoder = load_encoder(task.tokenizer_json, task.tokenizer, task.eod_id)
     done = load_parts(task.state_dir, task.partition.name)
     if done and done[-1].last:
@@ -400,6 +405,7 @@ class _PartWriter:
             last,
             **sealed,
             contaminated=self._screen.take(),
+            software=software(),
         )
         write_json(self._task.state_dir / f"{self._name}.json", to_json(record))
         return record

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from pretok.base.errors import (
 from pretok.base.execute import Engine, Report
 from pretok.base.stop import StopFlag
 from pretok.config import Recipe
+from pretok.shards import software
 from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.inputs import inputs_path
 from pretok.shards.job import run_tokenize
@@ -464,3 +466,44 @@ def test_the_slow_engine_is_announced_once(tmp_path, vocab_dir, inputs, here):
     assert sum("encoding with tokenizers instead, at about 1.3 MB/s" in text for text in notices) == 1
     _, notices = run(recipe(tmp_path / "fast", vocab_dir, {"en": inputs["en"]}), here)
     assert not any("instead" in text for text in notices)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Another version of a package, from the next call on."""
+
+    def install(package: str, found: str) -> None:
+        monkeypatch.setattr(software, "version", lambda name: found if name == package else version(name))
+        software.software.cache_clear()
+
+    yield install
+    monkeypatch.undo()
+    software.software.cache_clear()
+
+
+@pytest.mark.parametrize("begun", ["killed", "another source"])
+def test_ids_of_two_engines_are_not_mixed(tmp_path, inputs, vocab_dir, here, monkeypatch, installed, begun):
+    """Nor are versions of what does not decide ids forgotten."""
+    first = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
+    if begun == "killed":
+        with monkeypatch.context() as patch:
+            failing_partition(patch, "it-00002", Stopped("killed"))
+            with pytest.raises(Stopped):
+                run(first, here)
+        again = first
+    else:
+        run(first, here)
+        again = recipe(tmp_path, vocab_dir, inputs)
+    before = contents(first.shards_dir)
+    for engine in ("gigatoken", "tokenizers"):
+        installed(engine, "99.1")
+        with pytest.raises(MismatchError, match=f"ids of {engine} .*and here is {engine} 99.1.*pip install"):
+            run(again, here)
+    kept = contents(first.shards_dir)
+    assert {path: kept[path] for path in before} == before
+    installed("pyarrow", "99.1")
+    _, notices = run(again, here)
+    assert any("was made with pyarrow" in text and "now 99.1" in text for text in notices)
+    made = load_manifest(first.shards_dir).contents.software
+    assert made["pyarrow"] == f"{version('pyarrow')}, 99.1"
+    assert made["gigatoken"] == version("gigatoken")

@@ -60,6 +60,7 @@ def export(
         return None
     with atomic_open(out, "w") as file:
         file.write(text)
+    terminal(context).notice(f"{out}: what {to} needs to read {shards}")
     return None
 
 

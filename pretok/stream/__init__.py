@@ -175,8 +175,11 @@ class View:
 
     def __getitem__(self, position: int | slice) -> Tokens:
         """Token ids in the dtype of the shards at one position: (seq_len + 1,), or at those of a slice:
-        (n, seq_len + 1). Negative positions count back."""
-        at = range(len(self))[position]
+        (n, seq_len + 1). Negative positions count back. IndexError where there is no such position."""
+        try:
+            at = range(len(self))[position]
+        except IndexError:
+            raise IndexError(f"position {position}; the stream has {len(self)}") from None
         if isinstance(at, range):
             return self._read(np.array(at, np.int64), self.dtype)
         tokens: Tokens = self._read(np.array([at], np.int64), self.dtype)[0]

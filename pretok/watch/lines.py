@@ -91,13 +91,21 @@ def _job(path: Path, now: float) -> Iterator[str]:
         done = gauge.done(f"bytes:{name}")
         share = min(1.0, done / size) if size else 0.0
         yield f"  {name}: {_bar(share)} {short_bytes(done)} of about {short_bytes(size)}"
-    yield from _tasks(events)
+    steps = [at for at, event in enumerate(events) if event["event"] == "step"]
+    yield from _tasks(state, events[steps[-1] if steps else 0 :])
 
 
-def _tasks(events: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Of the tasks of the newest step: workers, and how many are done or failed, these by name."""
+def _tasks(state: Now, events: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Of the tasks of the newest step: workers, and how many are done or failed, these by name. Before the first word
+    of a worker, which takes some seconds, why nothing is read yet."""
     begins = [at for at, event in enumerate(events) if event["event"] == "tasks"]
     if not begins:
+        if state.partitions and not state.counts:
+            yield "  its workers are starting; nothing is read yet"
+        return
+    if not state.counts:
+        workers = counted(events[begins[-1]]["workers"], "worker")
+        yield f"  {workers} started, loading what encodes and counts; nothing is read yet"
         return
     step, since = events[begins[-1]], events[begins[-1] :]
     done = [event for event in since if event["event"] == "task"]

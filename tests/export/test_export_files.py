@@ -166,6 +166,10 @@ def test_the_command(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         assert run_command([*arguments, *refused]) == 2
         assert says in capsys.readouterr().err
+    assert (
+        run_command(["export", str(shards), "--to", "megatron", "--out", str(tmp_path / "blend.json")]) == 0
+    )
+    assert capsys.readouterr().err == f"{tmp_path / 'blend.json'}: what megatron needs to read {shards}\n"
     assert run_command(["export", str(shards), "--to", "olmo"]) == 2
     assert "say which with --out" in capsys.readouterr().err
 

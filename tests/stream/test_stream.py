@@ -172,7 +172,7 @@ def test_positions_outside_are_refused(shards: Path) -> None:
     assert sum(1 for _ in view) == len(view)
     assert view.batch([]).shape == (0, 5)
     for wrong in (len(view), -len(view) - 1):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=f"position {wrong}; the stream has {len(view)}"):
             view[wrong]
     for wrong in ([0, len(view)], [-1]):
         with pytest.raises(IndexError, match="the stream has"):

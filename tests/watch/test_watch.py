@@ -58,6 +58,13 @@ def test_a_job_is_told_by_what_it_leaves(tmp_path: Path) -> None:
         "  6 workers; partitions: 3 of 18 done, 1 failed, 2 tried again",
         "  failed: it-00009: cut short",
     ]
+    leave(tmp_path, counts={})
+    events(tmp_path, *old, {"event": "step", "title": "tokenize"})
+    assert watch_lines(tmp_path, NOW)[4:] == ["  its workers are starting; nothing is read yet"]
+    events(tmp_path, *old, {"event": "step", "title": "tokenize"}, begun)
+    assert watch_lines(tmp_path, NOW)[4:] == [
+        "  6 workers started, loading what encodes and counts; nothing is read yet"
+    ]
     leave(tmp_path, 400.0)
     assert watch_lines(tmp_path, NOW)[0].endswith("no sign for 7 min; killed, or its file system hangs")
 

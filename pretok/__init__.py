@@ -1,7 +1,7 @@
 """Text to token files for language models: vocabulary, shards, mix, stream.
 
-Programs import `pretok.stream`, and `pretok.open` for finished work; everything else is reached through the `pretok`
-command. Nothing is loaded before it is used.
+`pretok.build_vocab`, `pretok.tokenize` and `pretok.mix` do what the commands do, `pretok.open` opens what they left,
+training reads it by `pretok.stream`. Nothing is loaded before it is used.
 """
 
 from typing import TYPE_CHECKING
@@ -9,16 +9,25 @@ from typing import TYPE_CHECKING
 from pretok.base.version import PRETOK_VERSION
 
 if TYPE_CHECKING:
+    from pretok.api import build_vocab, mix, tokenize
     from pretok.opened.work import open_work as open
 
-__all__ = ["__version__", "open"]
+__all__ = ["__version__", "build_vocab", "mix", "open", "tokenize"]
 __version__ = PRETOK_VERSION
 
 
 def __getattr__(name: str) -> object:
-    """`open` is loaded when it is asked for: it needs pyarrow, which `pretok.stream` does not."""
-    if name != "open":
-        raise AttributeError(f"module 'pretok' has no attribute {name!r}")
-    from pretok.opened.work import open_work
+    """The functions are loaded when they are asked for: they need pyarrow, which `pretok.stream` does not."""
+    if name == "open":
+        from pretok.opened.work import open_work
 
-    return open_work
+        return open_work
+    if name in __all__:
+        from pretok import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'pretok' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

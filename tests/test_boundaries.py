@@ -53,6 +53,7 @@ MAY_IMPORT = {
         "watch",
         "train",
     ),
+    "api": ("base", "config", "counts", "vocab", "shards", "stream", "opened", "commands"),
     "cli": ("base", "commands"),
     "__main__": ("cli",),
     "train": ("base", "shards", "stream"),

@@ -240,6 +240,10 @@ class _Ray:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        if ray.is_initialized():
+            raise UsageError(
+                "this program uses a Ray of its own: call ray.shutdown() before, or work in this process with workers=0"
+            )
         self._ray = ray
         self._reaper: subprocess.Popen[bytes] | None = None
         self._servers: dict[int, str] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ class StopFlag:
 
     `margin` is how many seconds before the job's end the work must stop. It may be set again later, when the
     time a save takes has been measured. A second SIGINT ends the process at once, as a user at a terminal expects.
+    Outside of the main thread, where Python takes no signals, only the job's end counts.
     """
 
     def __init__(self, margin: float = 60.0) -> None:
@@ -46,6 +48,8 @@ class StopFlag:
 
     def install(self) -> None:
         """Take the signals; again after a library (Ray does) has put handlers of its own in place."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in SIGNALS:
             previous = signal.signal(number, self._on_signal)
             self._previous.setdefault(number, previous)

@@ -115,24 +115,50 @@ def read_recipe(
 
     changes: table -> key -> value; None leaves the recipe's value. field, keep: those of every source.
     """
-    from pretok.config import load_toml, make_recipe, parse_inputs
+    from pretok.config import load_toml, parse_inputs
 
     recipes = [value for value in inputs if value.endswith(".toml") and "=" not in value]
     if recipes and len(inputs) > 1:
         raise UsageError("give either one recipe or NAME=GLOB inputs, not both")
     data: dict[str, object] = load_toml(Path(recipes[0])) if recipes else {"sources": parse_inputs(inputs)}
+    if out is None and "out" not in data:
+        where = f'write out = "work" above the tables of {recipes[0]}, or give' if recipes else "give"
+        raise UsageError(f"nothing says where the results go: {where} --out work")
+    options = {
+        f"{name}.{key}": OPTIONS.get((name, key), f"--{key.replace('_', '-')}")
+        for name, values in changes.items()
+        for key, value in values.items()
+        if value is not None
+    }
+    return complete_recipe(
+        data, recipes[0] if recipes else "command line", out, changes, field, keep, options
+    )
+
+
+def complete_recipe(
+    data: dict[str, object],
+    origin: str,
+    out: str | Path | None,
+    changes: Mapping[str, Mapping[str, object]],
+    field: str | None = None,
+    keep: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+) -> Recipe:
+    """The recipe that `data` holds, with the changes in it and all its tables checked; see `read_recipe`.
+
+    options: dotted key -> the option that gave it, for errors.
+    """
+    from pretok.config import make_recipe
+
     if out is not None:
         data["out"] = out
     if "out" not in data:
-        where = f'write out = "work" above the tables of {recipes[0]}, or give' if recipes else "give"
-        raise UsageError(f"nothing says where the results go: {where} --out work")
-    options: dict[str, str] = {}
+        raise UsageError(f"{origin}: nothing says where the results go; give out")
     for name, values in changes.items():
         given = {key: value for key, value in values.items() if value is not None}
         if given:
             data[name] = _with(data.get(name, {}), given)
-        options |= {f"{name}.{key}": OPTIONS.get((name, key), f"--{key.replace('_', '-')}") for key in given}
-    recipe = make_recipe(data, recipes[0] if recipes else "command line", field, keep, options)
+    recipe = make_recipe(data, origin, field, keep, options)
     _check_out(recipe.out)
     _check_other_tables(recipe)
     return recipe

@@ -4,7 +4,7 @@ settings.py   the tables of a recipe and what their values may be
 recipes.py    TOML or `NAME=GLOB` arguments -> settings, or what is wrong with them
 """
 
-from pretok.config.recipes import load_recipe, load_toml, make_recipe, parse_inputs, unknown_key
+from pretok.config.recipes import load_recipe, load_toml, make_mix, make_recipe, parse_inputs, unknown_key
 from pretok.config.settings import DEFAULT_SPECIAL_TOKENS, MixTable, Recipe, Source, Vocab
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Vocab",
     "load_recipe",
     "load_toml",
+    "make_mix",
     "make_recipe",
     "parse_inputs",
     "unknown_key",

@@ -13,7 +13,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -31,6 +31,8 @@ from pretok.config.settings import (
     check_keep,
 )
 from pretok.read.paths import HUB, SAMPLE, is_remote
+
+Table = TypeVar("Table", bound=Part)
 
 
 def load_toml(path: Path) -> dict[str, object]:
@@ -86,16 +88,7 @@ def make_recipe(
 ) -> Recipe:
     """Validate a recipe given as a mapping; `origin` is named in errors; `field`, `keep`: those of every source instead
     of its own; options: dotted key -> the option that gave it, which is named in its place."""
-    try:
-        recipe = Recipe.model_validate(data)
-    except ValidationError as error:
-        lines = [_explain(detail) for detail in error.errors()]
-        for key, option in (options or {}).items():
-            lines = [
-                option + line[len(key) :] if line.startswith((f"{key}:", f"{key} ")) else line
-                for line in lines
-            ]
-        raise UsageError(f"{origin}: " + "; ".join(lines)) from None
+    recipe = _validated(Recipe, data, origin, options or {})
     changes: dict[str, object] = {}
     if field is not None:
         changes["field"] = field
@@ -106,6 +99,26 @@ def make_recipe(
             raise UsageError(f"--keep: {error}") from None
     sources = {name: source.model_copy(update=changes) for name, source in recipe.sources.items()}
     return recipe.model_copy(update={"sources": sources})
+
+
+def make_mix(data: dict[str, object], origin: str) -> MixTable:
+    """Validate the keys of a [mix] table; `origin` is named in errors."""
+    return _validated(MixTable, data, origin, {}, "mix")
+
+
+def _validated(
+    kind: type[Table], data: dict[str, object], origin: str, options: Mapping[str, str], *where: str
+) -> Table:
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain({**detail, "loc": (*where, *detail["loc"])}) for detail in error.errors()]
+        for key, option in options.items():
+            lines = [
+                option + line[len(key) :] if line.startswith((f"{key}:", f"{key} ")) else line
+                for line in lines
+            ]
+        raise UsageError(f"{origin}: " + "; ".join(lines)) from None
 
 
 def _explain(detail: Any) -> str:

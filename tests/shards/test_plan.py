@@ -70,9 +70,13 @@ def test_a_source_that_gives_nothing_is_code_3_and_binds_nothing(tmp_path, vocab
     bad = '{"content": "tutto il testo", "text": null}\n' * 9
     (tmp_path / "a.jsonl").write_text(bad)
     for _ in range(2):  # the second time there is nothing to do, and it is still told
-        with pytest.raises(PartitionsFailed, match=r"source it gave no document: 9 of 9 records .*null_text 9"):
+        with pytest.raises(
+            PartitionsFailed, match=r"source it gave no document: 9 of 9 records .*null_text 9"
+        ):
             tokenize(recipe(tmp_path, vocab_dir), here)
-        with pytest.raises(PartitionsFailed, match=r"source it gave no document: 9 of 9 records .*null_text 9"):
+        with pytest.raises(
+            PartitionsFailed, match=r"source it gave no document: 9 of 9 records .*null_text 9"
+        ):
             count(recipe(tmp_path, vocab_dir), here)
     tokenize(recipe(tmp_path, vocab_dir, "content", val_fraction="0.5"), here)
     assert load_manifest(tmp_path / "out" / "shards").data["totals"]["documents"] == 9

@@ -48,11 +48,22 @@ class Rejects:
 @dataclass(slots=True)
 class Column:
     """A kept column. values: (value, documents, tokens) of those with most tokens, documents without one among them as
-    `(none)`; distinct: how many values there are, None: too many; more: whether not all of them are in `values`."""
+    `(none)`; distinct: how many values there are, None: too many; documents: how many have one; more: whether not all
+    of the values are in `values`."""
 
     values: list[tuple[str, int, int]]
     distinct: int | None
+    documents: int
     more: bool
+
+    @property
+    def names_documents(self) -> bool:
+        """Whether fewer than two documents on average have the same value, of more values than a table shows, or no two
+        of several: then a list of them says nothing."""
+        if self.distinct is None:
+            return True
+        nearly = 2 * self.distinct > self.documents and self.more
+        return nearly or self.distinct == self.documents > 1
 
 
 @dataclass(slots=True)
@@ -175,12 +186,13 @@ def _add_columns(counters: dict[str, ValueCounts], rows: pa.RecordBatch) -> None
 
 def _most(counted: ValueCounts) -> Column:
     if counted.sums is None:
-        return Column([], None, True)
+        return Column([], None, 0, True)
     shown = [
         ("(none)" if value is None else value, documents, tokens)
         for value, (documents, tokens) in counted.largest()[:VALUES]
     ]
-    return Column(shown, counted.distinct, len(counted.sums) > VALUES)
+    documents = sum(sums[0] for value, sums in counted.sums.items() if value is not None)
+    return Column(shown, counted.distinct, documents, len(counted.sums) > VALUES)
 
 
 def _rejects(manifest: Manifest, source: str) -> dict[str, Rejects]:

@@ -5,6 +5,7 @@ Enters: `Facts`, jobs, and a run or None. Leaves: the text of the page, from the
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pretok.base.errors import Stopped
 from pretok.base.html import page_environment
 from pretok.base.storage import atomic_open
 from pretok.base.units import duration, short, short_bytes
 from pretok.report import charts
+from pretok.report.frequencies import visible
 from pretok.report.gather import Facts, gather
 from pretok.report.history import (
     LoggedJob,
@@ -27,6 +30,12 @@ from pretok.report.history import (
     thinned,
     workers_over_time,
 )
+
+DAY = 86_400
+STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY)
+"""Seconds between two times on an axis."""
+STOPS = ("received ", "the job ends in ", "interrupted")
+"""How messages of jobs begin that a signal or the end of their time stopped."""
 
 
 def run_report(work: Path, out: Path, run: Path | None = None) -> None:
@@ -46,6 +55,8 @@ def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> st
         "bytes": short_bytes,
         "span": duration,
         "when": _when,
+        "noun": _noun,
+        "seen": visible,
     }
     template = environment.from_string(files("pretok.report").joinpath("page.html").read_text("utf-8"))
     return template.render(
@@ -54,15 +65,22 @@ def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> st
         lengths={source.name: _powers(source.lengths, "documents by tokens") for source in facts.sources},
         sizes={source.name: _powers(source.sizes, "documents by bytes of text") for source in facts.sources},
         ranks=charts.lines(
-            {use.name: use.curve() for use in facts.uses}, "rank", "share of tokens, log10", _power_of_ten
+            {use.name: use.curve() for use in facts.uses},
+            "rank",
+            "share of tokens, log10",
+            _power_of_ten,
+            whole=True,
         ),
         jobs=jobs,
+        problems=[
+            (at, job.command, text) for job in jobs for at, text in job.problems if not _is_stop(job, text)
+        ],
         nodes=nodes(jobs),
         workers=_workers(jobs),
         run=run,
         curves=_curves(run) if run else {},
         markup=_Markup,
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        made=f"{_when(time.time())} UTC",
     )
 
 
@@ -79,8 +97,27 @@ def _when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def time_ticks(low: float, high: float) -> list[float]:
+    """Round times between two, all in seconds since 1970: full seconds, minutes, hours or days, in UTC."""
+    least = (high - low) / 5
+    if step := next((step for step in STEPS if step >= least), None):
+        return charts.multiples(low, high, step) or [low]  # of less than a second there may be none
+    return [DAY * day for day in charts.ticks(low / DAY, high / DAY)]
+
+
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%d %H:%M:%S")
+    form = "%H:%M:%S" if seconds % 60 else "%H:%M" if seconds % DAY else "%d %b"
+    return datetime.fromtimestamp(seconds, UTC).strftime(form)
+
+
+def _noun(number: int, noun: str) -> str:
+    """The noun as it follows a number."""
+    return noun if number == 1 else f"{noun}s"
+
+
+def _is_stop(job: LoggedJob, text: str) -> bool:
+    """Whether a message says that the job was asked to stop, which is nothing that went wrong."""
+    return job.exit_code == Stopped.exit_code and text.removeprefix("pretok: ").startswith(STOPS)
 
 
 def _power_of_ten(x: float) -> str:
@@ -92,15 +129,22 @@ def _powers(counts: npt.NDArray[np.int64], title: str) -> str:
     used = [power for power, count in enumerate(counts) if count]
     if not used:
         return ""
-    labelled = [(short(2**power // 2), float(counts[power])) for power in range(used[0], used[-1] + 1)]
+    labelled = [
+        (_power_of_two(2**power // 2), float(counts[power])) for power in range(used[0], used[-1] + 1)
+    ]
     return charts.bars(labelled, f"{title}, each bar from its label to twice that")
+
+
+def _power_of_two(number: int) -> str:
+    return f"{number:,}" if number < 1 << 20 else f"{number >> 20:,} Mi"
 
 
 def _workers(jobs: list[LoggedJob]) -> str:
     times, busy = workers_over_time(jobs)
     return charts.lines(
-        {"tasks": list(zip(times, busy, strict=True))}, "time (UTC)", "tasks at work", _time, zero=True
-    )
+        {"tasks": list(zip(times, busy, strict=True))}, "time (UTC)", "tasks at work", _time, time_ticks,
+        zero=True, whole=True,
+    )  # fmt: skip
 
 
 def _curves(run: RunHistory) -> dict[str, str]:

@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 from support import make_shards
 
-from pretok.base.errors import IntegrityError
+from pretok.base.errors import IntegrityError, Stopped
 from pretok.base.storage import read_json
 from pretok.cli import run_command
+from pretok.report import charts
 from pretok.report.frequencies import count_tokens
 from pretok.report.gather import gather
 from pretok.report.history import nodes, read_jobs, workers_over_time
+from pretok.report.page import time_ticks
 from pretok.shards.manifest import load_manifest
+from pretok.stream.mix_file import load_mix
 from pretok.tokenizer.vocabulary import load_vocab
 
 WORDS = "il mare è salato e la luna sorge".split()  # noqa: SIM905
@@ -150,6 +153,84 @@ def test_the_mix_is_the_mix(work):
     for name, source in report["sources"].items():
         (row,) = re.findall(rf"<tr><td>{name}</td>.*?</tr>", part[: part.index("</table>")])
         assert values(row)[:2] == [source["sequences"], source["tokens"]]
+
+
+def test_hashes_stand_under_provenance_alone(work):
+    before, _, provenance = page(work).partition('<h2 id="provenance">')
+    manifest = load_manifest(work / "shards")
+    mix = load_mix(work / "mix.json").fingerprint
+    for found in (manifest.fingerprint, manifest.contents.tokenizer.fingerprint, mix):
+        assert found in provenance
+        assert found not in before
+
+
+def test_columns_that_name_documents_have_no_table_and_nothing_is_unprintable(tmp_path, vocab_dir):
+    lines = [
+        {"text": "il mare", "id": f"doc-{n}", "part": f"p{n // 19}", "license": "CC0\a" if n % 2 else "MIT"}
+        for n in range(20)
+    ]
+    (tmp_path / "it.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (tmp_path / "en.jsonl").write_text(
+        '{"text": "a", "id": "one", "part": "p", "license": "MIT"}\n', encoding="utf-8"
+    )
+    keep = [word for name in ("id", "part", "license") for word in ("--keep", name)]
+    options = ["--out", str(tmp_path / "w"), "--vocab", str(vocab_dir), "--workers", "0"]
+    inputs = [f"{name}={tmp_path}/{name}.jsonl" for name in ("it", "en")]
+    assert run_command(["tokenize", *inputs, *options, *keep]) == 0
+    text = page(tmp_path / "w")
+    documents = text.partition('id="documents"')[2].partition('id="entries"')[0]
+    assert "doc-1" not in documents
+    assert "20 different values in 20 documents" in documents
+    assert "<h3>it: license</h3>" in documents
+    assert "<h3>it: part</h3>" in documents
+    assert r"CC0\x07" in documents
+    assert all(sign.isprintable() for sign in text.replace("\n", ""))
+    assert all(entry.isprintable() for _, entry in gather(tmp_path / "w").unused)
+
+
+def test_axes_have_round_numbers(work):
+    assert charts.ticks(0, 66) == [0, 20, 40, 60]
+    assert charts.ticks(3.49, 8.31) == [4, 5, 6, 7, 8]
+    assert charts.ticks(0, 1, whole=True) == [0, 1]
+    assert charts.ticks(7.1, 7.3) == pytest.approx([7.1, 7.15, 7.2, 7.25, 7.3])
+    assert time_ticks(1_800_000_007, 1_800_000_095) == [1_800_000_000 + s for s in (20, 40, 60, 80)]
+    assert time_ticks(86_400 * 3.3, 86_400 * 40.1) == [86_400 * day for day in (10, 20, 30, 40)]
+    drawn = charts.bars([("a", 66), ("b", 7)], "documents")
+    assert re.findall(r'text-anchor="end">([^<]*)<', drawn) == ["0", "20", "40", "60", "80"]
+    (tasks,) = re.findall(r"<h3>Tasks at work</h3>.*?</svg>", page(work))
+    assert re.findall(r'text-anchor="end">(\d+)<', tasks) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "wrong"),
+    [
+        ("received SIGINT", False),
+        ("the job ends in 40 s (margin 60 s)", False),
+        (None, False),
+        ("Ray died on n7: raylet", True),
+    ],
+)
+def test_a_job_that_was_stopped_did_not_go_wrong(work, tmp_path, monkeypatch, stop, wrong):
+    shutil.copytree(work, tmp_path / "work")
+    (tmp_path / "in.jsonl").write_text('{"text": "il mare"}\n', encoding="utf-8")
+
+    def choose(self, size):
+        raise Stopped(f"{stop}: stopped before the end") if stop else KeyboardInterrupt
+
+    monkeypatch.setattr("pretok.base.execute.Engine.choose", choose)
+    vocab = ["--vocab", str(work / "shards" / "tokenizer.json"), "--val-fraction", "0.1"]
+    named = [f"new={tmp_path}/in.jsonl", "--out", str(tmp_path / "work"), *vocab]
+    assert run_command(["tokenize", *named]) == 75
+    text = page(tmp_path / "work")
+    assert "stopped early" in text
+    assert ("What went wrong" in text) == wrong
+
+
+def test_one_is_no_plural(tmp_path):
+    make_shards(tmp_path / "shards", {"it": [[5]]})
+    text = page(tmp_path)
+    assert re.search(r">1</b><span>document<", text)
+    assert re.search(r">1</b><span>shard<", text)
 
 
 def test_the_jobs_are_those_of_the_logs(work):

@@ -3,8 +3,9 @@ licence, domain and date where kept columns tell them.
 
 Enters: a manifest and an `Extent`; columns are those that ledgers keep and `pretok annotate` joined. Leaves:
 `ReadFigures`. All files are compared with their checksums first. A document counts when at least one of its tokens
-is read, once however often; `tokens` are those read, repetitions counted; `bytes` are of the whole texts of the
-documents that count. Shards without a ledger tell documents and tokens by their index, and nothing else.
+is read, once however often; `tokens` are those read, repetitions counted, and `token_bytes` their part of the texts;
+`document_bytes` are of the whole texts of the documents that count. Shards without a ledger tell documents and tokens
+by their index, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -41,17 +41,24 @@ DATE = r"^(?P<date>\d{4}(?:-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|[12]\d|3[01]))?)?)(?:
 
 @dataclass(slots=True)
 class Amount:
-    """documents: each once; tokens: as often as they are read; bytes: of the documents' texts, None: no file knows."""
+    """documents: each once; document_bytes: of their whole texts; tokens: as often as they are read; token_bytes: of
+    their texts what these tokens are. None: no file knows the bytes."""
 
     documents: int = 0
+    document_bytes: int | None = 0
     tokens: int = 0
-    bytes: int | None = 0
+    token_bytes: int | None = 0
 
     def add(self, other: Amount) -> None:
         """Add another's; what one of them does not know nobody does."""
         self.documents += other.documents
+        self.document_bytes = _add_known(self.document_bytes, other.document_bytes)
         self.tokens += other.tokens
-        self.bytes = None if self.bytes is None or other.bytes is None else self.bytes + other.bytes
+        self.token_bytes = _add_known(self.token_bytes, other.token_bytes)
+
+
+def _add_known(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
 
 
 @dataclass(slots=True)
@@ -93,7 +100,7 @@ class DateRange:
 @dataclass(slots=True)
 class ReadFigures:
     """Of one source. columns: kind -> the kept column that tells it; values: kind -> sums of (documents, tokens,
-    bytes); duplicates: documents that the ledger names as copies."""
+    document_bytes, token_bytes); duplicates: documents that the ledger names as copies."""
 
     name: str
     extent: SourceReading
@@ -167,7 +174,8 @@ def _count(
             bounds: Ints = first + np.concatenate([[0], np.cumsum(lengths)])
             tokens = source.tokens(bounds)
             first = int(bounds[-1])
-            _add(figures, rows.filter(pa.array(tokens > 0)), tokens[tokens > 0])
+            read = tokens > 0
+            _add(figures, rows.filter(pa.array(read)), tokens[read], lengths[read])
     return figures
 
 
@@ -201,10 +209,13 @@ def _windows(
         yield rows
 
 
-def _add(figures: ReadFigures, rows: pa.RecordBatch, tokens: npt.NDArray[np.int64]) -> None:
-    """Documents that are read, and the tokens read of each."""
-    figures.amount.add(_amount(rows, tokens))
+def _add(figures: ReadFigures, rows: pa.RecordBatch, tokens: Ints, lengths: Ints) -> None:
+    """Documents that are read, the tokens read of each, and the tokens that it has."""
     sizes = pc.fill_null(rows["bytes"], 0)
+    whole, rest = np.divmod(tokens, lengths)
+    held = np.asarray(sizes)
+    bytes_read = pa.array(held * whole + held * rest // lengths)  # of a document read in part, in proportion
+    figures.amount.add(_amount(rows, tokens, bytes_read))
     for kind, column in figures.columns.items():
         values = rows[column]
         if kind == "date":
@@ -213,14 +224,16 @@ def _add(figures: ReadFigures, rows: pa.RecordBatch, tokens: npt.NDArray[np.int6
         elif kind == "duplicate":
             assert figures.duplicates is not None
             copies = values.is_valid()
-            figures.duplicates.add(_amount(rows.filter(copies), tokens[np.asarray(copies)]))
+            of_copies = bytes_read.filter(copies)
+            figures.duplicates.add(_amount(rows.filter(copies), tokens[np.asarray(copies)], of_copies))
         else:
             told = domains(values.cast(pa.string())) if kind == "domain" else values
-            figures.values[kind].add(told, pa.array(tokens), sizes)
+            figures.values[kind].add(told, pa.array(tokens), sizes, bytes_read)
 
 
-def _amount(rows: pa.RecordBatch, tokens: npt.NDArray[np.int64]) -> Amount:
-    sizes = rows["bytes"]
-    return Amount(
-        len(rows), int(tokens.sum()), None if sizes.null_count else pc.sum(sizes, min_count=0).as_py()
+def _amount(rows: pa.RecordBatch, tokens: Ints, bytes_read: pa.Array) -> Amount:
+    known = not rows["bytes"].null_count
+    of_documents, of_tokens = (
+        pc.sum(sizes, min_count=0).as_py() if known else None for sizes in (rows["bytes"], bytes_read)
     )
+    return Amount(len(rows), of_documents, int(tokens.sum()), of_tokens)

@@ -42,7 +42,7 @@ CONTEXT = {
 }
 """The context of the format's version 1.1, which its readers compare."""
 LEDGERS = "ledgers"
-AMOUNTS = {"documents": "sc:Integer", "tokens": "sc:Integer", "bytes": "sc:Integer"}
+AMOUNTS = dict.fromkeys(("documents", "document_bytes", "tokens", "token_bytes"), "sc:Integer")
 
 
 def croissant(manifest: Manifest, summary: Summary) -> dict[str, Any]:

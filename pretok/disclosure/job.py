@@ -77,5 +77,11 @@ def disclose(request: DisclosureRequest, tell: Teller) -> tuple[Manifest, Summar
 
 def _page(summary: Summary) -> str:
     environment = page_environment()
+    environment.globals["number"] = _number
     template = environment.from_string(files("pretok.disclosure").joinpath("page.html").read_text("utf-8"))
     return template.render(summary=summary.as_json())
+
+
+def _number(value: float) -> str:
+    """500000.0 -> `500,000`, 1e-05 -> `1e-05`, 18.74666 -> `18.7467`."""
+    return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:,.6g}"

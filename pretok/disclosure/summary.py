@@ -22,11 +22,13 @@ from pretok.shards.inputs import count_files
 from pretok.shards.manifest import Manifest
 from pretok.shards.unfinished import incomplete
 
-FORMAT, VERSION = "pretok-disclosure", 1
+FORMAT, VERSION = "pretok-disclosure", 2
 COUNTED = {
     "documents": "each document once, however often it is read, if at least one of its tokens is",
+    "document_bytes": "of the whole texts of these documents in UTF-8, as they were tokenized, each document once",
     "tokens": "those read as input of a prediction, as often as they are read, end-of-document tokens included",
-    "bytes": "of the whole texts of these documents in UTF-8, as they were tokenized",
+    "token_bytes": "of the text of these tokens in UTF-8, as often as they are read; of a document that is read in "
+    "part, its bytes in proportion to its tokens, rounded down",
     "epochs": "sequences read of a source by sequences it has; null: no order reads it",
     "values": "null: no column tells it; a value null: documents without one",
 }
@@ -39,8 +41,9 @@ class Listed:
 
     value: str | None
     documents: int
+    document_bytes: int | None
     tokens: int
-    bytes: int | None
+    token_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,9 @@ class General:
     modalities: tuple[str, ...]
     size_band: str | None
     documents: int
+    document_bytes: int | None
     tokens: int
-    bytes: int | None
+    token_bytes: int | None
     types_of_content: str | None
     latest_acquisition: str | None
     languages: Values | None
@@ -122,8 +126,9 @@ class SourceSummary:
     period_of_collection: str | None
     input_files: int
     documents: int
+    document_bytes: int | None
     tokens: int
-    bytes: int | None
+    token_bytes: int | None
     epochs: float | None
     sequences: int | None
     sequences_of: int | None
@@ -241,8 +246,9 @@ def _general(extent: Extent, figures: Sequence[ReadFigures]) -> General:
         modalities=("text",),
         size_band=None,
         documents=total.documents,
+        document_bytes=total.document_bytes,
         tokens=total.tokens,
-        bytes=total.bytes,
+        token_bytes=total.token_bytes,
         types_of_content=None,
         latest_acquisition=None,
         languages=_all_values(figures, "language", None),
@@ -277,8 +283,9 @@ def _all_values(figures: Sequence[ReadFigures], kind: str, most: int | None) -> 
         if kind in source.values:
             counts.merge(source.values[kind].sums)
         elif amount.documents:
-            counts.merge({None: (amount.documents, amount.tokens, amount.bytes or 0)})
-    known = all(source.amount.bytes is not None for source in figures)
+            sizes = amount.document_bytes or 0, amount.token_bytes or 0
+            counts.merge({None: (amount.documents, amount.tokens, *sizes)})
+    known = all(source.amount.document_bytes is not None for source in figures)
     return _values(counts, most, known)
 
 
@@ -288,8 +295,9 @@ def _values(counts: ValueCounts, most: int | None, known: bool) -> Values:
         return Values(None, ())
 
     def listed(value: str | None, sums: Sums) -> Listed:
-        documents, tokens, size = sums
-        return Listed(value, documents, tokens, size if known or value is not None else None)
+        documents, tokens, *sizes = sums
+        of_documents, of_tokens = sizes if known or value is not None else (None, None)
+        return Listed(value, documents, of_documents, tokens, of_tokens)
 
     found = [listed(value, sums) for value, sums in counts.largest()]
     named = [entry for entry in found if entry.value is not None]
@@ -300,7 +308,7 @@ def _values(counts: ValueCounts, most: int | None, known: bool) -> Values:
 def _source(manifest: Manifest, split: str, figures: ReadFigures, domains: int) -> SourceSummary:
     contents, extent = manifest.contents, figures.extent
     counts = contents.sources[figures.name]
-    known = figures.amount.bytes is not None
+    known = figures.amount.document_bytes is not None
 
     def of(kind: str, most: int | None) -> Values | None:
         return _values(figures.values[kind], most, known) if kind in figures.values else None
@@ -312,8 +320,9 @@ def _source(manifest: Manifest, split: str, figures: ReadFigures, domains: int) 
         period_of_collection=None,
         input_files=count_files(manifest.folder, contents, figures.name),
         documents=figures.amount.documents,
+        document_bytes=figures.amount.document_bytes,
         tokens=figures.amount.tokens,
-        bytes=figures.amount.bytes,
+        token_bytes=figures.amount.token_bytes,
         epochs=extent.epochs,
         sequences=extent.sequences,
         sequences_of=extent.of,

@@ -71,7 +71,7 @@ def write_run(made: Recipe, folder: Path, steps: int, mix: Path | None) -> Path:
     folder.mkdir()
     view = pretok.stream.open(made.shards_dir, mix, seq_len=SEQ_LEN, seed=3)
     identity = {
-        "model": {"hidden": 64, "layers": 2, "seq_len": SEQ_LEN},
+        "model": {"hidden": 64, "layers": 2, "seq_len": SEQ_LEN, "norm_eps": 1e-05, "rope_theta": 5e5},
         "global_batch": BATCH,
         "seed": 3,
         "stream": view.fingerprint,
@@ -102,6 +102,8 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any
 
 
 Figures = dict[str, list[tuple[int, dict[str, Any]]]]
+Sums = tuple[int, int, int, int]
+AMOUNTS = ("documents", "document_bytes", "tokens", "token_bytes")
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,13 @@ def documents(made: Recipe, rows: dict[str, list[dict[str, Any]]]) -> Figures:
     for name in manifest.sources:
         lengths = [n for shard in manifest.of(name) for n in ShardReader(shard.prefix).lengths.tolist()]
         found[name] = [
-            (length, rows[name][run_inspect(made.shards_dir, name, number, "train").position - 1])
+            (
+                length,
+                {
+                    **rows[name][run_inspect(made.shards_dir, name, number, "train").position - 1],
+                    "length": length,
+                },
+            )
             for number, length in enumerate(lengths)
         ]
     return found
@@ -134,15 +142,13 @@ def walk(documents: Figures, view: pretok.stream.View, length: int) -> Figures:
     return found
 
 
-def sums(entries: list[tuple[int, dict[str, Any]]]) -> tuple[int, int, int]:
-    return (
-        len(entries),
-        sum(tokens for tokens, _ in entries),
-        sum(len(row["text"].encode()) for _, row in entries),
-    )
+def sums(entries: list[tuple[int, dict[str, Any]]]) -> Sums:
+    sizes = [len(row["text"].encode()) for _, row in entries]
+    read = sum(n * tokens // row["length"] for n, (tokens, row) in zip(sizes, entries, strict=True))
+    return len(entries), sum(sizes), sum(tokens for tokens, _ in entries), read
 
 
-def by(entries: list[tuple[int, dict[str, Any]]], key: Any) -> dict[Any, tuple[int, int, int]]:
+def by(entries: list[tuple[int, dict[str, Any]]], key: Any) -> dict[Any, Sums]:
     groups = defaultdict(list)
     for entry in entries:
         groups[key(entry[1])].append(entry)
@@ -154,13 +160,14 @@ def host(row: dict[str, Any]) -> str | None:
     return urlsplit(url).hostname.removeprefix("www.") if url else None
 
 
-def listed(values: dict[str, Any]) -> dict[Any, tuple[int, int, int]]:
+def listed(values: dict[str, Any]) -> dict[Any, Sums]:
     assert values["distinct"] == sum(entry["value"] is not None for entry in values["listed"])
-    return {e["value"]: (e["documents"], e["tokens"], e["bytes"]) for e in values["listed"]}
+    return {e["value"]: amount(e) for e in values["listed"]}
 
 
-def amount(values: dict[str, Any]) -> tuple[int, int, int]:
-    return values["documents"], values["tokens"], values["bytes"]
+def amount(values: dict[str, Any]) -> Sums:
+    documents, document_bytes, tokens, token_bytes = (values[name] for name in AMOUNTS)
+    return documents, document_bytes, tokens, token_bytes
 
 
 def check(said: dict[str, Any], figures: Figures) -> None:
@@ -191,8 +198,9 @@ def test_shards_are_every_training_document_once(
     counts = load_manifest(made.shards_dir).contents.sources
     for source in said["sources"]["sources"]:
         train, val = counts[source["name"]].train, counts[source["name"]].val
-        assert amount(source) == (train.documents, train.tokens, train.bytes)
-        assert amount(source["unread"]["val"]) == (val.documents, val.tokens, val.bytes)
+        assert amount(source) == (train.documents, train.bytes, train.tokens, train.bytes)
+        unread = source["unread"]["val"]
+        assert unread == {"tokens": val.tokens, "documents": val.documents, "bytes": val.bytes}
         assert source["epochs"] is None
     assert said["processing"]["rejected"] == {"en": {"empty_text": 1}, "it": {"empty_text": 1}}
 
@@ -303,7 +311,7 @@ def test_shards_without_ledgers_tell_documents_and_tokens(
     told = capsys.readouterr()
     assert "no ledger" in told.err
     said = json.loads(told.out)
-    assert amount(said["general"]) == (7, 4 + 10 + 10, None)
+    assert amount(said["general"]) == (7, None, 4 + 10 + 10, None)
     assert said["general"]["languages"] is None
 
 
@@ -316,8 +324,18 @@ def test_the_page_shows_the_json(made: Recipe, tmp_path: Path, capsys: pytest.Ca
         part = part[: part.index("</section>")]
         for entry in [source, *source["domains"]["listed"]]:
             assert f"{entry['tokens']:,}" in part
+        shown = "".join(part.split())
+        assert f"<dt>tokens</dt><dd>{source['tokens']:,}</dd><dt>tokenbytes</dt>" in shown
     assert '<span class="blank">not stated</span>' in text
     assert "http" not in text.split("<body>")[1]
+
+
+def test_the_page_shows_numbers_as_they_are(made: Recipe, tmp_path: Path) -> None:
+    run_folder, page = write_run(made, tmp_path / "run", 7, made.out / "mix.json"), tmp_path / "page.html"
+    command = ["disclose", str(made.out), "--run", str(run_folder), "--format", "html", "--out", str(page)]
+    assert run_command(command) == 0
+    text = "".join(page.read_text().split())
+    assert "<dt>normeps</dt><dd>1e-05</dd><dt>ropetheta</dt><dd>500,000</dd>" in text
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of rdflib, inside mlcroissant
@@ -338,7 +356,7 @@ def test_croissant_is_valid_and_holds_the_figures(
     assert not dataset.metadata.ctx.issues.errors
     assert "@context" not in caplog.text  # it warns of one that is not the format's
     records = list(dataset.records("sources"))
-    assert [(r["sources/documents"], r["sources/tokens"], r["sources/bytes"]) for r in records] == [
+    assert [tuple(r[f"sources/{name}"] for name in AMOUNTS) for r in records] == [
         amount(source) for source in said["sources"]["sources"]
     ]
     found = list(dataset.records("docs"))

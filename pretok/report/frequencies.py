@@ -15,6 +15,7 @@ import numpy as np
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import compare_checksum
 from pretok.base.tokens import Ints
+from pretok.base.visible import visible
 from pretok.shards.format import map_tokens
 from pretok.shards.manifest import Manifest, Shard
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
@@ -84,7 +85,7 @@ def _spread(shards: Sequence[Shard], tokens: int, most: int) -> Sequence[Shard]:
 
 def never_used(manifest: Manifest, uses: Sequence[TokenUse]) -> list[tuple[int, str]] | None:
     """(id, text) of the entries that stand in no source, special tokens apart; None where no tokenizer lies beside the
-    shards. Bytes that are no text, and signs without a picture, are written as escapes."""
+    shards. Bytes that are no text are escapes."""
     path = manifest.folder / TOKENIZER_FILE
     if not path.exists():
         return None
@@ -92,12 +93,7 @@ def never_used(manifest: Manifest, uses: Sequence[TokenUse]) -> list[tuple[int, 
     special = set(vocab.added_tokens.values())
     unused = np.flatnonzero(sum((use.counts for use in uses), np.zeros(manifest.vocab_size, np.int64)) == 0)
     return [
-        (token, visible(vocab.token_bytes(token).decode("utf-8", "backslashreplace")))
+        (token, visible(vocab.token_bytes(token).decode("utf-8", "backslashreplace"), ""))
         for token in unused.tolist()
         if token not in special
     ]
-
-
-def visible(text: str) -> str:
-    """The text with control characters and others without a picture as escapes: `\\x07`, `\\u200b`."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -19,7 +19,6 @@ from pretok.base.html import page_environment
 from pretok.base.storage import atomic_open
 from pretok.base.units import duration, short, short_bytes
 from pretok.report import charts
-from pretok.report.frequencies import visible
 from pretok.report.gather import Facts, gather
 from pretok.report.history import (
     LoggedJob,
@@ -56,7 +55,6 @@ def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> st
         "span": duration,
         "when": _when,
         "noun": _noun,
-        "seen": visible,
     }
     template = environment.from_string(files("pretok.report").joinpath("page.html").read_text("utf-8"))
     return template.render(

@@ -40,6 +40,7 @@ def work(tmp_path_factory, vocab_dir) -> Path:
     out = folder / "work"
     inputs = [f"{name}={folder}/{name}.jsonl" for name in ("it", "en")]
     options = ["--out", str(out), "--vocab", str(vocab_dir), "--workers", "0", "--val-fraction", "0.1"]
+    options += ["--max-reject-share", "0.5"]
     assert run_command(["tokenize", *inputs, *options]) == 0
     mix = ["--out", str(out / "mix.json"), "--weights", "it=0.5,en=0.5", "--tokens", "512", "--seq-len", "16"]
     assert run_command(["mix", str(out / "shards"), *mix]) == 0
@@ -290,7 +291,7 @@ def test_the_page_asks_for_nothing_from_outside(work):
 
 def test_no_shards_is_an_error_that_says_so(tmp_path):
     assert run_command(["report", str(tmp_path)]) == 2
-    with pytest.raises(IntegrityError, match="manifest"):
+    with pytest.raises(IntegrityError, match="does not exist"):
         gather(tmp_path)
 
 

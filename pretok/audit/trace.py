@@ -22,7 +22,7 @@ from pretok.base.errors import UsageError
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
-from pretok.stream.legs import StreamLeg, open_legs, read_legs
+from pretok.stream.legs import StreamLeg, open_legs, read_legs, read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Traced:
     """An order of sequences over shards: of a mix, or of one leg of a run, whose steps read it from `first` on.
 
     global_batch: sequences of a step, 0 where no run is known; before: steps of the run before the leg; last: steps at
-    its end, None for the leg that goes on as far as the order does; steps: how many the run has done, as far as its
+    its end, None where no run is known; steps: how many the run has done, as far as its
     checkpoints say.
     """
 
@@ -47,7 +47,8 @@ class Traced:
         """The positions that are read."""
         if not self.global_batch or self.last is None:
             return range(self.first, len(self.view))
-        return range(self.first, self.first + (self.last - self.before) * self.global_batch)
+        end = self.first + (self.last - self.before) * self.global_batch
+        return range(self.first, min(end, len(self.view)))
 
     def step_of(self, position: int) -> int | None:
         """The step that reads a position; steps count from 1."""
@@ -92,7 +93,8 @@ def open_traced(target: Path, shards: Path | None) -> list[Traced]:
 def _open_run(run: Path, shards: Path | None) -> list[Traced]:
     legs = read_legs(run)
     done = _steps_done(run, legs)
-    ends = [*(leg.step for leg in legs[1:]), None]
+    # The order may go on behind the last step of the run, which never reads that.
+    ends = [*(leg.step for leg in legs[1:]), max(done, read_settings(run).resolved.steps)]
     folders = [shards or Path(leg.shards) for leg in legs]
     manifests = {folder: _documents(folder) for folder in dict.fromkeys(folders)}
     found: list[Traced] = []
@@ -237,7 +239,8 @@ def reading_at(legs: Sequence[Traced], position: int) -> list[Traced]:
     """The legs that read a position of their stream. UsageError where none does."""
     found = [traced for traced in legs if position in traced.positions]
     if not found:
-        raise UsageError(f"there is no position {position}; the stream has {len(legs[-1].view)}, from 0")
+        who = "the run reads" if legs[-1].global_batch else "the stream has"
+        raise UsageError(f"there is no position {position}; {who} {legs[-1].positions.stop}, from 0")
     return found
 
 
@@ -246,9 +249,9 @@ def positions_of_step(legs: Sequence[Traced], step: int) -> tuple[Traced, range]
     last = legs[-1]
     if not last.global_batch:
         raise UsageError("a mix has positions and no steps: give --position, or the folder of a run")
-    steps = last.before + (len(last.view) - last.first) // last.global_batch
+    steps = last.before + len(last.positions) // last.global_batch
     if not 1 <= step <= steps:
-        raise UsageError(f"there is no step {step}; the stream has enough for {steps}, from 1")
+        raise UsageError(f"there is no step {step}; the run has {steps}, from 1")
     leg = next(leg for leg in reversed(legs) if leg.before < step)
     first = leg.first + (step - 1 - leg.before) * leg.global_batch
     return leg, range(first, first + leg.global_batch)

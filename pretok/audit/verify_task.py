@@ -69,7 +69,7 @@ def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> 
     # ids of a damaged shard cannot be decoded in any useful way
     if not problems and task.documents_end and task.sample != ():
         problems += _check_documents(reader, task, report)
-    report({"tokens": len(reader.tokens), "shards": 1})
+    report({"shards": 1, "documents": len(reader), "tokens": len(reader.tokens)})
     return problems
 
 
@@ -148,5 +148,5 @@ def _check_documents(
             hash_column(hash_texts(texts))
         ):
             return [f"{ledger_path(task.prefix)}: a hash is not that of its document"]
-        report({"documents": len(numbers)})
+        report({"encoded again": len(numbers)})
     return []

@@ -37,7 +37,8 @@ def trace(
 ) -> None:
     """Say at which positions of a mix, and in which steps of a run, a document is read; or what is read there.
 
-    It is computed from the order, not replayed. `done` are the steps up to the newest checkpoint.
+    It is computed from the order, not replayed. `done` are the steps up to the newest checkpoint; what the run will
+    never get to is not listed.
 
         pretok trace run --doc data/it/a.jsonl.zst:1742
 
@@ -47,6 +48,7 @@ def trace(
     from pretok.audit.trace import document_rows, open_traced, passage_rows, positions_of_step, reading_at
     from pretok.base.console import print_json
     from pretok.base.tell import table
+    from pretok.base.units import counted
 
     if sum(given is not None for given in (doc, position, step)) != 1:
         raise UsageError("give one of --doc, --position and --step")
@@ -64,6 +66,11 @@ def trace(
     else:
         traced, positions = positions_of_step(legs, step or 0)
         rows = [row for one in positions for row in passage_rows(traced, one)]
+    if late := sum(row.done is False for row in rows):
+        terminal(context).notice(
+            f"{late:,} of {counted(len(rows), 'reading')} lie ahead: the newest checkpoint is of step "
+            f"{legs[-1].steps:,}, the run ends with step {legs[-1].last:,}"
+        )
     if json:
         print_json([asdict(row) for row in rows])
     elif not rows:

@@ -42,9 +42,14 @@ def verify(
         raise IntegrityError(
             "\n".join([f"{counted(len(problems), 'problem')} in {shards}:", *(f"  {p}" for p in problems)])
         )
-    sound = "is" if len(manifest.shards) == 1 else "are"
+    totals, sound = manifest.contents.totals, "is" if len(manifest.shards) == 1 else "are"
+    again = totals.documents if full else min(sample, totals.documents)
+    if manifest.contents.materialized is not None:
+        again = 0  # they are sequences of a mix
     tell.notice(
-        f"{shards}: {counted(len(manifest.shards), 'shard')} {sound} as sealed (manifest {manifest.fingerprint})"
+        f"{shards}: {counted(len(manifest.shards), 'shard')} of {counted(totals.documents, 'document')} and "
+        f"{counted(totals.tokens, 'token')} {sound} as sealed: sizes, checksums, ids and totals of all, "
+        f"{counted(again, 'document')} encoded again (manifest {manifest.fingerprint})"
     )
     if failed := manifest.contents.failed:
         unread = "was" if len(failed) == 1 else "were"

@@ -5,6 +5,7 @@ Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `stream.mix_fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from fractions import Fraction
@@ -300,7 +301,7 @@ def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, tell: T
         for name, part in report.sources.items()
     ]
     tell.show(table(f"{report.tokens:,} tokens in sequences of {request.seq_len}", columns, rows))
-    _show_what_if(manifest, request, list(report.sources), tell)
+    _show_what_if(manifest, request, report, tell)
 
 
 def show_stages(manifest: Manifest, report: MixReport, tell: Teller) -> None:
@@ -312,7 +313,7 @@ def show_stages(manifest: Manifest, report: MixReport, tell: Teller) -> None:
         bound = max(stage.prefix_bound_tokens.values())
         what = f"stage {number}" if len(report.stages) > 1 else "mix"
         tell.notice(
-            f"{what}: {stage.tokens:,} tokens: {shares}; at every point within {bound:,.0f} tokens of it"
+            f"{what}: {stage.tokens:,} tokens: {shares}; at every point within {math.ceil(bound):,} tokens of it"
         )
     if at := report.continued_at:
         tell.notice(
@@ -324,7 +325,8 @@ def show_stages(manifest: Manifest, report: MixReport, tell: Teller) -> None:
         tell.notice(sentence)
 
 
-def _show_what_if(manifest: Manifest, request: MixRequest, names: list[str], tell: Teller) -> None:
+def _show_what_if(manifest: Manifest, request: MixRequest, report: MixReport, tell: Teller) -> None:
+    names = list(report.sources)
     lines = what_if(manifest, request)
     if len(names) > SHOWN:  # a column each would fit no terminal
         names = sorted(names, key=lambda name: -lines[-1].epochs[name])[:SHOWN]
@@ -336,7 +338,7 @@ def _show_what_if(manifest: Manifest, request: MixRequest, names: list[str], tel
         )
         for line in lines
     ]
-    subject = "the last stage" if len(request.stages) > 1 else "the mix"
+    subject = "the last stage" if len(report.stages) > 1 else "the mix"
     tell.show(table(f"if {subject} had", ("tokens", *(f"epochs of {name}" for name in names), "fits"), rows))
     if problems := [line.problem for line in lines if line.problem]:
         tell.notice(problems[0])

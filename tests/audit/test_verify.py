@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -161,7 +162,13 @@ def test_another_tokenizer_is_found(shards, here):
 
 
 def test_commands_on_shards(sealed, shards, capsys):
-    assert run_command(["verify", str(sealed), "--workers", "0"]) == 0
+    assert run_command(["verify", str(sealed), "--workers", "0", "--sample", "70"]) == 0
+    told = capsys.readouterr().err
+    assert "verify: 299 documents, " in told
+    assert " 70 encoded again" in told
+    assert re.search(
+        r"of 299 documents and [\d,]+ tokens are as sealed: .* of all, 70 documents encoded again", told
+    )
     assert run_command(["stats", str(sealed), "--json"]) == 0
     counts = json.loads(capsys.readouterr().out)
     assert counts["sources"]["it"]["rejected"] == {"malformed_json": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from telling import Told
 import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import to_json
+from pretok.base.tell import Table
 from pretok.stream.mix_file import MixSource, load_mix
 from pretok.stream.mix_job import plan_mix, run_mix, show_mix, what_if
 from pretok.stream.quota import (
@@ -189,6 +191,19 @@ def test_what_if_names_what_does_not_fit() -> None:
     capped = what_if(manifest, request("20k:it=0.9,en=0.1", seq_len=10, limit=CAPPED))
     assert capped[-1].epochs == {"en": 4, "it": 76_000 / 90_000}
     assert [row.capped for row in capped] == [False] * 4 + [True]
+
+
+def test_what_is_shown_says_what_it_is_of() -> None:
+    """A count of sequences of three tokens, 0.65 of all, may be 0.5 + 0.65 away from its share: 3.45 tokens."""
+    manifest, told = manifest_of({"en": 4_000, "it": 4_000}), Told()
+    first = request("3000:it=0.65,en=0.35", seq_len=3)
+    mix, report = plan_mix(manifest, first)
+    show_mix(manifest, first, report, told)
+    assert "at every point within 4 tokens of it" in told.notices[0]
+    assert [table.title for table in told.shown if isinstance(table, Table)][-1] == "if the mix had"
+    after = replace(request("300:it=0.5,en=0.5", seq_len=3), after=mix)
+    show_mix(manifest, after, plan_mix(manifest, after)[1], told)
+    assert [table.title for table in told.shown if isinstance(table, Table)][-1] == "if the last stage had"
 
 
 def test_a_stream_of_a_mix_reads_every_sequence_of_every_epoch_once(tmp_path: Path) -> None:

@@ -4,12 +4,16 @@
     ├── UsageError        2   wrong command line, recipe or input; nothing was done
     ├── MismatchError     2   what is on disk belongs to another input, config or tokenizer
     ├── IntegrityError    2   a file of ours is damaged or not of our format
-    ├── FolderInUse       2   another job writes to the output folder
-    ├── OutputError       2   a file of ours cannot be written: disk full, read-only, no permission
+    ├── OutputError       2   a file of ours cannot be written: read-only, no permission, a folder of its name
+    │   └── NoSpace      75   the same, as the disk or the quota is full
     ├── PartitionsFailed  3   the job finished; the named partitions did not
     ├── InternalError     1   a bug of ours in some partitions; the others are done
+    ├── FolderInUse      75   another job writes to the output folder, or reads what would change
     └── Stopped          75   stopped early by a signal or a time limit; run again to continue
         └── EngineLost   75   stopped early because Ray died
+
+75 says that the same command will go on where this one ended, with nothing changed in it; a chain of jobs does that.
+An OSError that may pass and stayed ends with it too. docs/running.md has the table for users.
 
 A message says what is wrong, where, and what to do. Any other exception is a bug of ours (exit code 1). Each class
 takes its message as the only argument, so that it crosses from a worker to the driver.
@@ -37,9 +41,17 @@ class IntegrityError(PretokError):
 class FolderInUse(PretokError):
     """Another job writes to the output folder."""
 
+    exit_code = 75
+
 
 class OutputError(PretokError):
     """A file of ours cannot be written."""
+
+
+class NoSpace(OutputError):
+    """The disk or the quota is full."""
+
+    exit_code = 75
 
 
 class PartitionsFailed(PretokError):

@@ -22,7 +22,7 @@ from json.encoder import encode_basestring
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
 
-from pretok.base.errors import IntegrityError, OutputError
+from pretok.base.errors import IntegrityError, NoSpace, OutputError
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,8 @@ def output_error(error: OSError, path: Path | None = None) -> OutputError:
     """What to tell a user who cannot write `path`, or the file that `error` names."""
     where = path or error.filename or "the output"
     remedy = REMEDIES.get(error.errno or 0, "mend that or choose another folder")
-    return OutputError(f"cannot write {where}: {error.strerror or error}; {remedy}")
+    kind = NoSpace if error.errno in FULL else OutputError
+    return kind(f"cannot write {where}: {error.strerror or error}; {remedy}")
 
 
 def name_path(error: OSError, path: Path | str) -> OSError:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -159,7 +160,10 @@ class LedgerWriter:
     ) -> None:
         self._sink.dropped = True  # Arrow's writer ends with a write whatever happened before
         self._writer.close()
-        self._file.close()
+        with suppress(
+            OSError
+        ):  # a full disk is met again by what the file still holds; the first error is told
+            self._file.close()
         self._temporary.unlink(missing_ok=True)
 
     def append(self, rows: pa.RecordBatch) -> None:

@@ -13,6 +13,7 @@ from pretok.base.errors import (
     IntegrityError,
     InternalError,
     MismatchError,
+    NoSpace,
     OutputError,
     PartitionsFailed,
     PretokError,
@@ -32,11 +33,11 @@ CASES: list[tuple[BaseException, type[PretokError], bool, str]] = [
     (pa.ArrowMemoryError("malloc of size 64 failed"), PartitionsFailed, True, "malloc of size 64 failed"),
     (
         OSError(errno.ENOSPC, "No space left on device"),
-        OutputError,
+        NoSpace,
         False,
         "No space left on device; make room",
     ),
-    (OSError(errno.EDQUOT, "Quota exceeded", "x.bin"), OutputError, False, "x.bin: Quota exceeded"),
+    (OSError(errno.EDQUOT, "Quota exceeded", "x.bin"), NoSpace, False, "x.bin: Quota exceeded"),
     (FileNotFoundError(errno.ENOENT, "No such file", "a.jsonl"), UsageError, False, "a.jsonl: No such file"),
     (OSError(errno.EBADF, "Bad file descriptor"), InternalError, False, "Bad file descriptor"),
     (KeyError("piece"), InternalError, False, "KeyError: 'piece'"),
@@ -91,7 +92,7 @@ def test_where_our_file_cannot_be_written_its_name_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), OutputError),
+        (OSError(errno.ENOSPC, "No space left on device"), NoSpace),
         (OSError(errno.EIO, "Input/output error"), OSError),
         (
             PermissionError(errno.EACCES, "Permission denied", "input.parquet"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import zstandard
 from tokenizing import contents, recipe, run
 
 from pretok.audit.verify_job import run_verify
-from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.errors import IntegrityError, MismatchError, NoSpace
 from pretok.base.execute import Engine
 from pretok.base.records import to_json
 from pretok.base.tell import SILENT
@@ -238,3 +239,27 @@ def test_the_hash_is_what_the_library_gives() -> None:
         xxhash.xxh64_digest(t.encode(), 0) + xxhash.xxh64_digest(t.encode(), 1) for t in texts
     ]
     assert SCHEMA.field("hash").type == column.type
+
+
+def fill(prefix: Path) -> None:
+    """Write a ledger of some documents."""
+    count = 100
+    numbers, files = np.arange(count), pa.array(["a.jsonl"] * count)
+    with LedgerWriter(prefix) as writer:
+        hashes = hash_texts(pa.array(documents(count), pa.large_string()))
+        writer.append(ledger_rows(files, numbers, numbers, numbers.astype(np.int32), numbers, hashes))
+        writer.seal()
+
+
+def test_a_full_disk_leaves_no_ledger_and_is_told_with_its_path(tmp_path: Path) -> None:
+    fill(tmp_path / "whole")
+    size = ledger_path(tmp_path / "whole").stat().st_size
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in (0, size // 2, size - 1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limit[1]))
+        try:
+            with pytest.raises(NoSpace, match=str(ledger_path(tmp_path / "it-00000"))):
+                fill(tmp_path / "it-00000")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert len(list(tmp_path.iterdir())) == 1

@@ -335,7 +335,7 @@ def test_a_full_disk_is_no_bug_and_no_damage(tmp_path, inputs, vocab_dir, here, 
         fsyncs.clear()
         with pytest.raises(OutputError, match=f"{made.shards_dir}/.*{os.strerror(code)}") as error:
             run(made, here)
-        assert error.value.exit_code == 2
+        assert error.value.exit_code == (2 if code == errno.EROFS else 75)
         assert len(str(error.value).splitlines()) == 1
         assert not list(made.shards_dir.rglob(".*.tmp"))
 

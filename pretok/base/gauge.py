@@ -1,7 +1,7 @@
 """How far a step is: counts that arrive and an estimate of the whole -> one line for a log, a terminal or the end.
 
-Enters: increments (bytes of text, documents, tokens, rejected, partitions, bytes:SOURCE, or any other count), what an
-earlier run had done, and once the estimate. Leaves: text. Nothing is printed here.
+Enters: increments (bytes of text, refused bytes, documents, tokens, rejected, partitions, bytes:SOURCE, which is of
+both, or any other count), what an earlier run had done, and once the estimate. Leaves: text. Nothing is printed here.
 
     12:03:10 tokenize 41/108 38% 2.98 GB 120 MB/s ETA 4m rejects 0 it 40% en 35%
 """
@@ -23,6 +23,8 @@ NEARLY = 99
 SOURCES_SHOWN, LEAST_BAR = 6, 10
 """Sources with a bar of their own, and columns below which a bar is left out."""
 ORDER = ("partitions", "documents", "tokens", "rejected")
+REFUSED = "refused bytes"
+"""Bytes of records that are no documents: they are read too."""
 OF_SOURCE = "bytes:"
 """How the bytes of one source are named among the counts."""
 
@@ -60,8 +62,13 @@ class Gauge:
 
     @property
     def rate(self) -> float:
-        """Bytes of text a second in this run."""
-        return self.counts["bytes"] / max(self.seconds, 1e-9)
+        """Bytes a second in this run."""
+        return _read(self.counts) / max(self.seconds, 1e-9)
+
+    @property
+    def read(self) -> int:
+        """Bytes of this run and the earlier ones, refused ones included."""
+        return _read(self.earlier) + _read(self.counts)
 
     def done(self, key: str) -> int:
         """A count of this run and the earlier ones."""
@@ -70,7 +77,7 @@ class Gauge:
     @property
     def percent(self) -> int | None:
         """How much of the text is done, at most NEARLY; None without an estimate."""
-        return _percent(self.done("bytes"), self.expected)
+        return _percent(self.read, self.expected)
 
     def line(self) -> str:
         """All that is known, as one line of a log."""
@@ -92,11 +99,13 @@ class Gauge:
     def summary(self) -> str:
         """What this run did, for the end; empty when that is nothing and took no time."""
         keys = [
-            k for k in dict.fromkeys([*ORDER, *self.counts]) if k != "bytes" and not k.startswith(OF_SOURCE)
+            k
+            for k in dict.fromkeys([*ORDER, *self.counts])
+            if k not in ("bytes", REFUSED) and not k.startswith(OF_SOURCE)
         ]
         counts = [f"{self.counts[key]:,} {_noun(key, self.counts[key])}" for key in keys if self.counts[key]]
         if size := self.counts["bytes"]:
-            counts.append(f"{short_bytes(size)} of text, {short_bytes(self.rate)}/s")
+            counts.append(f"{short_bytes(size)} of text, {short_bytes(size / max(self.seconds, 1e-9))}/s")
         before = ""
         if partitions := self.earlier["partitions"]:
             before = f" ({counted(partitions, 'partition')} done before)"
@@ -105,7 +114,7 @@ class Gauge:
         return f"{self.title}: {', '.join(counts)}{' in ' if counts else ''}{self.seconds:.1f} s{before}"
 
     def _fields(self) -> Iterator[_Field]:
-        done, percent = self.done("bytes"), self.percent
+        done, percent = self.read, self.percent
         if self.partitions:
             yield _Field(f"{self.done('partitions')}/{self.partitions}", False)
         if percent is not None:
@@ -114,7 +123,7 @@ class Gauge:
             yield from self._other_counts()
             return
         yield _Field(short_bytes(done), False)
-        if self.counts["bytes"]:
+        if self.rate:
             yield _Field(f"{short_bytes(self.rate)}/s", True)
             if self.expected > done:
                 yield _Field(f"ETA {duration((self.expected - done) / self.rate)}", True)
@@ -141,6 +150,10 @@ class Gauge:
         text = " ".join(f"{name} {NEARLY if share is None else share}%" for name, share in shares)
         more = len(left) - len(largest)
         return text + (f" and {counted(more, 'source')} more" if more else "")
+
+
+def _read(counts: Mapping[str, int]) -> int:
+    return counts.get("bytes", 0) + counts.get(REFUSED, 0)
 
 
 def _percent(done: int, whole: int) -> int | None:

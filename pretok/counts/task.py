@@ -10,7 +10,6 @@ into the hold-out. Memory: one table of TABLE_BYTES; what is beyond it is spille
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -159,9 +158,15 @@ class _Counter:
             record.errors += (Failure(self._task.partition.name, file, batch.error),)
             return {}
         record.read += batch.records
-        record.note_rejects(Counter(reject.reason for reject in batch.rejects))
+        record.note_rejects(batch.rejects.by_reason())
+        source = self._task.partition.source
+        refused = {
+            "rejected": len(batch.rejects),
+            "refused bytes": batch.refused,
+            f"bytes:{source}": batch.refused,
+        }
         if len(batch.texts) == 0:
-            return {"rejected": len(batch.rejects)}
+            return refused
         texts = self._sample(batch.texts)
         data, offsets = buffers(texts)
         heldout = select(hash_documents(data, offsets, self._task.seed), self._task.holdout)
@@ -171,10 +176,10 @@ class _Counter:
         if self._table.nbytes >= self._task.table_bytes:
             self._spill()
         return {
+            **refused,
             "documents": len(texts),
             "bytes": len(data),
-            f"bytes:{self._task.partition.source}": len(data),
-            "rejected": len(batch.rejects),
+            f"bytes:{source}": len(data) + batch.refused,
         }
 
     def _sample(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:

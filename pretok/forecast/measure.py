@@ -99,7 +99,7 @@ def measure(
 
 def _add(found: Found, batch: TextBatch, encoder: Encoder, table: WordTable, pattern: str) -> None:
     """Count a batch; encode it unless the window already has its share."""
-    found.rejected.update(reject.reason for reject in batch.rejects)
+    found.rejected.update(batch.rejects.by_reason())
     if not len(batch.texts):
         return
     data, offsets = buffers(batch.texts)

@@ -25,5 +25,5 @@ begun.py            pieces on a server, begun before their turn
 readers.py          a partition -> batches of documents, any format
 ahead.py            read ahead in a thread
 partition_runs.py   one task a partition: what counting and tokenizing share
-rejects.py          sources that gave too little
+rejects.py          why records are refused; sources that gave too little
 """

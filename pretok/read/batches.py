@@ -6,7 +6,9 @@ that were refused. `buffers` shows an Arrow string array as the two numpy arrays
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,35 +16,102 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.read.kept import Mismatch
+from pretok.read.rejects import REASONS
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A record that is no document: `record` counts from 0 within the piece; reason is a short fixed word."""
+    """A record that is no document: `record` is its line or row, from 0 within the piece, of blank lines in a row the
+    first; reason is one of REASONS."""
 
     record: int
     reason: str
     detail: str = ""
 
 
+class Rejects(Sequence[Reject]):
+    """Refused records in columns, as some inputs hold little else.
+
+    records: (rejects,) int64; reasons: (rejects,) uint8, indices of REASONS; details: (rejects,) string.
+    """
+
+    def __init__(
+        self, records: npt.NDArray[np.int64], reasons: npt.NDArray[np.uint8], details: pa.Array
+    ) -> None:
+        self.records = records
+        self.reasons = reasons
+        self.details = details
+
+    @staticmethod
+    def of(rejects: Iterable[Reject]) -> Rejects:
+        """The same as single ones."""
+        rows = list(rejects)
+        return Rejects(
+            np.array([row.record for row in rows], np.int64),
+            np.array([REASONS.index(row.reason) for row in rows], np.uint8),
+            pa.array([row.detail for row in rows], pa.string()),
+        )
+
+    def with_more(self, rejects: Iterable[Reject]) -> Rejects:
+        """These and others, by record."""
+        more = Rejects.of(rejects)
+        records = np.concatenate([self.records, more.records])
+        order = np.argsort(records, kind="stable")
+        details = pa.concat_arrays([self.details, more.details])
+        reasons = np.concatenate([self.reasons, more.reasons])[order]
+        return Rejects(records[order], reasons, details.take(pa.array(order)))
+
+    def by_reason(self) -> Counter[str]:
+        """How many there are of each reason."""
+        counts = np.bincount(self.reasons, minlength=len(REASONS)).tolist()
+        return Counter({reason: count for reason, count in zip(REASONS, counts, strict=True) if count})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take."""
+        return int(self.records.nbytes + self.reasons.nbytes + self.details.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, at: Any) -> Any:
+        return Reject(int(self.records[at]), REASONS[self.reasons[at]], self.details[at].as_py())
+
+    def __iter__(self) -> Iterator[Reject]:
+        for record, reason, detail in zip(
+            self.records.tolist(), self.reasons.tolist(), self.details.to_pylist(), strict=True
+        ):
+            yield Reject(record, REASONS[reason], detail)
+
+
+NO_REJECTS = Rejects.of([])
+
+
 @dataclass(frozen=True, slots=True)
 class TextBatch:
     """Documents read from one piece.
 
-    piece: its index in the partition; first: number of the batch's first record, from 0 within the piece; records: how
-    many it covers, refused ones included; numbers: (documents,) int64, the record each document was, from 0 within the
-    piece; texts: (documents,) large_string; kept: a (documents,) array for each column that is kept; mismatches: what
-    of these is null because it was of another type.
+    piece: its index in the partition; end: how many lines or rows of the piece stand before what follows the batch;
+    records: how many the batch covers, refused ones included; numbers: (documents,) int64, the line or row that each
+    document was, from 0 within the piece; texts: (documents,) large_string; refused: bytes of the input that held no
+    document; kept: a (documents,) array for each column that is kept; mismatches: what of these is null because it was
+    of another type.
     """
 
     piece: int
-    first: int
+    end: int
     records: int
     texts: pa.LargeStringArray
     numbers: npt.NDArray[np.int64]
-    rejects: list[Reject] = field(default_factory=list)
+    rejects: Rejects = NO_REJECTS
+    refused: int = 0
     kept: tuple[pa.Array, ...] = ()
     mismatches: tuple[Mismatch, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes, but for what is kept."""
+        return int(self.texts.nbytes + self.rejects.nbytes)
 
 
 def buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -1,7 +1,7 @@
 """JSON Lines -> texts: a validating parser in Numba that copies one string field straight into an Arrow buffer.
 
 Enters: a block of whole lines as bytes, and the name of the field. Leaves: the unescaped texts in a row with their
-offsets, and for every line a status. No Python object is made per line.
+offsets, and for every record a status. A record is a line, or blank lines in a row. No Python object is made per line.
 
 A name with dots is a path: `meta.text` is the key `text` in the object `meta`. A line without that path is searched for
 the whole name as one key. A key that repeats takes its last value, as in the json module; `json_values` has the
@@ -11,7 +11,7 @@ grammar. UTF-8 is checked by the caller on the texts.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -21,37 +21,22 @@ from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import first_marked, load64, newlines
 from pretok.read.json_values import MAX_DEPTH, Pointer, copy_string, skip_key, skip_space, skip_value
-
-(
-    OK,
+from pretok.read.rejects import (
     BLANK,
-    MALFORMED,
-    NOT_AN_OBJECT,
-    MISSING,
-    NULL,
-    NOT_A_STRING,
-    SURROGATE,
     EMPTY,
+    MALFORMED,
+    MISSING,
+    NOT_A_STRING,
+    NOT_AN_OBJECT,
+    NULL,
+    OK,
+    SURROGATE,
     TOO_LONG,
-    NOT_UTF8,
-    OTHER_TYPE,
-) = range(12)
-REASONS = (
-    "",
-    "blank_line",
-    "malformed_json",
-    "not_an_object",
-    "missing_field",
-    "null_text",
-    "text_not_a_string",
-    "lone_surrogate",
-    "empty_text",
-    "too_long",
-    "invalid_utf8",
-    "other_type",
 )
-"""Reason in the rejects ledger for each status."""
+
 NO_LIMIT = np.iinfo(np.int64).max
+SHORTEST = len(b'{"":"a"}\n')
+"""Bytes that a line with a text takes at least."""
 
 _DOT = ord(".")
 _OUT = types.uint8[::1]
@@ -229,23 +214,33 @@ def _line_end(block: Pointer, at: int, end: int) -> int:
     return at
 
 
-@njit(types.int64(U8))
-def _line_feeds(block: Bytes) -> int:
-    """How many line feeds the block has."""
-    count = 0
-    for i in range(len(block)):
-        count += block[i] == char.LINE_FEED
+@njit(types.int64(BYTES, types.int64))
+def _count_records(block: Pointer, size: int) -> int:
+    """Lines in block[:size] without those that are empty as is the one before."""
+    count = 3  # what ends at one of the first two bytes, or without a line feed
+    for i in range(2, size):
+        count += (block[i] == char.LINE_FEED) & (
+            (block[i - 1] != char.LINE_FEED) | (block[i - 2] != char.LINE_FEED)
+        )
     return count
 
 
+@njit(types.int64(U8))
+def _most_records(block: Bytes) -> int:
+    """At most how many records the block has."""
+    return _count_records(block.ctypes, len(block))  # indices of a pointer need not be looked at for signs
+
+
 @njit(
-    types.UniTuple(types.int64, 2)(
+    types.UniTuple(types.int64, 3)(
         U8,
         U8,
         I64,
         types.int64,
         types.int64,
+        types.boolean,
         _OUT,
+        types.int64[::1],
         types.int64[::1],
         types.int64[::1],
         _OUT,
@@ -258,22 +253,24 @@ def _parse_block(
     path: Ints,
     longest: int,
     longest_line: int,
+    blank: bool,
     out: Bytes,
     offsets: Ints,
     starts: Ints,
+    numbers: Ints,
     status: Bytes,
     spans: Ints,
-) -> tuple[int, int]:
-    """Parse all lines. Fills offsets and spans of the accepted texts, start and status of each line; (lines, texts)."""
+) -> tuple[int, int, int]:
+    """Parse all lines. Fills offsets and spans of the accepted texts, start, number of the line and status of each
+    record; (lines, records, texts). blank: whether a blank line stands before the block, which goes on."""
     closers = np.empty(MAX_DEPTH, np.uint8)
     scratch = np.empty(6 * len(field) + 1, np.uint8)  # the longest escaped key and its quote
     whole = np.array([0, len(field) + 1])
     source, target = block.ctypes, out.ctypes
-    lines = texts = size = at = 0
+    lines = records = texts = size = at = 0
     offsets[0] = 0
     while at < len(block):
         end = _line_end(source, at, len(block))
-        starts[lines] = at
         if end - at > longest_line:
             found, begin, stop = TOO_LONG, -1, -1
         else:
@@ -284,43 +281,82 @@ def _parse_block(
                 found, size, begin, stop = _parse_line(
                     source, at, end, field, whole, longest, target, size, closers, scratch
                 )
-        status[lines] = found
+        if found != BLANK or not blank:
+            starts[records] = at
+            numbers[records] = lines
+            status[records] = found
+            records += 1
+        blank = found == BLANK
         if found == OK:
             spans[texts, 0], spans[texts, 1] = begin, stop
             texts += 1
             offsets[texts] = size
         lines += 1
         at = end + 1
-    starts[lines] = len(block)
-    return lines, texts
+    starts[records] = len(block)
+    return lines, records, texts
+
+
+class ParsedLines(NamedTuple):
+    """What is in a block.
+
+    texts: uint8, the accepted texts in a row; offsets: (accepted + 1,) int64 into it; starts: (records + 1,) int64,
+    where each record begins in the block; status: (records,) uint8, an index of `rejects.REASONS`; spans: (accepted, 2)
+    int64, where the string of each text begins and ends in the block, quotes included; numbers: (records,) int64, the
+    line of each record, from 0; lines: how many there are, those included that continue a blank one before the block.
+    """
+
+    texts: Bytes
+    offsets: Ints
+    starts: Ints
+    status: Bytes
+    spans: Ints
+    numbers: Ints
+    lines: int
 
 
 def parse_lines(
-    block: Bytes, field: Bytes, longest: int = NO_LIMIT, longest_line: int = NO_LIMIT
-) -> tuple[Bytes, Ints, Ints, Bytes, Ints]:
+    block: Bytes,
+    field: Bytes,
+    longest: int = NO_LIMIT,
+    longest_line: int = NO_LIMIT,
+    after_blank: bool = False,
+) -> ParsedLines:
     """Parse a block of whole lines (uint8; the last one may lack its line end) for the string `field`.
 
-    longest, longest_line: bytes of the longest text, and of the longest line that is parsed at all.
-
-    Returns (texts, offsets, starts, status, spans): texts uint8, the accepted texts in a row; offsets (accepted + 1,)
-    int64 into it; starts (lines + 1,) int64, where each line begins in `block`; status (lines,) uint8, an index
-    of REASONS; spans (accepted, 2) int64, where the string of each text begins and ends in `block`, quotes included.
+    longest, longest_line: bytes of the longest text, and of the longest line that is parsed at all; after_blank:
+    whether the line before the block is blank: blank ones at its beginning are then part of that record.
     """
-    limit = _line_feeds(block) + 1  # without numpy's array of as many bytes
+    limit = _most_records(block)
+    accepted = min(limit, len(block) // SHORTEST + 1)
     out = np.empty(len(block), np.uint8)
-    offsets = np.empty(limit + 1, np.int64)
+    offsets = np.empty(accepted + 1, np.int64)
     starts = np.empty(limit + 1, np.int64)
+    numbers = np.empty(limit, np.int64)
     status = np.empty(limit, np.uint8)
-    spans = np.empty((limit, 2), np.int64)
-    lines, texts = _parse_block(
-        block, field, _path(field.tobytes()), longest, longest_line, out, offsets, starts, status, spans
+    spans = np.empty((accepted, 2), np.int64)
+    lines, records, texts = _parse_block(
+        block,
+        field,
+        _path(field.tobytes()),
+        longest,
+        longest_line,
+        after_blank,
+        out,
+        offsets,
+        starts,
+        numbers,
+        status,
+        spans,
     )
-    return (
+    return ParsedLines(
         out[: int(offsets[texts])],
         offsets[: texts + 1],
-        starts[: lines + 1],
-        status[:lines],
+        starts[: records + 1],
+        status[:records],
         spans[:texts],
+        numbers[:records],
+        lines,
     )
 
 

@@ -51,7 +51,7 @@ def normalize_batch(batch: TextBatch, normalization: Normalization) -> TextBatch
     if not empty.any():
         return replace(batch, texts=texts)
     emptied = [Reject(int(number), "empty_text", "empty once normalized") for number in batch.numbers[empty]]
-    rejects = sorted([*batch.rejects, *emptied], key=lambda reject: reject.record)
+    rejects = batch.rejects.with_more(emptied)
     left = pa.array(~empty)
     return replace(
         batch,

@@ -21,11 +21,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.read.ahead import ahead
-from pretok.read.batches import Reject, TextBatch, from_buffers
+from pretok.read.batches import Rejects, TextBatch, from_buffers
 from pretok.read.begun import PIECES, begun
 from pretok.read.files import CorruptInputError, read_bytes, read_small, stamp, unpack, what_changed
 from pretok.read.json_kept import kept_lines
-from pretok.read.jsonl import (
+from pretok.read.jsonl import field_bytes, parse_lines
+from pretok.read.kept import Keep, KeptValues, describe_mismatch, kept_tables, mismatches
+from pretok.read.normalize import Normalization, normalize_batch
+from pretok.read.partition import Partition, Piece
+from pretok.read.paths import is_remote
+from pretok.read.rejects import (
+    BLANK,
+    CONVERT,
     EMPTY,
     MALFORMED,
     MISSING,
@@ -34,23 +41,16 @@ from pretok.read.jsonl import (
     NULL,
     OK,
     OTHER_TYPE,
-    REASONS,
     TOO_LONG,
-    field_bytes,
-    parse_lines,
 )
-from pretok.read.kept import Keep, KeptValues, describe_mismatch, kept_tables, mismatches
-from pretok.read.normalize import Normalization, normalize_batch
-from pretok.read.partition import Partition, Piece
-from pretok.read.paths import is_remote
-from pretok.read.rejects import CONVERT
 from pretok.read.spans import whole_file, whole_records
 from pretok.read.tables import table_columns
 
 BATCH_BYTES = 4 << 20
 """Text per batch: large enough to hide the cost of a call, small enough for many workers on a node."""
 BATCH_RECORDS = 1 << 18
-"""Records per batch at most: what a file of blank lines holds is rejects, an object each."""
+"""Records per batch at most: a file may hold nothing but rejects."""
+NO_TEXTS = from_buffers(np.empty(0, np.uint8), np.zeros(1, np.int64))
 EXPLAINED_BYTES = 1 << 20
 """The longest line that is parsed again to say what is wrong with it."""
 
@@ -137,7 +137,7 @@ def read_partition(
 
 
 def _held_bytes(batch: TextBatch | Damage) -> int:
-    return batch.texts.nbytes if isinstance(batch, TextBatch) else 0
+    return batch.nbytes if isinstance(batch, TextBatch) else 0
 
 
 def read_piece(
@@ -164,7 +164,7 @@ def read_piece(
     first = 0
     for found in records:
         yield from _batches(index, first, found, keep)
-        first += len(found.status)
+        first += found.lines
         del found  # with the bytes it was found in: the next may be as large
 
 
@@ -188,24 +188,36 @@ def _spans(
 @dataclass(frozen=True, slots=True)
 class _Found:
     """Records in a row. status: (records,) uint8, an index of REASONS; texts: those of the OK ones, UTF-8 not checked;
-    explain: what to tell of a refused record, by its number from 0 here; kept: of the OK ones, where anything is."""
+    explain: what to tell of a refused record, by its number from 0 here; sizes: (records,) bytes of the input that each
+    took; lines: how many lines or rows these are; numbers: (records,) the line of each from 0 here, where it is not the
+    record's number; before: bytes of lines here that go on with the record before; kept: of the OK ones, where
+    anything is."""
 
     status: npt.NDArray[np.uint8]
     texts: pa.LargeStringArray
     explain: Callable[[int], str]
+    sizes: npt.NDArray[np.int64]
+    lines: int
+    numbers: npt.NDArray[np.int64] | None = None
+    before: int = 0
     kept: KeptValues | None = None
 
 
 def _batches(index: int, first: int, found: _Found, keep: Keep) -> Iterator[TextBatch]:
     at = 0
-    for start in range(0, len(found.status), BATCH_RECORDS):
-        status = found.status[start : start + BATCH_RECORDS]
+    records = len(found.status)
+    lines = np.arange(records) if found.numbers is None else found.numbers
+    if found.before:
+        before = first + (int(lines[0]) if records else found.lines)
+        yield TextBatch(index, before, 0, NO_TEXTS, np.empty(0, np.int64), refused=found.before)
+    for start in range(0, records, BATCH_RECORDS):
+        stop = min(start + BATCH_RECORDS, records)
+        status = found.status[start:stop]
         good = np.flatnonzero(status == OK)
         texts = found.texts.slice(at, len(good))
         kept = found.kept.slice(at, len(good)) if found.kept else None
         at += len(good)
         refused = _refused(texts, kept if keep.reject else None, keep)
-        numbers, rejects = first + start + good, []
         if refused:
             status = status.copy()
             left = np.ones(len(good), np.bool_)
@@ -213,21 +225,20 @@ def _batches(index: int, first: int, found: _Found, keep: Keep) -> Iterator[Text
                 status[good[document]], left[document] = reason, False
             texts = texts.cast(pa.large_binary()).filter(pa.array(left)).cast(pa.large_string())
             kept = kept.filter(left) if kept else None
-            numbers = numbers[left]
-        if len(numbers) < len(status):
-            rejects = [
-                Reject(
-                    first + start + int(record),
-                    REASONS[status[record]],
-                    refused[int(np.searchsorted(good, record))][1]
-                    if status[record] in (NOT_UTF8, OTHER_TYPE)
-                    else found.explain(start + int(record)),
-                )
-                for record in np.flatnonzero(status != OK)
+        numbers = first + lines[start:stop]
+        end = first + (found.lines if stop == records else int(lines[stop]))
+        batch = TextBatch(index, end, len(status), texts, numbers[status == OK])
+        if len(texts) < len(status):
+            details = {int(good[document]): detail for document, (_, detail) in refused.items()}
+            gone = np.flatnonzero(status != OK)
+            told = [
+                details[record] if record in details else found.explain(start + record)
+                for record in gone.tolist()
             ]
-        batch = TextBatch(index, first + start, len(status), texts, numbers, rejects)
+            rejects = Rejects(numbers[gone], status[gone], pa.array(told, pa.string()))
+            batch = replace(batch, rejects=rejects, refused=int(found.sizes[start + gone].sum()))
         if kept:
-            columns, wrong = tuple(kept.columns), tuple(mismatches(kept, keep, numbers))
+            columns, wrong = tuple(kept.columns), tuple(mismatches(kept, keep, batch.numbers))
             batch = replace(batch, kept=columns, mismatches=wrong)
         yield batch
 
@@ -254,36 +265,54 @@ def _refused(texts: pa.LargeStringArray, kept: KeptValues | None, keep: Keep) ->
 
 def _too_long(limit: int) -> _Found:
     """A record that was dropped while it was read."""
-    nothing = from_buffers(np.empty(0, np.uint8), np.zeros(1, np.int64))
-    return _Found(np.array([TOO_LONG], np.uint8), nothing, lambda _: f"more than {limit} bytes")
+    status, sizes = np.array([TOO_LONG], np.uint8), np.array([limit])
+    return _Found(status, NO_TEXTS, lambda _: f"more than {limit} bytes", sizes, 1)
 
 
 def _read_jsonl(
     spans: Iterator[memoryview | None], at_start: bool, record: RecordFormat, keep: Keep
 ) -> Iterator[_Found]:
+    blank = False
     for span in spans:
         if span is None:
             yield _too_long(record.max_line)
+            blank = False
         else:
             # A BOM is no part of the JSON text (RFC 8259, 8.1).
-            yield _parse(span[3:] if at_start and bytes(span[:3]) == b"\xef\xbb\xbf" else span, record, keep)
+            lines = span[3:] if at_start and bytes(span[:3]) == b"\xef\xbb\xbf" else span
+            found = _parse(lines, record, keep, blank)
+            if len(found.status):
+                blank = bool(found.status[-1] == BLANK)
+            yield found
+            del found, lines
         at_start = False
         del span
 
 
-def _parse(data: memoryview, record: RecordFormat, keep: Keep) -> _Found:
-    lines = np.frombuffer(data, np.uint8)
-    texts, offsets, starts, status, spans = parse_lines(
-        lines, field_bytes(record.field), record.max_document, record.max_line
-    )
+def _parse(data: memoryview, record: RecordFormat, keep: Keep, after_blank: bool) -> _Found:
+    block = np.frombuffer(data, np.uint8)
+    lines = parse_lines(block, field_bytes(record.field), record.max_document, record.max_line, after_blank)
 
-    def explain(line: int) -> str:
-        return _explain(data[starts[line] : starts[line + 1]], int(status[line]), record)
+    def explain(at: int) -> str:
+        status = int(lines.status[at])
+        return (
+            "" if status == BLANK else _explain(data[lines.starts[at] : lines.starts[at + 1]], status, record)
+        )
 
     kept = None
     if keep.columns:
-        kept = kept_lines(lines, starts, np.flatnonzero(status == OK), spans, keep.columns)
-    return _Found(status, from_buffers(texts, offsets), explain, kept)
+        accepted = np.flatnonzero(lines.status == OK)
+        kept = kept_lines(block, lines.starts, accepted, lines.spans, keep.columns)
+    return _Found(
+        lines.status,
+        from_buffers(lines.texts, lines.offsets),
+        explain,
+        np.diff(lines.starts),
+        lines.lines,
+        lines.numbers,
+        int(lines.starts[0]),
+        kept,
+    )
 
 
 def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
@@ -334,7 +363,8 @@ def _split(data: bytes, mark: bytes, limit: int) -> _Found:
         parts = [part for part, keep in zip(parts, good, strict=True) if keep]
     texts = np.frombuffer(b"".join(parts), np.uint8)  # of a single text no copy
     offsets = np.concatenate([np.zeros(1, np.int64), lengths[good].cumsum()])
-    return _Found(status, from_buffers(texts, offsets), _explain_length(status, limit))
+    found = from_buffers(texts, offsets)
+    return _Found(status, found, _explain_length(status, limit), lengths + len(mark), len(status))
 
 
 def _status(lengths: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.uint8]:
@@ -352,7 +382,8 @@ def _read_table(
     """Texts of a column of strings or bytes, and what is kept beside them; nulls are rejects."""
     fields = [column.field for column in keep.columns]
     for column, others in table_columns(piece, record.field, fields, BATCH_BYTES, received):
-        status = _status(np.asarray(pc.binary_length(column).fill_null(0)), record.max_document)
+        lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
+        status = _status(lengths, record.max_document)
         status[np.asarray(column.is_null())] = NULL
         if status.any():  # a filter copies the text
             good = pa.array(status == OK)
@@ -361,4 +392,5 @@ def _read_table(
         _, offsets, data = column.buffers()
         texts = pa.LargeStringArray.from_buffers(len(column), offsets, data, offset=column.offset)
         kept = kept_tables(others, keep.columns, len(column)) if fields else None
-        yield _Found(status, texts, _explain_length(status, record.max_document), kept)
+        explain = _explain_length(status, record.max_document)
+        yield _Found(status, texts, explain, lengths, len(status), kept=kept)

@@ -1,4 +1,4 @@
-"""What was read of each source -> complaints about those that gave too little.
+"""Why records are refused; what was read of each source -> complaints about those that gave too little.
 
 Enters: records read and rejected by source. Leaves: sentences; the commands end with code 3 where there are any.
 """
@@ -9,6 +9,38 @@ from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
 
+(
+    OK,
+    BLANK,
+    MALFORMED,
+    NOT_AN_OBJECT,
+    MISSING,
+    NULL,
+    NOT_A_STRING,
+    SURROGATE,
+    EMPTY,
+    TOO_LONG,
+    NOT_UTF8,
+    OTHER_TYPE,
+) = range(12)
+REASONS = (
+    "",
+    "blank_line",
+    "malformed_json",
+    "not_an_object",
+    "missing_field",
+    "null_text",
+    "text_not_a_string",
+    "lone_surrogate",
+    "empty_text",
+    "too_long",
+    "invalid_utf8",
+    "other_type",
+    "duplicate",
+    "contaminated",
+    "unencodable",
+)
+"""Reason in the rejects ledger for each status, and those that come after reading."""
 NOT_LOST = frozenset(("blank_line", "too_long", "other_type", "duplicate", "contaminated"))
 """Reasons that do not count: a setting asked for the refusal, or there was nothing to lose."""
 CONVERT = "iconv -f ISO-8859-1 -t UTF-8"

@@ -108,6 +108,6 @@ def _without(batch: TextBatch, rejects: Sequence[Reject]) -> TextBatch:
         batch,
         texts=batch.texts.filter(mask),
         numbers=batch.numbers[left],
-        rejects=sorted([*batch.rejects, *rejects], key=lambda reject: reject.record),
+        rejects=batch.rejects.with_more(rejects),
         kept=tuple(column.filter(mask) for column in batch.kept),
     )

@@ -9,6 +9,7 @@ piece, in the order in which they are read:
     start, stop, first  int64   where in the file, as `read.partition.Piece`
     estimate            int64   bytes of text expected of the partition; of a plan alone
     read, rejected      int64   records; of a sealed source alone
+    lines               int64   lines or rows, of which blank ones in a row are one record; likewise
 
 The metadata of the schema holds, under `pretok`, the settings and kept columns as JSON, in a plan also what all sources
 share. Manifests of versions 1 and 2 held all of this themselves, see `old_inputs`. Now they stay small whatever the
@@ -41,7 +42,7 @@ from pretok.shards.old_inputs import OldPlan, read_old_plan
 PLAN_FILE, OLD_PLAN_FILE = "plan.parquet", "plan.json"
 """The plan in the folder of unfinished work, now and as versions before 3 of the manifest had it."""
 _FILE = ("file", "format", "compression", "size", "identity")
-_PIECE = ("partition", "start", "stop", "first", "estimate", "read", "rejected")
+_PIECE = ("partition", "start", "stop", "first", "estimate", "read", "rejected", "lines")
 SCHEMA = pa.schema(
     [pa.field(name, pa.int64() if name == "size" else pa.string(), nullable=False) for name in _FILE]
     + [pa.field(name, pa.int64()) for name in _PIECE]
@@ -66,12 +67,13 @@ class SourcePlan:
 
 @dataclass(frozen=True, slots=True)
 class SealedInputs:
-    """What a sealed source was made of, and the records of each piece. Of a manifest before version 3, which names the
-    rejected of a file, they stand at its first piece."""
+    """What a sealed source was made of, and the records and lines of each piece. Of a manifest before version 3, which
+    names the rejected of a file, they stand at its first piece."""
 
     plan: SourcePlan
     read: PieceCounts
     rejected: PieceCounts
+    lines: PieceCounts
 
     def entries(self) -> list[FileEntry]:
         """The files, sorted by path."""
@@ -114,19 +116,21 @@ def inputs_path(shards: Path, source: str) -> Path:
 
 def write_plan(folder: Path, plan: SourcePlan, config: dict[str, object]) -> None:
     """Write the plan of a source into its folder of unfinished work."""
-    counts = [[part.estimate for part in plan.partitions for _ in part.pieces], [], []]
+    counts = [[part.estimate for part in plan.partitions for _ in part.pieces], [], [], []]
     _write(folder / PLAN_FILE, plan, _Said(plan.settings, plan.kept, config), counts)
 
 
-def write_inputs(path: Path, plan: SourcePlan, read: PieceCounts, rejected: PieceCounts) -> None:
-    """Write the table of a source that is sealed. A piece that is in neither mapping gave nothing."""
+def write_inputs(
+    path: Path, plan: SourcePlan, read: PieceCounts, rejected: PieceCounts, lines: PieceCounts
+) -> None:
+    """Write the table of a source that is sealed. A piece that is in no mapping gave nothing."""
     keys = [(part.number, at) for part in plan.partitions for at in range(len(part.pieces))]
-    counts = [[], *([found.get(key, 0) for key in keys] for found in (read, rejected))]
+    counts = [[], *([found.get(key, 0) for key in keys] for found in (read, rejected, lines))]
     _write(path, plan, _Said(plan.settings, plan.kept), counts)
 
 
 def _write(path: Path, plan: SourcePlan, said: _Said, counts: list[list[int]]) -> None:
-    """counts: the last three columns."""
+    """counts: the last four columns."""
     pieces = [piece for part in plan.partitions for piece in part.pieces]
     cut = {piece.file.path for piece in pieces}
     empty = [file for file in plan.inputs if file.path not in cut]
@@ -187,7 +191,7 @@ def _load_old(contents: Contents, source: str, old: dict[str, object]) -> Sealed
         for partition in plan.partitions
         for at, piece in enumerate(partition.pieces)
     }
-    return SealedInputs(plan, read, rejected)
+    return SealedInputs(plan, read, rejected, read)
 
 
 @lru_cache(maxsize=4)
@@ -199,10 +203,10 @@ def _load(path: Path, source: str, checksum: str) -> SealedInputs:
     table, said = _read(path, data)
     plan = _plan(source, table, said)
     keys = _keys(table)
-    read, rejected = (table[name].slice(0, len(keys)).to_pylist() for name in ("read", "rejected"))
-    if None in read or None in rejected:
+    counts = [table[name].slice(0, len(keys)).to_pylist() for name in ("read", "rejected", "lines")]
+    if any(None in column for column in counts):
         raise IntegrityError(f"{path} lacks counts of records; it was edited")
-    return SealedInputs(plan, dict(zip(keys, read, strict=True)), dict(zip(keys, rejected, strict=True)))
+    return SealedInputs(plan, *(dict(zip(keys, column, strict=True)) for column in counts))
 
 
 def _read(path: Path, data: bytes) -> tuple[pa.Table, _Said]:
@@ -285,21 +289,21 @@ def sum_pieces(parts: Iterable[tuple[int, Mapping[str, int]]]) -> Counter[tuple[
     return read
 
 
-def piece_starts(plan: SourcePlan, read: PieceCounts) -> dict[tuple[int, int], tuple[str, int]]:
-    """(partition, piece) -> (file, records of that file before the piece): pieces of a file follow each other."""
+def piece_starts(plan: SourcePlan, lines: PieceCounts) -> dict[tuple[int, int], tuple[str, int]]:
+    """(partition, piece) -> (file, lines of that file before the piece): pieces of a file follow each other."""
     seen: Counter[str] = Counter()
     starts = {}
     for partition in plan.partitions:
         for at, piece in enumerate(partition.pieces):
             path = piece.file.path
             starts[partition.number, at] = (path, seen[path])
-            seen[path] += read.get((partition.number, at), 0)
+            seen[path] += lines.get((partition.number, at), 0)
     return starts
 
 
 def lines_before(inputs: SealedInputs) -> dict[tuple[str, int], int]:
-    """(file, start) of a ledger -> records of the file before `start`: what a record's number lacks to be absolute."""
-    starts = piece_starts(inputs.plan, inputs.read)
+    """(file, start) of a ledger -> lines of the file before `start`: what a record's number lacks to be absolute."""
+    starts = piece_starts(inputs.plan, inputs.lines)
     return {
         (file, piece.origin[0]): before - piece.origin[1]
         for partition in inputs.plan.partitions

@@ -47,7 +47,8 @@ from pretok.base.storage import compare_checksum, fingerprint, read_json, readin
 from pretok.shards.contents import FORMAT, Contents
 from pretok.shards.format import ShardReader
 
-VERSION = 3
+VERSION = 4
+READABLE = (1, 2, VERSION)
 SETTLED = 0.1
 """Seconds after which a file that changes has another time of change."""
 FILE_NAME = "manifest.json"
@@ -230,8 +231,8 @@ def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise IntegrityError(f"{path} is not a manifest of shards")
     version = data.pop("version", None)
-    if type(version) is not int or not 1 <= version <= VERSION:
-        raise MismatchError(f"{path} has format version {version!r}, this program reads 1 to {VERSION}")
+    if type(version) is not int or version not in READABLE:
+        raise MismatchError(f"{path} has format version {version!r}, this program reads {READABLE}")
     stated = {key: data.pop(key, None) for key in ("format", "fingerprint", "seal")}
     contents = read_record(Contents, _from_version_1(data) if version == 1 else data, path)
     if problem := contents.problem():

@@ -220,10 +220,12 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         ledgers.append(_ledger_entry(plan.name, name, val))
     read = sum_pieces((number, part.records) for number, part in parts)
     told = any(part.rejected or part.mismatches for _, part in parts)
-    starts = piece_starts(plan, read) if told else {}
+    # The last part of a piece says how many lines it has.
+    lines = {(number, int(piece)): end for number, part in parts for piece, end in part.lines.items()}
+    starts = piece_starts(plan, lines) if told else {}
     reasons, rejected = _merge_rejects(shards, state, plan.name, parts, starts)
     table = inputs_path(shards, plan.name)
-    write_inputs(table, plan, read, rejected)
+    write_inputs(table, plan, read, rejected, lines)
     found = write_found(shards, plan.name, (part.contaminated for _, part in parts))
     counts = count_source(entries, read.total(), reasons)
     if counts.read != counts.documents + sum(reasons.values()):

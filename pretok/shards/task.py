@@ -30,7 +30,7 @@ from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, read_json, write_json
 from pretok.base.tell import SILENT
 from pretok.base.tokens import Tokens
-from pretok.read.batches import Reject, TextBatch, buffers
+from pretok.read.batches import Rejects, TextBatch, buffers
 from pretok.read.kept import Keep, Mismatch
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
@@ -102,10 +102,12 @@ class PartMismatch:
 class PartRecord:
     """What a sealed part holds; JSON in the state folder.
 
-    name: of its train shard; records: how many were read for it, per piece of the partition; rejected: by reason;
+    name: of its train shard; records: how many were read for it, per piece of the partition; lines: of each such piece
+    how many lines or rows stand before what follows the part; rejected: by reason;
     errors: inputs whose rest could not be read; mismatches: values of kept columns that are null because of another
     type; last: whether the partition ends here; train, val: None where empty; contaminated: what was found of the items
-    of a benchmark, in documents that were refused too; software: what made it.
+    of a benchmark, in documents that were refused too; refused: bytes of the inputs that held no document; software:
+    what made it.
     """
 
     name: str
@@ -115,6 +117,8 @@ class PartRecord:
     errors: tuple[Failure, ...]
     mismatches: tuple[PartMismatch, ...]
     last: bool
+    lines: dict[str, int]
+    refused: int
     train: SealedSplit | None = None
     val: SealedSplit | None = None
     contaminated: tuple[ItemCount, ...] = ()
@@ -133,7 +137,8 @@ class PartRecord:
             "documents": sum(split.shard.documents for split in splits),
             "tokens": sum(split.shard.tokens for split in splits),
             "bytes": size,
-            f"bytes:{source}": size,
+            f"bytes:{source}": size + self.refused,
+            "refused bytes": self.refused,
             "rejected": sum(self.rejected.values()),
         }
 
@@ -263,6 +268,8 @@ class _PartWriter:
         self._part = part
         self._name = part_name(task.partition.name, part)
         self._records: Counter[str] = Counter()
+        self._lines: dict[str, int] = {}
+        self._refused = 0
         self._reasons: Counter[str] = Counter()
         self._errors: list[Failure] = []
         self._mismatches: dict[str, PartMismatch] = {}
@@ -271,7 +278,7 @@ class _PartWriter:
         self._writers: dict[str, _SplitWriter] = {}
         self._rejects: IO[str] | None = None
         self._waiting: list[TextBatch] = []
-        self._most = 0  # tokens of what waits
+        self._most = self._held = 0  # tokens of what waits, and bytes of it
         self._most_tokens = ceil(task.target * ROLL_OVER / encoder.dtype.itemsize)  # of the train shard
 
     def __enter__(self) -> _PartWriter:
@@ -302,12 +309,15 @@ class _PartWriter:
             self._writers[split] = _SplitWriter(prefix, self._encoder.dtype, self._schema, self._stack)
         return self._writers[split]
 
-    def _reject(self, piece: int, reject: Reject) -> None:
+    def _reject(self, piece: int, rejects: Rejects) -> None:
+        if not rejects:
+            return
         if self._rejects is None:
             path = self._task.state_dir / f"{self._name}.rejects.jsonl"
             self._rejects = self._stack.enter_context(atomic_open(path, "w"))
-        self._reasons[reject.reason] += 1
-        self._rejects.write(json.dumps({"piece": piece, **asdict(reject)}, ensure_ascii=False) + "\n")
+        self._reasons.update(rejects.by_reason())
+        for reject in rejects:
+            self._rejects.write(json.dumps({"piece": piece, **asdict(reject)}, ensure_ascii=False) + "\n")
 
     def add(self, batch: TextBatch | Damage) -> Counts:
         """Take a batch; the increments for progress, of this one and those that waited or none where it waits too.
@@ -324,14 +334,15 @@ class _PartWriter:
             counts.update(self.flush())
         self._waiting.append(batch)
         self._most += most
-        many = self._most >= MOST_TOKENS or len(self._waiting) >= MOST_BATCHES
+        self._held += batch.nbytes
+        many = max(self._most, self._held) >= MOST_TOKENS or len(self._waiting) >= MOST_BATCHES
         if many or self._may_hold(self._most):
             counts.update(self.flush())
         return dict(counts)
 
     def flush(self) -> Counts:
         """Encode and write what waits; the increments for progress."""
-        batches, self._waiting, self._most = self._waiting, [], 0
+        batches, self._waiting, self._most, self._held = self._waiting, [], 0, 0
         if not batches:
             return {}
         joined = join(batches)
@@ -346,24 +357,26 @@ class _PartWriter:
             return dict(counts)
         for batch in batches:
             self._note(batch)
-        for reject in refused:
-            self._reject(batches[0].piece, reject)
+        self._reject(batches[0].piece, Rejects.of(refused))
         for documents in encoded:
             self._write(joined, documents)
         written = sum(len(documents.rows) for documents in encoded)
-        size = len(buffers(joined.texts)[0])
+        size = sum(int(documents.sizes.sum()) for documents in encoded)
+        refused_bytes = sum(batch.refused for batch in batches) + len(buffers(joined.texts)[0]) - size
+        self._refused += refused_bytes
         return {
             "documents": written,
             "tokens": sum(len(documents.tokens) for documents in encoded),
             "bytes": size,
-            f"bytes:{self._task.partition.source}": size,
+            f"bytes:{self._task.partition.source}": size + refused_bytes,
+            "refused bytes": refused_bytes,
             "rejected": sum(len(batch.rejects) for batch in batches) + len(joined.texts) - written,
         }
 
     def _note(self, batch: TextBatch) -> None:
         self._records[str(batch.piece)] += batch.records
-        for reject in batch.rejects:
-            self._reject(batch.piece, reject)
+        self._lines[str(batch.piece)] = batch.end
+        self._reject(batch.piece, batch.rejects)
         for found in batch.mismatches:
             before = self._mismatches.get(found.column, PartMismatch(batch.piece, found, 0))
             self._mismatches[found.column] = replace(before, count=before.count + found.count)
@@ -403,6 +416,8 @@ class _PartWriter:
             tuple(self._errors),
             tuple(self._mismatches[name] for name in sorted(self._mismatches)),
             last,
+            self._lines,
+            self._refused,
             **sealed,
             contaminated=self._screen.take(),
             software=software(),

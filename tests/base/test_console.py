@@ -127,6 +127,15 @@ def test_what_an_earlier_run_did_is_shown_and_is_not_speed(clock):
     assert gauge.summary() == "count: 100 B of text, 10 B/s in 10.0 s (2 partitions done before)"
 
 
+def test_what_is_refused_is_read_too(clock):
+    gauge = Gauge("count", clock, expected=1000)
+    gauge.earlier.update({"refused bytes": 100})
+    gauge.counts.update({"bytes": 100, "refused bytes": 400})
+    clock.now += 10
+    assert gauge.line() == "count 60% 600 B 50 B/s ETA 8s rejects 0"
+    assert gauge.summary() == "count: 100 B of text, 10 B/s in 10.0 s"
+
+
 def test_a_wrong_estimate_never_says_that_all_is_done(clock):
     gauge = Gauge("count", clock, expected=1000, sources={"it": 10, "en": 990, "empty": 0})
     clock.now += 1

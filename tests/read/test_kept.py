@@ -77,7 +77,7 @@ def expected(value: Any, kind: str) -> tuple[Any, bool]:
 
 def kept(lines: list[str], columns: list[KeptColumn]) -> KeptValues:
     block = np.frombuffer("\n".join(lines).encode(), np.uint8)
-    _, _, starts, status, spans = parse_lines(block, field_bytes("text"))
+    _, _, starts, status, spans, *_ = parse_lines(block, field_bytes("text"))
     assert (status == OK).all()
     return kept_lines(block, starts, np.arange(len(lines)), spans, columns)
 
@@ -121,7 +121,7 @@ def test_hard_lines(line: str, value: str | None) -> None:
 
 def test_a_value_that_is_no_utf8_is_of_another_type() -> None:
     block = np.frombuffer(b'{"text":"t","x":"a"}\n{"text":"t","x":"\xff"}\n{"text":"t","x":"b"}\n', np.uint8)
-    _, _, starts, _, spans = parse_lines(block, field_bytes("text"))
+    _, _, starts, _, spans, *_ = parse_lines(block, field_bytes("text"))
     found = kept_lines(block, starts, np.arange(3), spans, [KeptColumn("x", "x", "text")])
     assert found.columns[0].to_pylist() == ["a", None, "b"]
     assert found.wrong.tolist() == [[False, True, False]]

@@ -29,7 +29,7 @@ def read(path: Path | str, record: RecordFormat = RecordFormat(), declared: str 
     error = None
     try:
         for batch in read_piece(Piece(file), 0, record):
-            assert batch.first == records
+            assert batch.end == records + batch.records
             records += batch.records
             assert len(batch.texts) + len(batch.rejects) == batch.records
             texts += batch.texts.to_pylist()
@@ -283,6 +283,27 @@ def test_batches_hold_a_bounded_number_of_records(tmp_path, name, monkeypatch):
     wanted = [i for i in range(55) if i % 3]
     empty = [(i, "empty_text") for i in range(55) if i % 3 == 0]
     assert read(tmp_path / name, record) == ([texts[i] for i in wanted], wanted, empty, None)
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 7, 50, 1 << 22])
+@pytest.mark.parametrize("records", [1, 1 << 18])
+def test_blank_lines_in_a_row_are_one_reject(tmp_path, batch_bytes, records, monkeypatch):
+    """However long, and wherever the reader's blocks end; every other record keeps the number of its line."""
+    monkeypatch.setattr(readers, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(readers, "BATCH_RECORDS", records)
+    lines = ["", "", "A", "", " \t", "", "B", "C", "7", "", "D", "", ""]
+    data = "".join((json.dumps({"text": x}) if x.isalpha() else x) + "\n" for x in lines)
+    (tmp_path / "a.jsonl").write_text(data)
+    (file,), _ = list_inputs([str(tmp_path / "a.jsonl")], "auto")
+    batches = list(read_piece(Piece(file), 0, RecordFormat()))
+    found = [(n, t) for b in batches for n, t in zip(b.numbers.tolist(), b.texts.to_pylist(), strict=True)]
+    assert found == [(2, "A"), (6, "B"), (7, "C"), (10, "D")]
+    rejects = [(r.record, r.reason) for b in batches for r in b.rejects]
+    blank = [(at, "blank_line") for at in (0, 3, 9, 11)]
+    assert rejects == sorted([*blank, (8, "not_an_object")])
+    assert sum(b.records for b in batches) == 9
+    assert batches[-1].end == len(lines)
+    assert sum(b.refused for b in batches) == len(data) - 4 * len('{"text": "A"}\n')
 
 
 def test_a_table_of_ten_thousand_columns(tmp_path):

@@ -47,11 +47,11 @@ def read(pieces: list[Piece], record: RecordFormat) -> list[tuple[object, ...]]:
         if isinstance(item, Damage)
         else (
             item.piece,
-            item.first,
+            item.end,
             item.records,
             item.numbers.tolist(),
             item.texts.to_pylist(),
-            item.rejects,
+            list(item.rejects),
         )
         for item in read_partition(Partition("it", 0, tuple(pieces), 0), record, Normalization())
     ]

@@ -119,6 +119,34 @@ def test_every_row_is_its_record(tmp_path: Path, vocab_dir: Path, here: Engine) 
     assert run_verify(made.shards_dir, None, here, SILENT)[1] == []
 
 
+def test_blank_lines_move_no_position(tmp_path: Path, vocab_dir: Path, here: Engine) -> None:
+    """Of files that are cut too, in which a run of blank lines may go over a cut."""
+    lines = [json.dumps({"text": text}) for text in documents(9000)]
+    for at in range(0, 9000, 50):
+        lines[at] += "\n" * (at % 130)
+    lines[4000] += "\n" * 300_000 + "falso\n\n"
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    made = recipe(tmp_path / "out", vocab_dir, {"it": [tmp_path / "a.jsonl"]}, size=100_000)
+    run(made, here)
+    read = (tmp_path / "a.jsonl").read_text().splitlines()
+    manifest = load_manifest(made.shards_dir)
+    rows = rows_of(manifest, "it")
+    assert sum(row["start"] > 0 for row in rows) > 100
+    for row in rows:
+        text = json.loads(read[row["at"]])["text"].encode()
+        assert row["hash"] == xxhash.xxh64_digest(text, 0) + xxhash.xxh64_digest(text, 1)
+    lines = (made.shards_dir / "rejects/it-00000.jsonl").read_text().splitlines()
+    rejects = [json.loads(line) for line in lines]
+    for reject in rejects:
+        assert read[reject["position"] - 1] == ("" if reject["reason"] == "blank_line" else "falso")
+    assert 100 < len(rejects) < 300
+    counts = manifest.data["sources"]["it"]
+    assert (
+        counts["read"] == len(rows) + len(rejects) == counts["documents"] + sum(counts["rejected"].values())
+    )
+    assert run_verify(made.shards_dir, None, here, SILENT)[1] == []
+
+
 def test_a_value_of_another_type_is_null_and_named_or_a_reject(
     tmp_path: Path, vocab_dir: Path, here: Engine
 ) -> None:

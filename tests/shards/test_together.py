@@ -11,12 +11,13 @@ import pytest
 import zstandard
 from tokenizing import contents, run
 
+from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine
 from pretok.config import Recipe, make_recipe
 from pretok.read.batches import TextBatch
 from pretok.shards import task
 from pretok.shards.manifest import load_manifest
-from pretok.shards.together import join, most_tokens
+from pretok.shards.together import JoinedBatches, join, most_tokens
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 
@@ -78,6 +79,26 @@ def batch(piece: int, *texts: str) -> TextBatch:
     numbers = np.arange(len(texts)) + 10 * piece
     kept = (pa.array([f"{text}!" for text in texts], pa.string()),)
     return TextBatch(piece, 0, len(texts), pa.array(texts, pa.large_string()), numbers, kept=kept)
+
+
+def test_rejects_do_not_wait_without_end(
+    tmp_path: Path, vocab_dir: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines that are all refused hold no tokens, but memory."""
+    (tmp_path / "a.zst").write_bytes(zstandard.compress(b'{"text": "a"}\n' + b"falso\n" * 200))
+    monkeypatch.setattr("pretok.read.readers.BATCH_RECORDS", 10)
+    monkeypatch.setattr("pretok.shards.task.MOST_TOKENS", 1000)
+    joined: list[int] = []
+
+    def count(batches: list[TextBatch]) -> JoinedBatches:
+        joined.append(len(batches))
+        return join(batches)
+
+    monkeypatch.setattr("pretok.shards.task.join", count)
+    with pytest.raises(PartitionsFailed, match="200 of 201"):
+        run(recipe(tmp_path, tmp_path / "out", vocab_dir), here)
+    assert sum(joined) == 21
+    assert max(joined) < 5
 
 
 def test_join_keeps_the_order_and_the_batch_of_each_document() -> None:

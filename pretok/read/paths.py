@@ -55,8 +55,8 @@ def is_glob(pattern: str) -> bool:
 
 
 def expand(pattern: str) -> list[str]:
-    """Paths that a path, a glob or a URL glob stands for, sorted. UsageError when it matches nothing, or when a folder
-    on its way cannot be listed."""
+    """Paths that a path, a glob or a URL glob stands for, sorted. UsageError when it matches nothing, when a folder on
+    its way cannot be listed, or when a name is not UTF-8, as a ledger or a manifest could not hold it."""
     if pattern.startswith(HUB):
         return [pattern]
     if pattern.startswith(SAMPLE):
@@ -70,6 +70,9 @@ def expand(pattern: str) -> list[str]:
         paths = [pattern] if _exists(pattern) else []
     if not paths:
         raise UsageError(f"no input matches {pattern!r} (relative paths start at {Path.cwd()})")
+    for path in paths:
+        if not path.isascii() and (name := os.fsencode(path)).decode(errors="ignore") != path:
+            raise UsageError(f"the name of input {str(name)[1:]} is not UTF-8; rename the file or its folder")
     return sorted(set(paths))
 
 

@@ -195,6 +195,18 @@ def test_globs_are_sorted_and_each_file_comes_once(tmp_path):
     assert [Path(f.path).name for f in found] == ["a.jsonl", "b.jsonl", "c.jsonl"]
 
 
+def test_a_name_that_is_not_utf8_is_told_before_anything_is_read(tmp_path):
+    name = os.fsdecode(b"caff\xe9.jsonl")
+    (tmp_path / name).write_bytes(LINES)
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    for pattern in (f"{tmp_path}/*.jsonl", f"{tmp_path}/{name}"):
+        with pytest.raises(
+            UsageError, match=re.escape(r"caff\xe9.jsonl' is not UTF-8; rename the file")
+        ) as told:
+            list_inputs([pattern], "auto")
+        str(told.value).encode()
+
+
 def test_what_matches_nothing_is_named(tmp_path):
     with pytest.raises(UsageError, match="nothing-here"):
         expand(str(tmp_path / "nothing-here*.jsonl"))

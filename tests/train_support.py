@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from pretok.base.storage import fingerprint, read_json, write_json
 from tests.support import make_shards
 from train.config import TrainConfig
 from train.run.metrics import read_lines
@@ -65,6 +66,14 @@ def random_shards(folder: Path) -> Path:
         val={"it": documents(7), "en": documents(3)},
         vocab_size=60,
     )
+
+
+def reseal(checkpoint: Path, **changes: Any) -> None:
+    """Change keys of a checkpoint's meta.json as somebody would who knows how it is sealed."""
+    data = read_json(checkpoint / "meta.json")
+    del data["seal"]
+    data |= changes
+    write_json(checkpoint / "meta.json", {"seal": fingerprint(data)} | data)
 
 
 def _rank_main(

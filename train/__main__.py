@@ -95,7 +95,7 @@ def _write_model(space: argparse.Namespace, checkpoints: Sequence[Path]) -> None
 
     from train.checkpoint.export import export
 
-    export(checkpoints, space.tokenizer, space.out, getattr(torch, space.dtype), _notice)
+    export(checkpoints, space.tokenizer, space.out, getattr(torch, space.dtype))
     print(space.out)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the first version load for ever: `tests/golden/checkpoints.tar.xz` is never made again.
+"""Checkpoints of the first version load for ever: `tests/golden/checkpoints.tar.xz` keeps their tensors.
 
 It holds two runs of one model on the golden shards, by one process and by a mesh of 2 shards x 2 tensor, each with its
 checkpoint of step 3 and the losses of the three steps after it.
@@ -15,7 +15,7 @@ from support import needs
 
 needs("torch")
 from pretok.base.errors import MismatchError
-from tests.train_support import column, run_ranks
+from tests.train_support import column, reseal, run_ranks
 from train.checkpoint.meta import read_meta
 from train.config import TrainConfig
 from train.run import loop
@@ -78,6 +78,7 @@ def test_a_field_that_an_old_file_lacks_has_its_default(place: Path, line: str, 
     text = path.read_text().replace(',\n   "norm_eps": 1e-05', "").replace('   "tied": true,\n', "")
     assert text.count("tied") == text.count("norm_eps") == 0
     path.write_text(text)
+    reseal(path.parent)
     model = place / "checkpoints/model.toml"
     model.write_text(f"{model.read_text()}{line}\n")
     config = TrainConfig(
@@ -97,4 +98,5 @@ def test_whole_numbers_in_the_sizes_of_an_old_file(place: Path) -> None:
     path = place / "checkpoints/1x1x1/checkpoints/step-00000003"
     text = (path / "meta.json").read_text()
     (path / "meta.json").write_text(text.replace('"rope_theta": 500000.0', '"rope_theta": 500000'))
+    reseal(path)
     assert repr(read_meta(path).identity.model.rope_theta) == "500000.0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from support import needs
 torch = needs("torch")
 from pretok.base.errors import UsageError
 from tests.train_support import tiny_config
-from train.checkpoint.meta import Identity, Meta, RunState
+from train.checkpoint.meta import Identity, Meta, RunState, TokenizerOrigin
 from train.checkpoint.save import to_keep
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
@@ -25,8 +26,8 @@ losses = st.none() | st.floats(0, 10)
 
 
 def meta_of(step: int, val_loss: float | None) -> Meta:
-    identity = Identity(PRESETS["debug"], 8, 0, "", "")
-    return Meta(step, RunState(step=step), val_loss, identity, {}, 0)
+    identity = Identity(PRESETS["debug"], 8, 0, "", "", {})
+    return Meta(step, RunState(step=step), val_loss, identity, {}, 0, TokenizerOrigin("", ""), {})
 
 
 @given(
@@ -56,6 +57,23 @@ def test_retention_in_a_run(shards: Path, tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "run/checkpoints").glob("step-*"))
     assert names == ["step-00000004", "step-00000008", "step-00000009"]
     assert (tmp_path / "run/checkpoints/latest").read_text() == "step-00000009\n"
+
+
+def test_what_was_just_saved_stays_beside_a_damaged_newer_one(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config(
+        shards, tmp_path, save_every="1", keep_last=1, milestone=4, steps=6, schedule="constant"
+    )
+    loop.train(config)
+    folder = tmp_path / "run/checkpoints"
+    data = next((folder / "step-00000006").glob("*.distcp"))
+    data.write_bytes(data.read_bytes()[:-1] + b"x")
+    loop.train(replace(config, steps=5))
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["latest", "step-00000004", "step-00000005", "step-00000006.damaged"]
+    assert (folder / "latest").read_text() == "step-00000005\n"
+    assert "step-00000006 is now step-00000006.damaged: delete it" in capsys.readouterr().out
 
 
 def test_best_by_validation_is_saved_at_once(shards: Path, tmp_path: Path) -> None:
@@ -99,6 +117,7 @@ def test_what_a_checkpoint_records(shards: Path, tmp_path: Path) -> None:
         "val_loss",
         "files",
         "eod_id",
+        "seal",
         "step",
         "tokenizer",
     }
@@ -113,6 +132,7 @@ def test_what_a_checkpoint_records(shards: Path, tmp_path: Path) -> None:
         "tokens": 256,
         "phase": 0,
         "schedule": 0,
+        "unit": 128,
     }
     assert meta["provenance"]["torch"] == torch.__version__
     assert {"stream", "manifest"} <= set(meta["identity"])

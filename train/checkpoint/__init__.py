@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-from pretok.base.errors import PretokError
+from pretok.base.errors import Stopped
 
 
-class HungSave(PretokError):
+class HungSave(Stopped):
     """A save was given up; its thread may never end, so the process must be ended without waiting for it."""

@@ -1,9 +1,9 @@
 """meta.json of a checkpoint: where the run was, what it was, and which files there are.
 
-Enters: the JSON of a checkpoint folder, of any version. Leaves: a `Meta`, or an IntegrityError that names the file and
-the key. Checkpoints live longer than the code that wrote them, so a field that is added here, or to `ModelConfig`, has
-the default that says what was so before it existed: read back, an older checkpoint is no different from one that states
-the default. Values are checked, never converted, but for a whole number where a fraction may stand.
+Enters: the JSON of a checkpoint folder. Leaves: a `Meta`, or an IntegrityError that names the file and the key.
+`seal`, the fingerprint of all else in the file, shows a change by another hand. Checkpoints live longer than the code
+that wrote them, so a field that is added here, or to `ModelConfig`, has the default that says what was so before it
+existed. Values are checked, never converted, but for a whole number where a fraction may stand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import Signed, read_record, to_json
-from pretok.base.storage import read_json, write_json
+from pretok.base.storage import fingerprint, read_json, write_json
 from train.model.sizes import ModelConfig
 
 META = "meta.json"
@@ -23,41 +23,42 @@ META = "meta.json"
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """One file as meta.json describes it. checksum None: written before checkpoints had checksums."""
+    """One file as meta.json describes it."""
 
     size: int
-    checksum: str | None
+    checksum: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
     """Where a run is: `step` steps are done, `position` sequences of the stream read.
 
-    data_hash: of all sequences read; best: the lowest validation losses; tokens: done, None in a checkpoint older than
-    phases; phase: tokens at which the settings say that the phase begins; schedule: tokens that were done when that of
-    the learning rate began.
+    data_hash: of all sequences read; best: the lowest validation losses; tokens: done; phase: tokens at which the
+    settings say that the phase begins; schedule: tokens that were done when that of the learning rate began, and unit:
+    tokens of the steps in which it counts, 0 before it began.
     """
 
     step: int = 0
     position: int = 0
     data_hash: str = ""
     best: tuple[float, ...] = ()
-    tokens: int | None = None
+    tokens: int = 0
     phase: int = 0
     schedule: int = 0
+    unit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What a run is. stream: fingerprint of the mix; manifest: that of the shards; mix: the mix itself, as its file has
-    it, None in a checkpoint older than phases."""
+    it."""
 
     model: ModelConfig
     global_batch: int
     seed: Signed
     stream: str
     manifest: str
-    mix: dict[str, Any] | None = None
+    mix: dict[str, Any]
 
     @property
     def step_tokens(self) -> int:
@@ -75,10 +76,7 @@ class TokenizerOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """All of meta.json. step: as in the folder's name; config: the settings; files: by name.
-
-    tokenizer and provenance None: written before checkpoints had them.
-    """
+    """All of meta.json but its seal. step: as in the folder's name; config: the settings; files: by name."""
 
     step: int
     progress: RunState
@@ -86,19 +84,20 @@ class Meta:
     identity: Identity
     config: dict[str, Any]
     eod_id: int
-    tokenizer: TokenizerOrigin | None = None
-    provenance: dict[str, Any] | None = None
+    tokenizer: TokenizerOrigin
+    provenance: dict[str, Any]
     files: dict[str, FileRecord] = field(default_factory=dict)
 
 
 def write_meta(folder: Path, meta: Meta, files: dict[str, FileRecord]) -> None:
     """Write meta.json, atomically. A loss that is not finite, which JSON cannot say, is left out."""
     val_loss = None if meta.val_loss is None or not math.isfinite(meta.val_loss) else meta.val_loss
-    write_json(folder / META, to_json(replace(meta, val_loss=val_loss, files=files)))
+    data = to_json(replace(meta, val_loss=val_loss, files=files))
+    write_json(folder / META, {"seal": fingerprint(data)} | data)
 
 
 def read_meta(checkpoint: Path, *, sizes: bool = True) -> Meta:
-    """meta.json of a checkpoint whose files all have the sizes it states; else IntegrityError.
+    """meta.json of a checkpoint, as it was sealed, whose files all have the sizes it states; else IntegrityError.
 
     sizes False: where another rank asks the file system for the sizes. A thousand ranks that each ask for those of a
     thousand files are a load that a parallel file system answers in minutes.
@@ -106,7 +105,8 @@ def read_meta(checkpoint: Path, *, sizes: bool = True) -> Meta:
     path = checkpoint / META
     data = read_json(path)
     if isinstance(data, dict):
-        data = data | {"files": _with_checksums(data.get("files"))}
+        if data.pop("seal", None) != fingerprint(data):
+            raise IntegrityError(f"{path} does not match its seal: it was damaged or edited")
         if isinstance(identity := data.get("identity"), dict):
             data["identity"] = identity | {"model": _with_fractions(identity.get("model"))}
     try:
@@ -117,21 +117,19 @@ def read_meta(checkpoint: Path, *, sizes: bool = True) -> Meta:
         file = checkpoint / name
         if file.parent != checkpoint:
             raise IntegrityError(f"{path} does not list its files: {name!r} leads out of the folder")
-        if sizes and (not file.is_file() or file.stat().st_size != record.size):
+        if sizes and _size(file) != record.size:
             raise IntegrityError(f"{file} is missing or has not the {record.size} bytes that were written")
     if not meta.files:
         raise IntegrityError(f"{path} lists no file; it was damaged or edited")
     return meta
 
 
-def _with_checksums(files: Any) -> Any:
-    """The list of files of a checkpoint that was saved before there were checksums, which had sizes alone."""
-    if not isinstance(files, dict):
-        return files
-    return {
-        name: {"size": entry, "checksum": None} if isinstance(entry, int) else entry
-        for name, entry in files.items()
-    }
+def _size(file: Path) -> int | None:
+    """Bytes of a file; None where there is none. Any other OSError is no damage, and the caller's to judge."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _with_fractions(model: Any) -> Any:

@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from pretok.base.errors import IntegrityError, PretokError
+from pretok.base.errors import IntegrityError, PretokError, Stopped
+from pretok.base.storage import PASSING
 
 _RECORDS = (
     "BytesStorageMetadata",
@@ -57,8 +58,11 @@ class _Unpickler(pickle.Unpickler):
 
 def _read_metadata(path: Path) -> Metadata:
     try:
-        with path.open("rb") as file:
-            metadata = _Unpickler(file).load()
+        data = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from None
+    try:
+        metadata = _Unpickler(io.BytesIO(data)).load()
         names = {info.relative_path for info in metadata.storage_data.values()}
         if not isinstance(metadata, Metadata) or any(Path(name).name != name for name in names):
             raise TypeError("it is no metadata, or leads out of its folder")
@@ -106,20 +110,41 @@ class _Planner(DefaultLoadPlanner):
         super().load_bytes(read_item, again)
 
 
+def _first(error: BaseException) -> BaseException:
+    """That of the first rank that failed, where torch gives those of all."""
+    if isinstance(error, CheckpointException) and error.failures:
+        return next(iter(error.failures.values()))[0]
+    return error
+
+
+def unreadable(checkpoint: object, error: BaseException) -> PretokError:
+    """What it says of a checkpoint that it could not be read: IntegrityError where it is damaged, Stopped where another
+    try may succeed, else that this process may not read it."""
+    error = _first(error)
+    if isinstance(error, OSError) and error.errno in PASSING:
+        return Stopped(
+            f"{checkpoint} cannot be read now: {first_failure(error)}; run the same command to go on"
+        )
+    if isinstance(error, PermissionError):
+        return PretokError(f"{checkpoint} cannot be read: {first_failure(error)}")
+    return IntegrityError(f"{checkpoint}: {first_failure(error)}")
+
+
 def first_failure(error: BaseException) -> str:
     """In one line what went wrong, where torch gives the tracebacks of all ranks."""
-    if isinstance(error, CheckpointException) and error.failures:
-        error = next(iter(error.failures.values()))[0]
+    error = _first(error)
     text = str(error).strip().splitlines()
     if isinstance(error, PretokError):
         return " ".join(text)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return f"{type(error).__name__}: {text[0] if text else 'no message'}"
 
 
 def restore(state: dict[str, Any], reader: Reader, group: dist.ProcessGroup | None = None) -> None:
     """Load a checkpoint into `state`, on all ranks of `group` or, without a process group, on this one.
 
-    Raises IntegrityError that names the folder.
+    Raises IntegrityError that names the folder, or another of `unreadable`.
     """
     alone = not dist.is_initialized()
     with warnings.catch_warnings():
@@ -127,4 +152,4 @@ def restore(state: dict[str, Any], reader: Reader, group: dist.ProcessGroup | No
         try:
             load(state, storage_reader=reader, planner=_Planner(), process_group=group, no_dist=alone)
         except (Exception, CheckpointException) as error:  # anything damaged files can raise
-            raise IntegrityError(f"{reader.checkpoint_id}: {first_failure(error)}") from None
+            raise unreadable(reader.checkpoint_id, error) from None

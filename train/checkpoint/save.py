@@ -3,7 +3,7 @@
 Enters: the state dict of all ranks and a `meta` of JSON values. Leaves: RUN/checkpoints/step-XXXXXXXX/ with
 torch's distributed checkpoint and meta.json (run state, settings, provenance, every file's size and checksum). A
 folder of that name is complete: it is written under a temporary name and renamed when every rank's data is on
-disk; `latest` follows.
+disk; `latest` follows. A save that fails costs no step: rank 0 tells, and asks for another one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,26 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from pretok.base.errors import IntegrityError, PretokError, UsageError
+from pretok.base.errors import IntegrityError, OutputError, PretokError, Stopped, UsageError
 from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open
+from pretok.base.units import duration
 from train.checkpoint import HungSave
 from train.checkpoint.meta import Meta, read_meta, write_meta
-from train.checkpoint.restore import Reader, first_failure, restore
+from train.checkpoint.restore import Reader, first_failure, restore, unreadable
 from train.checkpoint.saved import SummedWriter, check_files, complete_checkpoints
 from train.config import TrainConfig
 from train.parallel.mesh import first_problem
 
 SETTLE_SECONDS = 300.0
 """How long a run that ends by an error waits for the save in progress."""
+RETRY_SECONDS = (5.0, 60.0)
+"""Between a save that failed and the next try, at first and at most."""
+PATIENCE = 1200.0
+"""Seconds for which saves may fail before the run ends: its devices work for nothing when nothing can be saved."""
+READ_WAITS = (1.0, 5.0, 20.0)
+"""Seconds before each further try to read a checkpoint, where what failed may pass."""
+DAMAGED_SUFFIX = ".damaged"
+"""Ends the name of a checkpoint that was found damaged: it is kept for a person to look at, and counts no more."""
 
 
 @dataclass
@@ -76,6 +85,8 @@ class Checkpoints:
         self._config = config
         self._report = report
         self._pending: _Pending | None = None
+        self._failing_since: float | None = None  # on rank 0, which alone knows how every save ended
+        self._retry_at = 0.0
         # Its own group: a save talks while training talks. A rank that writes slowly keeps the others waiting in it.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.timeout))
         self._rank = dist.get_rank()
@@ -88,7 +99,8 @@ class Checkpoints:
         dist.barrier(group=self._group)
 
     def check_space(self, checkpoint_bytes: int) -> None:
-        """UsageError unless the disk holds what retention keeps (milestones apart) and one more."""
+        """UsageError unless the disk holds what retention keeps (milestones apart) and one more. Stopped where a run
+        goes on: its settings were right once, and space may come back."""
         if self._rank:
             return
         wanted = (self._config.keep_last + self._config.keep_best + 1) * checkpoint_bytes
@@ -97,7 +109,7 @@ class Checkpoints:
         )
         free = shutil.disk_usage(self.folder).free
         if free + present < wanted:
-            raise UsageError(
+            raise (Stopped if present else UsageError)(
                 f"{self.folder} has {free / 1e9:.1f} GB free and needs {wanted / 1e9:.1f} for "
                 f"checkpoints of {checkpoint_bytes / 1e9:.1f} GB. "
                 "Free space, or lower --keep-last or --keep-best"
@@ -105,12 +117,17 @@ class Checkpoints:
 
     def save(self, state: dict[str, Any], meta: Meta) -> None:
         """Copy the state to host memory, write it in the background. Waits for an unfinished save first."""
-        self.wait()
+        self._conclude()
         started = time.monotonic()
-        temporary = self._temporary(meta.step)
+        temporary, problem = self._temporary(meta.step), None
         if self._rank == 0:
-            temporary.mkdir()
-        dist.barrier(group=self._group)
+            try:
+                temporary.mkdir(exist_ok=True)
+            except OSError as error:
+                problem = first_failure(error)
+        if problem := first_problem(problem, self._group):
+            self._note(meta.step, problem)
+            return
         writer = SummedWriter(temporary)
         future: Any = async_save(
             state,
@@ -123,13 +140,21 @@ class Checkpoints:
     def poll(self) -> None:
         """Finish a save whose data is on disk, or give up one that hangs; returns at once otherwise."""
         if self._pending is not None and (self._pending.future.done() or self._left(self._pending) < 0):
-            self._finish(self._pending)
+            self._conclude()
 
-    def wait(self) -> None:
-        """Finish the save in progress, if any, on all ranks."""
-        if self._pending is not None:
-            self._finish(self._pending)
-        dist.barrier(group=self._group)
+    @property
+    def due_again(self) -> bool:
+        """On rank 0, whether it is time to try again after a save that failed."""
+        return self._failing_since is not None and time.monotonic() >= self._retry_at
+
+    def wait(self) -> bool:
+        """Finish the save in progress, if any, on all ranks. False where it failed, when it is time to try again."""
+        self._conclude()
+        if self._failing_since is not None:
+            time.sleep(max(0.0, self._retry_at - time.monotonic()))
+        saved = [self._failing_since is None]
+        dist.broadcast_object_list(saved, group=self._group)
+        return saved[0]
 
     def settle(self) -> None:
         """Finish the save in progress where the run ends by an error: what it writes was taken before that.
@@ -141,8 +166,7 @@ class Checkpoints:
                 self._finish(self._pending)
 
     def close(self) -> None:
-        """Finish, and free the staging memory."""
-        self.wait()
+        """Free the staging memory."""
         self._stager.close()
 
     def _temporary(self, step: int) -> Path:
@@ -152,7 +176,34 @@ class Checkpoints:
         """Seconds it still has."""
         return pending.started + self._config.timeout - time.monotonic()
 
-    def _finish(self, pending: _Pending) -> None:
+    def _conclude(self) -> None:
+        if self._pending is not None:
+            self._note(self._pending.meta.step, self._finish(self._pending))
+
+    def _note(self, step: int, problem: str | None) -> None:
+        """On rank 0, take in how a save ended. Stopped when saves have failed for PATIENCE."""
+        if self._rank:
+            return
+        if problem is None:
+            self._failing_since = None
+            return
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        failing = now - self._failing_since
+        told = f"the checkpoint of step {step} could not be written: {problem}"
+        if failing >= PATIENCE:
+            raise Stopped(
+                f"{told}; no save has succeeded for {duration(failing)}. The checkpoint before is untouched: mend the "
+                "cause (space, rights) and run the same command to go on from there"
+            )
+        least, most = RETRY_SECONDS
+        pause = min(max(failing, least), most, self._config.timeout / 2)  # the other ranks wait, at the end
+        self._retry_at = now + pause
+        self._report(f"warning: {told}; the run goes on and tries again in {pause:.0f} s")
+
+    def _finish(self, pending: _Pending) -> str | None:
+        """Make a checkpoint of what is on disk. Returns what went wrong, on rank 0 always. Raises HungSave."""
         self._pending = None
         step = pending.meta.step
         temporary = self._temporary(step)
@@ -162,63 +213,71 @@ class Checkpoints:
             pending.future.result(max(0.0, self._left(pending)))
             self.save_seconds = time.monotonic() - pending.started
             if self._rank:
-                return
+                return None
             files = pending.writer.records()
             write_meta(temporary, pending.meta, files)
             read_meta(temporary)  # compares the sizes on disk with what was written
-            if final.exists():  # broken, or resume would have started after it
+            if final.exists():  # damaged and not renamed, or resume would have started after it
                 _delete(final)
             temporary.rename(final)
         except (Exception, CheckpointException) as error:
-            slow = isinstance(error, FutureTimeout) and not pending.future.done()
-            if not self._rank and not slow:  # on a full disk it takes the space that is needed to go on
+            if isinstance(error, FutureTimeout) and not pending.future.done():
+                raise HungSave(
+                    f"the checkpoint of step {step} could not be written: not done after --timeout "
+                    f"{self._config.timeout} s; the one before is untouched. Run the same command to go on from there"
+                ) from error
+            if not self._rank:  # on a full disk it takes the space that is needed to go on
                 shutil.rmtree(temporary, ignore_errors=True)
-            told = f"not done after --timeout {self._config.timeout} s" if slow else first_failure(error)
-            raise (HungSave if slow else PretokError)(
-                f"the checkpoint of step {step} could not be written: {told}; the one "
-                "before is untouched. Mend the cause (space, rights) and run the same command to go on from there"
-            ) from error
-        with atomic_open(self.folder / "latest", "w") as file:
-            file.write(final.name + "\n")
+            return first_failure(error)
         size = sum(record.size for record in files.values()) / 1e9
         self._report(f"saved {final} ({size:.2f} GB in {self.save_seconds:.1f} s)")
-        self._retain()
+        self._name_latest(final)
+        with self._telling("cannot be tidied", self.folder):
+            self._retain(final)
+        return None
 
-    def _retain(self) -> None:
-        """Delete what the rule does not keep.
+    def _name_latest(self, checkpoint: Path) -> None:
+        latest = self.folder / "latest"
+        with self._telling("cannot be brought up to date", latest), atomic_open(latest, "w") as file:
+            file.write(checkpoint.name + "\n")
 
-        Called when the newest is durable, so one good one always stays.
-        """
+    def _retain(self, newest: Path) -> None:
+        """Delete what the rule does not keep, never the `newest`, which is durable: one good one always stays."""
         metas = {}
         for path in complete_checkpoints(self.folder):
             try:
                 metas[path] = read_meta(path)
             except PretokError as error:
                 self._report(f"not counted among the checkpoints, and not deleted: {error}")
-        for path in sorted(set(metas) - to_keep(metas, self._config)):
+        for path in sorted(set(metas) - to_keep(metas, self._config) - {newest}):
             with self._telling("is no longer needed and cannot be deleted", path):
                 _delete(path)
 
     @contextmanager
     def _telling(self, what: str, path: Path) -> Iterator[None]:
-        """What cannot be deleted takes space and harms nothing: a line says so, and the next save tries again."""
+        """Around what harms nothing when it fails: a line says so, and the next save tries again."""
         try:
             yield
-        except OSError as error:
-            self._report(f"warning: {path} {what}: {error.strerror}")
+        except (OSError, OutputError) as error:
+            self._report(f"warning: {path} {what}: {getattr(error, 'strerror', None) or error}")
 
     def load_newest(self, state: dict[str, Any], check: Callable[[Meta], None]) -> Meta | None:
         """Load the newest usable checkpoint into `state`, return its meta; None when there is none.
 
-        A broken one is reported and the one before is used. `check(meta)` raises when it must not be loaded.
-        IntegrityError when all are broken.
+        A damaged one is reported and renamed, and the one before is used. `check(meta)` raises when it must not be
+        loaded. IntegrityError when all are damaged; Stopped when one cannot be read now.
         """
         candidates: list[Any] = [complete_checkpoints(self.folder)]
         dist.broadcast_object_list(candidates, group=self._group)
+        damaged: list[Path] = []
         for path in reversed(candidates[0]):
-            problem, meta = self._try_load(path, state, check)
+            problem, meta = self._load(path, state, check)
             if problem is None:
+                if damaged and not self._rank:
+                    self._set_aside(damaged)
+                    self._name_latest(path)
                 return meta
+            damaged.append(path)
             self._report(f"{path} is broken, trying the one before: {problem}")
         if candidates[0]:
             raise IntegrityError(
@@ -227,33 +286,56 @@ class Checkpoints:
             )
         return None
 
+    def _set_aside(self, damaged: list[Path]) -> None:
+        """They are newer than what the run goes on with: left as they are, they would count as its newest."""
+        for path in damaged:
+            aside = path.with_name(path.name + DAMAGED_SUFFIX)
+            with self._telling("cannot be renamed", path):
+                shutil.rmtree(aside, ignore_errors=True)  # of an earlier try at the same step
+                path.rename(aside)
+                self._report(f"{path} is now {aside.name}: delete it when nobody wants to look at it")
+
+    def _load(
+        self, path: Path, state: dict[str, Any], check: Callable[[Meta], None]
+    ) -> tuple[IntegrityError | None, Meta | None]:
+        """Load one, tried again where what failed may pass. Raises what says nothing of the checkpoint."""
+        for pause in (*READ_WAITS, None):
+            problem, meta = self._try_load(path, state, check)  # the same on all ranks
+            if problem is None or isinstance(problem, IntegrityError):
+                return problem, meta
+            if pause is None or not isinstance(problem, Stopped):
+                raise problem
+            self._report(f"trying again in {pause:.0f} s: {problem}")
+            time.sleep(pause)
+        raise AssertionError
+
     def _try_load(
         self, path: Path, state: dict[str, Any], check: Callable[[Meta], None]
-    ) -> tuple[str | None, Meta | None]:
-        opened = open_checkpoint(path, self._report, self._group)
-        if isinstance(opened, str):
+    ) -> tuple[PretokError | None, Meta | None]:
+        opened = open_checkpoint(path, self._group)
+        if isinstance(opened, PretokError):
             return opened, None
         meta, reader = opened
         check(meta)
-        problem: str | None = None
+        problem: PretokError | None = None
         try:
             # Statistics of bad steps begin anew where another version kept others.
             restore(state | {"guard": reader.known("guard", state["guard"])}, reader, self._group)
-        except IntegrityError as error:
-            problem = f"{error}"
+        except PretokError as error:
+            problem = error
         return first_problem(problem, self._group), meta
 
 
-def open_checkpoint(
-    checkpoint: Path, report: Callable[[str], None], group: dist.ProcessGroup | None
-) -> tuple[Meta, Reader] | str:
+def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[Meta, Reader] | PretokError:
     """On all ranks: a checkpoint's meta and reader, its files compared with their checksums; or what is wrong."""
-    problem: str | None = None
+    problem: PretokError | None = None
     try:
         meta = read_meta(checkpoint, sizes=dist.get_rank() == 0)
-        check_files(checkpoint, meta, report, dist.get_rank(), dist.get_world_size())
+        check_files(checkpoint, meta, dist.get_rank(), dist.get_world_size())
         reader = Reader(checkpoint)
-    except (PretokError, OSError) as error:
-        problem = f"{error}"
+    except PretokError as error:
+        problem = error
+    except OSError as error:
+        problem = unreadable(checkpoint, error)
     problem = first_problem(problem, group)
     return (meta, reader) if problem is None else problem

@@ -51,17 +51,12 @@ def find_checkpoints(run: Path, step: int | None) -> list[Path]:
     return wanted
 
 
-def check_files(
-    checkpoint: Path, meta: Meta, report: Callable[[str], None], rank: int = 0, ranks: int = 1
-) -> None:
+def check_files(checkpoint: Path, meta: Meta, rank: int = 0, ranks: int = 1) -> None:
     """Compare the checksums of this rank's share of the files; IntegrityError names the first that differs.
 
-    Every file is read once by one rank. A checkpoint without checksums is reported, and its sizes must do.
+    Every file is read once by one rank.
     """
     records = meta.files
-    if any(record.checksum is None for record in records.values()):
-        report(f"{checkpoint} was saved before checkpoints had checksums: only sizes of files are compared")
-        return
     by_size = sorted(records, key=lambda name: (-records[name].size, name))  # shares of like size
     mine = by_size[rank::ranks]
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -77,13 +72,21 @@ def verify(run: Path, step: int | None, report: Callable[[str], None]) -> None:
     bad = 0
     for checkpoint in found:
         try:
-            check_files(checkpoint, read_meta(checkpoint), report)
+            check_files(checkpoint, read_meta(checkpoint))
             report(f"{checkpoint}: good")
         except PretokError as error:
             bad += 1
             report(f"{checkpoint}: {error}")
     if bad:
         raise IntegrityError(f"{bad} of {len(found)} checkpoints are damaged; delete those named above")
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The OSError in whose handling an error was raised; else the error itself."""
+    behind: BaseException | None = error
+    while behind is not None and not isinstance(behind, OSError):
+        behind = behind.__cause__ or behind.__context__
+    return behind or error
 
 
 class _SummedStream:
@@ -146,9 +149,13 @@ class SummedWriter(FileSystemWriter):
         self.fs = self._files = _SummedFiles()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's files."""
+        """Write this rank's files. Raises the OSError where torch makes 'unexpected pos 704 vs 598' of it."""
         results: list[WriteResult] = []
-        for result in super().write_data(plan, planner).wait():
+        try:
+            written = super().write_data(plan, planner).wait()
+        except Exception as error:
+            raise _cause(error) from error
+        for result in written:
             name = result.storage_data.relative_path
             file = (name, self._files.records[name])
             results.append(_SummedResult(result.index, result.size_in_bytes, result.storage_data, file))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.errors import MismatchError, PretokError
 from train.checkpoint.restore import restore
 from train.checkpoint.save import open_checkpoint
 from train.model.sizes import ModelConfig
@@ -48,9 +48,9 @@ def load_weights(
 
     Another rope_theta is told. Raises IntegrityError for a damaged checkpoint, MismatchError for one of other sizes.
     """
-    opened = open_checkpoint(checkpoint, report, None)
-    if isinstance(opened, str):
-        raise IntegrityError(opened)
+    opened = open_checkpoint(checkpoint, None)
+    if isinstance(opened, PretokError):
+        raise opened
     meta, reader = opened
     saved = asdict(meta.identity.model)
     different = [

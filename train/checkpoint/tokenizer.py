@@ -11,9 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.storage import fingerprint, read_json
-from pretok.shards.manifest import load_manifest
 from train.checkpoint.meta import Meta
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -28,7 +27,7 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     not, made of its end-of-document token. Raises UsageError when there is no tokenizer.json, MismatchError when it is
     another one.
     """
-    expected, shards = _of_shards(meta)
+    expected, shards = meta.tokenizer.fingerprint, Path(meta.tokenizer.shards)
     place = shards if named is None else named
     path = place / TOKENIZER_FILE if place.is_dir() else place
     if not path.is_file():
@@ -37,11 +36,6 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     if not isinstance(data, dict):
         raise IntegrityError(f"{path} is no tokenizer")
     found = tokenizer_fingerprint(data)
-    if expected is None:
-        raise MismatchError(
-            f"the checkpoint does not say which tokenizer its shards had, and {shards} is gone or changed: bring "
-            "the shards back to where they were, or their manifest.json"
-        )
     if found != expected:
         raise MismatchError(
             f"{path} is another tokenizer (fingerprint {found}) than the one the model was trained with "
@@ -68,19 +62,6 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
 def tokenizer_fingerprint(data: dict[str, Any]) -> str:
     """That of a tokenizer.json, as `pretok` takes it."""
     return fingerprint({part: data.get(part) for part in _PARTS})
-
-
-def _of_shards(meta: Meta) -> tuple[str | None, Path]:
-    """(fingerprint of the tokenizer, folder of the shards) of a checkpoint; None where neither it nor they tell."""
-    if meta.tokenizer is not None:
-        return meta.tokenizer.fingerprint, Path(meta.tokenizer.shards)
-    shards = Path(meta.config["shards"])  # saved before checkpoints named the tokenizer
-    try:
-        manifest = load_manifest(shards)
-    except PretokError:
-        return None, shards
-    same = manifest.fingerprint == meta.identity.manifest
-    return manifest.contents.tokenizer.fingerprint if same else None, shards
 
 
 def _token(data: dict[str, Any], token_id: int) -> str:

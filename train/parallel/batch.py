@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from pretok.base.errors import UsageError
 
+USUAL_MICRO_BATCH = 8
+"""Sequences in a pass where no size is given."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -35,7 +38,7 @@ def solve_batch(
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value}; it must be at least 1")
     if global_batch is None:
-        micro_batch, accumulation = micro_batch or 8, accumulation or 1
+        micro_batch, accumulation = micro_batch or USUAL_MICRO_BATCH, accumulation or 1
         return Batch(micro_batch * accumulation * ranks, micro_batch, accumulation, ranks)
     if micro_batch is None:
         accumulation = accumulation or 1

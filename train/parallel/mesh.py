@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -88,6 +88,9 @@ def solve_layout(world: int, per_node: int, shard: int | None, tensor: int, pipe
     return Layout(data_ranks // shard, shard, tensor, pipeline)
 
 
+Problem = TypeVar("Problem", str, PretokError)
+
+
 def make_folder(path: Path) -> None:
     """Make a folder of the run. UsageError where it cannot be."""
     try:
@@ -98,9 +101,9 @@ def make_folder(path: Path) -> None:
         ) from None
 
 
-def first_problem(problem: str | None, group: dist.ProcessGroup | None = None) -> str | None:
+def first_problem(problem: Problem | None, group: dist.ProcessGroup | None = None) -> Problem | None:
     """The problem of the first rank that has one, the same answer on every rank."""
-    answers: list[str | None] = [None] * dist.get_world_size(group)
+    answers: list[Problem | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(answers, problem, group=group)
     return next((answer for answer in answers if answer is not None), None)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import errno
 import os
 
-from pretok.base.errors import PretokError, UsageError
+from pretok.base.errors import PretokError, Stopped, UsageError
+from pretok.base.storage import FULL, PASSING
 from train.config import TrainConfig
 
 PACKAGES = ("torch", "numpy", "safetensors", "xxhash")
-_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ESTALE)
+_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
 
 
 def explain(error: BaseException) -> PretokError | None:
@@ -27,9 +27,10 @@ def explain(error: BaseException) -> PretokError | None:
             )
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        if error.errno in _SPACE:
-            return PretokError(
-                f"{where}{error.strerror}: free some, then run the same command to go on from the last checkpoint"
+        if error.errno in FULL | PASSING:
+            remedy = "free some, then run" if error.errno in FULL else "run"
+            return Stopped(
+                f"{where}{error.strerror}: {remedy} the same command to go on from the last checkpoint"
             )
         if error.errno in _PLACE:
             return PretokError(f"{where}{error.strerror}")

@@ -111,6 +111,9 @@ def _loop(run: Run) -> None:
     _flush(run)
     _save(run)
     with run.goodput.spent("saving"):
+        while not run.checkpoints.wait():
+            run.saved_step = -1
+            _save(run)
         run.checkpoints.close()
     _finish_files(run)
 
@@ -156,7 +159,8 @@ def _one_step(run: Run, batches: Iterator[tuple[Tensor, int]]) -> None:
     """Queue one step, then read the numbers of the one before, which is done by then."""
     progress, leg = run.progress, run.leg
     kind, amount = run.save_every
-    due = dist.get_rank() == 0 and kind == "seconds" and time.monotonic() - run.saved_at > amount
+    due = run.checkpoints.due_again
+    due |= dist.get_rank() == 0 and kind == "seconds" and time.monotonic() - run.saved_at > amount
     waited, began = run.feed.waited, time.perf_counter()
     queued = train_step(
         run.trainee,

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pretok.stream
-from pretok.base.errors import MismatchError, UsageError
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import to_json
 from pretok.shards.manifest import shards_of
 from pretok.stream import View, same_until
+from pretok.stream.legs import LEGS, written_legs
 from pretok.stream.mix_file import Mix, mix_json, parse_mix
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin
 from train.config import IN_PHASES, SCHEDULE, TrainConfig
 from train.model.sizes import ModelConfig, model_config
-from train.parallel.batch import Batch, solve_batch
+from train.parallel.batch import USUAL_MICRO_BATCH, Batch, solve_batch
 from train.steps.optim import learning_rate
 
 MAY_CHANGE = {"model.seq_len", "model.rope_theta", "global_batch", "stream", "manifest", "mix"}
@@ -73,7 +74,8 @@ def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
     ):
         where = f"phase at {at} tokens: " if at else ""
         try:
-            phase = _open(at, settings, data_ranks, bool(named.keys() & set(SCHEDULE)))
+            batch = _batch(settings, data_ranks, found[-1].batch.global_batch if found else None)
+            phase = _open(at, settings, batch, bool(named.keys() & set(SCHEDULE)))
         except (UsageError, MismatchError) as error:
             raise type(error)(f"{where}{error}") from None
         if found and (different := _fixed(found[0].identity(), phase.identity())):
@@ -84,13 +86,42 @@ def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
     return tuple(found)
 
 
-def _open(at: int, config: TrainConfig, data_ranks: int, own_schedule: bool) -> Phase:
+def _batch(config: TrainConfig, data_ranks: int, before: int | None) -> Batch:
+    """The batch of a phase. before: the global batch until then, which stays where the settings state none."""
+    stated, micro_batch = config.global_batch or before, config.micro_batch
+    if before and config.global_batch is micro_batch is config.accumulation is None:
+        usual = (
+            before % (USUAL_MICRO_BATCH * data_ranks) == 0
+        )  # fewer ranks make more passes, not larger ones
+        micro_batch = USUAL_MICRO_BATCH if usual else None
+    try:
+        return solve_batch(data_ranks, stated, micro_batch, config.accumulation)
+    except UsageError as error:
+        if config.global_batch or before is None:
+            raise
+        raise UsageError(
+            f"{error}. The run has a global batch of {before}: state --global-batch to change it, or leave out "
+            "--micro-batch or --accumulation"
+        ) from None
+
+
+def keep_batch(phases: Sequence[Phase], data_ranks: int, meta: Meta) -> tuple[Phase, ...]:
+    """The phases for a run that goes on: a global batch that no setting states is that of the checkpoint, on whatever
+    number of ranks. Raises UsageError where the ranks cannot divide it."""
+    number, _ = _phase_of(phases, meta.progress, meta.identity)
+    kept, before = list(phases), meta.identity.global_batch
+    for place in range(number, len(phases)):
+        batch = _batch(phases[place].config, data_ranks, before)
+        kept[place], before = replace(phases[place], batch=batch), batch.global_batch
+    return tuple(kept)
+
+
+def _open(at: int, config: TrainConfig, batch: Batch, own_schedule: bool) -> Phase:
     preset = model_config(config.model)
     seq_len = config.seq_len or (None if config.mix else preset.seq_len)
     view = pretok.stream.open(config.shards, config.mix, seq_len=seq_len, seed=config.seed)
     theta = preset.rope_theta if config.rope_theta is None else config.rope_theta
     model = replace(preset, vocab_size=view.vocab_size, seq_len=view.seq_len, rope_theta=float(theta))
-    batch = solve_batch(data_ranks, config.global_batch, config.micro_batch, config.accumulation)
     return Phase(at, config, view, model, batch, own_schedule)
 
 
@@ -131,19 +162,20 @@ def plan_legs(phases: Sequence[Phase], state: RunState, saved: Identity | None) 
     the settings disagree.
     """
     number, began = _phase_of(phases, state, saved)
-    step, tokens = state.step, _tokens(state, saved)
+    step, tokens = state.step, state.tokens
     position = (
         0 if began and saved and _parted(phases[number].view.mix, saved) < state.position else state.position
     )
-    schedule = tokens if began and phases[number].own_schedule else state.schedule
+    schedule, unit = state.schedule, state.unit or phases[number].step_tokens
+    if began and phases[number].own_schedule:
+        schedule, unit = tokens, phases[number].step_tokens
     legs: list[Leg] = []
     while True:
         phase, following = phases[number], phases[number + 1 :]
         last = _last_step(phase, following[0].at if following else None, step, tokens, position)
-        source = next(p for p in reversed(phases[: number + 1]) if p.own_schedule or p is phases[0])
         if legs and last == step:  # the run ends where this phase would begin
             break
-        leg = Leg(phase, step, last, tokens, position, schedule, 0, source.step_tokens)
+        leg = Leg(phase, step, last, tokens, position, schedule, 0, unit)
         legs.append(leg)
         step, tokens = last, leg.tokens_after(last)
         if not following or tokens < following[0].at:
@@ -151,15 +183,10 @@ def plan_legs(phases: Sequence[Phase], state: RunState, saved: Identity | None) 
         number += 1
         same = same_until(phase.view.mix, phases[number].view.mix)
         position = leg.position_after(last) if same >= leg.position_after(last) else 0
-        schedule = tokens if phases[number].own_schedule else schedule
+        if phases[number].own_schedule:
+            schedule, unit = tokens, phases[number].step_tokens
     ends = {leg.schedule: leg.tokens_after(leg.last_step) for leg in legs}
     return [replace(leg, schedule_end=ends[leg.schedule]) for leg in legs]
-
-
-def _tokens(state: RunState, saved: Identity | None) -> int:
-    if state.tokens is not None or saved is None:
-        return state.tokens or 0
-    return state.step * saved.step_tokens  # saved before there were phases
 
 
 def _phase_of(phases: Sequence[Phase], state: RunState, saved: Identity | None) -> tuple[int, bool]:
@@ -172,7 +199,7 @@ def _phase_of(phases: Sequence[Phase], state: RunState, saved: Identity | None) 
             f"the checkpoint of step {state.step} is in the phase that began at {state.phase} tokens, which the "
             "settings no longer have: give it back"
         )
-    number, tokens = numbers[state.phase], _tokens(state, saved)
+    number, tokens = numbers[state.phase], state.tokens
     passed = [phase for phase in phases[number + 1 :] if phase.at <= tokens]
     if not passed:
         return number, False
@@ -210,13 +237,7 @@ def _parted(mix: Mix, saved: Identity) -> int:
     """How many positions the stream of a checkpoint and a mix have in common at their beginning."""
     if mix.fingerprint == saved.stream:
         return mix.length
-    if saved.mix is not None:
-        return same_until(parse_mix(saved.mix, Path(META)), mix)
-    # The mix itself is not known; it may be the first stages of this one.
-    beginnings = (
-        replace(mix, stages=mix.stages[:count], taken=(), earlier=()) for count in range(1, len(mix.stages))
-    )
-    return next((same_until(one, mix) for one in beginnings if one.fingerprint == saved.stream), 0)
+    return same_until(parse_mix(saved.mix, Path(META)), mix)
 
 
 def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> dict[str, tuple[Any, Any]]:
@@ -237,11 +258,26 @@ def _fixed(theirs: Identity, ours: Identity) -> list[str]:
     return [f"{name} was {was}, is {now}" for name, (was, now) in found.items() if name not in MAY_CHANGE]
 
 
+def _compare_legs(state: RunState, out: str) -> None:
+    leg = next((leg for leg in reversed(written_legs(Path(out))) if leg.step < state.step), None)
+    if leg is None:
+        return
+    written = leg.position_after(state.step), leg.tokens_after(state.step)
+    if written != (state.position, state.tokens):
+        raise IntegrityError(
+            f"the checkpoint of step {state.step} says that {state.position} sequences and {state.tokens} tokens were "
+            f"read, {Path(out) / LEGS} says {written[0]} and {written[1]}: one of them was changed. Bring back the "
+            f"{META} or the {LEGS} that the run wrote"
+        )
+
+
 def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
     """MismatchError when a checkpoint cannot go on with these settings: another model, seed, tokenizer or data.
 
-    In mid-phase data may change only if what was read of it is the same.
+    In mid-phase data may change only if what was read of it is the same. IntegrityError when RUN/legs.jsonl says that
+    the steps of the checkpoint read something else.
     """
+    _compare_legs(meta.progress, out)
     number, began = _phase_of(phases, meta.progress, meta.identity)
     phase, state, saved = phases[number], meta.progress, meta.identity
     different = _fixed(saved, phase.identity())
@@ -257,7 +293,7 @@ def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
         told = [f"{name} was {was}, is {now}" for name, was, now in names if was != now]
         different.append(
             f"{'; '.join(told)} (they part at sequence {common}, {state.position} are read; other data in mid-run is a "
-            f"phase: [[phases]] with at = {_tokens(state, saved)} and {' or '.join(IN_PHASES[:3])})"
+            f"phase: [[phases]] with at = {state.tokens} and {' or '.join(IN_PHASES[:3])})"
         )
     if different:
         raise MismatchError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pretok.base.errors import UsageError
 from train.checkpoint.export import exported_tensors
+from train.checkpoint.meta import Meta
 from train.checkpoint.saved import complete_checkpoints
 from train.checkpoint.state import load_weights
 from train.config import PhaseSettings, TrainConfig
@@ -36,7 +37,7 @@ from train.parallel.mesh import (
 )
 from train.parallel.pipeline import Pipeline, take_part
 from train.parallel.stages import bubble, check_pipeline, split_layers, stages_per_rank
-from train.run.phases import Leg, Phase, open_phases
+from train.run.phases import Leg, Phase, keep_batch, open_phases
 from train.steps.optim import set_hyper_parameters
 from train.steps.step import Trainee
 
@@ -58,6 +59,13 @@ class Plan:
     def model(self) -> ModelConfig:
         """Sizes, with what the first phase says of lengths and positions."""
         return self.phases[0].model
+
+    def resumed(self, meta: Meta) -> Plan:
+        """For a run that goes on from a checkpoint. UsageError when its global batch cannot be divided."""
+        phases = keep_batch(self.phases, self.layout.data_ranks, meta)
+        for phase in phases:
+            check_pipeline(self.config, phase.model, phase.batch)
+        return replace(self, phases=phases)
 
 
 def make_plan(config: TrainConfig, world: int) -> Plan:

@@ -89,6 +89,8 @@ def start_run(
     meta = checkpoints.load_newest(
         trainee.state(), lambda found: check_resume(plan.phases, found, config.out)
     )
+    if meta is not None:
+        plan = plan.resumed(meta)
     saved = RunState() if meta is None else meta.progress
     legs = plan_legs(plan.phases, saved, None if meta is None else meta.identity)
     leg = legs[0]
@@ -123,7 +125,7 @@ def start_run(
         goodput=Goodput(STARTED),
         spent=None if rank else GoodputFile(out / "goodput.jsonl", restart, STARTED),
         first=saved.step,
-        progress=replace(saved, tokens=leg.tokens),
+        progress=saved,
         validation=_validation(leg.phase),
         questions=_questions(leg.phase),
         save_every=parse_save_every(config.save_every),
@@ -158,7 +160,9 @@ def enter_leg(run: Run, leg: Leg, before: Phase | None) -> None:
         run.feed = _feed(leg, trainee, run.feed.waited)
     run.changes.reads(leg)
     run.leg = leg
-    run.progress = replace(run.progress, position=leg.position, phase=phase.at, schedule=leg.schedule)
+    run.progress = replace(
+        run.progress, position=leg.position, phase=phase.at, schedule=leg.schedule, unit=leg.unit
+    )
 
 
 def _validation(phase: Phase) -> dict[str, ValidationSource]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from support import needs
 
 torch = needs("torch")
 import pretok.stream
-from pretok.base.errors import MismatchError, UsageError
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.storage import write_json
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
@@ -235,24 +235,46 @@ def test_another_tokenizer_is_refused(
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize("shards_are_there", [True, False])
-def test_a_checkpoint_that_names_no_tokenizer_asks_its_shards(
-    runs: dict[bool, Path], tmp_path: Path, shards_are_there: bool
+def test_weights_of_a_model_that_is_not_computed_are_refused_by_name(
+    runs: dict[bool, Path], tmp_path: Path
 ) -> None:
-    run = Path(shutil.copytree(runs[True], tmp_path / "run"))
-    path = run / "checkpoints/step-00000006/meta.json"
-    meta = json.loads(path.read_text())
-    del meta["tokenizer"]
-    if not shards_are_there:
-        meta["config"]["shards"] = str(tmp_path / "gone")
-    path.write_text(json.dumps(meta))
-    vocab = runs[True].parent / "shards"
-    if shards_are_there:
-        export.export([path.parent], vocab, tmp_path / "model", torch.float32, print)
-        assert (tmp_path / "model" / "tokenizer.json").exists()
-    else:
-        with pytest.raises(MismatchError, match="does not say which tokenizer"):
-            export.export([path.parent], vocab, tmp_path / "model", torch.float32, print)
+    """They would be trained as another model, without a word."""
+    from safetensors.torch import load_file, save_file
+
+    out = exported(runs, True, tmp_path / "model")
+    path = out / "config.json"
+    config = json.loads(path.read_text())
+    llama3 = {"rope_type": "llama3", "factor": 8.0}
+    for change, message in (
+        ({"rope_scaling": llama3}, "rope_scaling {'rope_type': 'llama3', 'factor': 8.0} (here None)"),
+        ({"rope_parameters": llama3 | {"rope_theta": 1e4}}, "rope_scaling {'rope_type': 'llama3'"),
+        ({"attention_bias": True, "mlp_bias": True}, "mlp_bias True (here False); attention_bias True"),
+        ({"hidden_act": "gelu"}, "hidden_act gelu (here silu)"),
+        ({"head_dim": 16}, "head_dim 16 (here 8)"),
+        ({"rms_norm_eps": None}, "rms_norm_eps 1e-06 (here 1e-05)"),
+    ):
+        changed = {key: value for key, value in (config | change).items() if value is not None}
+        path.write_text(json.dumps(changed))
+        with pytest.raises(MismatchError, match=re.escape(message)):
+            loaded(out)
+    plain = {
+        "rope_scaling": {"rope_type": "default"},
+        "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"},
+    }
+    path.write_text(json.dumps(config | plain))
+    loaded(out)
+    tensors = load_file(out / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.bias"
+    save_file(tensors | {name: torch.ones(32)}, out / "model.safetensors")
+    with pytest.raises(MismatchError, match=f"holds what train does not compute: {name}"):
+        loaded(out)
+    del tensors["model.norm.weight"]
+    save_file(tensors, out / "model.safetensors")
+    with pytest.raises(MismatchError, match=r"lacks model\.norm\.weight"):
+        loaded(out)
+    path.write_text("{")
+    with pytest.raises(IntegrityError, match="is not valid JSON"):
+        export.exported_tensors(out, ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, hidden=64), print)
 
 
 def test_what_does_not_fit_is_refused(
@@ -264,9 +286,9 @@ def test_what_does_not_fit_is_refused(
         export.exported_tensors(out, other, print)
     checkpoint = runs[True] / "checkpoints/step-00000006"
     with pytest.raises(UsageError, match="exists already"):
-        export.export([checkpoint], None, out, torch.float32, print)
+        export.export([checkpoint], None, out, torch.float32)
     with pytest.raises(UsageError, match=r"tokenizer\.json does not exist"):
-        export.export([checkpoint], tmp_path, tmp_path / "other", torch.float32, print)
+        export.export([checkpoint], tmp_path, tmp_path / "other", torch.float32)
     with pytest.raises(SystemExit) as caught:
         main(["export", "--run", str(tmp_path), "--tokenizer", "x", "--out", "y"])
     assert caught.value.code == 2

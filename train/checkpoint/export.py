@@ -7,7 +7,6 @@ folder for --init-from.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,8 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pretok.base.errors import MismatchError, UsageError
-from pretok.base.storage import TEMPORARY_SUFFIX, write_json
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.storage import TEMPORARY_SUFFIX, read_json, write_json
 from train.checkpoint.meta import read_meta
 from train.checkpoint.restore import Reader, restore
 from train.checkpoint.saved import check_files
@@ -68,7 +67,6 @@ def export(
     tokenizer: Path | None,
     out: Path,
     dtype: torch.dtype,
-    report: Callable[[str], None],
 ) -> None:
     """Write the Hugging Face folder `out` of one checkpoint, or of the mean of several (the last says all but the
     weights); tokenizer None: the copy in the shards.
@@ -81,7 +79,7 @@ def export(
     meta = read_meta(checkpoints[-1])
     files = tokenizer_files(meta, tokenizer)
     config = meta.identity.model
-    weights = _mean_weights(checkpoints, config, report)
+    weights = _mean_weights(checkpoints, config)
     temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -99,9 +97,7 @@ def export(
     temporary.rename(out)
 
 
-def _mean_weights(
-    checkpoints: Sequence[Path], config: ModelConfig, report: Callable[[str], None]
-) -> dict[str, Tensor]:
+def _mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str, Tensor]:
     """The mean of each parameter, float32; two copies of the model are in memory at a time."""
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in Decoder(config).state_dict().items()}
@@ -110,7 +106,7 @@ def _mean_weights(
         meta = read_meta(checkpoint)
         if replace(meta.identity.model, seq_len=config.seq_len) != config:
             raise MismatchError(f"{checkpoint} holds a model of other sizes than {checkpoints[-1]}")
-        check_files(checkpoint, meta, report)
+        check_files(checkpoint, meta)
         state = {"model": {name: torch.empty(shape) for name, shape in shapes.items()}}
         restore(state, Reader(checkpoint))
         for name, value in state["model"].items():
@@ -142,31 +138,81 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     )
 
 
+_DEFAULTS = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
+    "tie_word_embeddings": False,
+}
+"""What transformers takes where config.json has no such key."""
+
+
+def _differences(theirs: dict[str, Any], rotary: dict[str, Any], config: ModelConfig) -> list[str]:
+    """In words, what a config.json says that `Decoder` would compute otherwise. rotary: its `rope_parameters`."""
+    wanted = transformers_config(config, 0)
+    keys = [
+        key for key in wanted if key.endswith(("_size", "_bias", "_eps", "_act")) or key.startswith("num_")
+    ]
+    keys += ["model_type", "tie_word_embeddings", "head_dim", "rope_scaling"]
+    keys += ["use_sliding_window"] if config.qk_norm else []
+    scaling = theirs.get("rope_scaling") or rotary
+    found = _DEFAULTS | {"num_key_value_heads": theirs.get("num_attention_heads")} | theirs
+    found["head_dim"] = theirs.get("head_dim") or config.head_dim
+    plain = scaling.get("rope_type", scaling.get("type", "default")) == "default"
+    found["rope_scaling"] = None if plain else scaling
+    return [f"{key} {found.get(key)} (here {wanted[key]})" for key in keys if found.get(key) != wanted[key]]
+
+
+def _tensor_places(folder: Path, config: ModelConfig) -> dict[str, str]:
+    """The file of each tensor. MismatchError where there are others than `Decoder` has: a bias that config.json does
+    not name would be left out without a word."""
+    index, single = folder / "model.safetensors.index.json", "model.safetensors"
+    if index.exists():
+        places: dict[str, str] = read_json(index)["weight_map"]
+    elif (folder / single).exists():
+        with safe_open(folder / single, "pt") as file:
+            places = dict.fromkeys(file.keys(), single)
+    else:
+        raise IntegrityError(f"{folder} has no {single}: save the model as safetensors")
+    with torch.device("meta"):
+        wanted = {_outside_name(name) for name in Decoder(config).state_dict()}
+    known = {name for name in places if not name.endswith("rotary_emb.inv_freq")}
+    if config.tied:
+        known.discard("lm_head.weight")
+    for names, what in ((wanted - known, "lacks"), (known - wanted, "holds what train does not compute:")):
+        if names:
+            raise MismatchError(
+                f"{folder} {what} {min(names)}" + f" and {len(names) - 1} more" * (len(names) > 1)
+            )
+    return places
+
+
 def exported_tensors(
     folder: Path, config: ModelConfig, report: Callable[[str], None]
 ) -> Callable[[str, torch.Size, torch.device], Tensor]:
     """Values of parameters by name from a Hugging Face Llama folder; rows of padding are zero.
 
-    Another rope_theta is told. Raises MismatchError when its sizes are not those of `config`.
+    Another rope_theta is told. Raises MismatchError when its sizes are not those of `config`, or when it needs what
+    `Decoder` does not compute, IntegrityError when a file of it is missing or damaged.
     """
-    theirs = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    wanted = transformers_config(config, 0)
-    keys = [key for key in wanted if key.endswith("_size") or key.startswith("num_")]
-    keys += ["model_type", "rms_norm_eps", "tie_word_embeddings"]
-    if different := [
-        f"{key} {theirs.get(key)} (here {wanted[key]})" for key in keys if theirs.get(key) != wanted[key]
-    ]:
-        raise MismatchError(f"{folder} holds another model: {'; '.join(different)}")
-    theta = theirs.get("rope_theta") or (theirs.get("rope_parameters") or {}).get("rope_theta")
+    path = folder / "config.json"
+    theirs = read_json(path)
+    if not isinstance(theirs, dict):
+        raise IntegrityError(f"{path} is not what transformers writes")
+    rotary = theirs.get("rope_parameters") or {}
+    if different := _differences(theirs, rotary, config):
+        raise MismatchError(f"{folder} holds another model than train computes here: {'; '.join(different)}")
+    theta = theirs.get("rope_theta", rotary.get("rope_theta", _DEFAULTS["rope_theta"]))
     if theta != config.rope_theta:
         report(f"rope_theta was {theta} in {folder}, is {config.rope_theta}")
-    index = folder / "model.safetensors.index.json"
-    places = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.exists() else {}
+    places = _tensor_places(folder, config)
 
     def value(name: str, shape: torch.Size, device: torch.device) -> Tensor:
         outside = _outside_name(name)
-        path = folder / places.get(outside, "model.safetensors")
-        with safe_open(path, "pt") as file:
+        with safe_open(folder / places[outside], "pt") as file:
             stored = file.get_tensor(outside)
         whole = torch.zeros(shape, device=device)
         whole[: len(stored)] = stored

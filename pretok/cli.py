@@ -27,6 +27,7 @@ from pretok.commands.count import count
 from pretok.commands.disclose import disclose
 from pretok.commands.export import export
 from pretok.commands.help import CommandWithExamples, FlowGroup
+from pretok.commands.init import init
 from pretok.commands.inspect import inspect
 from pretok.commands.mix import mix
 from pretok.commands.plan import plan
@@ -84,8 +85,8 @@ app = typer.Typer(
     epilog="`pretok COMMAND --help` shows the options of a command and an example.",
 )
 COMMANDS = (
-    run, plan, count, build_vocab, tokenize, annotate, verify, stats, inspect, query, trace, report, disclose, mix,
-    export, submit, preflight, status, watch,
+    init, run, plan, count, build_vocab, tokenize, annotate, verify, stats, inspect, query, trace, report, disclose,
+    mix, export, submit, preflight, status, watch,
 )  # fmt: skip
 for command in COMMANDS:
     app.command(cls=CommandWithExamples)(command)

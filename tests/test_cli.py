@@ -23,8 +23,8 @@ COMMANDS = sorted(command.callback.__name__.replace("_", "-") for command in app
 
 def test_commands_are_those_we_decided_on():
     assert COMMANDS == [
-        "annotate", "build-vocab", "count", "disclose", "export", "inspect", "mix", "plan", "preflight", "query",
-        "report", "run", "stats", "status", "submit", "tokenize", "trace", "verify", "watch",
+        "annotate", "build-vocab", "count", "disclose", "export", "init", "inspect", "mix", "plan", "preflight",
+        "query", "report", "run", "stats", "status", "submit", "tokenize", "trace", "verify", "watch",
     ]  # fmt: skip
 
 

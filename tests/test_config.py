@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from fractions import Fraction
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import pytest
 
 from pretok.base.errors import UsageError
 from pretok.base.units import parse_count, short
+from pretok.cli import run_command
 from pretok.config import DEFAULT_SPECIAL_TOKENS, load_recipe, make_recipe, parse_inputs
+from pretok.config.reference import TABLES, keys_of, page
 
 RECIPES = Path(__file__).parent.parent / "pipelines"
 MINIMAL = {"out": "work", "sources": {"it": {"inputs": ["a.jsonl"]}}}
@@ -98,6 +102,47 @@ def test_what_an_option_gave_is_called_by_the_option():
     del data["vocab"]["size"]
     with pytest.raises(UsageError, match=r"^command line: --weights names en"):
         make_recipe(data, "command line", options={"vocab.weights": "--weights"})
+
+
+def test_the_page_of_all_keys_is_that_of_the_settings():
+    """To make it again: python -c "from pretok.config.reference import page; print(page(), end='')" > docs/recipe.md"""
+    assert (RECIPES.parent / "docs" / "recipe.md").read_text(encoding="utf-8") == page()
+
+
+NEEDS = {"eod": {"path": "x"}, "reject_contaminated": {"against": "x"}}
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_every_key_has_an_example_that_is_taken_and_a_page(heading):
+    table = TABLES[heading]
+    tables = {"sources", "normalize", "vocab", "shards", "mix", "train", "slurm"}
+    keys = {key.name: key for key in keys_of(table)}
+    assert keys.keys() == table.model_fields.keys() - tables
+    for key in keys.values():
+        given = tomllib.loads(f"{key.name} = {key.example}")
+        recipe = {"out": "w", "sources": {name: {"inputs": ["a"]} for name in ("it", "en")}}
+        if heading == "[sources.NAME]":
+            recipe["sources"]["it"] |= given
+        elif heading == "[[mix.stages]]":
+            recipe["mix"] = {"stages": [given]}
+        elif heading:
+            recipe[heading.strip("[]")] = given | NEEDS.get(key.name, {})
+        else:
+            recipe |= given
+        assert make_recipe(recipe, key.name)
+        assert (RECIPES.parent / "docs" / key.page).exists()
+
+
+def test_init_prints_a_recipe_that_is_the_defaults(capsys):
+    assert run_command(["init", "it=a/*.jsonl", "en=b", "--out", "work"]) == 0
+    printed = capsys.readouterr().out
+    plain = make_recipe({"out": "work", "sources": parse_inputs(["it=a/*.jsonl", "en=b"])}, "x")
+    assert make_recipe(tomllib.loads(printed), "x") == plain
+    on = re.sub(r"^# (\[mix\]|(?!eod|path|reject|against|special)[a-z_]+ =)", r"\1", printed, flags=re.M)
+    everything = make_recipe(tomllib.loads(on), "x")
+    assert everything.mix is not None
+    assert everything.model_copy(update={"mix": None}) == plain
+    assert run_command(["init", "a.jsonl"]) == 2
 
 
 def test_missing_and_broken_recipes(tmp_path):

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 SECTIONS = {
     "All steps of a recipe": {
+        "init": "print a recipe for some inputs, every default as a comment",
         "plan": "what a recipe will give and cost, from a small sample",
         "run": "do every step in order; what is done is skipped",
         "submit": "do them as a chain of Slurm jobs, training included",

@@ -1,7 +1,8 @@
 """The settings: one frozen type for each table of a recipe, which says what a value may be.
 
 Enters: tables as TOML gives them. Leaves: a Recipe; whatever is wrong whatever the inputs hold is refused here. `~` and
-`$VAR` are expanded in every path, `$$` stands for a dollar sign.
+`$VAR` are expanded in every path, `$$` stands for a dollar sign. The line below a key says what it is, gives an example
+and names the page that explains it; `reference.py` makes the reference of these lines.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
     return keep
 
 
-def _budget(value: Any) -> Any:
+def budget(value: Any) -> Any:
     """Tokens of a stage: a count, or `all`."""
     if value == "all":
         return value
@@ -95,7 +96,7 @@ def _budget(value: Any) -> Any:
     return tokens
 
 
-def _proportions(value: Any) -> Any:
+def proportions(value: Any) -> Any:
     """Weights of a stage that add up to 1, or `natural`."""
     if value == "natural":
         return value
@@ -123,22 +124,26 @@ class Part(BaseModel):
 
 
 class Source(Part):
-    """[sources.NAME]: one language or collection.
-
-    inputs: paths, globs, URLs, `hub:ID[:CONFIG[:SPLIT]]` or `sample:it`; field: the text field or column, `data.text`
-    where it is inside of another; separator: ends a document in plain text files ("" = one document a file);
-    max_document: bytes of a record above which it is rejected; keep: fields that go into the ledger, each
-    [NAME=]FIELD[:TYPE] with the type text, integer, float or boolean; on_mismatch: whether a value of another type is
-    null there, or rejects its document.
-    """
+    """[sources.NAME]: one language or collection."""
 
     inputs: tuple[Input, ...] = Field(min_length=1)
+    """Paths, globs, URLs, `hub:ID[:CONFIG[:SPLIT]]`, or `sample:it` and `sample:en`, which ship with the package. |
+    ["data/it/*.jsonl.zst"] | add-a-source.md"""
     format: Literal["auto", "jsonl", "parquet", "text"] = "auto"
+    """How records are found in the files; `auto` looks into them. | "jsonl" | running.md"""
     field: str = "text"
+    """Field or column that holds the text; `data.text` where it is inside of another. | "content" |
+    running.md"""
     separator: str = ""
+    r"""What ends a document in plain text; empty: a file is one document. | "\n\n" | running.md"""
     max_document: Annotated[Count, Field(gt=0)] = RecordFormat().max_document
+    """Bytes of a record above which it is rejected. | "64MiB" | running.md"""
     keep: Annotated[tuple[str, ...], AfterValidator(check_keep)] = ()
+    """Fields that go into the ledger, each `[NAME=]FIELD[:TYPE]` of type text, integer, float or boolean. |
+    ["id", "url=meta.url"] | ledger.md"""
     on_mismatch: Literal["null", "reject"] = "null"
+    """Whether a kept value of another type is null in the ledger, or rejects its document. | "reject" |
+    ledger.md"""
 
     @property
     def record(self) -> RecordFormat:
@@ -155,8 +160,11 @@ class Normalize(Part):
     """[normalize]: what is changed in every document before vocabulary and encoding; nothing by default."""
 
     unicode: Literal["none", "nfc"] = "none"
+    """The form of Unicode that every text is brought to. | "nfc" | formats.md"""
     strip_bom: bool = False
+    """Take the byte order mark (U+FEFF) at the beginning of a text away. | true | formats.md"""
     crlf: bool = False
+    """Make line ends of Windows (CR LF) plain ones (LF). | true | formats.md"""
 
     @property
     def function(self) -> Normalization:
@@ -165,34 +173,46 @@ class Normalize(Part):
 
 
 class Vocab(Part):
-    """[vocab]: `path` takes an existing tokenizer, and `eod` names its end-of-document token if it does not; otherwise
-    the rest says how to train one, whose first special token ends a document.
-
-    size counts special tokens; sample: share of documents counted; holdout: share kept out of training for the report;
-    min_count: words rarer than this are dropped at the end; weights: share of each source in the counts (empty: as on
-    disk); superwords: how many of the entries are sequences of words, of at most superword_words words joined by
-    superword_separators, trained on superword_sample bytes of text; sizes: smaller vocabularies to be written beside,
-    whose merges are the first ones of the largest; languages: those whose letters the report looks at one by one.
-    """
+    """[vocab]: an existing tokenizer, or how one is trained."""
 
     path: ExpandedPath | None = None
+    """An existing tokenizer.json, or its folder; nothing is trained then. | "llama3/tokenizer.json" |
+    vocabulary.md"""
     eod: str | None = None
+    """The token of `path` that ends a document; without it what its files name, or a known one. |
+    "<|end_of_text|>" | vocabulary.md"""
     size: Annotated[Count, Field(ge=257)] = 50_000
+    """Entries, special tokens included. | "32k" | vocabulary.md"""
     pattern: str = "cl100k"
+    """What cuts text into words: cl100k, gpt2, o200k or cl100k-apostrophe. | "o200k" | vocabulary.md"""
     special_tokens: tuple[str, ...] = DEFAULT_SPECIAL_TOKENS
+    """Their names, from id 0 on; the first ends a document, the second is for padding. | ["<|endoftext|>",
+    "<|pad|>"] | vocabulary.md"""
     sample: Annotated[Share, Field(gt=0, le=1)] = Fraction(1)
+    """Share of the documents that is counted. | 0.1 | vocabulary.md"""
     holdout: Annotated[Share, Field(ge=0, lt=1)] = Fraction(1, 100)
+    """Share of the documents that is kept out of training, for the report. | 0.02 | vocabulary.md"""
     seed: int = 0
+    """Another seed, other documents in `sample` and `holdout`. | 1 | vocabulary.md"""
     min_count: Annotated[int, Field(ge=1)] = 1
+    """Words that occur less often are dropped before training. | 2 | vocabulary.md"""
     weights: Annotated[dict[SourceName, Share], AfterValidator(lambda given: given and scaled(given))] = {}
+    """Share of each source in the counts; empty: as on disk. | {it = 0.9, en = 0.1} | vocabulary.md"""
     superwords: Annotated[int, Field(ge=0)] = 0
+    """How many of the entries are sequences of words. | 10000 | superwords.md"""
     superword_separators: Literal["space", "space+apostrophe", "space+apostrophe+comma"] = (
         "space+apostrophe+comma"
     )
+    """What joins the words of a superword. | "space" | superwords.md"""
     superword_words: Annotated[int, Field(ge=2)] = 4
+    """Words that a superword has at most. | 3 | superwords.md"""
     superword_sample: Annotated[Count, Field(gt=0)] = 2_000_000_000
+    """Bytes of text that superwords are trained on. | "500M" | superwords.md"""
     sizes: tuple[int, ...] = ()
+    """Smaller vocabularies to write beside it: the beginnings of the largest. | [16000, 32000] |
+    vocabulary.md"""
     languages: tuple[str, ...] = ()
+    """Languages whose letters the report looks at one by one. | ["it", "de"] | vocabulary.md"""
 
     @model_validator(mode="after")
     def _names_its_eod(self) -> Self:
@@ -210,20 +230,25 @@ class Vocab(Part):
 
 
 class Shards(Part):
-    """[shards]: size in bytes of token files (0: 1 GiB, less for small sources); val_fraction: share of documents held
-    out for validation, chosen by a hash of the document; max_reject_share: a source of which a larger share of the
-    records is rejected, in counting too, is made but ends the command with an error (what another setting refuses does
-    not count, nor do blank lines); against: a folder of benchmark
-    items as JSON Lines, of which documents that hold at least the share reject_contaminated are rejected;
-    duplicates: what becomes of documents with the same text as an earlier one, which are told so or rejected."""
+    """[shards]: how documents become files of tokens, and which do not."""
 
     size: Annotated[Count, Field(ge=0)] = 0
+    """Bytes of tokens in a shard; 0: 1 GiB, less for small sources. | "512MiB" | running.md"""
     val_fraction: Annotated[Share, Field(ge=0, lt=1)] = Fraction(0)
+    """Share of the documents that is held out for validation, chosen by a hash of the text. | 0.001 |
+    running.md"""
     seed: int = 0
+    """Another seed, other documents in the validation split. | 1 | running.md"""
     max_reject_share: Annotated[Share, Field(ge=0, le=1)] = Fraction(1, 50)
+    """Share of the records of a source above which bad ones end the command with code 3; blank lines and what another
+    setting refuses do not count. | 0.1 | running.md"""
     against: ExpandedPath | None = None
+    """Folder of benchmark items as JSON Lines, to be found in the documents. | "benchmarks" | ledger.md"""
     reject_contaminated: Annotated[Share, Field(gt=0, le=1)] | None = None
+    """Share of a benchmark item from which on a document that holds it is rejected. | 0.5 | ledger.md"""
     duplicates: Literal["keep", "mark", "drop"] = "keep"
+    """What becomes of a text that an earlier document has: kept, marked in the ledger, or rejected. | "drop" |
+    ledger.md"""
 
     @model_validator(mode="after")
     def _has_benchmark(self) -> Self:
@@ -235,8 +260,10 @@ class Shards(Part):
 class StageTable(Part):
     """One stage of [mix]: so many tokens in these proportions."""
 
-    tokens: Annotated[int | Literal["all"], BeforeValidator(_budget)] = "all"
-    weights: Annotated[dict[str, Fraction] | Literal["natural"], BeforeValidator(_proportions)] = "natural"
+    tokens: Annotated[int | Literal["all"], BeforeValidator(budget)] = "all"
+    """Budget; `all` is one epoch of the scarcest source. | "300B" | mix.md"""
+    weights: Annotated[dict[str, Fraction] | Literal["natural"], BeforeValidator(proportions)] = "natural"
+    """Share of each source, adding up to 1; `natural` is what each holds. | {it = 0.9, en = 0.1} | mix.md"""
 
     @property
     def named(self) -> dict[str, Fraction]:
@@ -248,10 +275,16 @@ class MixTable(StageTable):
     """[mix]: one stage, or several in `stages`."""
 
     seq_len: Annotated[int, Field(ge=1, lt=2**31)] = 4096
+    """Tokens of a sequence. | 8192 | mix.md"""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
+    """Another seed, another order. | 1 | mix.md"""
     max_epochs: Annotated[Share, Field(gt=0)] = Fraction(4)
+    """How often a source may be read. | 2 | mix.md"""
     cap: bool = False
+    """Hold sources at `max_epochs` and let the others fill up, instead of refusing the mix. | true | mix.md"""
     stages: tuple[StageTable, ...] = ()
+    """Several stages, one after the other, each a table `[[mix.stages]]`, instead of tokens and weights
+    here. | [{tokens = "1T"}, {tokens = "300B", weights = {it = 1}}] | mix.md"""
 
     @property
     def all_stages(self) -> tuple[StageTable, ...]:
@@ -276,6 +309,7 @@ class Recipe(Part):
     """A whole recipe. `train` and `slurm` hold what their programs read, unchecked here."""
 
     out: ExpandedPath
+    """The WORK folder, to which all results go. | "work" | running.md"""
     sources: dict[SourceName, Source] = Field(min_length=1)
     normalize: Normalize = Normalize()
     vocab: Vocab = Vocab()

@@ -341,6 +341,27 @@ def test_every_command_takes_the_results_or_their_shards(tmp_path, vocab_dir, ca
     assert "name the tokenizer that has it: path, or --vocab" in capsys.readouterr().err
 
 
+def test_another_setting_than_before_says_the_option_to_add(tmp_path, vocab_dir, capsys):
+    first = ["tokenize", "it=sample:it", "--out", str(tmp_path), "--workers", "0"]
+    assert run_command([*first, "--vocab", str(vocab_dir), "--val-fraction", "0.01"]) == 0
+    capsys.readouterr()
+    assert run_command([*first, "--vocab", str(vocab_dir)]) == 2
+    assert (
+        "val_fraction was '1/100' and is '0'. Restore that (add --val-fraction 1/100)"
+        in capsys.readouterr().err
+    )
+
+
+def test_chats_are_told_to_be_written_as_text(tmp_path, vocab_dir, capsys):
+    (tmp_path / "chat.jsonl").write_text('{"id": "a", "messages": [{"role": "user", "content": "ciao"}]}\n')
+    first = ["tokenize", f"it={tmp_path}/chat.jsonl", "--out", str(tmp_path / "out"), "--workers", "0"]
+    assert run_command([*first, "--vocab", str(vocab_dir)]) == 2
+    assert (
+        "holds conversations ('messages'), and pretok reads one text of each record"
+        in capsys.readouterr().err
+    )
+
+
 def test_the_shards_of_a_vocabulary_go_beside_it(tmp_path, capsys):
     (tmp_path / "work" / "vocab").mkdir(parents=True)
     (tmp_path / "work" / "vocab" / "tokenizer.json").write_text("{}")

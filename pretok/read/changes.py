@@ -6,6 +6,7 @@ every difference; results of other settings are never mixed.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -29,24 +30,40 @@ class SourceInputs(RecordFormat):
 
 def refuse_changes(what: str, folder: Path, old: Mapping[str, object], new: Mapping[str, object]) -> None:
     """MismatchError when `what`, which is in `folder`, was made with settings `old`, and `new` (JSON) differs."""
-    changes = []
+    changes, options = [], []
     for key, value in new.items():
         if old.get(key) == value:
             continue
+        options.append(_option(key, old.get(key), folder))
         if key == INPUTS:
             changes += _source_changes(old.get(key) or {}, value)
         else:
             changes.append(f"{key} was {old.get(key)!r} and is {value!r}")
-    refuse(what, folder, changes)
+    refuse(what, folder, changes, " ".join(filter(None, options)))
 
 
-def refuse(what: str, folder: Path, changes: Sequence[str]) -> None:
-    """MismatchError that names the changes, if there are any."""
+def _option(key: str, old: object, folder: Path) -> str:
+    """The option that asks for what was there, "" where none does."""
+    match key:
+        case "tokenizer" if (folder / "tokenizer.json").exists():
+            return shlex.join(["--vocab", str(folder / "tokenizer.json")])
+        case "duplicates" if old:
+            return f"--{old}-duplicates"
+        case "size":
+            return f"--vocab-size {old}"
+        case "val_fraction" | "reject_contaminated" | "pattern" | "min_count" if old is not None:
+            return f"--{key.replace('_', '-')} {old}"
+    return ""
+
+
+def refuse(what: str, folder: Path, changes: Sequence[str], options: str = "") -> None:
+    """MismatchError that names the changes, if there are any; options: what asks for the settings of before."""
     if changes:
         more = f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
         raise MismatchError(
             f"{what} in {folder} were made from something else: {'; '.join(changes[:SHOWN])}{more}. "
-            "Restore that, use another --out folder, or delete this one to make them again"
+            f"Restore that{f' (add {options})' if options else ''}, use another --out folder, or delete this one to "
+            "make them again"
         )
 
 

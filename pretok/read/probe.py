@@ -102,6 +102,11 @@ def _probe(file: InputFile, field: str, look_into: bool) -> Probe:
     good = any(value is None or isinstance(value, str) for value in values)
     there = bool(values) or any(name.startswith(f"{field}.") for name in found)
     problem = _problem(file.path, field, there, found) if records and not good else ""
+    if problem and (chat := next((name for name in CHATS if isinstance(records[0].get(name), list)), "")):
+        problem = (
+            f"{file.path} holds conversations ({chat!r}), and pretok reads one text of each record: write each as one "
+            f"text first, with the chat template of your model, into a field {field!r}"
+        )
     fields: dict[str, set[str]] = {}
     for record in records:
         for name, value in _texts(record, ""):
@@ -110,6 +115,10 @@ def _probe(file: InputFile, field: str, look_into: bool) -> Probe:
 
 
 _JSON_TYPES = {str: "text", int: "integer", float: "float", bool: "boolean", type(None): NULL}
+
+
+CHATS = ("messages", "conversations", "conversation")
+"""Fields in which data of chats has its turns, as a list."""
 
 
 def _problem(path: str, field: str, there: bool, found: Counter[str]) -> str:

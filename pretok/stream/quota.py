@@ -120,8 +120,8 @@ def stage_quotas(
     if capped is None:
         most = sum(r for r, weight in zip(room, weights, strict=True) if weight) * seq_len
         raise UsageError(
-            f"the budget is {total * seq_len} tokens, but read {float(limit.max_epochs):g} times the sources give "
-            f"{most}: lower the budget or raise --max-epochs"
+            f"the budget is {total * seq_len:,} tokens, but read {float(limit.max_epochs):g} times the sources give "
+            f"{most:,}: take at most that many, or allow more with max_epochs (--max-epochs)"
         )
     notes = [
         f"{sources[number].name} is held at {float(limit.max_epochs):g} epochs: {capped[number] * seq_len} tokens "
@@ -191,9 +191,10 @@ def _too_much(
 ) -> str:
     source = sources[number]
     epochs = max_epochs + (total * weights[number] - room[number]) / source.sequences
+    lower = f", give {source.name!r} a weight of at most {room[number] / total:.4g}"
+    others = f"{lower}, let the other sources fill up (--cap)" if weights[number] < 1 else ""
     return (
-        f"source {source.name} would be read {float(epochs):.2f} times, more than {float(max_epochs):g}: at these "
-        f"weights a budget of {most_that_fits(weights, room) * seq_len} tokens fits; at a budget of "
-        f"{total * seq_len} a weight of {source.name} up to {room[number] / total:.4g}. Change either, raise "
-        "--max-epochs, or let the other sources fill up with --cap"
+        f"{total * seq_len:,} tokens would read the source {source.name!r} {float(epochs):,.2f} times, and "
+        f"{float(max_epochs):g} times are allowed: take at most {most_that_fits(weights, room) * seq_len:,} "
+        f"tokens{others}, or allow more with max_epochs (--max-epochs)"
     )

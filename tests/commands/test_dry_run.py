@@ -141,7 +141,7 @@ def completed(*words: str) -> list[str]:
 
 @pytest.mark.skipif(not Path(sys.executable).with_name("pretok").exists(), reason="pretok is not on the PATH")
 def test_bash_completes_commands_and_options() -> None:
-    assert completed("pretok", "in") == ["inspect"]
+    assert completed("pretok", "ins") == ["inspect"]
     assert completed("pretok", "inspect", "--sea") == ["--search"]
     assert set(completed("pretok", "tokenize", "--dr")) == {"--drop-duplicates", "--dry-run"}
 

@@ -79,9 +79,11 @@ def test_too_many_epochs_says_what_fits() -> None:
     with pytest.raises(UsageError) as caught:
         plan_mix(manifest, request("50k:it=0.9,en=0.1", seq_len=10))
     message = str(caught.value)
-    assert "source en would be read 5.00 times, more than 4" in message
-    assert "a budget of 40000 tokens fits" in message
-    assert "a weight of en up to 0.08" in message
+    assert "would read the source 'en' 5.00 times, and 4 times are allowed" in message
+    assert (
+        "take at most 40,000 tokens, give 'en' a weight of at most 0.08, let the other sources fill up"
+        in message
+    )
     for fits in ("40k:it=0.9,en=0.1", "50k:it=0.92,en=0.08"):
         plan_mix(manifest, request(fits, seq_len=10))
     plan_mix(manifest, request("50k:it=0.9,en=0.1", seq_len=10, limit=Limit(Fraction(5), cap=False)))
@@ -93,7 +95,7 @@ def test_cap_fills_up_with_the_others_and_says_so() -> None:
     assert mix.stages == ((800, 400, 3_800),)  # German and English at 4 epochs, Italian the rest
     assert len(report.notes) == 2
     assert "de is held at 4 epochs: 8000 tokens instead of 15000" in report.notes[0]
-    with pytest.raises(UsageError, match=r"read 4 times the sources give 12000"):
+    with pytest.raises(UsageError, match=r"read 4 times the sources give 12,000"):
         plan_mix(manifest, request("50k:de=0.5,en=0.5", seq_len=10, limit=CAPPED))
 
 
@@ -109,7 +111,7 @@ def test_cap_keeps_the_budget_and_the_limit(sources: list[tuple[int, int]], tota
     most = [4 * sequences if weight else 0 for sequences, weight in sources]
     stage = Stage(total, weights)
     if sum(most) < total:
-        with pytest.raises(UsageError, match="lower the budget"):
+        with pytest.raises(UsageError, match="take at most that many"):
             stage_quotas(stage, found, [0] * len(found), 1, CAPPED)
         return
     quotas, notes = stage_quotas(stage, found, [0] * len(found), 1, CAPPED)
@@ -149,7 +151,7 @@ def test_a_later_stage_may_use_a_source_the_first_left_out() -> None:
 def test_the_limit_counts_all_stages() -> None:
     manifest = manifest_of({"en": 1_001, "it": 90_001})
     stages = ("30k:it=0.9,en=0.1", "20k:it=0.9,en=0.1")
-    with pytest.raises(UsageError, match=r"en would be read 5\.00 times.* a budget of 10000 tokens fits"):
+    with pytest.raises(UsageError, match=r"'en' 5\.00 times.* take at most 10,000 tokens"):
         plan_mix(manifest, request(*stages, seq_len=10))
     mix, _ = plan_mix(manifest, request(*stages, seq_len=10, limit=CAPPED))
     assert mix.stages == ((300, 2_700), (100, 1_900))

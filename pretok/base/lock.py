@@ -110,11 +110,11 @@ def hold(target: Path, what: str, *, beside: bool = False) -> Iterator[threading
 @contextmanager
 def share(folder: Path, what: str) -> Iterator[None]:
     """Say to other jobs that this one reads `folder` for long: `refuse_readers` names it to them. Where nothing may be
-    written, they are not told."""
+    written, they are not told; a job whose word is deleted goes on."""
     if not os.access(folder, os.W_OK):
         yield
         return
-    with _locked(folder / f"{READERS}{secrets.token_hex(8)}", folder, what):
+    with _locked(folder / f"{READERS}{secrets.token_hex(8)}", folder, what, writes=False):
         yield
 
 
@@ -143,7 +143,7 @@ def holder_of(folder: Path) -> Holder | None:
 
 
 @contextmanager
-def _locked(path: Path, target: Path, what: str) -> Iterator[threading.Event]:
+def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iterator[threading.Event]:
     holder = _this_process(what)
     text = json.dumps(asdict(holder))
     with writing(target):
@@ -155,7 +155,7 @@ def _locked(path: Path, target: Path, what: str) -> Iterator[threading.Event]:
             _tokens.discard(holder.token)
             raise
     ended, lost = threading.Event(), threading.Event()
-    thread = threading.Thread(target=_beat, args=(path, text, ended, lost), daemon=True, name="folder-lock")
+    thread = threading.Thread(target=_beat, args=(path, text, ended, lost, writes), daemon=True, name="folder-lock")
     thread.start()
     try:
         yield lost
@@ -270,19 +270,20 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _beat(path: Path, text: str, ended: threading.Event, lost: threading.Event) -> None:
-    """Touch the lock until `ended`; set `lost` and stop this process when it is another's.
+def _beat(path: Path, text: str, ended: threading.Event, lost: threading.Event, writes: bool) -> None:
+    """Touch the lock until `ended`; set `lost` when it is another's, and stop a process that `writes` under it.
 
     An error of the file system is passed over: the next touch may succeed.
     """
     while not ended.wait(HEARTBEAT):
         with contextlib.suppress(OSError):
             if _read(path) != text:
-                logger.error(
-                    "%s is gone or another job's: stopping, as this job no longer has the folder", path
-                )
                 lost.set()
-                os.kill(os.getpid(), signal.SIGTERM)
+                if writes:
+                    logger.error(
+                        "%s is gone or another job's: stopping, as this job no longer has the folder", path
+                    )
+                    os.kill(os.getpid(), signal.SIGTERM)
                 return
             os.utime(path)
 

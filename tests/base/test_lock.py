@@ -133,6 +133,17 @@ def test_a_holder_touches_its_lock_and_stops_when_it_is_lost(tmp_path, monkeypat
         assert stop.reason == "received SIGTERM"
 
 
+def test_a_reader_whose_word_is_deleted_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT", 0.02)
+    with StopFlag() as stop, share(tmp_path, "train"):
+        [word] = tmp_path.iterdir()
+        word.unlink()
+        for thread in threading.enumerate():
+            if thread.name == "folder-lock":
+                thread.join(20)
+        assert stop.reason is None
+
+
 def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path, elsewhere):
     os.kill(elsewhere.pid, signal.SIGKILL)
     elsewhere.wait()

@@ -47,6 +47,7 @@ LINES = {
 LEFT_OUT = {
     "submit": "writes a chain for Slurm and no data",
     "preflight": "looks at the machine, not at files",
+    "init": "reads and writes no file",
 }
 READ, PLACE, SYNC = "read,pread64", "rename,link,linkat", "fsync"
 ONE_OF_EACH = (

@@ -155,7 +155,9 @@ def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iter
             _tokens.discard(holder.token)
             raise
     ended, lost = threading.Event(), threading.Event()
-    thread = threading.Thread(target=_beat, args=(path, text, ended, lost, writes), daemon=True, name="folder-lock")
+    thread = threading.Thread(
+        target=_beat, args=(path, text, ended, lost, writes), daemon=True, name="folder-lock"
+    )
     thread.start()
     try:
         yield lost

@@ -195,7 +195,7 @@ def remove_leftovers(target: Path) -> None:
         left = target.rglob(f".*{TEMPORARY_SUFFIX}")
     others = {target / lock.name[1:].removesuffix(LOCK_FILE) for lock in target.glob(f".?*{LOCK_FILE}")}
     for path in left:
-        if others.isdisjoint(path.parents):
+        if others.isdisjoint(path.parents) and not path.is_dir():  # of a checkpoint, which `train` takes away
             path.unlink(missing_ok=True)
 
 

@@ -226,9 +226,9 @@ def terminal(context: typer.Context, work: Path | None = None, settings: Recipe 
         command = context.info_name or "pretok"
         tell.keep_log(work / LOGS, command, settings=settings.model_dump() if settings else context.params)
     if settings is not None:
-        from pretok.kernels.compile import FIRST_RUN
+        from pretok.kernels import compile as compiled
 
-        if FIRST_RUN:
+        if compiled.FIRST_RUN:
             tell.notice(
                 "the first run compiles its loops and keeps them: it takes up to a minute longer, once"
             )

@@ -132,7 +132,7 @@ def test_what_is_refused_is_read_too(clock):
     gauge.earlier.update({"refused bytes": 100})
     gauge.counts.update({"bytes": 100, "refused bytes": 400})
     clock.now += 10
-    assert gauge.line() == "count 60% 600 B 50 B/s ETA 8s rejects 0"
+    assert gauge.line() == "count 60% 600 B 50 B/s ETA 8 s rejects 0"
     assert gauge.summary() == "count: 100 B of text, 10 B/s in 10.0 s"
 
 

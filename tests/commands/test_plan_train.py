@@ -27,7 +27,7 @@ model = "debug"
 global_batch = 8
 [slurm.train]
 nodes = 2
-links = 3
+links = 2
 time = "{time}"
 """
 DEVICES = [
@@ -79,13 +79,13 @@ def test_the_figures_are_those_of_train_plan(recipe: Path, capsys: pytest.Captur
 def test_a_chain_that_is_too_short_is_told(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     needs("torch")
     jobs = planned(recipe, *DEVICES, capsys=capsys)["train"]["jobs"]
-    assert jobs > 3
+    assert jobs > 2
     assert run_command(["plan", str(recipe), *DEVICES]) == 0
     told = capsys.readouterr().out
-    assert f"{jobs}; the recipe has 3, too few: set links = {jobs} in [slurm.train]" in told
+    assert f"{jobs}; the recipe has 2, too few: set links = {jobs} in [slurm.train]" in told
     recipe.write_text(RECIPE.format(time="24:00:00"))
     assert run_command(["plan", str(recipe), *DEVICES]) == 0
-    assert "the recipe has 3, enough" in capsys.readouterr().out
+    assert "the recipe has 2, enough" in capsys.readouterr().out
     assert run_command(["plan", str(recipe)]) == 0
     assert "the time is not known" in capsys.readouterr().out
 

@@ -13,8 +13,9 @@ from test_slurm_train import TRAIN, Profile, Recipe, numbers, train_here
 from pretok.base.storage import read_lines
 from pretok.base.tell import Silent
 from pretok.commands.options import start_engine
-from pretok.commands.steps import mix_step, tokenize_step
+from pretok.commands.steps import tokenize_step
 from pretok.config import load_recipe
+from pretok.stream.mix_job import recipe_request, run_mix
 
 STEPS = 150
 # Every 20 steps; the last, over the recipe's 100000, wins.
@@ -28,7 +29,7 @@ def work(recipe: Recipe) -> tuple[Path, Path]:
     loaded = load_recipe(path)
     with start_engine(0, None) as engine:
         tokenize_step(loaded, engine, Silent())
-    mix_step(loaded, Silent())
+    run_mix(loaded.shards_dir, loaded.mix_path, recipe_request(loaded.mix))
     return path, loaded.out
 
 

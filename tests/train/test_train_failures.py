@@ -140,7 +140,7 @@ def test_silence_is_broken_once_a_minute(
         time.sleep(0.35)
     lines = capsys.readouterr().out.splitlines()
     assert 2 <= len(lines) <= 3
-    assert all(" still at step 3/9 (saving), 0s after the start" in line for line in lines)
+    assert all(" still at step 3/9 (saving), 0 s after the start" in line for line in lines)
 
 
 def test_a_run_leaves_a_log_and_says_when_and_where_in_every_line(

@@ -23,7 +23,7 @@ from numba import types
 from pretok.base.memory import resident_bytes
 from pretok.base.tokens import Ids, Ints, Tokens, token_dtype
 from pretok.kernels.compile import I64, njit
-from pretok.kernels.pretokenize import disputed
+from pretok.kernels.pretokenize import disputed, long_runs
 from pretok.kernels.unicode import MARK, UNASSIGNED, class_table
 from pretok.read.batches import buffers
 from pretok.tokenizer.reference import (
@@ -52,6 +52,8 @@ MOST_PER_BYTE = 4
 """More tokens a byte of text than tokenizers make: a byte is one token at most, unless it was normalized to more."""
 CACHE_BYTES = 512 << 20
 """By how much a process may grow before the words it knows are forgotten: some six million, a minute of web text."""
+LONGEST_WORD = 16 << 20
+"""Bytes of one class in a row, which may be one word, up to which they are encoded: engines take 25 bytes for each."""
 NEW_SCRIPTS = range(0x10500, 0x17000)
 """Where Unicode keeps adding letters that compose, as it does not elsewhere: engines of different versions differ."""
 
@@ -263,8 +265,12 @@ class Encoder:
     def ids(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
         """(ids of all documents in a row, without EOD, offsets (documents + 1,)). Raises Unencodable.
 
-        By the fast engine but for what is disputed, and for a batch with a text that it gives up on.
+        By the fast engine but for what is disputed, and for a batch with a text that it gives up on. A text that may
+        hold a word of more than LONGEST_WORD bytes is not encoded, as its memory would not be bounded.
         """
+        if (long := long_runs(*buffers(texts), LONGEST_WORD)).any():
+            what = f"more than {LONGEST_WORD:,} bytes of letters, digits, spaces or other characters in a row"
+            raise Unencodable(np.flatnonzero(long).tolist(), what)
         if isinstance(self._engine, ReferenceEngine):
             return self._engine.encode(texts)
         flags = disputed(*buffers(texts), self._table)

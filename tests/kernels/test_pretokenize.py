@@ -10,12 +10,13 @@ import numpy.typing as npt
 import pytest
 import regex
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from texts import HARD, pack, texts
 from tokenizers import Regex, pre_tokenizers
 
 from pretok.base.errors import UsageError
 from pretok.kernels import unicode as u
-from pretok.kernels.pretokenize import PATTERNS, PUBLISHED, disputed, word_ends
+from pretok.kernels.pretokenize import PATTERNS, PUBLISHED, disputed, long_runs, word_ends
 
 SCALARS = [*range(0xD800), *range(0xE000, u.CODE_POINTS)]
 CHANGES = np.flatnonzero(np.diff(u.class_table())).tolist()
@@ -169,3 +170,19 @@ def test_disputed_characters_are_seen_at_every_place_of_a_word() -> None:
         "a" * before + character + "è" * 9 for before in range(17) for character in ("\U000323b0", "’")
     ]
     assert disputed(*pack(documents)).tolist() == [True, False] * 17
+
+
+@given(st.lists(st.tuples(st.sampled_from("aè東1٣ \n-!\u0301'"), st.integers(1, 12)), max_size=9))
+def test_a_long_word_is_a_long_run(parts: list[tuple[str, int]]) -> None:
+    """A word is at most two runs of one class, such as dashes and line ends, and a few bytes."""
+    packed = pack(["ok", "".join(letter * times for letter, times in parts)])
+    for pattern in PUBLISHED:
+        longest = int(np.diff(word_ends(*packed, pattern), prepend=0).max())
+        assert not long_runs(*packed, longest=len(packed[0])).any()
+        if longest > 9:
+            assert long_runs(*packed, (longest - 9) // 2).tolist() == [(longest - 9) // 2 < 2, True]
+
+
+def test_runs_are_measured_in_bytes() -> None:
+    documents = ["è" * 50, "è" * 51, "è" * 50 + " " + "è" * 50, "e\u0301" * 33 + "ee", "1" * 99, "-" * 101]
+    assert long_runs(*pack(documents), 100).tolist() == [False, True, False, True, False, True]

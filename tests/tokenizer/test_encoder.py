@@ -20,7 +20,7 @@ from pretok.read.batches import buffers, from_buffers
 from pretok.read.normalize import Normalization
 from pretok.tokenizer import encoder as encoder_module
 from pretok.tokenizer.encoder import Encoder, FastEngine, choose_engine, doubt
-from pretok.tokenizer.reference import ReferenceEngine
+from pretok.tokenizer.reference import ReferenceEngine, Unencodable
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 italian = st.text(
@@ -45,6 +45,17 @@ def reference(tokenizer_json) -> Tokenizer:
     tokenizer = Tokenizer.from_str(tokenizer_json)
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def test_a_word_without_end_is_named_not_encoded(encoder, reference, monkeypatch):
+    monkeypatch.setattr(encoder_module, "LONGEST_WORD", 1000)
+    documents = ["a" * 1001, "è" * 500, "a b " * 900, " " * 1001, "1" * 1000]
+    with pytest.raises(Unencodable, match="more than 1,000 bytes of letters") as caught:
+        encoder.encode(pa.array(documents, pa.large_string()))
+    assert caught.value.documents == [0, 3]
+    left = [documents[i] for i in (1, 2, 4)]
+    tokens, _ = encoder.encode(pa.array(left, pa.large_string()))
+    assert tokens.tolist() == [id for text in left for id in [*reference.encode(text).ids, 0]]
 
 
 @settings(max_examples=300)

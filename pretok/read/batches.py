@@ -84,7 +84,8 @@ class Rejects(Sequence[Reject]):
             yield Reject(record, REASONS[reason], detail)
 
 
-NO_REJECTS = Rejects.of([])
+# `pa.array` would load pandas while modules are loaded.
+NO_REJECTS = Rejects(np.empty(0, np.int64), np.empty(0, np.uint8), pa.nulls(0, pa.string()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,21 +214,18 @@ def _line_end(block: Pointer, at: int, end: int) -> int:
     return at
 
 
-@njit(types.int64(BYTES, types.int64))
-def _count_records(block: Pointer, size: int) -> int:
-    """Lines in block[:size] without those that are empty as is the one before."""
-    count = 3  # what ends at one of the first two bytes, or without a line feed
-    for i in range(2, size):
-        count += (block[i] == char.LINE_FEED) & (
-            (block[i - 1] != char.LINE_FEED) | (block[i - 2] != char.LINE_FEED)
-        )
-    return count
-
-
 @njit(types.int64(U8))
 def _most_records(block: Bytes) -> int:
-    """At most how many records the block has."""
-    return _count_records(block.ctypes, len(block))  # indices of a pointer need not be looked at for signs
+    """At most how many records the block has: its lines, without those that are empty as is the one before."""
+    source = block.ctypes
+    count = at = 0
+    before = False
+    while at < len(block):
+        end = _line_end(source, at, len(block))
+        count += not (before and end == at)
+        before = end == at
+        at = end + 1
+    return count
 
 
 @njit(

@@ -208,6 +208,10 @@ class View:
         source, epoch, number = self._order.locate(self._checked([position]))
         return self._order.names[source[0]], int(epoch[0]), int(number[0])
 
+    def shard(self, position: int, token: int = 0) -> Path:
+        """The file that holds a token, counted from 0, of the sequence at one position."""
+        return self._tokens.path(int(self._locate(self._checked([position]))[0]) + token)
+
     def positions(self, source: str, indexes: Sequence[int] | Ints) -> Ints:
         """Inverse of `origin`, by arithmetic: (n,) indexes of sequences inside a source -> (n, epochs) positions, -1
         in an epoch that the stream does not get to. UsageError for an unknown source, IndexError for a sequence that

@@ -16,6 +16,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,10 @@ class FlatTokens:
             for row, shard, offset in group:
                 self._fill(row, shard, offset)
         return out
+
+    def path(self, address: int) -> Path:
+        """The shard that holds the token at an address."""
+        return self._paths[int(np.searchsorted(self._starts, address, side="right")) - 1]
 
     def _parts(self, addresses: Ints, out: npt.NDArray[Any]) -> list[_Part]:
         """What to read into `out`, in the order of the shards: each is opened once, whatever the limit of files."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import ROOT, needs
 
@@ -103,6 +105,29 @@ def test_what_the_system_refuses_is_one_line() -> None:
         assert isinstance(explain(OSError(number, os.strerror(number))), Stopped)
     assert explain(FileNotFoundError(2, "No such file", "x")) is None
     assert explain(ModuleNotFoundError("no", name="trains")) is None
+
+
+def test_an_id_outside_of_the_vocabulary_names_its_shard(shards: Path, tmp_path: Path) -> None:
+    """In what a loader process reads and in validation."""
+    folder = Path(shutil.copytree(shards, tmp_path / "shards"))
+    flags = ["--shards", folder, "--model", model_file(tmp_path), "--out", tmp_path / "run", "--seq-len", 16]
+    flags += ["--workers", 1, "--save-every", "never", "--global-batch", 8]
+    for path, more in (
+        (folder / "it" / "it-val-00000.bin", ["--val-every", 1, "--val-sequences", 999]),
+        (folder / "it" / "it-00000.bin", []),
+    ):
+        ids = np.fromfile(path, np.uint16)
+        ids[20] = 60
+        ids.tofile(path)
+        ranks = Ranks(1, [*flags, *more], tmp_path)
+        assert ranks.wait() == [2]
+        assert f"train: {path} holds the id 60, and the vocabulary ends at 59" in ranks.text()
+        assert "Traceback" not in ranks.text()
+
+
+def test_a_node_without_git_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert metrics.provenance.__wrapped__()["commit"] is None
 
 
 def test_step_lines_say_how_far_and_how_long(

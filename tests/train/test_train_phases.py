@@ -22,6 +22,7 @@ from pretok.stream.mix_job import MixRequest, run_mix
 from pretok.stream.quota import parse_stage
 from tests.train_support import column, model_file, run_jobs, run_ranks
 from train.config import TrainConfig, add_flags, from_mapping, parse
+from train.model import loss
 from train.run import loop
 from train.run.metrics import read_lines
 
@@ -319,6 +320,30 @@ def test_what_must_not_change_is_refused_by_name(shards: Path, tmp_path: Path) -
     assert len(column(tmp_path / "run", "loss")) == 7
     with pytest.raises(MismatchError, match=f"in the phase that began at {6 * STEP} tokens"):
         again(steps=8)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # what torch looks at while it traces
+def test_compiled_blocks_know_the_length_of_each_phase(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that holds for any length is slower, and torch makes such of what it sees change."""
+    compiled: list[set[type]] = []
+
+    def look(graph: Any, inputs: list[Any]) -> Any:
+        compiled.append({type(size) for value in inputs for size in getattr(value, "shape", (value,))})
+        return graph.forward
+
+    original = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **given: original(self, backend=look, **given)
+    )
+    monkeypatch.setattr(loss, "_compiled_chunk_loss", lambda: loss.chunk_loss)
+    lengths = (8, 12, 20, 24, 28, 32, 36, 40, 44)
+    phases = [{"at": 3 * STEP * number, "seq_len": length} for number, length in enumerate(lengths, 1)]
+    tokens = 3 * STEP * (len(lengths) + 2)
+    loop.train(settings(shards, tmp_path, compile=True, phases=phases, tokens=tokens, steps=None))
+    assert len(compiled) == 1 + len(lengths)
+    assert set.union(*compiled) == {int}
 
 
 def test_too_little_data_in_a_phase_is_told_at_the_start(shards: Path, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from pretok.base.errors import PretokError
 
-GRACE = 30.0
-"""Seconds for which the rank that failed stays, so that others can ask why: it may be the one who keeps the store."""
+GRACE = 10.0
+"""Seconds for which the rank that failed stays, so that others can ask why: it may be the one who keeps the store. A
+rank that was killed never comes, and torchrun kills those that are left, with what they have to say, after 30."""
 _WHY, _ENDED = "train/why", "train/ended"
 
 

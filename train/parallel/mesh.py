@@ -88,6 +88,8 @@ def solve_layout(world: int, per_node: int, shard: int | None, tensor: int, pipe
     return Layout(data_ranks // shard, shard, tensor, pipeline)
 
 
+RECOMPILE_LIMIT = 64
+"""How often torch compiles one piece of code: for each phase, with gradients and without."""
 Problem = TypeVar("Problem", str, PretokError)
 
 
@@ -293,8 +295,11 @@ def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: D
         _split_matrices(model, mesh["tensor"])
     _checkpoint_activations(model, config.checkpointing)
     if config.compile:
+        # Each phase may bring another length: a block is compiled for it anew. Torch would compile it a second time for
+        # every length at once, which is slower, and after 8 times not at all.
+        torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         for block in model.layers:
-            block.compile(fullgraph=config.attention == "causal")
+            block.compile(fullgraph=config.attention == "causal", dynamic=False)
         model.fuse_loss = True
     options: dict[str, Any] = {
         "mesh": mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],

@@ -49,15 +49,14 @@ def cut_after(path: Path, step: int) -> list[dict[str, Any]]:
 @cache
 def provenance() -> dict[str, Any]:
     """Code version, software and machine of this process, as JSON values."""
-    git = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # no git on this node
+        commit = ""
     names = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "WORLD_SIZE", "HOSTNAME", "CUDA_VISIBLE_DEVICES")
     return {
-        "commit": git.stdout.strip() or None,
+        "commit": commit or None,
         "torch": torch.__version__,
         "python": sys.version.split()[0],
         "cuda": torch.version.cuda,

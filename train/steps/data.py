@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import time
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from pretok.base.errors import IntegrityError, PretokError
 from pretok.base.stop import SIGNALS
 from pretok.stream import View
 from pretok.stream.loader import Narrow, PositionSampler, identity_of
@@ -35,8 +36,22 @@ def batch_checksum(positions: list[int], tokens: _Tokens) -> int:
     return sum(zlib.crc32(row.tobytes(), zlib.crc32(position.tobytes())) for position, row in rows)
 
 
+def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> _Tokens:
+    """(n, seq_len + 1) ids at n positions. IntegrityError names the shard with an id outside of the vocabulary: the
+    model would fail without naming it, on a GPU by an assertion of the device."""
+    tokens: _Tokens = view.batch(positions, dtype)
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < view.vocab_size:
+        row, column = np.argwhere((tokens < 0) | (tokens >= view.vocab_size))[0].tolist()
+        raise IntegrityError(
+            f"{view.shard(positions[row], column)} holds the id {tokens[row, column]}, and the vocabulary ends at "
+            f"{view.vocab_size - 1}: the shard was damaged. `pretok verify` compares its checksum, which train does not"
+        )
+    return tokens
+
+
 class Fetch:
-    """Dataset whose one call reads a micro-batch: (n, seq_len + 1) int32 ids and their checksum."""
+    """Dataset whose one call reads a micro-batch: (n, seq_len + 1) int32 ids and their checksum, or what is wrong: an
+    exception that a loader process raises would arrive with a traceback in its text."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -44,8 +59,11 @@ class Fetch:
     def __len__(self) -> int:
         return len(self.view)
 
-    def __getitems__(self, positions: list[int]) -> tuple[_Tokens, int]:
-        tokens = self.view.batch(positions, np.int32)
+    def __getitems__(self, positions: list[int]) -> tuple[_Tokens, int] | Exception:
+        try:
+            tokens = read_batch(self.view, positions, np.int32)
+        except (PretokError, OSError) as error:
+            return error
         return tokens, batch_checksum(positions, tokens)
 
 
@@ -55,7 +73,9 @@ class Collate:
     def __init__(self, view: View) -> None:
         self._narrow = Narrow(torch.from_numpy, view.dtype)
 
-    def __call__(self, fetched: tuple[_Tokens, int]) -> tuple[Tensor, int]:
+    def __call__(self, fetched: tuple[_Tokens, int] | Exception) -> tuple[Tensor, int] | Exception:
+        if isinstance(fetched, Exception):
+            return fetched
         return self._narrow(fetched[0]), fetched[1]
 
 
@@ -113,13 +133,18 @@ class Feed:
 
     def __iter__(self) -> Generator[tuple[Tensor, int], None, None]:
         batches = iter(self._loader)
-        while True:
-            started = time.perf_counter()
-            fetched = next(batches, None)
-            self.waited += time.perf_counter() - started
-            if fetched is None:
-                return
-            yield self._copy(fetched[0]), fetched[1]
+        try:
+            while True:
+                started = time.perf_counter()
+                fetched = next(batches, None)
+                self.waited += time.perf_counter() - started
+                if fetched is None:
+                    return
+                if isinstance(fetched, Exception):
+                    raise fetched
+                yield self._copy(fetched[0]), fetched[1]
+        finally:
+            del batches  # and with it its processes, also where an exception keeps this frame
 
     def _copy(self, tokens: Tensor) -> Tensor:
         if self._copies is None:
@@ -142,7 +167,7 @@ def validation_batches(
     for number in range(rounds):
         first = (number * ranks + rank) * micro_batch
         positions = np.arange(first, first + micro_batch)
-        tokens = torch.from_numpy(view.batch(positions % sequences)).to(device)
+        tokens = torch.from_numpy(read_batch(view, (positions % sequences).tolist(), np.int64)).to(device)
         targets = tokens[:, 1:].clone()
         targets[torch.from_numpy(positions >= sequences).to(device)] = IGNORE
         yield tokens[:, :-1], targets

@@ -116,7 +116,8 @@ def local_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class NormGroups:
-    """The ranks that hold different pieces of the parameters; None where one rank holds all.
+    """The ranks that hold different pieces of the parameters; None where one rank holds all. replicate: those that
+    hold the same.
 
     Kept, because slicing a mesh in every step costs the host more than the step's bookkeeping.
     """
@@ -124,16 +125,17 @@ class NormGroups:
     shard: dist.ProcessGroup | None
     tensor: dist.ProcessGroup | None
     pipeline: dist.ProcessGroup | None
+    replicate: dist.ProcessGroup | None
     tensor_rank: int
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> NormGroups:
         """Groups of a mesh with the dimensions (pipeline, replicate, shard, tensor)."""
-        shard, tensor, pipeline = (
+        shard, tensor, pipeline, replicate = (
             mesh[name].get_group() if mesh[name].size() > 1 else None
-            for name in ("shard", "tensor", "pipeline")
+            for name in ("shard", "tensor", "pipeline", "replicate")
         )
-        return cls(shard, tensor, pipeline, mesh["tensor"].get_local_rank())
+        return cls(shard, tensor, pipeline, replicate, mesh["tensor"].get_local_rank())
 
 
 def _is_split(tensor: DTensor, dimension: str) -> bool:
@@ -145,7 +147,8 @@ def _is_split(tensor: DTensor, dimension: str) -> bool:
 def global_norm(tensors: Sequence[Tensor], groups: NormGroups) -> Tensor:
     """Euclidean norm of all ranks' pieces together, a float32 scalar on the tensors' device.
 
-    A tensor that is not split over the mesh dimension "tensor" is counted by one of its ranks only.
+    A tensor that is not split over the mesh dimension "tensor" is counted by one of its ranks only. Replicas take the
+    mean of theirs: a step that one of them skips and another does not would leave them with different models.
     """
     counted = [
         tensor
@@ -157,6 +160,9 @@ def global_norm(tensors: Sequence[Tensor], groups: NormGroups) -> Tensor:
     for group in (groups.shard, groups.tensor, groups.pipeline):
         if group is not None:
             dist.all_reduce(total, group=group)
+    if groups.replicate is not None:
+        dist.all_reduce(total, group=groups.replicate)
+        total /= dist.get_world_size(groups.replicate)
     return total.sqrt()
 
 

@@ -22,11 +22,7 @@ LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s:]+)(?P<anchor>
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that lie elsewhere."""
     for source, page in ELSEWHERE.items():
-        text = (
-            (ROOT / source)
-            .read_text(encoding="utf-8")
-            .replace("](docs/learning-curve.svg)", "](learning-curve.svg)")
-        )
+        text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
     return files
 

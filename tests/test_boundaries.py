@@ -1,4 +1,4 @@
-"""The rules of the house: which stage may import which, what the README says of folders."""
+"""The rules of the house: which stage may import which, what CONTRIBUTING says of folders."""
 
 from __future__ import annotations
 
@@ -161,15 +161,15 @@ def test_every_module_says_what_it_is():
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), relative(path)
 
 
-def test_the_readme_names_every_folder_and_a_folder_its_modules():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    tree = readme.split("## The code")[1].split("```")[1]
+def test_contributing_names_every_folder_and_a_folder_its_modules():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tree = page.split("## The code")[1].split("```")[1]
     named = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.startswith("  ")}
     for path in MODULES:
         parts = path.relative_to(ROOT).parts
         top = parts[1].removesuffix(".py")
         if not top.startswith("__"):
-            assert {parts[1], top} & named, f"{relative(path)}: {parts[1]} is not in the README's tree"
+            assert {parts[1], top} & named, f"{relative(path)}: {parts[1]} is not in the tree of CONTRIBUTING"
         if len(parts) > 2 and path.stem != "__init__":
             folder = ast.get_docstring(
                 ast.parse((ROOT / parts[0] / parts[1] / "__init__.py").read_text("utf-8"))

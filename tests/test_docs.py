@@ -131,6 +131,20 @@ def test_the_marked_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest
                 assert run_command(words[1:]) == 0, words
 
 
+def test_the_ten_lines_from_a_dataset_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    torch = pytest.importorskip("torch")
+    section = (ROOT / "docs" / "python.md").read_text("utf-8").partition("in ten lines\n")[2]
+    lines = section.partition("```python\n")[2].partition("```")[0]
+    texts = [f"{n} ships and {n * n} waves on the sea" for n in range(900)]
+    known = {"dataset": datasets.Dataset.from_dict({"text": texts})}
+    monkeypatch.chdir(tmp_path)
+    exec(lines, known)
+    assert len(lines.splitlines()) <= 12
+    assert torch.equal(known["inputs"][:, 1:], known["targets"][:, :-1])
+    assert known["inputs"].shape[1] == 1024
+
+
 def anchors(page: Path) -> set[str]:
     """What headings are called in links."""
     headings = re.findall(

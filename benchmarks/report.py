@@ -110,7 +110,7 @@ def _model(results: dict[str, Any]) -> list[tuple[str, str]]:
         ("GB/s they would move then", f"{moved / (TEXT / speed / CORES) / 1e9:.0f}"),
         ("seconds, if a file system of 20 GB/s is", f"{moved / FILE_SYSTEM:.0f}"),
         ("cores that saturate it", f"{FILE_SYSTEM / (moved / TEXT * speed):.0f}"),
-        ("shards of 1 GiB; files", f"{partitions:.0f}; {2 * partitions:.0f} and a handful"),
+        ("shards of 1 GiB; files", f"{partitions:.0f}; {3 * partitions:.0f} and a handful"),
         ("tasks a second needed; empty tasks a second measured", _tasks(results, partitions, moved)),
     ]
 

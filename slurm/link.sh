@@ -34,7 +34,7 @@ link_end() { # STAGE STATUS: mark the stage as done, explain the exit code, end 
     if [ "$status" = 138 ]; then status=75; fi # ended by SIGUSR1 before it could listen: nothing begun, nothing lost
     case $status in
         0) if [ -n "$chain" ]; then touch "$chain/done-$1"; fi ;;
-        75) say "stopped in time; the next link, or the same command again, continues" ;;
+        75) say "stopped early, as the lines above say; the next link, or the same command again, continues" ;;
         2)
             say "$1 refused its settings or its input (exit code 2): the next links would too, they are cancelled" >&2
             link_cancel "$1"

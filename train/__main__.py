@@ -1,8 +1,8 @@
 """The command: `train --shards DIR ...`, `train plan`, `tune`, `compare`, `export`, `average`, `verify`.
 
-Enters: a command line. Leaves: an exit code: 0 done, 1 internal error, 2 wrong usage or input, 75 stopped
-early on request. Under torchrun every rank runs this; torchrun itself ends with 1 when its ranks end with 75,
-so chains of jobs look at RUN/done.json.
+Enters: a command line. Leaves: an exit code: 0 done, 1 internal error, 2 wrong settings or input, 75 stopped early, on
+request or because files could not be read or written for now: run again to go on. Under torchrun every rank runs this;
+torchrun itself ends with 1 when its ranks end with 75, so chains of jobs look at RUN/done.json.
 """
 
 from __future__ import annotations

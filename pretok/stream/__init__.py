@@ -119,7 +119,10 @@ def _open_materialized(
 
 def _check_seq_len(plan: Mix, seq_len: int | None, where: str) -> None:
     if seq_len not in (None, plan.seq_len):
-        raise MismatchError(f"{where} has sequences of {plan.seq_len} tokens, not {seq_len}")
+        raise MismatchError(
+            f"{where} has sequences of {plan.seq_len} tokens, not {seq_len}: leave the length out (--seq-len), or "
+            f"make a mix of the other (pretok mix --seq-len {seq_len})"
+        )
 
 
 def _whole(numbers: Sequence[int] | Ints) -> Ints:

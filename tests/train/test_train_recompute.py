@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from train.config import TrainConfig
+from train.model import transformer
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder, rotary_table
 from train.parallel.mesh import Layout, _checkpoint_activations, clean_name
@@ -49,6 +50,31 @@ def test_recomputed_blocks_give_the_same_gradients_under_the_same_names(setting:
     assert (once, begun) == (CONFIG.layers, times)
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
     assert kept == names == expected.keys()
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch looks at while it compiles
+def test_ops_keeps_attention_inside_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where it is compiled code; another operation stands in for it, which a CPU can differentiate."""
+    computed = []
+
+    @torch.library.custom_op("tests::attention", mutates_args=())
+    def attention(q: torch.Tensor) -> torch.Tensor:
+        computed.append(1)
+        return q.clone()
+
+    attention.register_fake(torch.empty_like)
+    attention.register_autograd(lambda _context, gradient: gradient)
+    module = "torch.nn.attention.flex_attention.flex_attention"
+    monkeypatch.setattr(module, lambda q, _k, _v, **_others: attention(q))
+    monkeypatch.setattr(transformer, "document_mask", lambda _documents: "of a GPU")
+    transformer._flex.cache_clear()
+    model = Decoder(CONFIG)
+    _checkpoint_activations(model, "ops")
+    tokens = torch.randint(0, 128, (2, 17), generator=torch.Generator().manual_seed(0))
+    total, _ = model(tokens[:, :-1], tokens[:, 1:], tokens[:, 1:])
+    total.backward()
+    transformer._flex.cache_clear()
+    assert len(computed) == CONFIG.layers
 
 
 class Made(TorchDispatchMode):

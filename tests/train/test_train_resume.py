@@ -220,6 +220,7 @@ def test_control_c_saves_and_twice_ends_at_once(shards: Path, tmp_path: Path) ->
     once = Ranks(1, arguments(shards, run), tmp_path, partial(_sigints_in_step_3, 1))
     assert once.wait() == [75]
     assert "stopped after step 4 of 20 (received SIGINT); saved; run the same" in once.text()
+    assert once.text().count("received SIGINT: the run ends after the steps in work; Ctrl-C again ends") == 1
     unsaved = arguments(shards, tmp_path / "never", save_every="never")
     never = Ranks(1, unsaved, tmp_path, partial(_sigints_in_step_3, 1))
     assert never.wait() == [75]

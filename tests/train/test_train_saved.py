@@ -173,7 +173,9 @@ def test_one_flipped_bit_is_found(
     output = capsys.readouterr()
     assert f"{newest / name} was damaged" in output.out
     assert "1 of 2 checkpoints are damaged" in output.err
+    (newest.parent / "latest").write_text("step-00000009\n")
     main(["verify", str(run), "--step", "2"])
+    assert "latest names step-00000009, and the newest checkpoint is step-00000004" in capsys.readouterr().out
     loop.train(settings(trained.parent, run))
     text = capsys.readouterr().out
     assert f"{newest} is broken, trying the one before: {newest / name} was damaged" in text

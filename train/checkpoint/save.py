@@ -30,7 +30,7 @@ from pretok.base.units import duration
 from train.checkpoint import HungSave
 from train.checkpoint.meta import Meta, read_meta, write_meta
 from train.checkpoint.restore import Reader, first_failure, restore, unreadable
-from train.checkpoint.saved import SummedWriter, check_files, complete_checkpoints
+from train.checkpoint.saved import LATEST, SummedWriter, check_files, complete_checkpoints
 from train.config import TrainConfig
 from train.parallel.mesh import first_problem
 
@@ -237,7 +237,7 @@ class Checkpoints:
         return None
 
     def _name_latest(self, checkpoint: Path) -> None:
-        latest = self.folder / "latest"
+        latest = self.folder / LATEST
         with self._telling("cannot be brought up to date", latest), atomic_open(latest, "w") as file:
             file.write(checkpoint.name + "\n")
 

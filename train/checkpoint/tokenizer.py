@@ -38,8 +38,9 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     found = tokenizer_fingerprint(data)
     if found != expected:
         raise MismatchError(
-            f"{path} is another tokenizer (fingerprint {found}) than the one the model was trained with "
-            f"({expected}); {shards / TOKENIZER_FILE} is a copy of the right one"
+            f"{path} is another tokenizer than the one the model was trained with: the same ids mean other words; "
+            f"{shards / TOKENIZER_FILE} is a copy of the right one, taken without --tokenizer (fingerprint {found}, "
+            f"the right one has {expected})"
         )
     name = _token(data, meta.eod_id)
     made = {

@@ -49,7 +49,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _flex() -> tuple[Any, Any]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    return torch.compile(create_block_mask), torch.compile(flex_attention)
+    # Compiled code is otherwise no operation that recomputation could see and save the output of.
+    options: Any = {"wrap_inductor_compiled_regions": True}
+    return torch.compile(create_block_mask), torch.compile(flex_attention, options=options)
 
 
 def document_ids(tokens: Tensor, eod_id: int) -> Tensor:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._higher_order_ops import flex_attention, inductor_compiled_code
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 # Private, but what torch itself offers: its checkpoints and `fully_shard` know this wrapper and leave its name out of
@@ -265,6 +266,9 @@ _SAVED_OPS = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    # Attention inside of documents on a GPU: as an operation of a compiled block, and compiled by itself (`_flex`).
+    flex_attention,
+    inductor_compiled_code,
 }
 
 

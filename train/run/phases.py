@@ -282,8 +282,11 @@ def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
     phase, state, saved = phases[number], meta.progress, meta.identity
     different = _fixed(saved, phase.identity())
     tokenizer = phase.tokenizer().fingerprint
-    if meta.tokenizer is not None and meta.tokenizer.fingerprint != tokenizer:
-        different.append(f"tokenizer was {meta.tokenizer.fingerprint}, is {tokenizer}")
+    if meta.tokenizer.fingerprint != tokenizer:
+        different.append(
+            f"{phase.config.shards} was made with another vocabulary than {meta.tokenizer.shards}, which the run read: "
+            f"the same ids mean other words (fingerprint {tokenizer}, was {meta.tokenizer.fingerprint})"
+        )
     common = _parted(phase.view.mix, saved)
     if not began and common < state.position:
         names = (

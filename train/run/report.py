@@ -6,6 +6,9 @@ the same as lines of JSON (`pretok.base.joblog`), and why the run ended, from ev
 
 from __future__ import annotations
 
+import select
+import signal
+import socket
 import sys
 import threading
 import time
@@ -16,6 +19,7 @@ from types import TracebackType
 
 from pretok.base.errors import PretokError, Stopped
 from pretok.base.joblog import LOGS, JobLog
+from pretok.base.stop import SIGNALS
 from pretok.base.units import duration
 from train.run.failures import explain
 
@@ -39,7 +43,8 @@ def _exit_code(error: BaseException | None) -> int | None:
 
 
 class Reporter:
-    """Prints lines on rank 0, and as a context one line a minute of silence that says what `doing` gives.
+    """Prints lines on rank 0, and as a context, in the main thread, one line a minute of silence that says what `doing`
+    gives, and one for each signal to stop.
 
     out: folder of the run, whose logs/ gets the lines of rank 0, and why the run ended on any rank.
     """
@@ -50,7 +55,7 @@ class Reporter:
         name = f"train-rank{rank}" if rank else "train"
         self._log = JobLog(out / LOGS, name, {"command": "train", "rank": rank}, self._complain)
         self._last = time.monotonic()
-        self._ended = threading.Event()
+        self._heard, self._signals = socket.socketpair()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __call__(self, text: str) -> None:
@@ -71,15 +76,23 @@ class Reporter:
 
     def __enter__(self) -> Reporter:
         if self._rank == 0:
+            self._signals.setblocking(False)
+            self._previous = signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
             self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
+        if self._rank == 0:
+            signal.set_wakeup_fd(self._previous)
+        self._signals.shutdown(
+            socket.SHUT_RDWR
+        )  # a loader process may still hold a copy, which closing leaves open
+        self._signals.close()
         if self._rank == 0:
             self._thread.join()
+        self._heard.close()
         if error is not None and not (self._rank and isinstance(error, Stopped)):  # all ranks stop together
             told = str(error) or type(error).__name__
             self.event("error", message=told, traceback="".join(traceback.format_exception(error)))
@@ -90,6 +103,14 @@ class Reporter:
 
     def _watch(self) -> None:
         began = time.monotonic()
-        while not self._ended.wait(max(0.01, SILENCE - self.silence)):
-            if self.silence >= SILENCE:
+        while True:
+            if select.select([self._heard], [], [], max(0.01, SILENCE - self.silence))[0]:
+                if not (numbers := self._heard.recv(64)):
+                    return
+                # Python calls a handler when the operation in work is done; the wake-up comes at once.
+                for name in (signal.Signals(number).name for number in numbers if number in SIGNALS):
+                    self(
+                        f"{clock()} received {name}: the run ends after the steps in work; Ctrl-C again ends it at once"
+                    )
+            elif self.silence >= SILENCE:
                 self(f"{clock()} still {self.doing()}, {duration(time.monotonic() - began)} after the start")

@@ -114,6 +114,8 @@ def share(folder: Path, what: str) -> Iterator[None]:
     if not os.access(folder, os.W_OK):
         yield
         return
+    with contextlib.suppress(FolderInUse):
+        refuse_readers(folder)  # what readers that were killed left there goes
     with _locked(folder / f"{READERS}{secrets.token_hex(8)}", folder, what, writes=False):
         yield
 

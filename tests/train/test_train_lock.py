@@ -10,7 +10,7 @@ from support import needs
 
 needs("torch")
 from pretok.base import lock
-from pretok.base.errors import MismatchError
+from pretok.base.errors import FolderInUse, MismatchError
 from tests.train_support import Ranks, model_file, random_shards
 from train.config import TrainConfig
 from train.run import loop
@@ -28,12 +28,36 @@ def test_a_second_run_is_refused_on_all_ranks_and_told_of_the_first(tmp_path: Pa
     command = arguments(tmp_path)
     with lock.hold(tmp_path / "run", "train"):
         second = Ranks(2, command, tmp_path)
-        assert second.wait() == [2, 2]
+        assert second.wait() == [75, 75]
     assert f"run is in use by train (host {os.uname().nodename}, process {os.getpid()}" in second.text()
     assert not (tmp_path / "run" / "checkpoints").exists()
     third = Ranks(2, command, tmp_path)
     assert third.wait() == [0, 0], third.text()
     assert not (tmp_path / "run" / lock.LOCK_FILE).exists()
+
+
+def test_shards_that_are_trained_on_are_not_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = random_shards(tmp_path / "shards")
+    refused = []
+
+    def look(*_: object) -> None:
+        with pytest.raises(FolderInUse, match="in use by train") as caught:
+            lock.refuse_readers(shards)
+        refused.append(caught)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "_one_step", look)
+    config = TrainConfig(
+        shards=str(shards), model=model_file(tmp_path), out=str(tmp_path / "run"), seq_len=16, workers=0,
+        global_batch=8, steps=2,
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(config)
+    assert refused
+    lock.refuse_readers(shards)
+    assert not list(shards.glob(f"{lock.READERS}*"))
 
 
 def test_a_run_that_lost_its_folder_ends_without_saving(

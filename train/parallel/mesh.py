@@ -45,7 +45,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from pretok.base.errors import PretokError, UsageError
-from pretok.base.lock import hold
+from pretok.base.lock import hold, share
 from train.config import TrainConfig, recomputed
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, Head
@@ -112,20 +112,22 @@ def first_problem(problem: Problem | None, group: dist.ProcessGroup | None = Non
 
 
 @contextmanager
-def run_folder(out: Path) -> Iterator[threading.Event]:
-    """Keep RUN for this run while the body runs on all ranks; rank 0 holds it (see `pretok.base.lock.hold`).
+def run_folder(out: Path, shards: Path) -> Iterator[threading.Event]:
+    """Keep RUN for this run while the body runs on all ranks, and tell other jobs that it reads `shards`; rank 0 holds
+    both (see `pretok.base.lock`).
 
-    UsageError on all ranks when it is not to be had. The event is set, on rank 0, when the folder is lost.
+    Raises FolderInUse or OutputError on all ranks. The event is set, on rank 0, when RUN is lost.
     """
     with ExitStack() as stack:
         problem, lost = None, threading.Event()
         if dist.get_rank() == 0:
             try:
                 lost = stack.enter_context(hold(out, "train"))
+                stack.enter_context(share(shards, "train"))
             except PretokError as error:
-                problem = f"{error}"
+                problem = error
         if problem := first_problem(problem):
-            raise UsageError(problem)
+            raise problem
         yield lost
 
 

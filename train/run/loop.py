@@ -24,6 +24,7 @@ from torch import Tensor
 from pretok.base.errors import MismatchError, PretokError, Stopped
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
+from pretok.shards.manifest import shards_of
 from train import STARTED
 from train.checkpoint.meta import Meta
 from train.config import TrainConfig
@@ -66,7 +67,7 @@ def train(config: TrainConfig) -> None:
 
 
 def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> None:
-    with Reporter(dist.get_rank(), out) as report, run_folder(out) as lost:
+    with Reporter(dist.get_rank(), out) as report, run_folder(out, shards_of(Path(config.shards))) as lost:
         if dist.get_rank() == 0:
             report.event("start", argv=sys.argv, settings=config.as_dict(), **provenance())
         plan = make_plan(config, dist.get_world_size())

@@ -217,6 +217,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["driver", "raylet"])
 def test_no_process_outlives_a_killed_ray(tmp_path, killed):
     """Of a Ray started here: its driver, then its raylet, gets a SIGKILL while a task runs."""

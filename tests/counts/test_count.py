@@ -77,6 +77,7 @@ def test_a_sample_is_chosen_by_hash(folder: Path, here: Engine) -> None:
     assert 0 < counts.of("it").unsampled < len(texts)
 
 
+@pytest.mark.slow
 def test_spilling_changes_nothing(folder: Path, here: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pretok.read.readers.BATCH_BYTES", 2000)
     whole = run_count(recipe(folder), here, Silent())

@@ -156,6 +156,7 @@ def test_without_a_vocabulary_one_is_trained_on_a_sample(tmp_path, vocab_dir):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_vocabulary_of_a_plan_is_weighed_as_the_real_one(tmp_path):
     (tmp_path / "in").mkdir()
     draw = random.Random(1)
@@ -204,6 +205,7 @@ def test_the_command_prints_the_forecast_and_writes_nothing(tmp_path, vocab_dir,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_real_text_is_predicted_within_three_percent(corpus, tmp_path, vocab_dir):
     inputs = {name: {"inputs": [f"{corpus}/{name}/*.jsonl.zst"]} for name in ("it", "en")}

@@ -28,6 +28,7 @@ def start(package: Path, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_share_an_empty_cache(tmp_path: Path) -> None:
     processes = [start(ROOT, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(4)]
     answers = {process.communicate(timeout=200)[0].strip() for process in processes}

@@ -127,6 +127,7 @@ def byte_characters() -> list[str]:
     return [chr(b) if b in printable else chr(next(hidden)) for b in range(256)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", PUBLISHED)
 def test_engines_differ_only_in_disputed_code_points(pattern: str) -> None:
     """Asks the installed gigatoken whether each code point joins a letter, a digit, a symbol and white space.

@@ -127,6 +127,7 @@ def test_every_format_gives_the_same_documents(same_texts, batch_bytes, monkeypa
     assert read(path, record) == (TEXTS, list(range(len(TEXTS))), [], None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", ".zst", ".gz"])
 def test_batches_are_bounded(tmp_path, suffix):
     words = TEXTS[0].split()

@@ -93,6 +93,7 @@ def test_the_first_of_each_text_stays(finished: Recipe, inputs: dict[str, list[P
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2])
 def test_workers_and_the_order_of_sources_change_nothing(
     workers: int,

@@ -115,6 +115,7 @@ def test_partitions_done_again(tmp_path: Path, inputs: tuple[Path, Callable[[], 
     assert run_verify(made.shards_dir, None, here, Silent())[1] == []
 
 
+@pytest.mark.slow
 def test_killed_once_anywhere(tmp_path: Path, inputs: tuple[Path, Callable[[], None]], here: Engine) -> None:
     """As above, but the second process finishes: no part of the old input is taken for one of the new."""
     folder, mend = inputs

@@ -360,6 +360,7 @@ def test_two_jobs_on_one_folder(tmp_path, inputs, vocab_dir, here):
     assert not leftover.exists()
 
 
+@pytest.mark.slow
 def test_nothing_of_a_killed_worker_stays(ray_address, tmp_path, inputs, finished, vocab_dir, monkeypatch):
     """A worker leaves an unfinished file and dies; after the job it is gone."""
     made = recipe(tmp_path, vocab_dir, inputs)

@@ -156,6 +156,7 @@ def shards_of(folder: Path, tokenizer: str, documents: list[str], here: Engine) 
     return made.shards_dir
 
 
+@pytest.mark.slow
 def test_ten_million_spaces_are_encoded_and_verified(
     tmp_path: Path, data: dict[str, Any], here: Engine
 ) -> None:

@@ -61,6 +61,7 @@ def test_torchrun_runs_the_module(shards: Path, tmp_path: Path) -> None:
     assert len(column(tmp_path / "run", "loss")) == 2
 
 
+@pytest.mark.slow
 def test_learns_below_the_unigram_entropy(tmp_path: Path) -> None:
     """Documents in which each token decides the next: a model that learns anything beats counting tokens."""
     import numpy as np

@@ -47,6 +47,7 @@ def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_through_every_mesh_is_that_of_one_process(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "model.toml").write_text(SIZES)

@@ -53,6 +53,7 @@ def test_tune_takes_out_of_memory_as_a_result(
     assert "best: micro-batch   2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_gpu_benchmark_runs_without_one(tmp_path: Path) -> None:
     script = [
         sys.executable,

@@ -75,6 +75,7 @@ def test_build_vocab_with_superwords(tmp_path: Path, here: Any) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("weights", [{"it": 0.9, "en": 0.1}, {"it": 0.02, "en": 0.98}, {}])
 def test_figures_of_the_mix_weigh_the_sources_as_training_does(
@@ -123,6 +124,7 @@ def test_the_report_is_shown_when_it_is_made_and_not_again(tmp_path: Path, here:
     assert not second.details
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_rows")
 def test_a_stopped_sample_is_continued(tmp_path: Path, here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build(tmp_path, "whole", here)
@@ -197,6 +199,7 @@ def test_damage_that_counting_has_named_stops_no_superwords(
     assert load_vocab(made.vocab_dir).size == 1200
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_rows")
 def test_nested_sizes_have_fewer_superwords(tmp_path: Path, here: Any) -> None:
     whole = build(tmp_path, "whole", here, sizes=[1100])

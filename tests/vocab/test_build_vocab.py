@@ -266,6 +266,7 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
     assert f"{other} is not compared on it: 1 documents cannot be encoded: too hard" in told.notices
 
 
+@pytest.mark.slow
 def test_nested_sizes_are_those_trained_alone(folder: Path, here: Engine) -> None:
     report = report_of(recipe(folder, size=1200, sizes=(700, 950, 1200)), here)
     vocab = folder / "out" / "vocab"

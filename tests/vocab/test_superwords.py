@@ -212,6 +212,7 @@ def replace_pair(chain: list[int], pair: tuple[int, int], product: int) -> list[
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_words", [2, 4])
 def test_training_is_bpe_over_chains_however_rare_pairs_are_cut(
     trained: Trained, max_words: int, monkeypatch: pytest.MonkeyPatch
@@ -295,6 +296,7 @@ def test_tokenize_verify_and_inspect_take_superwords(tmp_path: Path, here: Any, 
     assert manifest.data["totals"]["tokens"] == sum(len(expected(trained, text)) + 1 for text in texts)
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_ids_of_the_corpus(trained: Trained, corpus: Path) -> None:
     for path in sorted(corpus.glob("*/*.jsonl.zst")):

@@ -62,6 +62,7 @@ def tokenize(
     *,
     vocab: Path_ | None = None,
     eod: str | None = None,
+    bos: str | None = None,
     workers: int | None = None,
     address: str | None = None,
     quiet: bool = False,
@@ -71,10 +72,13 @@ def tokenize(
 
     inputs, out, workers, address, quiet: as for `build_vocab`; a source may be a table as in a recipe, such as
     `{"inputs": "data/*.jsonl", "field": "content", "keep": ["id"]}`. vocab: a folder or tokenizer.json, OUT/vocab by
-    default; eod: its end-of-document token, where it does not name it. settings: keys of [shards], such as
-    val_fraction, size, duplicates. Raises PretokError: PartitionsFailed where all but some inputs is done.
+    default; eod: its end-of-document token, where it does not name it; bos: a special token to stand before each
+    document. settings: keys of [shards], such as val_fraction, size, duplicates. Raises PretokError: PartitionsFailed
+    where all but some inputs is done.
     """
-    recipe = _recipe("tokenize", inputs, out, {"vocab": {"path": vocab, "eod": eod}, "shards": settings})
+    recipe = _recipe(
+        "tokenize", inputs, out, {"vocab": {"path": vocab, "eod": eod, "bos": bos}, "shards": settings}
+    )
     with (
         _told("tokenize", recipe.out, recipe.model_dump(), quiet) as tell,
         start_engine(workers, address) as engine,

@@ -109,7 +109,7 @@ def test_the_page_of_all_keys_is_that_of_the_settings():
     assert (RECIPES.parent / "docs" / "recipe.md").read_text(encoding="utf-8") == page()
 
 
-NEEDS = {"eod": {"path": "x"}, "reject_contaminated": {"against": "x"}}
+NEEDS = {"eod": {"path": "x"}, "bos": {"path": "x"}, "reject_contaminated": {"against": "x"}}
 
 
 @pytest.mark.parametrize("heading", TABLES)
@@ -138,7 +138,7 @@ def test_init_prints_a_recipe_that_is_the_defaults(capsys):
     printed = capsys.readouterr().out
     plain = make_recipe({"out": "work", "sources": parse_inputs(["it=a/*.jsonl", "en=b"])}, "x")
     assert make_recipe(tomllib.loads(printed), "x") == plain
-    on = re.sub(r"^# (\[mix\]|(?!eod|path|reject|against|special)[a-z_]+ =)", r"\1", printed, flags=re.M)
+    on = re.sub(r"^# (\[mix\]|(?!eod|bos|path|reject|against|special)[a-z_]+ =)", r"\1", printed, flags=re.M)
     everything = make_recipe(tomllib.loads(on), "x")
     assert everything.mix is not None
     assert everything.model_copy(update={"mix": None}) == plain

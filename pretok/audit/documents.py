@@ -51,7 +51,7 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     ids = np.asarray(reader[number]).tolist()
     if ids and not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
         raise IntegrityError(f"{shard.path}: document {number} has ids of no token; see pretok verify")
-    vocab = load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id)
+    vocab = load_vocab(manifest.folder / TOKENIZER_FILE, manifest.eod_id, manifest.bos_id)
     file, position, kept = origin(manifest, shard, number)
     for one in open_annotations(manifest):
         kept |= one.row(manifest, shard, number)

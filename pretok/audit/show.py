@@ -35,7 +35,7 @@ class SeenSequence:
 
 def load_shown(manifest: Manifest) -> Vocabulary:
     """The vocabulary of shards. UsageError where there is none beside them."""
-    return load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id)
+    return load_vocab(manifest.folder / TOKENIZER_FILE, manifest.eod_id, manifest.bos_id)
 
 
 def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSequence:
@@ -64,11 +64,12 @@ def _kind(vocab: Vocabulary, token: int, special: set[int]) -> str:
     return "text"
 
 
-def document_heading(found: Inspection) -> list[str]:
+def document_heading(found: Inspection, vocab: Vocabulary) -> list[str]:
     """What stands above the tokens of a document."""
     kept = [f"{name}: {visible(str(value), '')}" for name, value in found.kept.items()]
     where = f"{found.file}, line or row {found.position}; document {found.document} of {found.shard}"
-    return [where, *kept, f"{counted(len(found.ids), 'token')}, the last is the end-of-document token:"]
+    bos = "" if vocab.bos_id is None else "the first is the beginning-of-document token, "
+    return [where, *kept, f"{counted(len(found.ids), 'token')}, {bos}the last is the end-of-document token:"]
 
 
 def sequence_heading(seen: SeenSequence) -> list[str]:

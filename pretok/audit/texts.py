@@ -1,7 +1,7 @@
 """A shard -> the texts of its documents, a few megabytes at a time.
 
 Enters: a shard of a manifest and a decoder of its vocabulary. Leaves: Arrow arrays of texts as they were tokenized:
-after normalization, without the end-of-document tokens.
+after normalization, without the tokens around each document.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WINDOW_TOKENS = 1 << 20
 
 def load_decoder(manifest: Manifest) -> TextDecoder:
     """The decoder of the tokenizer that lies beside the shards. UsageError where it is none."""
-    return TextDecoder(load_vocab(manifest.folder / TOKENIZER_FILE, eod=manifest.eod_id))
+    return TextDecoder(load_vocab(manifest.folder / TOKENIZER_FILE, manifest.eod_id, manifest.bos_id))
 
 
 def shard_texts(
@@ -53,11 +53,14 @@ def _decode(
 ) -> pa.LargeStringArray:
     ends = reader.offsets[low : high + 1] - reader.offsets[low]
     ids: Any = np.asarray(reader.tokens[reader.offsets[low] : reader.offsets[high]])
-    if (np.diff(ends) < 1).any() or not 0 <= int(ids.min()) <= int(ids.max()) < decoder.size:
+    if (np.diff(ends) <= decoder.head).any() or not 0 <= int(ids.min()) <= int(ids.max()) < decoder.size:
         raise IntegrityError(f"{shard.path} has ids of no token; see pretok verify")
     text = np.ones(len(ids), np.bool_)
     text[ends[1:] - 1] = False  # the end-of-document tokens
-    texts = from_buffers(*decoder.decode(ids[text], ends - np.arange(len(ends))))
+    if decoder.head:
+        text[ends[:-1]] = False
+    around = (1 + decoder.head) * np.arange(len(ends))
+    texts = from_buffers(*decoder.decode(ids[text], ends - around))
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid as error:

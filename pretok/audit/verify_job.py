@@ -1,7 +1,7 @@
 """verify: a shards folder against its manifest.
 
 Enters: SHARDS. Leaves: a list of problems, empty if all is as sealed: files missing or left over, sizes, checksums,
-index consistency, ids, EOD per document, totals, and documents that decode and encode to themselves. What is no
+index consistency, ids, EOD and BOS per document, totals, and documents that decode and encode to themselves. What is no
 problem but worth telling are the `notes`.
 """
 
@@ -72,6 +72,7 @@ def _verify(
             eod_id=manifest.eod_id,
             sample=chosen,
             documents_end=manifest.contents.materialized is None,
+            bos_id=manifest.bos_id,
         )
         for shard, entry, chosen in zip(manifest.shards, manifest.contents.shards, numbers, strict=True)
     ]

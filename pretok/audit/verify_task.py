@@ -32,8 +32,8 @@ class VerifyTask:
     """What to check one shard against. sample: documents to decode and encode again; None: all.
 
     text_bytes: of all documents; ledger_checksum: None for shards without one.
-    documents_end: whether each sequence is one document that ends with EOD; those of a materialized mix are not, so
-    they are checked for sizes, checksums and ids alone.
+    documents_end: whether each sequence is one document, which ends with EOD and, where bos_id is not None, begins with
+    BOS; those of a materialized mix are not, so they are checked for sizes, checksums and ids alone.
     """
 
     prefix: Path
@@ -48,6 +48,7 @@ class VerifyTask:
     eod_id: int
     sample: tuple[int, ...] | None
     documents_end: bool
+    bos_id: int | None = None
 
 
 def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> list[str]:
@@ -101,19 +102,23 @@ def _check_ledger(reader: ShardReader, task: VerifyTask) -> list[str]:
 
 
 def _check_ids(reader: ShardReader, task: VerifyTask) -> list[str]:
-    """Ids below the vocabulary size; EOD at the end of each document and nowhere else."""
-    ends = 0
+    """Ids below the vocabulary size; EOD at the end of each document, BOS at its beginning, and neither elsewhere."""
+    kinds = [("end", task.eod_id, 1)] + ([] if task.bos_id is None else [("beginning", task.bos_id, 0)])
+    counts = [0] * len(kinds)
     for at in range(0, len(reader.tokens), BLOCK_TOKENS):
         block = np.asarray(reader.tokens[at : at + BLOCK_TOKENS])
         if block.max() >= task.vocab_size or block.min() < 0:
             return [f"{task.prefix}.bin: a token id is not below the vocabulary size {task.vocab_size}"]
-        ends += int(np.count_nonzero(block == task.eod_id))
+        for number, (_, token, _) in enumerate(kinds):
+            counts[number] += int(np.count_nonzero(block == token))
     if not task.documents_end:
         return []
-    if ends != len(reader):
-        return [f"{task.prefix}.bin: {ends} end-of-document tokens for {len(reader)} documents"]
-    if len(reader) and not (np.asarray(reader.tokens[reader.offsets[1:] - 1]) == task.eod_id).all():
-        return [f"{task.prefix}: a document does not end with the end-of-document token"]
+    for (name, token, last), count in zip(kinds, counts, strict=True):
+        if count != len(reader):
+            return [f"{task.prefix}.bin: {count} {name}-of-document tokens for {len(reader)} documents"]
+        places = reader.offsets[1:] - 1 if last else reader.offsets[:-1]
+        if not (np.asarray(reader.tokens[places]) == token).all():
+            return [f"{task.prefix}: the {name} of a document is not the {name}-of-document token"]
     return []
 
 
@@ -129,10 +134,11 @@ def _check_documents(
     described = None if task.ledger_checksum is None else ledger_column(ledger_path(task.prefix), "hash")
     engine = ReferenceEngine(json, name)
     tokens = [vocab.token_bytes(i) for i in range(vocab.size)]
+    head = int(task.bos_id is not None)
     chosen = range(len(reader)) if task.sample is None else task.sample
     for at in range(0, len(chosen), ENCODE_DOCUMENTS):
         numbers = chosen[at : at + ENCODE_DOCUMENTS]
-        expected = [np.asarray(reader[n][:-1]) for n in numbers]
+        expected = [np.asarray(reader[n][head:-1]) for n in numbers]
         texts = pa.array(
             [b"".join([tokens[i] for i in ids]).decode(errors="replace") for ids in expected],
             pa.large_string(),

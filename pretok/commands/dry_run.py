@@ -28,7 +28,7 @@ def tell_dry_run(command: str, inputs: list[str], recipe: Recipe, tell: Terminal
     """Show what `command` (run, count, build-vocab or tokenize) would read and make. Raises UsageError for inputs or a
     vocabulary that are not there, as the command would."""
     if command == "tokenize":
-        load_vocab(recipe.vocab_dir, eod=recipe.vocab.eod)
+        load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
     if command == "run":
         from pretok.commands.steps import check_steps
 

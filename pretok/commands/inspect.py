@@ -145,7 +145,7 @@ def _show_documents(manifest: Manifest, found: list[Inspection], tell: Teller) -
 
     vocab = load_shown(manifest)
     for one in found:
-        for line in document_heading(one):
+        for line in document_heading(one, vocab):
             tell.show(line, result=True)
         tell.show(marked(vocab, one.ids, one.tokens), result=True)
 

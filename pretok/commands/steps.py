@@ -29,11 +29,16 @@ from pretok.vocab.job import run_build_vocab
 
 def tokenize_step(recipe: Recipe, engine: Engine, tell: Teller) -> None:
     """Tokenize all sources of the recipe."""
-    vocab = load_vocab(recipe.vocab_dir, eod=recipe.vocab.eod)
-    if recipe.vocab.path is not None and recipe.vocab.eod is None:
+    vocab = load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
+    if recipe.vocab.path is not None or vocab.bos_id is not None:
+        bos = (
+            None
+            if vocab.bos_id is None
+            else f"begins with {vocab.tokens[vocab.bos_id]!r} (id {vocab.bos_id})"
+        )
         tell.notice(
-            f"{vocab.path}: each document ends with {vocab.tokens[vocab.eod_id]!r} (id {vocab.eod_id}), nothing is put "
-            "before it; --eod names another token"
+            f"{vocab.path}: each document {bos or 'begins without a token'} and ends with "
+            f"{vocab.tokens[vocab.eod_id]!r} (id {vocab.eod_id}); --bos and --eod name others"
         )
     summary = run_tokenize(recipe, engine, tell)
     if summary.nodes:
@@ -59,7 +64,7 @@ def check_steps(recipe: Recipe) -> None:
     """UsageError or MismatchError for what can be known of later steps before the first: the tokenizer, the mix that is
     there already, the budget over shards that are finished."""
     if recipe.vocab.path is not None:
-        load_vocab(recipe.vocab.path, eod=recipe.vocab.eod)
+        load_vocab(recipe.vocab.path, recipe.vocab.eod, recipe.vocab.bos)
     if recipe.mix is None:
         return
     request = recipe_request(recipe.mix)

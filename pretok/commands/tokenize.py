@@ -31,6 +31,13 @@ Eod = Annotated[
         help="Token that ends a document. Default: what the tokenizer's files name, or a known one.",
     ),
 ]
+Bos = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKEN",
+        help="Token that begins a document, as <|begin_of_text|> in Llama 3. Default: none.",
+    ),
+]
 Keep = Annotated[
     list[str] | None,
     typer.Option(
@@ -48,6 +55,7 @@ def tokenize(
         Path | None, typer.Option(help="Folder or tokenizer.json of any byte-level BPE. Default: OUT/vocab.")
     ] = None,
     eod: Eod = None,
+    bos: Bos = None,
     val_fraction: Annotated[
         str | None, typer.Option(help="Share of documents held out, such as 0.001.")
     ] = None,
@@ -76,7 +84,7 @@ def tokenize(
     from pretok.shards.manifest import FILE_NAME, load_manifest
 
     changes: dict[str, dict[str, object]] = {
-        "vocab": {"path": vocab, "eod": eod},
+        "vocab": {"path": vocab, "eod": eod, "bos": bos},
         "shards": {
             "val_fraction": val_fraction,
             "size": shard_size,

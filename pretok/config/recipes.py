@@ -142,7 +142,7 @@ def _wrong(detail: Any) -> str:
             return f"{given} is no list; write {[detail['input']]!r}"
         case "dict_type" | "model_type":
             return f"{given} is no table; write its keys below a line [{'.'.join(map(str, detail['loc']))}]"
-        case "too_short":
+        case "too_short" | "string_too_short":
             return "it is empty; give at least one"
         case "string_type":
             return f"{given} is no text; write it in quotes"

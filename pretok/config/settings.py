@@ -178,9 +178,12 @@ class Vocab(Part):
     path: ExpandedPath | None = None
     """An existing tokenizer.json, or its folder; nothing is trained then. | "llama3/tokenizer.json" |
     vocabulary.md"""
-    eod: str | None = None
+    eod: Annotated[str, Field(min_length=1)] | None = None
     """The token of `path` that ends a document; without it what its files name, or a known one. |
     "<|end_of_text|>" | vocabulary.md"""
+    bos: Annotated[str, Field(min_length=1)] | None = None
+    """The special token that begins a document; without it none does. | "<|begin_of_text|>" |
+    vocabulary.md"""
     size: Annotated[Count, Field(ge=257)] = 50_000
     """Entries, special tokens included. | "32k" | vocabulary.md"""
     pattern: str = "cl100k"
@@ -215,7 +218,15 @@ class Vocab(Part):
     """Languages whose letters the report looks at one by one. | ["it", "de"] | vocabulary.md"""
 
     @model_validator(mode="after")
-    def _names_its_eod(self) -> Self:
+    def _names_its_tokens(self) -> Self:
+        ends = self.eod if self.path else (*self.special_tokens, None)[0]
+        if self.bos is not None and self.bos == ends:
+            raise ValueError(f"{self.bos!r} both begins and ends documents; name another as bos or eod")
+        if self.path is None and self.bos not in (None, *self.special_tokens):
+            raise ValueError(
+                f"bos is {self.bos!r}, which is none of special_tokens; add it to them, or name the tokenizer that has "
+                "it: path, or --vocab"
+            )
         if self.path is None and self.eod not in (None, *self.special_tokens[:1]):
             raise ValueError(
                 f"eod is {self.eod!r}, but a vocabulary that is made here ends documents with its first special token; "

@@ -60,7 +60,8 @@ class ExportedFile:
 @dataclass(frozen=True, slots=True)
 class Export:
     """What OUT/export.json says. to: whose format; shards, tokenizer: fingerprints; dtype: of the ids; merged: most
-    bytes of ids in a file, 0 for one file a shard; weights: share of each source in training."""
+    bytes of ids in a file, 0 for one file a shard; weights: share of each source in training; bos_id: of the token that
+    begins each document, None where none does."""
 
     to: str
     shards: str
@@ -73,6 +74,7 @@ class Export:
     documents: int
     weights: dict[str, float]
     files: tuple[ExportedFile, ...]
+    bos_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,4 +257,5 @@ def _finish(manifest: Manifest, to: str, out: Path, merge: int, tasks: Sequence[
         documents=sum(file.documents for file in files),
         weights={},
         files=tuple(files),
+        bos_id=manifest.bos_id,
     )

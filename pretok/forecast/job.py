@@ -69,7 +69,7 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forec
     with one_child():
         probed = {name: _probe(source, tell) for name, source in recipe.sources.items()}
     with counting_vocabulary(recipe, probed, seed) as (vocab, trained):
-        encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path))
+        encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path), vocab.bos_id)
         vocab_size = recipe.vocab.size if trained else vocab.size  # a sample may allow fewer entries
         itemsize = token_dtype(vocab_size).itemsize
         sources = {}

@@ -38,7 +38,7 @@ def counting_vocabulary(
     sources, or of one without text."""
     path = recipe.vocab_dir
     if recipe.vocab.path is not None or (path / TOKENIZER_FILE).exists():
-        yield load_vocab(path, eod=recipe.vocab.eod), False
+        yield load_vocab(path, recipe.vocab.eod, recipe.vocab.bos), False
         return
     parts = {
         name: _count(recipe, source, probed[name], f"{seed}/vocabulary/{name}")
@@ -55,7 +55,8 @@ def counting_vocabulary(
     merges = train_merges(cells, vocab_size=recipe.vocab.size, special_tokens=len(special))
     with TemporaryDirectory(prefix="pretok-") as folder:
         made = merges.first(recipe.vocab.size)
-        yield write_vocab(Path(folder), PATTERNS[recipe.vocab.pattern], special, made), True
+        write_vocab(Path(folder), PATTERNS[recipe.vocab.pattern], special, made)
+        yield load_vocab(Path(folder), bos=recipe.vocab.bos), True
 
 
 def _count(recipe: Recipe, source: Source, probes: list[Probe], seed: str) -> WordCounts:

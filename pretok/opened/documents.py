@@ -34,7 +34,7 @@ OURS = (
     ("hash", pa.string()),
 )
 """The columns that every document has: its source, split and shard, its number in the split, its input and the line or
-row there (from 1), tokens (EOD included), bytes and hash of its text."""
+row there (from 1), tokens (BOS and EOD included), bytes and hash of its text."""
 PLACE = ("source", "split", "doc")
 TEXT = pa.field("text", pa.large_string())
 

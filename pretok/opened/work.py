@@ -72,7 +72,8 @@ class Work:
         return read_record(VocabReport, read_json(path), path) if path.exists() else None
 
     def counts(self) -> LazyTable:
-        """Exact counts, a row a source and split: source, split, tokens (EODs included), documents, bytes (of text)."""
+        """Exact counts, a row a source and split: source, split, tokens (BOS and EOD included), documents, bytes of
+        text."""
         rows = [
             {"source": name, "split": split, "tokens": c.tokens, "documents": c.documents, "bytes": c.bytes}
             for name in self.sources
@@ -87,9 +88,9 @@ class Work:
         """What is known of each document, a row each, of one source or split or of all, in the order of the shards.
 
         columns: those wanted, all by default: source, split, shard, doc (its number in the split, as `pretok inspect`
-        takes it), file and position (line or row, from 1), tokens (EOD included), bytes and hash (hexadecimal) of its
-        text, the kept and the joined ones. What shards made before there were ledgers do not know is null. UsageError
-        for a source, split or column that is not there.
+        takes it), file and position (line or row, from 1), tokens (BOS and EOD included), bytes and hash (hexadecimal)
+        of its text, the kept and the joined ones. What shards made before there were ledgers do not know is null.
+        UsageError for a source, split or column that is not there.
         """
         found = self._documents(source, split)
         wanted = self._checked(found, found.schema.names if columns is None else columns)

@@ -28,12 +28,14 @@ MAX_TOKENS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class TokenizerEntry:
-    """The tokenizer of all shards; dtype: of their token ids, uint16 or int32."""
+    """The tokenizer of all shards; dtype: of their token ids, uint16 or int32; bos_id: of the token that begins every
+    document, None where none does."""
 
     fingerprint: str
     vocab_size: int
     eod_id: int
     dtype: str
+    bos_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +171,11 @@ class Contents:
         dtype = token_dtype(tokenizer.vocab_size)
         if tokenizer.dtype != dtype.name:
             return f"tokenizer.dtype is {tokenizer.dtype!r}; ids below {tokenizer.vocab_size} are kept as {dtype.name}"
-        if tokenizer.eod_id >= tokenizer.vocab_size:
-            return (
-                f"tokenizer.eod_id is {tokenizer.eod_id}; the vocabulary has {tokenizer.vocab_size} entries"
-            )
+        for name, token in (("eod_id", tokenizer.eod_id), ("bos_id", tokenizer.bos_id)):
+            if token is not None and token >= tokenizer.vocab_size:
+                return f"tokenizer.{name} is {token}; the vocabulary has {tokenizer.vocab_size} entries"
+        if tokenizer.bos_id == tokenizer.eod_id:
+            return f"tokenizer.bos_id and eod_id are both {tokenizer.eod_id}"
         plans, parts = (self.plans or {}).keys(), (self.parts or {}).keys()
         if plans != parts or not plans <= self.sources.keys():
             return "plans and parts are not those of the sources"

@@ -1,6 +1,7 @@
 """Shards: the only module that knows the bytes of `.bin` and `.idx`.
 
-Enters: the token ids of documents, each document ending with EOD. Leaves: a Megatron-LM indexed dataset.
+Enters: the token ids of documents, each ending with EOD, and beginning with BOS where there is one. Leaves: a
+Megatron-LM indexed dataset.
 
     .bin  token ids, little-endian, nothing else
     .idx  b"MMIDIDX\\0\\0" | u64 version = 1 | u8 dtype code | u64 sequences S | u64 documents + 1 D
@@ -81,7 +82,7 @@ class ShardWriter:
         self._temporary.unlink(missing_ok=True)
 
     def append(self, tokens: Tokens, lengths: npt.NDArray[np.int32]) -> None:
-        """Add whole documents. tokens: all their ids in a row, EODs included; lengths: tokens per document."""
+        """Add whole documents. tokens: all their ids in a row, BOS and EOD included; lengths: tokens per document."""
         if tokens.dtype != self.dtype:
             raise TypeError(f"shard {self.prefix} holds {self.dtype}, got tokens of {tokens.dtype}")
         data = np.ascontiguousarray(tokens).view(np.uint8).data
@@ -183,7 +184,7 @@ class ShardReader:
         return len(self.lengths)
 
     def __getitem__(self, document: int) -> Tokens:
-        """Ids of one document, EOD included, as a view of the map."""
+        """Ids of one document, BOS and EOD included, as a view of the map."""
         view: Tokens = self.tokens[self.offsets[document] : self.offsets[document + 1]]
         return view
 

@@ -79,6 +79,7 @@ def shared_config(recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None
     return {
         "tokenizer": vocab.fingerprint,
         "eod_id": vocab.eod_id,
+        "bos_id": vocab.bos_id,
         "normalize": recipe.normalize.model_dump(),
         "val_fraction": str(recipe.shards.val_fraction),
         "val_seed": recipe.shards.seed,
@@ -94,7 +95,7 @@ def run_tokenize(recipe: Recipe, engine: Engine, tell: Teller) -> TokenizeSummar
     Raises MismatchError, UsageError, FolderInUse, OutputError, Stopped; at the end PartitionsFailed, or InternalError
     after a bug of ours.
     """
-    vocab = load_vocab(recipe.vocab_dir, eod=recipe.vocab.eod)
+    vocab = load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
     benchmark = read_benchmark(recipe.shards.against) if recipe.shards.against else None
     with hold(recipe.shards_dir, "tokenize"):
         work = _prepare(recipe, vocab, benchmark, engine, tell)
@@ -164,6 +165,8 @@ def _prepare(
         made = [old.software] if old and old.totals.documents else []
         refuse_other_engine(shards, all_software([*made, *(part.software for part in parts)]), tell)
     withdraw(shards, state, {task.partition.source for task in tasks})
+    if vocab.bos_id is None:  # the manifests of shards without one have no such key
+        del config["bos_id"]
     return _Work(config, old, plans, tasks, [task for task in tasks if not _finished(task)])
 
 
@@ -189,7 +192,8 @@ def _tokenize(
     run.failures += failures
     if open_tasks:
         run.announce(engine, progress, tell)
-        if slow := load_encoder(open_tasks[0].tokenizer_json, vocab.fingerprint, vocab.eod_id).notice:
+        first = open_tasks[0]
+        if slow := load_encoder(first.tokenizer_json, first.tokenizer, first.eod_id, first.bos_id).notice:
             tell.notice(slow)
         run.encode(engine, progress, tell)
         remove_leftovers(shards)
@@ -290,6 +294,7 @@ def _task(
         tokenizer_json=(recipe.shards_dir / TOKENIZER_FILE).absolute(),
         tokenizer=vocab.fingerprint,
         eod_id=vocab.eod_id,
+        bos_id=vocab.bos_id,
         target=source.settings["target"],
         val_fraction=recipe.shards.val_fraction,
         val_seed=recipe.shards.seed,

@@ -6,7 +6,7 @@ Enters: what is known of documents when they are encoded. Leaves: `NAME.docs.par
     start   int64                   where in the file the counting of `record` begins: 0, or the byte at which a part
                                     of a JSON Lines file begins (the number of a shard of a hub's dataset)
     record  int64                   the line or row, from 0 after `start`
-    tokens  int32                   EOD included
+    tokens  int32                   BOS and EOD included
     bytes   int64                   of the text as it was tokenized, after normalization, in UTF-8
     hash    fixed_size_binary(16)   of that text: xxhash.xxh64_digest(text, 0) + xxhash.xxh64_digest(text, 1)
 

@@ -6,7 +6,7 @@ whose every value was checked, read by verify, stats, mix, stream and train. `pr
     format, version
     fingerprint  of the tokenizer and the shards: equal ones mean equal tokens, so mixes and runs are bound to it
     seal         of everything below: any change by another hand is seen
-    tokenizer    {fingerprint, vocab_size, eod_id, dtype}
+    tokenizer    {fingerprint, vocab_size, eod_id, dtype}, and bos_id where documents begin with a token
     totals       counts, as in each source
     sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...}}}
     failed       [{partition, file, error}]
@@ -146,6 +146,11 @@ class Manifest:
     def eod_id(self) -> int:
         """The id that ends every document."""
         return self.contents.tokenizer.eod_id
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that begins every document, None where none does."""
+        return self.contents.tokenizer.bos_id
 
     @property
     def dtype(self) -> str:

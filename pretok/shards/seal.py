@@ -144,7 +144,8 @@ def seal(
     for failure in crashed:
         source = sources[failure.source]
         sources[failure.source] = replace(source, failed=(*source.failed, failure))
-    tokenizer = TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, token_dtype(vocab.size).name)
+    dtype = token_dtype(vocab.size).name
+    tokenizer = TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, dtype, vocab.bos_id)
     parts = (
         part for plan in plans for p in plan.partitions for part in load_parts(state / plan.name, p.name)
     )

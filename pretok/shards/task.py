@@ -74,6 +74,7 @@ class TokenizeTask:
     tokenizer_json: Path
     tokenizer: str
     eod_id: int
+    bos_id: int | None
     target: int
     val_fraction: Fraction
     val_seed: int
@@ -168,17 +169,17 @@ def load_parts(state_dir: Path, partition: str) -> list[PartRecord]:
     return parts
 
 
-_loaded: dict[tuple[str, int], Encoder] = {}
+_loaded: dict[tuple[str, int, int | None], Encoder] = {}
 """The process's one encoder: loading it costs a second and its word cache starts cold. By what it encodes, not by its
 path: each job has a copy of the file beside its shards."""
 
 
-def load_encoder(tokenizer_json: Path, tokenizer: str, eod_id: int) -> Encoder:
+def load_encoder(tokenizer_json: Path, tokenizer: str, eod_id: int, bos_id: int | None = None) -> Encoder:
     """The encoder of the tokenizer with the fingerprint `tokenizer`, from the file unless the process has it.
 
     MismatchError when the file has another fingerprint, that is, was replaced since the job began.
     """
-    if encoder := _loaded.get((tokenizer, eod_id)):
+    if encoder := _loaded.get((tokenizer, eod_id, bos_id)):
         return encoder
     vocab = load_vocab(tokenizer_json, eod_id)
     if vocab.fingerprint != tokenizer:
@@ -187,9 +188,8 @@ def load_encoder(tokenizer_json: Path, tokenizer: str, eod_id: int) -> Encoder:
             "it was replaced while the job ran; run the same command again"
         )
     _loaded.clear()
-    encoder = _loaded[tokenizer, eod_id] = Encoder(
-        vocab.raw.decode(), eod_id, vocab.size, str(tokenizer_json)
-    )
+    encoder = Encoder(vocab.raw.decode(), eod_id, vocab.size, str(tokenizer_json), bos_id)
+    _loaded[tokenizer, eod_id, bos_id] = encoder
     return encoder
 
 
@@ -199,7 +199,7 @@ def tokenize_partition(task: TokenizeTask, report: Callable[[Counts], None]) -> 
     `report` is told the increments of documents, tokens, bytes and rejected as they happen.
     """
     refuse_other_engine(task.shards_dir, task.software, SILENT)
-    encoder = load_encoder(task.tokenizer_json, task.tokenizer, task.eod_id)
+    encoder = load_encoder(task.tokenizer_json, task.tokenizer, task.eod_id, task.bos_id)
     done = load_parts(task.state_dir, task.partition.name)
     if done and done[-1].last:
         return done

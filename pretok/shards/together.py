@@ -39,7 +39,7 @@ class JoinedBatches:
 
 @dataclass(frozen=True, slots=True)
 class EncodedSplit:
-    """Documents of one split. rows: which of the joined ones; tokens: all their ids, EOD after each; lengths, sizes:
+    """Documents of one split. rows: which of the joined ones; tokens: all their ids, with BOS and EOD; lengths, sizes:
     tokens and bytes of text of each."""
 
     split: str
@@ -67,7 +67,7 @@ def _one(arrays: Sequence[pa.Array]) -> pa.Array:
 
 def most_tokens(batch: TextBatch) -> int:
     """No tokenizer makes more tokens of a batch."""
-    return MOST_PER_BYTE * len(buffers(batch.texts)[0]) + len(batch.texts)
+    return MOST_PER_BYTE * len(buffers(batch.texts)[0]) + 2 * len(batch.texts)
 
 
 def encode_splits(

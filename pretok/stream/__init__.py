@@ -136,10 +136,11 @@ def _whole(numbers: Sequence[int] | Ints) -> Ints:
 class View:
     """A stream: `len(view)` positions, each a sequence of seq_len + 1 token ids.
 
-    seq_len, vocab_size, eod_id; dtype: that of the shards; mix: the plan it follows; fingerprint: identifies the
-    shards, the mix and the order together; manifest_fingerprint: identifies the shards the mix was made of; tokenizer:
-    what the manifest says of it; materialized: whether the shards hold the sequences in the order of the mix. The
-    fingerprints of a mix and of its materialized form are the same, so a run may go on with either.
+    seq_len, vocab_size, eod_id; bos_id: of the token that begins each document, or None; dtype: that of the shards;
+    mix: the plan it follows; fingerprint: identifies the shards, the mix and the order together; manifest_fingerprint:
+    identifies the shards the mix was made of; tokenizer: what the manifest says of it; materialized: whether the shards
+    hold the sequences in the order of the mix. The fingerprints of a mix and of its materialized form are the same, so
+    a run may go on with either.
 
     It may be forked and pickled: every process opens its own files. One thread at a time.
     """
@@ -148,6 +149,7 @@ class View:
         self.seq_len = mix.seq_len
         self.vocab_size = manifest.vocab_size
         self.eod_id = manifest.eod_id
+        self.bos_id = manifest.bos_id
         self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self.mix = mix
         self.fingerprint = mix.fingerprint

@@ -16,10 +16,11 @@ BLOCK = 1 << 17
 
 
 class TextDecoder:
-    """Decodes ids of one vocabulary; size: every id is less."""
+    """Decodes ids of one vocabulary; size: every id is less; head: tokens before the text of a document, 0 or 1."""
 
     def __init__(self, vocab: Vocabulary) -> None:
         self.size = vocab.size
+        self.head = int(vocab.bos_id is not None)
         tokens = [vocab.token_bytes(token) for token in range(vocab.size)]
         self._bytes: Bytes = np.frombuffer(b"".join(tokens), np.uint8)
         self._lengths: Ints = np.array([len(token) for token in tokens], np.int64)

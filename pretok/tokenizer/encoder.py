@@ -1,7 +1,8 @@
 """Texts -> token ids, exactly as `tokenizers` gives them, at the speed of `gigatoken`.
 
-Enters: batches of texts and a tokenizer.json. Leaves: the ids of all documents in a row, EOD after each, in the dtype
-of the shards, and the tokens per document. Text that spells a special token is text.
+Enters: batches of texts and a tokenizer.json. Leaves: the ids of all documents in a row, EOD after each and BOS, where
+one is named, before it, in the dtype of the shards, and the tokens per document. Text that spells a special token is
+text.
 
 `gigatoken` encodes, and of a vocabulary with superwords its first stage, `joining` the second; `tokenizers` is the
 reference. It takes over for documents with characters that the two engines class or normalize differently, and for
@@ -211,26 +212,30 @@ def disputed_table(
     return table
 
 
-def _join(ids: Any, offsets: Any, eod: Any, out: Any, lengths: Any) -> None:
-    """Cast ids into `out` with `eod` after each document; fills tokens per document.
+def _join(ids: Any, offsets: Any, bos: Any, eod: Any, out: Any, lengths: Any) -> None:
+    """Cast ids into `out` with `bos`, unless it is negative, before and `eod` after each document; fills tokens per
+    document.
 
     Positions are unsigned: an index that could count from the end keeps LLVM from copying many ids at once, 20 times
     slower.
     """
-    at = np.uint64(0)
+    at, head = np.uint64(0), np.uint64(bos >= 0)
     for document in range(len(offsets) - 1):
         start = np.uint64(offsets[document])
         length = np.uint64(offsets[document + 1]) - start
+        if head:
+            out[at] = bos
+            at += head
         for i in range(length):
             out[at + i] = ids[start + i]
         out[at + length] = eod
-        lengths[document] = length + np.uint64(1)
+        lengths[document] = length + head + np.uint64(1)
         at += length + np.uint64(1)
 
 
 _U32 = types.Array(types.uint32, 1, "C", readonly=True)
 _JOIN = {
-    np.dtype(dtype): njit(types.void(_U32, I64, types.int64, out[::1], types.int32[::1]))(_join)
+    np.dtype(dtype): njit(types.void(_U32, I64, types.int64, types.int64, out[::1], types.int32[::1]))(_join)
     for dtype, out in (("<u2", types.uint16), ("<i4", types.int32))
 }
 
@@ -238,32 +243,40 @@ _JOIN = {
 class Encoder:
     """One tokenizer, loaded once per worker process: its word cache warms up over the first megabytes.
 
-    `notice` is not empty when the slow engine had to be taken; name: as for `ReferenceEngine`, which raises UsageError.
+    `notice` is not empty when the slow engine had to be taken; name: as for `ReferenceEngine`, which raises UsageError;
+    bos_id: the token before each document, None for none.
     """
 
     def __init__(
-        self, tokenizer_json: str, eod_id: int, vocab_size: int, name: str = "tokenizer.json"
+        self,
+        tokenizer_json: str,
+        eod_id: int,
+        vocab_size: int,
+        name: str = "tokenizer.json",
+        bos_id: int | None = None,
     ) -> None:
         self.dtype = token_dtype(vocab_size)
         self._eod = eod_id
+        self._bos = -1 if bos_id is None else bos_id
         self._reference = ReferenceEngine(tokenizer_json, name)
         self._engine, self.notice = choose_engine(tokenizer_json, self._reference)
         if not self.notice:
             self._table = disputed_table(decoded(tokenizer_json), self._engine, self._reference)
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Tokens, npt.NDArray[np.int32]]:
-        """(tokens (n,) in the shard dtype, lengths (documents,) int32 that include the EOD).
+        """(tokens (n,) in the shard dtype, lengths (documents,) int32 that include BOS and EOD).
 
         Raises Unencodable, which names the documents of the batch that no engine can encode.
         """
         ids, offsets = self.ids(texts)
-        out = np.empty(len(ids) + len(texts), self.dtype)
+        around = 1 if self._bos < 0 else 2
+        out = np.empty(len(ids) + around * len(texts), self.dtype)
         lengths = np.empty(len(texts), np.int32)
-        _JOIN[self.dtype](ids, offsets, self._eod, out, lengths)
+        _JOIN[self.dtype](ids, offsets, self._bos, self._eod, out, lengths)
         return out, lengths
 
     def ids(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
-        """(ids of all documents in a row, without EOD, offsets (documents + 1,)). Raises Unencodable.
+        """(ids of all documents in a row, without BOS and EOD, offsets (documents + 1,)). Raises Unencodable.
 
         By the fast engine but for what is disputed, and for a batch with a text that it gives up on. A text that may
         hold a word of more than LONGEST_WORD bytes is not encoded, as its memory would not be bounded.

@@ -58,7 +58,8 @@ def to_bytes(token: str) -> bytes:
 @dataclass(frozen=True)
 class Vocabulary:
     """A tokenizer as the stages see it. raw: the bytes of the tokenizer.json; data: what they say; size: one more than
-    the largest id; added_tokens: name -> id of what stands outside of the merges, special tokens above all."""
+    the largest id; added_tokens: name -> id of what stands outside of the merges, special tokens above all; bos_id: the
+    token that was named to stand before each document."""
 
     path: Path
     raw: bytes
@@ -66,6 +67,7 @@ class Vocabulary:
     size: int
     eod_id: int
     added_tokens: dict[str, int]
+    bos_id: int | None = None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -178,12 +180,12 @@ def write_vocab(
     return load_vocab(folder)
 
 
-def load_vocab(path: Path, eod: str | int | None = None) -> Vocabulary:
+def load_vocab(path: Path, eod: str | int | None = None, bos: str | int | None = None) -> Vocabulary:
     """Read a tokenizer.json, or the folder that holds one.
 
     eod: name or id of the end-of-document token; None takes the `eos_token` of the tokenizer_config.json beside it, or
-    the first of EOD_NAMES. UsageError when the file is missing, is no byte-level BPE, has ids that are missing or stand
-    twice, or has no such token.
+    the first of EOD_NAMES; bos: name or id of the special token before each document, None for none. UsageError when
+    the file is missing, is no byte-level BPE, has ids that are missing or stand twice, or has no such token.
     """
     file = path / TOKENIZER_FILE if path.is_dir() else path
     try:
@@ -194,7 +196,9 @@ def load_vocab(path: Path, eod: str | int | None = None) -> Vocabulary:
         ) from None
     added = {token["content"]: token["id"] for token in found.data.get("added_tokens", [])}
     ids = {**found.data["model"]["vocab"], **added}
-    return Vocabulary(file, found.raw, found.data, found.size, _eod_id(file, eod, ids), added)
+    eod_id = _eod_id(file, eod, ids)
+    bos_id = None if bos is None else _bos_id(file, bos, eod_id, found.data)
+    return Vocabulary(file, found.raw, found.data, found.size, eod_id, added, bos_id)
 
 
 def _eod_id(file: Path, eod: str | int | None, ids: dict[str, int]) -> int:
@@ -209,6 +213,22 @@ def _eod_id(file: Path, eod: str | int | None, ids: dict[str, int]) -> int:
     raise UsageError(
         f"{file} has no end-of-document token {' or '.join(candidates)}; name one with --eod, or as eod under [vocab]"
     )
+
+
+def _bos_id(file: Path, bos: str | int, eod_id: int, data: dict[str, Any]) -> int:
+    """Only a special token will do: no text can become one, so it stands at beginnings alone."""
+    if isinstance(bos, int):
+        return bos
+    special = {token["content"]: token["id"] for token in data.get("added_tokens", []) if token["special"]}
+    if bos not in special:
+        names = ", ".join(list(special)[:6]) + (", ..." if len(special) > 6 else "")
+        raise UsageError(
+            f"{file} has no special token {bos!r} to begin documents with; it has {names or 'none'}: name one of them "
+            "with --bos, or as bos under [vocab]"
+        )
+    if special[bos] == eod_id:
+        raise UsageError(f"{file}: {bos!r} both begins and ends documents; name another with --bos or --eod")
+    return int(special[bos])
 
 
 def _named_eod(config: Path) -> str | None:

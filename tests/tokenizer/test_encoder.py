@@ -58,6 +58,17 @@ def test_a_word_without_end_is_named_not_encoded(encoder, reference, monkeypatch
     assert tokens.tolist() == [id for text in left for id in [*reference.encode(text).ids, 0]]
 
 
+@pytest.mark.parametrize("size", [1500, 70_000])
+def test_a_bos_stands_before_each_document_in_either_dtype(tokenizer_json, size):
+    texts = pa.array(["l'acqua", "", "ß"], pa.large_string())
+    plain, lengths = Encoder(tokenizer_json, 0, size).encode(texts)
+    tokens, longer = Encoder(tokenizer_json, 0, size, bos_id=2).encode(texts)
+    assert tokens.dtype == plain.dtype
+    assert longer.tolist() == (lengths + 1).tolist()
+    parts = np.split(plain, np.cumsum(lengths)[:-1])
+    assert tokens.tolist() == [i for part in parts for i in (2, *part.tolist())]
+
+
 @settings(max_examples=300)
 @given(st.lists(texts | italian, max_size=6))
 def test_ids_equal_the_reference_and_decode_to_the_text(encoder, reference, documents):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import needs
+from support import make_shards, needs
 
 torch = needs("torch")
 import pretok.stream
@@ -80,6 +80,27 @@ def test_transformers_gives_equal_logits(
         expected = loaded(out)(tokens)[..., :60]
         torch.testing.assert_close(theirs(tokens).logits, expected)
     assert expected.std() > 0.01
+
+
+def test_a_model_of_documents_with_a_bos_says_so(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path / "shards", {"it": [[3, *range(4, 50)]] * 40}, vocab_size=60)
+    add_tokenizer(shards)
+    contents = load_manifest(shards).contents
+    write_manifest(shards, replace(contents, tokenizer=replace(contents.tokenizer, bos_id=3)))
+    settings = [
+        *arguments(shards, tmp_path / "run", model_file(tmp_path)),
+        "--steps",
+        1,
+        "--attention",
+        "document",
+    ]
+    main([*map(str, settings)])
+    main(["export", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "model")])
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (3, 0)
+    tokenizer = load_vocab(shards, eod="<eod>")
+    roles = json.loads((tmp_path / "model" / "special_tokens_map.json").read_text())
+    assert roles == {"eos_token": "<eod>", "bos_token": tokenizer.tokens[3]}
 
 
 def test_a_step_and_a_width_can_be_named(runs: dict[bool, Path], tmp_path: Path) -> None:

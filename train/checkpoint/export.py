@@ -34,9 +34,9 @@ def _outside_name(name: str) -> str:
     return name if name.startswith("lm_head") else f"model.{name}"
 
 
-def transformers_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
+def transformers_config(model: ModelConfig, eod_id: int, bos_id: int | None = None) -> dict[str, Any]:
     """config.json of `transformers`: a LlamaForCausalLM, or where queries and keys are normed a Qwen3ForCausalLM, which
-    is the same model with these norms."""
+    is the same model with these norms. bos_id None: an EOD stands before a document, that of the one before."""
     if model.qk_norm:
         kind = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False}
     else:
@@ -56,7 +56,7 @@ def transformers_config(model: ModelConfig, eod_id: int) -> dict[str, Any]:
         "rope_scaling": None,
         "attention_bias": False,
         "tie_word_embeddings": model.tied,
-        "bos_token_id": eod_id,
+        "bos_token_id": eod_id if bos_id is None else bos_id,
         "eos_token_id": eod_id,
         "torch_dtype": "float32",
     }
@@ -90,7 +90,8 @@ def export(
     _write_tensors(temporary, tensors)
     write_json(
         temporary / "config.json",
-        transformers_config(config, meta.eod_id) | {"torch_dtype": str(dtype).removeprefix("torch.")},
+        transformers_config(config, meta.eod_id, meta.bos_id)
+        | {"torch_dtype": str(dtype).removeprefix("torch.")},
     )
     for name, content in files.items():
         (temporary / name).write_bytes(content)

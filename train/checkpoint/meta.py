@@ -76,7 +76,8 @@ class TokenizerOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """All of meta.json but its seal. step: as in the folder's name; config: the settings; files: by name."""
+    """All of meta.json but its seal. step: as in the folder's name; config: the settings; files: by name;
+    eod_id, bos_id: of the tokens that end and, where there is one, begin every document."""
 
     step: int
     progress: RunState
@@ -87,6 +88,7 @@ class Meta:
     tokenizer: TokenizerOrigin
     provenance: dict[str, Any]
     files: dict[str, FileRecord] = field(default_factory=dict)
+    bos_id: int | None = None
 
 
 def write_meta(folder: Path, meta: Meta, files: dict[str, FileRecord]) -> None:

@@ -24,8 +24,8 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     """Contents by file name: tokenizer.json, tokenizer_config.json, special_tokens_map.json.
 
     named None: the copy in the shards' folder. The last two are taken from beside tokenizer.json or, where they are
-    not, made of its end-of-document token. Raises UsageError when there is no tokenizer.json, MismatchError when it is
-    another one.
+    not, made of the tokens that end and begin documents. Raises UsageError when there is no tokenizer.json,
+    MismatchError when it is another one.
     """
     expected, shards = meta.tokenizer.fingerprint, Path(meta.tokenizer.shards)
     place = shards if named is None else named
@@ -42,15 +42,17 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
             f"{shards / TOKENIZER_FILE} is a copy of the right one, taken without --tokenizer (fingerprint {found}, "
             f"the right one has {expected})"
         )
-    name = _token(data, meta.eod_id)
+    roles = {"eos_token": _token(data, meta.eod_id)}
+    if meta.bos_id is not None:
+        roles["bos_token"] = _token(data, meta.bos_id)
     made = {
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": name,
+            **roles,
             "clean_up_tokenization_spaces": False,
             "model_max_length": meta.identity.model.seq_len,
         },
-        "special_tokens_map.json": {"eos_token": name},
+        "special_tokens_map.json": roles,
     }
     files = {TOKENIZER_FILE: path.read_bytes()}
     for other, value in made.items():

@@ -319,6 +319,7 @@ def _save(run: Run) -> None:
             identity=run.leg.phase.identity(),
             config=run.plan.config.as_dict(),
             eod_id=run.leg.phase.view.eod_id,
+            bos_id=run.leg.phase.view.bos_id,
             tokenizer=run.leg.phase.tokenizer(),
             provenance=provenance() | {"manifest": run.leg.phase.view.manifest_fingerprint},
         )

@@ -171,7 +171,8 @@ def _validation(phase: Phase) -> dict[str, ValidationSource]:
 
 def _questions(phase: Phase) -> list[Questions]:
     files, view = parse_files(phase.config.evaluate), phase.view
-    return load_questions(files, Path(phase.config.shards), view.eod_id, view.seq_len)
+    first_id = view.eod_id if view.bos_id is None else view.bos_id
+    return load_questions(files, Path(phase.config.shards), first_id, view.seq_len)
 
 
 def _feed(leg: Leg, trainee: Trainee, waited: float) -> Feed:

@@ -11,7 +11,8 @@ object a line, all of a file of one kind; keys that are not named here are left 
 context it follows as it is written, so "dell'" can be followed by "Italia". White space at the end of the first part is
 scored with the second, because vocabularies join it to the word that follows.
 
-A row is an end-of-document token, as before every document of a stream, the context and the continuation. They are
+A row is what stands before the text of every document of a stream, its BOS or else the EOD of the one before, the
+context and the continuation. They are
 encoded as one text where the context's own tokens are its beginning, else each alone: no token holds bytes of both.
 """
 
@@ -83,7 +84,7 @@ def load_encode(shards: Path) -> Encode:
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def load_questions(files: Mapping[str, Path], shards: Path, eod_id: int, seq_len: int) -> list[Questions]:
+def load_questions(files: Mapping[str, Path], shards: Path, first_id: int, seq_len: int) -> list[Questions]:
     """Read and encode the files, by name.
 
     Raises UsageError, which names file and line, for what is no question and for a row of more than seq_len + 1 tokens,
@@ -92,10 +93,10 @@ def load_questions(files: Mapping[str, Path], shards: Path, eod_id: int, seq_len
     if not files:
         return []
     encode = load_encode(shards)
-    return [_read(name, path, encode, eod_id, seq_len) for name, path in files.items()]
+    return [_read(name, path, encode, first_id, seq_len) for name, path in files.items()]
 
 
-def _read(name: str, path: Path, encode: Encode, eod_id: int, seq_len: int) -> Questions:
+def _read(name: str, path: Path, encode: Encode, first_id: int, seq_len: int) -> Questions:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -113,7 +114,7 @@ def _read(name: str, path: Path, encode: Encode, eod_id: int, seq_len: int) -> Q
                     "the lines above are of the other kind, choices or continuation; use two files"
                 )
             cloze = "continuation" in record
-            rows = [_row(first, second, encode, eod_id) for second in seconds]
+            rows = [_row(first, second, encode, first_id) for second in seconds]
             if (longest := max(len(row.ids) for row in rows)) > seq_len + 1:
                 raise ValueError(f"{longest} tokens; the model is trained on {seq_len}, shorten or drop it")
         except ValueError as error:
@@ -146,11 +147,11 @@ def _parts(record: Any) -> tuple[str, list[str], int]:
     return first, seconds, answer
 
 
-def _row(first: str, second: str, encode: Encode, eod_id: int) -> Row:
+def _row(first: str, second: str, encode: Encode, first_id: int) -> Row:
     context = first.rstrip()
     continuation = first[len(context) :] + second
     before, whole = encode(context), encode(context + continuation)
     after = whole[len(before) :] if whole[: len(before)] == before else encode(continuation)
     if not after:
         raise ValueError(f"{continuation!r} has no tokens")
-    return Row([eod_id, *before, *after], len(after), len(continuation.encode()))
+    return Row([first_id, *before, *after], len(after), len(continuation.encode()))

@@ -1,0 +1,169 @@
+"""A token before each document: BOS + ids + EOD, known to everything that knows of the EOD."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import EOD
+from telling import Told
+from tokenizing import contents, recipe, run
+
+import pretok
+from pretok.audit.documents import run_inspect
+from pretok.audit.show import document_heading, load_shown, marked
+from pretok.audit.verify_job import run_verify
+from pretok.audit.verify_task import VerifyTask, verify_shard
+from pretok.base.errors import MismatchError
+from pretok.base.execute import Engine
+from pretok.base.storage import checksum
+from pretok.cli import run_command
+from pretok.config import Recipe, Vocab
+from pretok.forecast.job import run_forecast
+from pretok.shards import job
+from pretok.shards.manifest import load_manifest
+
+NAME, BOS = "<|reserved_0|>", 2
+
+
+def beginning(made: Recipe, bos: str | None) -> Recipe:
+    return made.model_copy(update={"vocab": Vocab(path=made.vocab.path, bos=bos)})
+
+
+@pytest.fixture
+def plain(folder: Path, vocab_dir: Path) -> Recipe:
+    return recipe(folder / "plain", vocab_dir, {"it": [folder / "in" / "it-*.jsonl"]})
+
+
+@pytest.fixture
+def begun(plain: Recipe, folder: Path, here: Engine) -> Recipe:
+    """A finished output whose documents begin with a token, beside one whose documents do not."""
+    run(plain, here)
+    made = beginning(plain, NAME).model_copy(update={"out": folder / "begun"})
+    run(made, here)
+    return made
+
+
+def documents(made: Recipe) -> list[list[int]]:
+    readers = [shard.open() for shard in load_manifest(made.shards_dir).shards]
+    return [np.asarray(reader[n]).tolist() for reader in readers for n in range(len(reader))]
+
+
+def test_each_document_is_bos_ids_eod_and_nothing_else_differs(plain, begun, here):
+    with_bos, without = load_manifest(begun.shards_dir), load_manifest(plain.shards_dir)
+    assert sorted(documents(begun)) == sorted([BOS, *ids] for ids in documents(plain))
+    totals = without.contents.totals
+    assert with_bos.contents.totals.tokens == totals.tokens + totals.documents
+    assert with_bos.data["tokenizer"] == {**without.data["tokenizer"], "bos_id": BOS}
+    assert "bos_id" not in json.dumps(without.data)
+    assert with_bos.fingerprint != without.fingerprint
+    assert run_verify(begun.shards_dir, None, here, Told())[1] == []
+
+
+def test_texts_are_the_same_and_ledgers_count_the_bos(plain, begun):
+    def rows(made: Recipe) -> list[dict[str, object]]:
+        columns = ["source", "file", "position", "tokens", "hash"]
+        return pretok.open(made.out).texts(columns=columns).to_arrow().to_pylist()
+
+    key = lambda row: (row["source"], row["file"], row["position"])  # noqa: E731
+    with_bos, without = sorted(rows(begun), key=key), sorted(rows(plain), key=key)
+    assert with_bos == [{**row, "tokens": row["tokens"] + 1} for row in without]
+
+
+def test_inspect_shows_it_as_a_special_token(begun):
+    found = run_inspect(begun.shards_dir, "it", 0)
+    vocab = load_shown(load_manifest(begun.shards_dir))
+    pieces = marked(vocab, found.ids, found.tokens).pieces
+    assert pieces[0] == (NAME, "special")
+    assert pieces[-1][1] == "special"
+    assert "the first is the beginning-of-document token" in document_heading(found, vocab)[-1]
+
+
+def test_verify_misses_a_bos(begun):
+    manifest = load_manifest(begun.shards_dir)
+    shard, entry = manifest.shards[0], manifest.contents.shards[0]
+    tokens = np.memmap(shard.path, manifest.dtype, mode="r+")
+    tokens[0] = 300
+    tokens.flush()
+    task = VerifyTask(
+        shard.prefix, shard.tokens, shard.documents, checksum(shard.path), shard.index_checksum, entry.text_bytes,
+        None, begun.shards_dir / "tokenizer.json", manifest.vocab_size, EOD, (), documents_end=True, bos_id=BOS,
+    )  # fmt: skip
+    (problem,) = verify_shard(task, lambda _: None)
+    assert "beginning-of-document" in problem
+
+
+def test_a_job_goes_on_with_the_same_bos_only(plain, begun, here, monkeypatch):
+    before = contents(begun.shards_dir)
+    run(begun, here)
+    assert contents(begun.shards_dir) == before
+    for made, bos in ((begun, None), (begun, "<|pad|>"), (plain, NAME)):
+        with pytest.raises(MismatchError, match="bos_id was"):
+            run(beginning(made, bos), here)
+    monkeypatch.setattr(job, "seal", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    killed = begun.model_copy(update={"out": begun.out.with_name("killed")})
+    with pytest.raises(KeyboardInterrupt):
+        run(killed, here)
+    with pytest.raises(MismatchError, match="bos_id was 2 and is None"):
+        run(beginning(killed, None), here)
+
+
+def test_plan_counts_it(plain, here):
+    sure, more = (run_forecast(made, 1, 0, Told()) for made in (plain, beginning(plain, NAME)))
+    documents = sum(source.documents.value for source in sure.sources.values())
+    assert more.tokens.value == sure.tokens.value + documents
+
+
+@pytest.mark.parametrize(
+    ("bos", "said"),
+    [
+        ("", "empty"),
+        ("<bos>", "no special token '<bos>' to begin documents with"),
+        ("a", "no special token 'a'"),
+        ("<|endoftext|>", "'<|endoftext|>' both begins and ends documents"),
+    ],
+)
+def test_a_wrong_bos_is_refused_before_anything_is_read(bos, said, vocab_dir, tmp_path, capsys):
+    given = [
+        "tokenize",
+        f"it={tmp_path / 'none.jsonl'}",
+        "--out",
+        str(tmp_path / "out"),
+        "--vocab",
+        str(vocab_dir),
+    ]
+    assert run_command([*given, "--bos", bos, "--workers", "0"]) == 2
+    printed = capsys.readouterr().err
+    assert said in " ".join(printed.split()), printed
+    assert "none.jsonl" not in printed
+    assert not (tmp_path / "out" / "shards").exists()
+
+
+def test_a_vocabulary_that_is_made_here_has_it_among_its_special_tokens():
+    assert Vocab(bos="<|reserved_1|>").bos == "<|reserved_1|>"
+    for bos in ("<s>", "<|endoftext|>"):
+        with pytest.raises(ValueError, match=r"bos is|both begins"):
+            Vocab(bos=bos)
+
+
+def test_the_command_and_python_say_what_they_took(folder, vocab_dir, capsys):
+    source = f"it={folder / 'in' / 'it-0.jsonl'}"
+    given = ["tokenize", source, "--out", str(folder / "a"), "--vocab", str(vocab_dir), "--workers", "0"]
+    assert run_command([*given, "--bos", NAME]) == 0
+    printed = " ".join(capsys.readouterr().err.split())
+    assert f"each document begins with {NAME!r} (id 2) and ends with '<|endoftext|>' (id 0)" in printed
+    work = pretok.tokenize(
+        {"it": folder / "in" / "it-0.jsonl"}, folder / "b", vocab=vocab_dir, bos=NAME, workers=0, quiet=True
+    )
+    assert work.manifest.bos_id == BOS
+    assert work.manifest.fingerprint == load_manifest(folder / "a" / "shards").fingerprint
+
+
+def test_a_manifest_with_a_bos_of_no_token_is_damaged(begun):
+    manifest = load_manifest(begun.shards_dir)
+    for wrong in (1500, EOD):
+        tokenizer = replace(manifest.contents.tokenizer, bos_id=wrong)
+        assert "bos_id" in (replace(manifest.contents, tokenizer=tokenizer).problem() or "")

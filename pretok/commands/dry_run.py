@@ -29,6 +29,10 @@ def tell_dry_run(command: str, inputs: list[str], recipe: Recipe, tell: Terminal
     vocabulary that are not there, as the command would."""
     if command == "tokenize":
         load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
+    if command == "build-vocab":
+        from pretok.vocab.job import check_settings
+
+        check_settings(recipe.vocab)
     if command == "run":
         from pretok.commands.steps import check_steps
 

@@ -69,6 +69,7 @@ def run_build_vocab(
 
     counts: train from these and read no text. Raises UsageError, MismatchError, FolderInUse, PartitionsFailed, Stopped.
     """
+    check_settings(recipe.vocab, counted=counts is not None)
     folder = recipe.vocab_dir
     finished = (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists()
     with nullcontext() if finished else hold(folder, "build-vocab"):  # what is finished is only read
@@ -78,7 +79,6 @@ def run_build_vocab(
 def _build_vocab(
     recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path], counts: CorpusCounts | None
 ) -> VocabReport:
-    check_settings(recipe.vocab, counted=counts is not None)
     if counts is not None:
         check_mix(recipe, counts.sources)
     folder = recipe.vocab_dir
@@ -113,6 +113,11 @@ def _build_vocab(
 
 def check_settings(vocab: Vocab, counted: bool = False) -> None:
     """Raises UsageError where no vocabulary of these settings can be made; counted: from counts, without text."""
+    if vocab.path is not None:
+        raise UsageError(
+            f"[vocab] path names the tokenizer {vocab.path}, so nothing is to be trained: go on with pretok tokenize, "
+            "or take path out of the recipe to train a vocabulary in OUT/vocab"
+        )
     code_of(vocab.pattern)
     if vocab.superwords:
         check_superwords(vocab, counted)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.train_shards import bare_contents
+from pretok.base.records import to_json
 from pretok.shards.contents import ShardEntry
 from pretok.shards.manifest import Manifest
+from pretok.stream import View
+from pretok.stream.legs import LEGS, StreamLeg
+from pretok.stream.mix_file import mix_json
 from pretok.stream.mix_job import MixRequest
 from pretok.stream.quota import parse_stage
 
@@ -19,6 +25,15 @@ def manifest_of(tokens: dict[str, int]) -> Manifest:
         for name, n in tokens.items()
     ]
     return Manifest(Path("/x"), bare_contents(50_000, shards))
+
+
+def write_leg(run: Path, shards: Path, view: View, batch: int, **changes: Any) -> None:
+    """RUN/legs.jsonl of a run that read one stream from its beginning on."""
+    leg = StreamLeg(
+        step=0, tokens=0, position=0, global_batch=batch, seq_len=view.seq_len, seed=view.mix.seed,
+        stream=view.fingerprint, shards=str(shards), order=mix_json(view.mix),
+    )  # fmt: skip
+    (run / LEGS).write_text(json.dumps(to_json(replace(leg, **changes))) + "\n")
 
 
 def request(*stages: str, **changes: Any) -> MixRequest:

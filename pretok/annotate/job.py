@@ -114,7 +114,7 @@ def run_annotate(request: Request, engine: Engine, tell: Teller) -> AnnotateSumm
     """
     refuse_unfinished(request.shards)
     manifest = load_manifest(request.shards)
-    places = named_places(manifest, tell)
+    places = named_places(manifest)
     check_request(request, places, tell)
     with hold(manifest.folder / FOLDER, "annotate", beside=True), reading(manifest, "annotate"):
         others = [one for one in find_annotations(manifest.folder) if one.name != request.name]

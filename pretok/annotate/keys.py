@@ -84,7 +84,8 @@ def document_keys(
     by: Sequence[str],
     before: LinesBefore,
 ) -> list[pa.LargeStringArray]:
-    """The key of documents of a shard, those from number `at` in it on; null where no ledger tells it.
+    """The key of documents of a shard, those from number `at` in it on; null where its ledger
+    lacks the column.
 
     rows: their ledger's columns that `ledger_columns` names; before: (file, start) -> lines of the file before.
     """

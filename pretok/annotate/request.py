@@ -13,7 +13,6 @@ from pathlib import Path
 from pretok.annotate.keys import DOCUMENT, OF_SHARD, ShardPlace
 from pretok.base.errors import UsageError
 from pretok.base.tell import Teller
-from pretok.base.units import counted
 from pretok.shards.annotations import Annotations, annotations_folder, matched_column
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema
 from pretok.shards.manifest import Manifest, Shard
@@ -31,20 +30,20 @@ class Request:
     columns: tuple[str, ...] | None = None
 
 
-def named_places(manifest: Manifest, tell: Teller) -> list[tuple[Shard, ShardPlace]]:
-    """The shards that have documents and a ledger."""
-    places, lacking = [], 0
+def named_places(manifest: Manifest) -> list[tuple[Shard, ShardPlace]]:
+    """The shards that have documents."""
+    if manifest.tokenized != manifest.sources:
+        raise UsageError(
+            f"{manifest.folder} holds a mix in its order; its documents are in the shards it was made of"
+        )
+    places = []
     for shard, before in manifest.numbered:
-        sealed = manifest.checksums.get(ledger_path(shard.prefix))
-        if sealed is None:
-            lacking += 1
-        elif shard.documents:
+        sealed = manifest.checksums[ledger_path(shard.prefix)]
+        if shard.documents:
             place = ShardPlace(shard.prefix, sealed, shard.source, shard.split, before, shard.documents)
             places.append((shard, place))
     if not places:
-        raise UsageError(f"{manifest.folder} has no ledgers: there is nothing that names its documents")
-    if lacking:
-        tell.notice(f"{counted(lacking, 'shard')} of {len(manifest.shards)} have no ledger and are left out")
+        raise UsageError(f"{manifest.folder} holds no documents")
     return places
 
 

@@ -8,7 +8,6 @@ search.py       documents by what they say, and at random
 show.py         a document or a sequence of a mix as its tokens, in pieces a terminal colours
 query.py        SQL over ledgers, manifest, rejects and counts
 trace.py        which positions and steps read a document, and which documents a position reads
-counted_origins.py  where one came from, in shards that have no ledger
 verify_task.py  a shard -> its problems: the task of verify
 verify_annotations.py  what was joined to documents against its records
 verify_job.py   the job: a folder against its manifest

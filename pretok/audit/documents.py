@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from pretok.audit.counted_origins import counted_origin
 from pretok.audit.find import check_place
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.shards.annotations import open_annotations
@@ -82,8 +81,7 @@ def token_texts(vocab: Vocabulary, ids: Sequence[int]) -> list[str]:
 def origin(manifest: Manifest, shard: Shard, number: int) -> tuple[str, int, dict[str, Any]]:
     """(input file, line or row from 1, what is kept) of document `number` of a shard."""
     path = ledger_path(shard.prefix)
-    if not manifest.check(path):
-        return *counted_origin(manifest, shard, number), {}
+    manifest.check(path)
     before = lines_of_source(manifest, shard.source)
     row = ledger_row(path, number)
     try:

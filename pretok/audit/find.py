@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.errors import UsageError
 from pretok.shards.contents import SPLITS
 from pretok.shards.ledger import HASH, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, Shard
@@ -102,8 +102,13 @@ def check_place(manifest: Manifest, source: str | None, split: str | None) -> No
 def chosen_shards(
     manifest: Manifest, source: str | None = None, split: str | None = None
 ) -> list[tuple[Shard, int]]:
-    """The shards of a source and a split, or of all, each with the documents of its split before it. UsageError."""
+    """The shards of a source and a split, or of all, each with the documents of its split before it. UsageError where
+    there is no such place, or the shards hold a mix."""
     check_place(manifest, source, split)
+    if manifest.contents.materialized is not None:
+        raise UsageError(
+            f"{manifest.folder} holds a mix in its order; its documents are in the shards it was made of"
+        )
     return [
         (shard, before)
         for shard, before in manifest.numbered
@@ -116,10 +121,6 @@ def _by_column(shards: list[tuple[Shard, int]], column: str, value: str) -> Iter
     found = False
     for shard, before in shards:
         path = ledger_path(shard.prefix)
-        if not path.exists():
-            raise IntegrityError(
-                f"{path} does not exist: the shards of {shard.source} were made without ledgers"
-            )
         schema = ledger_schema(path)
         known |= set(schema.names)
         if column not in schema.names:

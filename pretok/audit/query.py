@@ -27,9 +27,8 @@ import pyarrow as pa
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.storage import PASSING
 from pretok.base.tell import Teller
-from pretok.base.units import counted
 from pretok.shards.annotations import Annotations, open_annotations, unknown_sources
-from pretok.shards.ledger import SUFFIX, ledger_path
+from pretok.shards.ledger import ledger_path
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.positions import lines_of_source
 from pretok.shards.seal import rejects_path
@@ -44,7 +43,7 @@ ROWS = "hive_partitioning = false, filename = 'pretok:file', file_row_number = t
 
 def run_query(work: Path, sql: str, tell: Teller) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
     """(names of the columns, batches of rows). Raises UsageError with what DuckDB says of a query it does not take, and
-    IntegrityError; `tell` hears of shards that have no ledger."""
+    IntegrityError; `tell` hears why there are no documents, where the shards hold a mix."""
     try:
         import duckdb
     except ImportError:
@@ -125,19 +124,18 @@ def _make_table(connection: Any, name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
-    listed = {file.path for file in manifest.contents.side_files if file.path.endswith(SUFFIX)}
+    if manifest.contents.materialized is not None:
+        tell.notice(
+            f"{manifest.folder} holds a mix in its order: there is no docs, documents are in the shards it was made of"
+        )
+        return
     files = []
     for shard, before in manifest.numbered:
         path = ledger_path(shard.prefix)
-        if str(path.relative_to(manifest.folder)) in listed:
-            named = {"source": shard.source, "split": shard.split, "shard": shard.prefix.name}
-            files.append({"path": str(path), **named, "before": before})
-            if not path.exists():
-                raise IntegrityError(f"{path} is missing; see pretok verify")
-    if lacking := len(manifest.shards) - len(files):
-        tell.notice(
-            f"{counted(lacking, 'shard')} of {len(manifest.shards)} have no ledger: their documents are in no row"
-        )
+        named = {"source": shard.source, "split": shard.split, "shard": shard.prefix.name}
+        files.append({"path": str(path), **named, "before": before})
+        if not path.exists():
+            raise IntegrityError(f"{path} is missing; see pretok verify")
     if not files:
         return
     _make_table(connection, "ledger_files", files)

@@ -26,11 +26,10 @@ from pretok.base.storage import TEMPORARY_SUFFIX, checksum, reading
 from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
-from pretok.shards.contents import count_source, sum_sources
+from pretok.shards.contents import LEDGER_SUFFIX, count_source, sum_sources
 from pretok.shards.inputs import load_inputs
-from pretok.shards.ledger import SUFFIX, ledger_path
+from pretok.shards.ledger import ledger_path
 from pretok.shards.manifest import FILE_NAME, STATE, Manifest, load_manifest
-from pretok.shards.seal import origins_path, rejects_path
 from pretok.shards.unfinished import incomplete, unfinished
 from pretok.stream.mix_file import parse_mix
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
@@ -56,7 +55,7 @@ def _verify(
     ledgers = {
         manifest.folder / file.path: file.checksum
         for file in manifest.contents.side_files
-        if file.path.endswith(SUFFIX)
+        if file.path.endswith(LEDGER_SUFFIX)
     }
     tasks = [
         VerifyTask(
@@ -121,8 +120,6 @@ def _check_plans(manifest: Manifest) -> list[str]:
 def notes(manifest: Manifest) -> list[str]:
     """What is worth telling and no problem: unfinished sources, failed inputs, other people's files."""
     sentences = incomplete(manifest)
-    if manifest.version == 1:
-        sentences.append("the manifest is of version 1: it has no checksums of tables, ledgers and tokenizer")
     sentences += annotation_notes(manifest)
     return sentences + [f"{path} is not in the manifest: not ours" for path in _unknown(manifest)[1]]
 
@@ -153,7 +150,7 @@ def _check_files(manifest: Manifest) -> list[str]:
     """
     problems = []
     for file in manifest.contents.side_files:
-        if file.path.endswith(SUFFIX):
+        if file.path.endswith(LEDGER_SUFFIX):
             continue
         path = manifest.folder / file.path
         try:
@@ -187,9 +184,6 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
     }
     for shard in manifest.shards:
         known |= {shard.path, shard.path.with_suffix(".idx")}
-    if manifest.version == 1:
-        known |= {folder / TOKENIZER_FILE, *(rejects_path(folder, name) for name in manifest.sources)}
-        known |= {origins_path(folder, name) for name in manifest.sources}
     open_folders = {folder / name for name in (STATE, ANNOTATIONS, *unfinished(folder))}
     ours: list[Path] = []
     others: list[Path] = []
@@ -222,11 +216,6 @@ def _check_totals(manifest: Manifest) -> list[str]:
         f"manifest: the total of {key} is {stated}, not the sum over the sources, {totals[key]}"
         for key, stated in to_json(contents.totals).items()
         if stated != totals[key]
-    ]
-    problems += [
-        f"manifest: {file.path}: read {file.read}, written {file.written}, rejected {file.rejected}"
-        for file in contents.files or ()
-        if file.read != file.written + file.rejected
     ]
     return problems
 

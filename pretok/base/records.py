@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from pretok.base.errors import IntegrityError
+from pretok.base.errors import IntegrityError, MismatchError
 
 T = TypeVar("T")
 _Reader = Callable[[Any], Any]
@@ -57,6 +57,12 @@ def read_record(kind: type[T], value: Any, where: Path | str) -> T:
         raise IntegrityError(
             f"{where}: {f'{key}: ' if key else ''}{wrong}; the file was damaged, edited or made by another version"
         ) from None
+
+
+def check_version(found: object, version: int, where: Path | str, remedy: str) -> None:
+    """MismatchError unless a file is of the one version that is read; remedy: what to do, such as `make it again`."""
+    if type(found) is not int or found != version:
+        raise MismatchError(f"{where} has format version {found!r}, this program reads {version}: {remedy}")
 
 
 def to_json(value: Any) -> Any:

@@ -54,7 +54,7 @@ def disclose(
     from pretok.disclosure.job import DisclosureRequest, run_disclose
 
     tell = terminal(context)
-    text = run_disclose(DisclosureRequest(work, mix, run, _columns(column or []), domains), format, tell)
+    text = run_disclose(DisclosureRequest(work, mix, run, _columns(column or []), domains), format)
     if out is None:
         sys.stdout.write(text)
         return

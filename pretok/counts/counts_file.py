@@ -12,15 +12,15 @@ Enters: FOLDER/counts.json, or what `counts.job` counted. Leaves: the file, or `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.errors import IntegrityError
 from pretok.base.failures import Failure
-from pretok.base.records import Signed, read_record, to_json
+from pretok.base.records import Signed, check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
 from pretok.counts.task import CountRecord
 from pretok.read.changes import SourceInputs
@@ -70,10 +70,10 @@ class Addends:
 
 @dataclass(frozen=True, slots=True)
 class SumConfig(CountSettings):
-    """All that decides a sum of counts. added: folder -> fingerprint; the first sums did not say."""
+    """All that decides a sum of counts. added: folder -> fingerprint."""
 
     inputs: Addends
-    added: dict[str, str] = field(default_factory=dict)
+    added: dict[str, str]
 
 
 Config = CountConfig | SumConfig
@@ -153,8 +153,7 @@ def load_counts(folder: Path) -> CorpusCounts:
     data = read_json(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise IntegrityError(f"{path} does not describe counts of words")
-    if data.get("version") != VERSION:
-        raise MismatchError(f"{path} has version {data.get('version')!r}, this program reads {VERSION}")
+    check_version(data.get("version"), VERSION, path, "count again with pretok count")
     file = read_record(_CountsFile, data, path)
     config = read_config(file.config, path)
     return CorpusCounts(folder, file.sources, file.failed, file.buckets, config, fingerprint(data))

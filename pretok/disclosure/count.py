@@ -4,8 +4,7 @@ licence, domain and date where kept columns tell them.
 Enters: a manifest and an `Extent`; columns are those that ledgers keep and `pretok annotate` joined. Leaves:
 `ReadFigures`. All files are compared with their checksums first. A document counts when at least one of its tokens
 is read, once however often; `tokens` are those read, repetitions counted, and `token_bytes` their part of the texts;
-`document_bytes` are of the whole texts of the documents that count. Shards without a ledger tell documents and tokens
-by their index, and nothing else.
+`document_bytes` are of the whole texts of the documents that count.
 """
 
 from __future__ import annotations
@@ -42,23 +41,19 @@ DATE = r"^(?P<date>\d{4}(?:-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|[12]\d|3[01]))?)?)(?:
 @dataclass(slots=True)
 class Amount:
     """documents: each once; document_bytes: of their whole texts; tokens: as often as they are read; token_bytes: of
-    their texts what these tokens are. None: no file knows the bytes."""
+    their texts what these tokens are."""
 
     documents: int = 0
-    document_bytes: int | None = 0
+    document_bytes: int = 0
     tokens: int = 0
-    token_bytes: int | None = 0
+    token_bytes: int = 0
 
     def add(self, other: Amount) -> None:
-        """Add another's; what one of them does not know nobody does."""
+        """Add another's."""
         self.documents += other.documents
-        self.document_bytes = _add_known(self.document_bytes, other.document_bytes)
+        self.document_bytes += other.document_bytes
         self.tokens += other.tokens
-        self.token_bytes = _add_known(self.token_bytes, other.token_bytes)
-
-
-def _add_known(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+        self.token_bytes += other.token_bytes
 
 
 @dataclass(slots=True)
@@ -139,8 +134,7 @@ def _columns(manifest: Manifest, joined: list[Annotations], source: str, split: 
     """The kept columns of a source, in the order of its ledgers, and those that were joined to it."""
     names: dict[str, None] = {}
     for shard in manifest.of(source, split):
-        if ledger_path(shard.prefix).exists():
-            names |= dict.fromkeys(ledger_schema(ledger_path(shard.prefix)).names)
+        names |= dict.fromkeys(ledger_schema(ledger_path(shard.prefix)).names)
     of_source = [one for one in joined if any(part.source == source for part in one.record.parts)]
     names |= dict.fromkeys(column.name for one in of_source for column in one.record.columns)
     return [name for name in names if name not in SCHEMA.names]
@@ -184,13 +178,6 @@ def _windows(
 ) -> Iterator[pa.RecordBatch]:
     """tokens, bytes, kept and joined columns of a shard's documents; what nothing has of them is null."""
     path = ledger_path(shard.prefix)
-    if not path.exists():
-        lengths = pa.array(shard.open().lengths)
-        nothing = [pa.nulls(len(lengths), pa.string()) for _ in columns]
-        yield pa.record_batch(
-            [lengths, pa.nulls(len(lengths), pa.int64()), *nothing], ["tokens", "bytes", *columns]
-        )
-        return
     there = ledger_schema(path).names
     beside = [
         one.windows(manifest, shard, names)
@@ -211,7 +198,7 @@ def _windows(
 
 def _add(figures: ReadFigures, rows: pa.RecordBatch, tokens: Ints, lengths: Ints) -> None:
     """Documents that are read, the tokens read of each, and the tokens that it has."""
-    sizes = pc.fill_null(rows["bytes"], 0)
+    sizes = rows["bytes"]
     whole, rest = np.divmod(tokens, lengths)
     held = np.asarray(sizes)
     bytes_read = pa.array(held * whole + held * rest // lengths)  # of a document read in part, in proportion
@@ -232,8 +219,5 @@ def _add(figures: ReadFigures, rows: pa.RecordBatch, tokens: Ints, lengths: Ints
 
 
 def _amount(rows: pa.RecordBatch, tokens: Ints, bytes_read: pa.Array) -> Amount:
-    known = not rows["bytes"].null_count
-    of_documents, of_tokens = (
-        pc.sum(sizes, min_count=0).as_py() if known else None for sizes in (rows["bytes"], bytes_read)
-    )
+    of_documents, of_tokens = (pc.sum(sizes, min_count=0).as_py() for sizes in (rows["bytes"], bytes_read))
     return Amount(len(rows), of_documents, int(tokens.sum()), of_tokens)

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from pretok.base.records import to_json
 from pretok.disclosure.summary import Summary, Values
-from pretok.shards.ledger import SUFFIX, ledger_path, ledger_schema
+from pretok.shards.contents import LEDGER_SUFFIX
+from pretok.shards.ledger import ledger_path, ledger_schema
 from pretok.shards.manifest import FILE_NAME, Manifest
 
 TERMS = (
@@ -100,17 +101,16 @@ def _distribution(manifest: Manifest) -> list[dict[str, Any]]:
             "name": LEDGERS,
             "description": "A row a document of each shard.",
             "encodingFormat": "application/x-parquet",
-            "includes": f"*/*{SUFFIX}",
+            "includes": f"*/*{LEDGER_SUFFIX}",
         },
     ]
 
 
 def _documents(manifest: Manifest) -> list[dict[str, Any]]:
-    """The record set of the ledgers' rows; none without a ledger."""
+    """The record set of the ledgers' rows; none without a shard."""
     columns: dict[str, pa.DataType] = {}
     for shard in manifest.shards:
-        if ledger_path(shard.prefix).exists():
-            columns |= {f.name: f.type for f in ledger_schema(ledger_path(shard.prefix))}
+        columns |= {f.name: f.type for f in ledger_schema(ledger_path(shard.prefix))}
     fields = [
         {
             "@type": "cr:Field",

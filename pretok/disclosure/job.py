@@ -14,14 +14,11 @@ from pathlib import Path
 
 from pretok.base.errors import UsageError
 from pretok.base.html import page_environment
-from pretok.base.tell import Teller
-from pretok.base.units import counted
 from pretok.base.visible import visible_json
 from pretok.disclosure.count import count_sources
 from pretok.disclosure.croissant import croissant
 from pretok.disclosure.read import read_mix, read_shards, read_steps
 from pretok.disclosure.summary import Summary, disclosed
-from pretok.shards.ledger import ledger_path
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import refuse_unfinished
 
@@ -40,18 +37,18 @@ class DisclosureRequest:
     domains: int = 1000
 
 
-def run_disclose(request: DisclosureRequest, kind: str, tell: Teller) -> str:
+def run_disclose(request: DisclosureRequest, kind: str) -> str:
     """The summary in a format of FORMATS. Raises UsageError, MismatchError, IntegrityError."""
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: known are {', '.join(FORMATS)}")
-    manifest, summary = disclose(request, tell)
+    manifest, summary = disclose(request)
     if kind == "html":
         return _page(summary)
     value = croissant(manifest, summary) if kind == "croissant" else summary.as_json()
     return visible_json(json.dumps(value, ensure_ascii=False, indent=2)) + "\n"
 
 
-def disclose(request: DisclosureRequest, tell: Teller) -> tuple[Manifest, Summary]:
+def disclose(request: DisclosureRequest) -> tuple[Manifest, Summary]:
     """The summary, and the manifest of the shards that it is of."""
     work = request.work
     shards = work if has_manifest(work) else work / "shards"
@@ -60,12 +57,6 @@ def disclose(request: DisclosureRequest, tell: Teller) -> tuple[Manifest, Summar
     if manifest.contents.materialized is not None:
         raise UsageError(
             f"{shards} holds a mix in its order, and no documents; name the shards that the mix was made of"
-        )
-    lacking = sum(not ledger_path(shard.prefix).exists() for shard in manifest.shards)
-    if lacking:
-        tell.notice(
-            f"{counted(lacking, 'shard')} of {len(manifest.shards)} have no ledger: of their documents only number and "
-            "tokens are known"
         )
     if request.run is not None:
         extent = read_steps(manifest, request.run, request.mix)

@@ -41,9 +41,9 @@ class Listed:
 
     value: str | None
     documents: int
-    document_bytes: int | None
+    document_bytes: int
     tokens: int
-    token_bytes: int | None
+    token_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class General:
     modalities: tuple[str, ...]
     size_band: str | None
     documents: int
-    document_bytes: int | None
+    document_bytes: int
     tokens: int
-    token_bytes: int | None
+    token_bytes: int
     types_of_content: str | None
     latest_acquisition: str | None
     languages: Values | None
@@ -126,9 +126,9 @@ class SourceSummary:
     period_of_collection: str | None
     input_files: int
     documents: int
-    document_bytes: int | None
+    document_bytes: int
     tokens: int
-    token_bytes: int | None
+    token_bytes: int
     epochs: float | None
     sequences: int | None
     sequences_of: int | None
@@ -283,20 +283,18 @@ def _all_values(figures: Sequence[ReadFigures], kind: str, most: int | None) -> 
         if kind in source.values:
             counts.merge(source.values[kind].sums)
         elif amount.documents:
-            sizes = amount.document_bytes or 0, amount.token_bytes or 0
+            sizes = amount.document_bytes, amount.token_bytes
             counts.merge({None: (amount.documents, amount.tokens, *sizes)})
-    known = all(source.amount.document_bytes is not None for source in figures)
-    return _values(counts, most, known)
+    return _values(counts, most)
 
 
-def _values(counts: ValueCounts, most: int | None, known: bool) -> Values:
-    """known: whether the bytes of documents without a value are."""
+def _values(counts: ValueCounts, most: int | None) -> Values:
     if counts.distinct is None:
         return Values(None, ())
 
     def listed(value: str | None, sums: Sums) -> Listed:
         documents, tokens, *sizes = sums
-        of_documents, of_tokens = sizes if known or value is not None else (None, None)
+        of_documents, of_tokens = sizes
         return Listed(value, documents, of_documents, tokens, of_tokens)
 
     found = [listed(value, sums) for value, sums in counts.largest()]
@@ -308,10 +306,9 @@ def _values(counts: ValueCounts, most: int | None, known: bool) -> Values:
 def _source(manifest: Manifest, split: str, figures: ReadFigures, domains: int) -> SourceSummary:
     contents, extent = manifest.contents, figures.extent
     counts = contents.sources[figures.name]
-    known = figures.amount.document_bytes is not None
 
     def of(kind: str, most: int | None) -> Values | None:
-        return _values(figures.values[kind], most, known) if kind in figures.values else None
+        return _values(figures.values[kind], most) if kind in figures.values else None
 
     return SourceSummary(
         name=figures.name,

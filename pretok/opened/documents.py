@@ -1,8 +1,7 @@
 """One shard -> rows of its documents, with where they came from, what is kept of them and, if asked for, their texts.
 
 Enters: a manifest and its shards. Leaves: Arrow record batches, at most a window of the ledger each. The columns are
-those of `docs` in `pretok query`. Shards made before there were ledgers know only the lengths of their documents: all
-else is null.
+those of `docs` in `pretok query`.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Documents:
         two types."""
         kept: dict[str, tuple[pa.DataType, str]] = {}
         for shard, _ in self.numbered:
-            for field in ledger_schema(path) if (path := ledger_path(shard.prefix)).exists() else ():
+            for field in ledger_schema(ledger_path(shard.prefix)):
                 known, source = kept.setdefault(field.name, (field.type, shard.source))
                 if known != field.type:
                     raise UsageError(
@@ -99,10 +98,6 @@ class Documents:
 
     def _rows(self, shard: Shard, before: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         path = ledger_path(shard.prefix)
-        if not path.exists():
-            lengths = shard.open().lengths
-            yield _with_place(shard, before, len(lengths), {"tokens": pa.array(lengths, pa.int32())})
-            return
         needed = {"tokens", *columns} | (set(PLACE_IN_FILE) if "position" in columns else set())
         joined = [
             one.windows(self.manifest, shard, wanted)

@@ -89,8 +89,7 @@ class Work:
 
         columns: those wanted, all by default: source, split, shard, doc (its number in the split, as `pretok inspect`
         takes it), file and position (line or row, from 1), tokens (BOS and EOD included), bytes and hash (hexadecimal)
-        of its text, the kept and the joined ones. What shards made before there were ledgers do not know is null.
-        UsageError for a source, split or column that is not there.
+        of its text, the kept and the joined ones. UsageError for a source, split or column that is not there.
         """
         found = self._documents(source, split)
         wanted = self._checked(found, found.schema.names if columns is None else columns)
@@ -130,10 +129,6 @@ class Work:
                 yield pa.RecordBatch.from_pylist(rows, REJECTS)
 
     def _documents(self, source: str | None, split: str | None) -> Documents:
-        if self.manifest.contents.materialized is not None:
-            raise UsageError(
-                f"{self.manifest.folder} holds a mix in its order; its documents are in the shards it was made of"
-            )
         return Documents(self.manifest, tuple(chosen_shards(self.manifest, source, split)))
 
     def _checked(self, found: Documents, columns: Sequence[str]) -> Sequence[str]:
@@ -164,6 +159,6 @@ def _count(found: Documents) -> int:
 def open_work(work: str | Path) -> Work:
     """Open a WORK folder, or its shards, for reading.
 
-    Raises IntegrityError (no finished shards there, or damaged), MismatchError (made by a newer version).
+    Raises IntegrityError (no finished shards there, or damaged), MismatchError (made by another version).
     """
     return Work(Path(work))

@@ -2,7 +2,7 @@
 
 Enters: a WORK folder. Leaves: `Facts`: of every source its counts, the lengths of its documents, its rejects with
 examples and what its kept columns hold most; the input files; the vocabulary's report; the mix. What is not there (no
-mix yet, shards made before there were ledgers) is None or empty, and the page says so.
+mix yet) is None or empty, and the page says so.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Column:
 class SourceFacts:
     """One source. files: its inputs; lengths, sizes: (BINS,) documents whose tokens, and the bytes of whose texts, have
     so many binary digits (those of 2^32 bytes and more with the last); longest: tokens; columns: the kept ones,
-    `domain` in the place of `url`; ledger: whether every shard has one."""
+    `domain` in the place of `url`; ledger: whether there is one, as a mix in its order has none."""
 
     name: str
     counts: SourceCounts
@@ -142,18 +142,16 @@ def _source(manifest: Manifest, name: str) -> SourceFacts:
         counts=contents.sources[name],
         files=load_inputs(manifest.folder, contents, name).entries() if name in manifest.tokenized else [],
         rejects=_rejects(manifest, name),
-        ledger=True,
+        ledger=name in manifest.tokenized,
         lengths=np.zeros(BINS, np.int64),
         sizes=np.zeros(BINS, np.int64),
         longest=0,
         columns={},
     )
     counters: dict[str, ValueCounts] = {}
-    for shard in (*manifest.of(name), *manifest.of(name, "val")):
+    for shard in (*manifest.of(name), *manifest.of(name, "val")) if facts.ledger else ():
         path = ledger_path(shard.prefix)
-        if not manifest.check(path):
-            facts.ledger = False
-            continue
+        manifest.check(path)
         for rows in _windows(path):
             tokens = np.asarray(rows["tokens"])
             facts.lengths += _by_digits(tokens)

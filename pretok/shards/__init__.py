@@ -7,7 +7,6 @@ contents.py    what a manifest says, as typed records
 manifest.py    the sealed description of a shards folder: its file
 contamination.py  what stands beside shards of the benchmark they were searched for
 inputs.py      what a source is made of, as a table: its plan, and what each piece gave
-old_inputs.py  the same as versions before had it
 plan.py        the plan of one source, kept on disk
 hash_task.py   a partition -> the hash of every document: the task of a pass before
 copies_job.py  which documents are copies of earlier ones, settled before tokenizing

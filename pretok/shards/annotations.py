@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError, MismatchError
-from pretok.base.records import read_record, to_json
+from pretok.base.records import check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
 from pretok.shards.ledger import WINDOW, ledger_path
 from pretok.shards.manifest import Manifest, Shard
@@ -216,8 +216,7 @@ def read_annotations(folder: Path) -> Annotations:
     data = read_json(path)
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
         raise IntegrityError(f"{path} is no record of annotations")
-    if (version := data.pop("version", None)) != VERSION:
-        raise MismatchError(f"{path} has version {version!r}, this program reads {VERSION}")
+    check_version(data.pop("version", None), VERSION, path, "run pretok annotate again")
     seal = data.pop("seal", None)
     record = read_record(AnnotationRecord, data, path)
     if seal != fingerprint(data):
@@ -246,7 +245,7 @@ def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
         before, checksums, end = 0, [], part.first + part.documents
         for shard in manifest.of(part.source, part.split):
             if part.first <= before < end and shard.documents:
-                checksums.append(manifest.checksums.get(ledger_path(shard.prefix), ""))
+                checksums.append(manifest.checksums[ledger_path(shard.prefix)])
             before += shard.documents
         if fingerprint(checksums) != part.ledgers:
             sentences.append(
@@ -257,7 +256,7 @@ def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
 
 
 def unknown_sources(manifest: Manifest, annotations: Annotations) -> list[str]:
-    """Sources with documents of which the annotations know nothing: they came later, or have no ledger."""
+    """Sources with documents of which the annotations know nothing: they came later."""
     known = {part.source for part in annotations.record.parts}
     return [
         name for name in manifest.sources if manifest.contents.sources[name].documents and name not in known

@@ -21,7 +21,7 @@ from pretok.shards.format import SealedShard
 
 FORMAT = "pretok-shards"
 SPLITS = ("train", "val")
-INPUTS_SUFFIX = ".files.parquet"
+INPUTS_SUFFIX, LEDGER_SUFFIX = ".files.parquet", ".docs.parquet"
 MAX_TOKENS = 1 << 62
 """More than any shards hold together; below it no address of a token leaves 64 bits."""
 
@@ -77,7 +77,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True)
 class SideFile:
-    """A file that is no shard: a table of origins, a ledger of rejects (of `source`), the tokenizer (of none)."""
+    """A file that is no shard: a ledger, a table of inputs, rejects (of `source`), the tokenizer (of none)."""
 
     path: str
     source: str | None
@@ -101,16 +101,6 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class PartEntry:
-    """A sealed part, in manifests before version 3: the name of its shard, the number of its partition, records read of
-    each piece of that."""
-
-    name: str
-    partition: int
-    records: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
 class MismatchEntry:
     """Values of a kept column that are null in the ledgers because they were of another type: how many, and of the
     first the file, its line or row from 1, and what stands there."""
@@ -125,7 +115,7 @@ class MismatchEntry:
 @dataclass(frozen=True)
 class Contents:
     """All that manifest.json says, see `shards.manifest`; what follows from it (version, fingerprint, seal) is no
-    field. files, plans, parts: of sources that were sealed before version 3; others have a table of inputs."""
+    field."""
 
     tokenizer: TokenizerEntry
     totals: SourceCounts
@@ -135,9 +125,6 @@ class Contents:
     side_files: tuple[SideFile, ...]
     config: dict[str, object]
     software: dict[str, str]
-    files: tuple[FileEntry, ...] | None = None
-    plans: dict[str, dict[str, object]] | None = None
-    parts: dict[str, tuple[PartEntry, ...]] | None = None
     materialized: dict[str, object] | None = None
     mismatches: dict[str, tuple[MismatchEntry, ...]] | None = None
 
@@ -145,7 +132,7 @@ class Contents:
     def fingerprint(self) -> str:
         """What identifies the tokens: the tokenizer and, in order, every shard's path, sizes and checksums.
 
-        Taken of the form that version 1 gave them, so that a mix of the same tokens stays valid.
+        Taken of a form of its own, so that a mix of the same tokens stays valid where the manifest's keys change.
         """
         shards = [to_json(shard) for shard in self.shards]
         for shard in shards:
@@ -158,12 +145,7 @@ class Contents:
     def tokenized(self) -> frozenset[str]:
         """The sources of which it is known what inputs they were made of; none where the shards hold a mix."""
         tables = {file.path for file in self.side_files}
-        old = (self.plans or {}).keys()
-        return frozenset(name for name in self.sources if name in old or inputs_name(name) in tables)
-
-    def old_plan(self, source: str) -> dict[str, object] | None:
-        """The plan of a source that was sealed before version 3."""
-        return (self.plans or {}).get(source)
+        return frozenset(name for name in self.sources if inputs_name(name) in tables)
 
     def problem(self) -> str | None:
         """What cannot be true whatever is in the folder, or None."""
@@ -176,9 +158,6 @@ class Contents:
                 return f"tokenizer.{name} is {token}; the vocabulary has {tokenizer.vocab_size} entries"
         if tokenizer.bos_id == tokenizer.eod_id:
             return f"tokenizer.bos_id and eod_id are both {tokenizer.eod_id}"
-        plans, parts = (self.plans or {}).keys(), (self.parts or {}).keys()
-        if plans != parts or not plans <= self.sources.keys():
-            return "plans and parts are not those of the sources"
         if sum(shard.tokens for shard in self.shards) >= MAX_TOKENS:
             return f"the shards have more than {MAX_TOKENS} tokens"
         listed = [*(shard.path for shard in self.shards), *(file.path for file in self.side_files)]
@@ -187,13 +166,17 @@ class Contents:
             name for name in names if name.is_absolute() or ".." in name.parts or "\0" in str(name)
         ]:
             return f"{str(outside[0])!r} is not a path inside the folder"
-        if len(set(names)) != len(names):
+        known = set(names)
+        if len(known) != len(names):
             return f"{Counter(names).most_common(1)[0][0]} is listed twice"
         for number, shard in enumerate(self.shards):
             if shard.source not in self.sources or shard.split not in SPLITS:
                 return f"shards[{number}] belongs to {shard.source!r}, {shard.split!r}, which is no source and split"
             if shard.file_bytes != shard.tokens * dtype.itemsize or not shard.path.endswith(".bin"):
                 return f"shards[{number}]: {shard.path} of {shard.file_bytes} bytes cannot hold {shard.tokens} tokens"
+            ledger = PurePosixPath(shard.path.removesuffix(".bin") + LEDGER_SUFFIX)
+            if shard.source in self.tokenized and ledger not in known:
+                return f"shards[{number}]: its ledger {ledger} is not listed"
         return None
 
 

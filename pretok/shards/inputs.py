@@ -12,8 +12,8 @@ piece, in the order in which they are read:
     lines               int64   lines or rows, of which blank ones in a row are one record; likewise
 
 The metadata of the schema holds, under `pretok`, the settings and kept columns as JSON, in a plan also what all sources
-share. Manifests of versions 1 and 2 held all of this themselves, see `old_inputs`. Now they stay small whatever the
-number of inputs: every rank of a training reads one.
+share. All of this stands beside the manifest, which stays small whatever the number of inputs: every rank of a
+training reads one.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ from pretok.read.files import InputFile
 from pretok.read.kept import KeptColumn
 from pretok.read.partition import Partition, Piece
 from pretok.shards.contents import Contents, FileEntry, inputs_name
-from pretok.shards.old_inputs import OldPlan, read_old_plan
 
-PLAN_FILE, OLD_PLAN_FILE = "plan.parquet", "plan.json"
-"""The plan in the folder of unfinished work, now and as versions before 3 of the manifest had it."""
+PLAN_FILE = "plan.parquet"
+"""The plan in the folder of unfinished work."""
 _FILE = ("file", "format", "compression", "size", "identity")
 _PIECE = ("partition", "start", "stop", "first", "estimate", "read", "rejected", "lines")
 SCHEMA = pa.schema(
@@ -67,8 +66,7 @@ class SourcePlan:
 
 @dataclass(frozen=True, slots=True)
 class SealedInputs:
-    """What a sealed source was made of, and the records and lines of each piece. Of a manifest before version 3, which
-    names the rejected of a file, they stand at its first piece."""
+    """What a sealed source was made of, and the records and lines of each piece."""
 
     plan: SourcePlan
     read: PieceCounts
@@ -159,20 +157,15 @@ def _write(path: Path, plan: SourcePlan, said: _Said, counts: list[list[int]]) -
 
 def read_plan(folder: Path) -> tuple[SourcePlan, dict[str, Any]] | None:
     """The plan in a folder of unfinished work, and what all sources shared then; None where there is none."""
-    path, old = folder / PLAN_FILE, folder / OLD_PLAN_FILE
-    if path.exists():
-        table, said = _read(path, path.read_bytes())
-        return _plan(folder.name, table, said), said.config or {}
-    if old.exists():
-        plan, config = read_old_plan(old)
-        return _from_old(folder.name, plan), config
-    return None
+    path = folder / PLAN_FILE
+    if not path.exists():
+        return None
+    table, said = _read(path, path.read_bytes())
+    return _plan(folder.name, table, said), said.config or {}
 
 
 def load_inputs(shards: Path, contents: Contents, source: str) -> SealedInputs:
     """What a source of a manifest was made of. Raises IntegrityError where its table is not as it was sealed."""
-    if (old := contents.old_plan(source)) is not None:
-        return _load_old(contents, source, old)
     [sealed] = [file for file in contents.side_files if file.path == inputs_name(source)]
     return _load(shards / sealed.path, source, sealed.checksum)
 
@@ -180,18 +173,6 @@ def load_inputs(shards: Path, contents: Contents, source: str) -> SealedInputs:
 def count_files(shards: Path, contents: Contents, source: str) -> int:
     """How many input files a source was made of; 0 where that is not known."""
     return len(load_inputs(shards, contents, source).plan.inputs) if source in contents.tokenized else 0
-
-
-def _load_old(contents: Contents, source: str, old: dict[str, object]) -> SealedInputs:
-    plan = _from_old(source, read_record(OldPlan, old, f"the plan of source {source}"))
-    read = sum_pieces((part.partition, part.records) for part in (contents.parts or {})[source])
-    of_file = {file.path: file.rejected for file in contents.files or () if file.source == source}
-    rejected = {
-        (partition.number, at): of_file.pop(piece.file.path, 0)
-        for partition in plan.partitions
-        for at, piece in enumerate(partition.pieces)
-    }
-    return SealedInputs(plan, read, rejected, read)
 
 
 @lru_cache(maxsize=4)
@@ -270,14 +251,6 @@ class _Stored(Sequence[Partition]):
 
     def __getitem__(self, at: Any) -> Any:
         return self._made[at]
-
-
-def _from_old(name: str, old: OldPlan) -> SourcePlan:
-    partitions = [
-        Partition(name, partition.number, partition.pieces, partition.estimate)
-        for partition in old.partitions
-    ]
-    return SourcePlan(name, old.settings, list(old.inputs), partitions, old.kept)
 
 
 def sum_pieces(parts: Iterable[tuple[int, Mapping[str, int]]]) -> Counter[tuple[int, int]]:

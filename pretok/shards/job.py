@@ -37,10 +37,9 @@ from pretok.read.rejects import poor_sources
 from pretok.screen.benchmark import Benchmark, read_benchmark
 from pretok.screen.screening import Screening
 from pretok.shards.contamination import keep_benchmark, kept_benchmark
-from pretok.shards.contents import Contents
+from pretok.shards.contents import LEDGER_SUFFIX, Contents
 from pretok.shards.copies_job import settle_copies
 from pretok.shards.inputs import SourcePlan, load_inputs
-from pretok.shards.ledger import SUFFIX
 from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
 from pretok.shards.plan import is_complete, plan_source
 from pretok.shards.seal import drop_finished, seal, standing, withdraw
@@ -315,7 +314,7 @@ def _finished(task: TokenizeTask) -> bool:
     if (parts and parts[-1].last) or marker.exists():
         marker.touch()
         for part in reversed(parts):
-            for suffix in (".bin", ".idx", SUFFIX):
+            for suffix in (".bin", ".idx", LEDGER_SUFFIX):
                 (task.shards_dir / task.partition.source / f"{part.name}{suffix}").unlink(missing_ok=True)
                 (task.state_dir / f"{part.name}.val{suffix}").unlink(missing_ok=True)
             (task.state_dir / f"{part.name}.json").unlink()

@@ -36,8 +36,8 @@ from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
 from pretok.read.batches import buffers
 from pretok.read.kept import TYPES, KeptColumn
+from pretok.shards.contents import LEDGER_SUFFIX
 
-SUFFIX = ".docs.parquet"
 WINDOW = 65_536
 """Documents of a row group."""
 HASH = pa.binary(16)
@@ -72,7 +72,7 @@ def schema_with(kept: Sequence[KeptColumn]) -> pa.Schema:
 
 def ledger_path(prefix: Path) -> Path:
     """Where the ledger of the shard `prefix` (path without suffix) is."""
-    return prefix.with_name(prefix.name + SUFFIX)
+    return prefix.with_name(prefix.name + LEDGER_SUFFIX)
 
 
 def hash_texts(texts: pa.LargeStringArray) -> Hashes:

@@ -18,15 +18,6 @@ whose every value was checked, read by verify, stats, mix, stream and train. `pr
 `bytes` are of text in UTF-8, `file_bytes` of a file. `tokens`, `documents` and `bytes` of a source count both splits.
 `shards[].path` is the `.bin`, relative to the folder. Shards are ordered by source name, split and number, and that
 order is the order of the source's flat token stream.
-
-Version 2 held what is now a table of inputs for each source (`pretok.shards.inputs`); a manifest to which a source is
-added keeps it for those that have no such table:
-
-    files        [{path, format, compression, size, identity, source, read, written, rejected}]    the inputs
-    plans        {NAME: plan}    how each source was cut
-    parts        {NAME: [{name, partition, records: {piece: n}}]}    what each shard was made of
-
-Version 1 named the size of a shard `bytes` and had neither `seal` nor `side_files`. Both are still read.
 """
 
 from __future__ import annotations
@@ -40,15 +31,14 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.errors import IntegrityError
 from pretok.base.html import html_table
-from pretok.base.records import read_record, to_json
+from pretok.base.records import check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
 from pretok.shards.contents import FORMAT, Contents
 from pretok.shards.format import ShardReader
 
 VERSION = 4
-READABLE = (1, 2, VERSION)
 SETTLED = 0.1
 """Seconds after which a file that changes has another time of change."""
 FILE_NAME = "manifest.json"
@@ -87,11 +77,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What stands in FOLDER/manifest.json; version: that of the file."""
+    """What stands in FOLDER/manifest.json."""
 
     folder: Path
     contents: Contents
-    version: int = VERSION
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
@@ -193,7 +182,7 @@ class Manifest:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The file as JSON, in the form of the newest version: for printing."""
+        """The file as JSON: for printing."""
         return _manifest_json(self.contents)
 
 
@@ -235,22 +224,17 @@ def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
     data = read_json(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise IntegrityError(f"{path} is not a manifest of shards")
-    version = data.pop("version", None)
-    if type(version) is not int or version not in READABLE:
-        raise MismatchError(f"{path} has format version {version!r}, this program reads {READABLE}")
+    check_version(data.pop("version", None), VERSION, path, "make the shards again with pretok tokenize")
     stated = {key: data.pop(key, None) for key in ("format", "fingerprint", "seal")}
-    contents = read_record(Contents, _from_version_1(data) if version == 1 else data, path)
+    contents = read_record(Contents, data, path)
     if problem := contents.problem():
         raise IntegrityError(f"{path}: {problem}; the file was damaged or edited")
-    found = {"fingerprint": contents.fingerprint}
-    if version > 1:
-        found["seal"] = fingerprint(data)
-    for key, value in found.items():
+    for key, value in (("fingerprint", contents.fingerprint), ("seal", fingerprint(data))):
         if stated[key] != value:
             raise IntegrityError(
                 f"{path} was edited or damaged: it states {key} {stated[key]!r}, its contents have {value}"
             )
-    return Manifest(path.parent, contents, version)
+    return Manifest(path.parent, contents)
 
 
 def _missing(path: Path) -> str:
@@ -271,16 +255,3 @@ def shards_of(folder: Path) -> Path:
     if has_manifest(folder) or os.path.isdir(folder / STATE):  # noqa: PTH112 - as above
         return folder
     return inside if has_manifest(inside) or os.path.isdir(inside / STATE) else folder  # noqa: PTH112
-
-
-def _from_version_1(data: dict[str, object]) -> dict[str, object]:
-    """The body of a manifest of version 1 as one of this version; what is wrong in it the reader will name."""
-    shards = data.get("shards")
-    if isinstance(shards, list):
-        shards = [
-            {("file_bytes" if key == "bytes" else key): value for key, value in shard.items()}
-            if isinstance(shard, dict)
-            else shard
-            for shard in shards
-        ]
-    return {**data, "shards": shards, "side_files": []}

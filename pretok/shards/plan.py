@@ -24,9 +24,6 @@ from pretok.read.recognise import list_inputs
 from pretok.shards.inputs import SourcePlan, read_plan, write_plan
 from pretok.shards.task import PartRecord, load_parts
 
-NOTHING_KEPT = {"keep": [], "on_mismatch": "null"}
-"""Settings of plans made before there were ledgers."""
-
 
 def plan_source(
     name: str,
@@ -85,7 +82,7 @@ def _continue(
     what, shards = f"the shards of {old.name}", state.parent
     if before is not None:
         refuse_changes(f"the unfinished shards of {old.name}", shards, before, config)
-    refuse_changes(what, shards, NOTHING_KEPT | old.settings, settings)
+    refuse_changes(what, shards, old.settings, settings)
     if inputs == old.inputs:
         return old
     mended = _mended(old, inputs, state / old.name)

@@ -28,10 +28,9 @@ from pretok.base.storage import atomic_open, checksum
 from pretok.base.tokens import token_dtype
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
 from pretok.shards.contents import (
+    LEDGER_SUFFIX,
     Contents,
-    FileEntry,
     MismatchEntry,
-    PartEntry,
     ShardEntry,
     SideFile,
     SourceCounts,
@@ -42,8 +41,8 @@ from pretok.shards.contents import (
 )
 from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, sum_pieces, write_inputs
-from pretok.shards.ledger import SUFFIX, ledger_path, merge_ledgers
-from pretok.shards.manifest import FILE_NAME, Manifest, has_manifest, load_manifest, write_manifest
+from pretok.shards.ledger import ledger_path, merge_ledgers
+from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest, write_manifest
 from pretok.shards.software import all_software, software
 from pretok.shards.task import PartRecord, SealedSplit, load_parts
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
@@ -62,16 +61,6 @@ class _Source:
     shards: tuple[ShardEntry, ...]
     side_files: tuple[SideFile, ...]
     mismatches: tuple[MismatchEntry, ...]
-    old: _Old | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Old:
-    """What a manifest from before version 3 says of its inputs."""
-
-    files: tuple[FileEntry, ...]
-    plan: dict[str, object]
-    parts: tuple[PartEntry, ...]
 
 
 def standing(shards: Path, state: Path) -> Contents | None:
@@ -84,19 +73,8 @@ def standing(shards: Path, state: Path) -> Contents | None:
             manifest = load_manifest(folder)
             if manifest.tokenized != manifest.sources:
                 raise MismatchError(f"{folder} was not made by pretok tokenize: choose another folder")
-            return _with_side_files(manifest) if manifest.version == 1 else manifest.contents
+            return manifest.contents
     return None
-
-
-def _with_side_files(manifest: Manifest) -> Contents:
-    """The contents of a manifest of version 1, which did not list them."""
-    folder = manifest.folder
-    files = [
-        file
-        for name in manifest.sources
-        for file in side_files(folder, name, [origins_path(folder, name), rejects_path(folder, name)])
-    ]
-    return replace(manifest.contents, side_files=tuple(files))
 
 
 def withdraw(shards: Path, state: Path, names: set[str]) -> None:
@@ -167,24 +145,18 @@ def seal(
 
 def _of_source(contents: Contents, name: str) -> _Source:
     """What a manifest says of one source."""
-    old = None
-    if (plan := contents.old_plan(name)) is not None:
-        files = tuple(file for file in contents.files or () if file.source == name)
-        old = _Old(files, plan, (contents.parts or {})[name])
     return _Source(
         counts=contents.sources[name],
         failed=tuple(failure for failure in contents.failed if failure.source == name),
         shards=tuple(shard for shard in contents.shards if shard.source == name),
         side_files=tuple(file for file in contents.side_files if file.source == name),
         mismatches=(contents.mismatches or {}).get(name, ()),
-        old=old,
     )
 
 
 def _assemble(common: Contents, sources: dict[str, _Source], side_files: Iterable[SideFile]) -> Contents:
     """A manifest of `sources`, in the order of their names; the rest is that of `common`. side_files: of no source."""
     ordered = {name: sources[name] for name in sorted(sources)}
-    old = {name: source.old for name, source in ordered.items() if source.old}
     return replace(
         common,
         totals=sum_sources(source.counts for source in ordered.values()),
@@ -192,9 +164,6 @@ def _assemble(common: Contents, sources: dict[str, _Source], side_files: Iterabl
         failed=tuple(failure for source in ordered.values() for failure in source.failed),
         shards=tuple(shard for source in ordered.values() for shard in source.shards),
         side_files=(*side_files, *(file for source in ordered.values() for file in source.side_files)),
-        files=tuple(file for one in old.values() for file in one.files) or None,
-        plans={name: one.plan for name, one in old.items()} or None,
-        parts={name: one.parts for name, one in old.items()} or None,
         mismatches={name: source.mismatches for name, source in ordered.items() if source.mismatches} or None,
     )
 
@@ -265,14 +234,8 @@ def _entry(source: str, name: str, split: str, sealed: SealedSplit) -> ShardEntr
 
 
 def _ledger_entry(source: str, name: str, sealed: SealedSplit) -> SideFile:
-    path = f"{source}/{name}{SUFFIX}"
+    path = f"{source}/{name}{LEDGER_SUFFIX}"
     return SideFile(path, source, sealed.ledger.file_bytes, sealed.ledger.checksum)
-
-
-def origins_path(shards: Path, source: str) -> Path:
-    """Where shards made before there were ledgers say which inputs the validation documents of a source were:
-    (documents, 2) int64, the part (its index in the manifest's `parts`) and the record of its partition."""
-    return shards / source / f"{validation_name(source)}.origins.npy"
 
 
 def rejects_path(shards: Path, source: str) -> Path:

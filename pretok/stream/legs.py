@@ -1,8 +1,7 @@
 """RUN/legs.jsonl: which positions of which stream the steps of a run read; written by `train`, read by who asks later.
 
 Enters: a leg as it begins, or the folder of a run. Leaves: `StreamLeg`s: a run goes on in one leg until its data or its
-batch changes, by hand or by a phase. A run that was trained before legs were written has one, by its config.json; if
-its changes.jsonl says that it changed in mid-run, what its steps read is not known.
+batch changes, by hand or by a phase.
 """
 
 from __future__ import annotations
@@ -11,28 +10,25 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import Signed, read_record
 from pretok.base.storage import read_json, read_lines
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
 from pretok.stream.continued import same_until
-from pretok.stream.mix_file import Mix, check_sources, parse_mix
+from pretok.stream.mix_file import check_sources, load_mix, parse_mix
 
 LEGS = "legs.jsonl"
 CONFIG = "config.json"
-DATA = {"shards", "mix", "seed", "seq_len", "global_batch", "phases"}
-"""Settings of a run that say what its steps read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLeg:
     """From step number `step` (from 0, with `tokens` done) on each step reads `global_batch` positions of a stream, the
     first of them from `position` on.
 
-    stream: fingerprint of the order; order: the mix itself as its file has it, None in a run of an older version;
-    shards, mix: where they were; mix None: every sequence once, in the order of `seed`.
+    stream: fingerprint of the order; order: the mix itself as its file has it; shards, mix: where they were; mix None:
+    every sequence once, in the order of `seed`.
     """
 
     step: int
@@ -44,7 +40,7 @@ class StreamLeg:
     stream: str
     shards: str
     mix: str | None = None
-    order: dict[str, object] | None = None
+    order: dict[str, object]
 
     def position_after(self, step: int) -> int:
         """Positions of the stream that are read when `step` steps are done."""
@@ -65,21 +61,15 @@ class Resolved:
     """What of `resolved` in config.json is needed: what `train` made of the settings. model: its sizes."""
 
     model: dict[str, object]
-    global_batch: int
-    stream: str
     steps: int
-    seed: Signed
-    mix: dict[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
     """What of a run's config.json is needed."""
 
-    shards: str
     resolved: Resolved
-    mix: str | None = None
-    model: str = ""
+    model: str
 
 
 def read_settings(run: Path) -> RunSettings:
@@ -102,18 +92,14 @@ def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
 
 def read_legs(run: Path) -> tuple[StreamLeg, ...]:
     """All legs, in the order of their steps. UsageError where they are not known, IntegrityError."""
-    settings, legs = read_settings(run), written_legs(run)
-    if legs and legs[0].step == 0:
-        return legs
-    first = replace(legs[0], step=0, tokens=0, position=0) if legs else _leg_of(run, settings)
-    changes = [line for line in read_lines(run / "changes.jsonl") if not legs or line["step"] <= legs[0].step]
-    moved = any(line["position"] != first.position_after(line["step"]) for line in [*changes, *_starts(legs)])
-    if moved or any(DATA & line.get("changes", {}).keys() for line in changes):
+    read_settings(run)
+    legs = written_legs(run)
+    if not legs or legs[0].step:
         raise UsageError(
-            f"{run} changed its data or its global batch between two steps (see changes.jsonl there) when legs were "
-            "not yet recorded, so what its steps read is not known from its files alone; give a mix instead"
+            f"{run / LEGS} does not say what the first steps read: bring back the file that the run wrote, or give a "
+            "mix instead"
         )
-    return first, *legs[1:]
+    return legs
 
 
 def written_legs(run: Path) -> tuple[StreamLeg, ...]:
@@ -122,30 +108,17 @@ def written_legs(run: Path) -> tuple[StreamLeg, ...]:
     return tuple(read_record(StreamLeg, _known(StreamLeg, line), path) for line in read_lines(path))
 
 
-def _starts(legs: tuple[StreamLeg, ...]) -> list[dict[str, int]]:
-    return [{"step": leg.step, "position": leg.position} for leg in legs[:1]]
-
-
-def _leg_of(run: Path, settings: RunSettings) -> StreamLeg:
-    """The one leg of a run that has not recorded any."""
-    resolved = settings.resolved
-    seq_len = resolved.model.get("seq_len")
-    if not isinstance(seq_len, int):
-        raise IntegrityError(f"{run / CONFIG} is not what train writes: it lacks resolved.model.seq_len")
-    place = (resolved.seed, resolved.stream, settings.shards, settings.mix, resolved.mix)
-    return StreamLeg(0, 0, 0, resolved.global_batch, seq_len, *place)
-
-
 def open_legs(legs: tuple[StreamLeg, ...], manifest: Manifest, mix: Path | None = None) -> list[View]:
-    """The stream of each leg over shards that hold its documents; mix: where that of the last one is now, None: where
-    it was, or what the run recorded of it.
+    """The stream of each leg over shards that hold its documents; mix: where that of the last one is now, None: what
+    the run recorded of it.
 
     A leg whose mix was made before the shards grew is read by that of the next, which begins with the same sequences.
     Raises UsageError, MismatchError where a leg read something else.
     """
     views: list[View] = []
     for number, leg in reversed(list(enumerate(legs))):
-        order = _order(leg, manifest, mix if number == len(legs) - 1 else None)
+        moved = mix if number == len(legs) - 1 else None
+        order = parse_mix(leg.order, Path(LEGS)) if moved is None else load_mix(moved)
         following = views[0] if views else None
         if order.manifest != manifest.fingerprint:
             end = leg.position_after(legs[number + 1].step) if following else None
@@ -165,14 +138,3 @@ def open_legs(legs: tuple[StreamLeg, ...], manifest: Manifest, mix: Path | None 
                 )
         views.insert(0, View(manifest, order))
     return views
-
-
-def _order(leg: StreamLeg, manifest: Manifest, mix: Path | None) -> Mix:
-    """The mix of a leg: the one named, the one recorded, or the one where it was."""
-    if mix is None and leg.order is not None:
-        return parse_mix(leg.order, Path(LEGS))
-    path = mix or (Path(leg.mix) if leg.mix else None)
-    if path is not None and not path.exists():
-        raise UsageError(f"the run read the mix {path}, which is not there; say where it is now: --mix MIX")
-    folder = manifest.folder if mix is not None or not Path(leg.shards).exists() else leg.shards
-    return pretok.stream.open(folder, path, seq_len=leg.seq_len, seed=leg.seed).mix

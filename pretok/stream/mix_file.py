@@ -29,9 +29,9 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.html import html_table
-from pretok.base.records import Signed, read_record, to_json
+from pretok.base.records import Signed, check_version, read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
 from pretok.shards.contents import MAX_TOKENS, SPLITS
 from pretok.shards.manifest import Manifest
@@ -287,8 +287,7 @@ def parse_mix(data: object, where: Path) -> Mix:
     """A Mix from its JSON; `where` names the file in errors."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise IntegrityError(f"{where} holds no mix; make one with pretok mix")
-    if type(data.get("version")) is not int or data["version"] != VERSION:
-        raise MismatchError(f"{where}: mix version {data.get('version')!r}, this program reads {VERSION}")
+    check_version(data.get("version"), VERSION, where, "make the mix again with pretok mix")
     file = read_record(_MixFile, data, where)
     stages = tuple(stage.quotas for stage in file.stages)
     taken = tuple(sum(stage.quotas) if stage.length is None else stage.length for stage in file.stages)

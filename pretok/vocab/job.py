@@ -87,7 +87,7 @@ def _build_vocab(
     config = _config(recipe.vocab, compare, source)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
         done = read_record(VocabReport, read_json(folder / REPORT_FILE), folder / REPORT_FILE)
-        refuse_changes("the vocabulary and its report", folder, {"sizes": [], **done.config}, config)
+        refuse_changes("the vocabulary and its report", folder, done.config, config)
         tell.notice(f"the vocabulary in {folder} is there and unchanged")
         return done
     for path in compare:

@@ -84,7 +84,7 @@ class Compared:
     tokens: int | None
     bytes: int
     bytes_per_token: float | None
-    fertility: float | None = None
+    fertility: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class Decision:
 @dataclass(frozen=True, slots=True)
 class VocabReport:
     """The whole file. sizes: entries -> source -> tokens of all its text; compare: tokenizer -> source; config: all
-    that decides the vocabulary; decision: None in reports of older versions."""
+    that decides the vocabulary."""
 
     vocabulary: MadeVocabulary
     words: CountedWords
@@ -249,7 +249,7 @@ class VocabReport:
     failed: tuple[Failure, ...]
     superwords: SuperwordReport | None
     config: dict[str, Any]
-    decision: Decision | None = None
+    decision: Decision
 
     def _repr_html_(self) -> str:
         columns = ("source", "documents", "bytes of text", "tokens", "bytes per token", "the same, held out")

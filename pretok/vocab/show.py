@@ -34,9 +34,8 @@ def show_report(report: VocabReport, tell: Teller, languages: Sequence[str], *, 
         f"{_number(report.mix.sizes[str(report.vocabulary.size)])} bytes per token"
     )
     tell.detail(_sizes(report))
-    if report.decision:
-        for made in _planned(report.decision, bool(report.superwords)):
-            tell.detail(made)
+    for made in _planned(report.decision, bool(report.superwords)):
+        tell.detail(made)
     for made in _tokenizers(report):
         asked(made)
     if report.superwords:
@@ -48,8 +47,7 @@ def show_report(report: VocabReport, tell: Teller, languages: Sequence[str], *, 
         f"{tokens.shared:,} tokens are shared by the sources, {tokens.unused:,} unused; "
         f"{len(tokens.unused_bytes)} bytes never occur; longest words: {longest or '-'}"
     )
-    if report.decision:
-        _show_faults(report.decision, languages, tell)
+    _show_faults(report.decision, languages, tell)
 
 
 def sources_table(report: VocabReport) -> Table:
@@ -149,8 +147,6 @@ def _tokenizers(report: VocabReport) -> Iterator[Table]:
         for path, row in report.compare.items()
     ]
     yield table("bytes per token of held-out texts, and of the mix of the sources by weight", columns, rows)
-    if report.decision is None:
-        return
     rows = [
         [
             path,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from counting import write_lines
+from mixing import write_leg
 from support import ROOT, make_shards
 from tokenizing import recipe, run
 
@@ -178,15 +179,9 @@ def test_a_step_of_a_run_shows_its_first_positions(
 ) -> None:
     mix = shards.parent / "mix.json"
     view = pretok.stream.open(shards, mix)
-    resolved = {
-        "model": {"seq_len": 16},
-        "stream": view.fingerprint,
-        "global_batch": 5,
-        "seed": 0,
-        "steps": 9,
-    }
-    config = {"shards": str(shards), "mix": str(mix), "resolved": resolved}
+    config = {"model": "debug", "resolved": {"model": {"seq_len": 16}, "steps": 9}}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    write_leg(tmp_path, shards, view, 5)
     command = ["inspect", str(shards), "--mix", str(tmp_path), "--step", "3", "--json"]
     assert run_command(command) == 0
     told = capsys.readouterr()

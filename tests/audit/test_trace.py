@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mixing import write_leg
 from support import EOD, make_shards
 
 import pretok.stream
@@ -103,16 +104,10 @@ def test_what_a_mix_leaves_out_is_read_nowhere(mix: Path) -> None:
 def write_run(folder: Path, mix: Path, **changes: object) -> Path:
     """What train leaves of a run."""
     view = pretok.stream.open(mix.parent / "shards", mix)
-    resolved = {
-        "model": {"seq_len": 16},
-        "stream": view.fingerprint,
-        "global_batch": 4,
-        "seed": 0,
-        "steps": 9,
-        **changes,
-    }
-    settings = {"shards": str(mix.parent / "shards"), "mix": str(mix), "resolved": resolved}
+    resolved = {"model": {"seq_len": 16}, "steps": 9}
+    settings = {"model": "debug", "resolved": resolved}
     write_json(folder / "config.json", settings)
+    write_leg(folder, mix.parent / "shards", view, 4, **changes)
     for step, position in ((3, 12), (5, 20)):
         meta = {"step": step, "progress": {"position": position}}
         write_json(folder / "checkpoints" / f"step-{step:08d}" / "meta.json", meta)
@@ -156,18 +151,13 @@ def test_what_does_not_belong_together_is_refused(mix: Path, tmp_path: Path) -> 
     assert traced.manifest == load_manifest(mix.parent / "shards")
 
 
-def test_a_run_that_changed_its_batch_before_legs_were_recorded_has_no_steps_to_tell(
+def test_a_run_whose_record_is_not_that_of_its_checkpoints_has_no_steps_to_tell(
     mix: Path, tmp_path: Path
 ) -> None:
     run = write_run(tmp_path / "run", mix)
-    (run / "changes.jsonl").write_text(
-        '{"step": 2, "position": 8, "by": "hand", "changes": {"lr": [1, 2]}}\n'
-    )
-    assert [traced.steps for traced in open_traced(run, None)] == [5]
-    (run / "changes.jsonl").write_text('{"step": 2, "position": 0, "by": "phase", "changes": {}}\n')
-    with pytest.raises(UsageError, match="changed its data or its global batch"):
-        open_traced(run, None)
-    (run / "changes.jsonl").unlink()
     write_json(run / "checkpoints" / "step-00000005" / "meta.json", {"step": 5, "progress": {"position": 24}})
     with pytest.raises(UsageError, match="changed its data or its global batch"):
+        open_traced(run, None)
+    write_leg(run, mix.parent / "shards", pretok.stream.open(mix.parent / "shards", mix), 4, step=2)
+    with pytest.raises(UsageError, match="does not say what the first steps read"):
         open_traced(run, None)

@@ -291,18 +291,3 @@ def test_what_is_wrong_in_counts_json_is_named(folder: Path, here: Engine) -> No
         IntegrityError, match=r"counts\.json: inputs\.it\.files\[0\]\.size: expected a whole number"
     ):
         load_counts(counts.folder)
-
-
-def test_the_first_sums_still_open(folder: Path, here: Engine) -> None:
-    """They did not say under `added` what they are of."""
-    a, b, _ = three_counts(folder, here)
-    total = add_counts([a, b], folder / "sum", here, Silent())
-    path = total.folder / FILE_NAME
-    data = json.loads(path.read_text())
-    del data["config"]["added"]
-    path.write_text(json.dumps(data))
-    old = load_counts(total.folder)
-    assert old.records == total.records
-    assert old.config.added == {}
-    with pytest.raises(MismatchError, match="is new"):
-        add_counts([a, b], folder / "sum", here, Silent())

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from support import make_shards, needs
+from mixing import write_leg
+from support import needs
 from tokenizing import recipe, run
 
 import pretok.stream
@@ -80,6 +81,7 @@ def write_run(made: Recipe, folder: Path, steps: int, mix: Path | None) -> Path:
     settings = {"shards": str(made.shards_dir), "mix": str(mix) if mix else None, "model": "debug"}
     resolved = {**identity, "steps": len(view) // BATCH}
     (folder / "config.json").write_text(json.dumps({**settings, "resolved": resolved}))
+    write_leg(folder, made.shards_dir, view, BATCH)
     lines = [
         {
             "step": s,
@@ -242,15 +244,17 @@ def test_a_run_is_what_its_steps_read(
     assert said["about"]["sequences"] == steps * BATCH
 
 
-def test_a_run_of_the_trainer_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_the_trainer_is_read(
+    made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     needs("torch")
-    from tests.train_support import model_file, random_shards, run_ranks
+    from tests.train_support import model_file, run_ranks
 
-    shards, folder = random_shards(tmp_path / "shards"), tmp_path / "run"
+    shards, folder = made.shards_dir, tmp_path / "run"
     settings = {"shards": shards, "out": folder, "model": model_file(tmp_path), "seq-len": 16, "steps": 3}
     settings |= {"global-batch": 4, "warmup": 1, "workers": 0, "save-every": "never"}
     run_ranks(1, [part for name, value in settings.items() for part in (f"--{name}", value)], tmp_path)
-    assert run_command(["disclose", str(tmp_path), "--run", str(folder)]) == 0
+    assert run_command(["disclose", str(made.out), "--run", str(folder)]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["general"]["tokens"], said["general"]["model"]["steps"]) == (3 * 4 * 16, 3)
     assert said["general"]["model"]["finished"] is True
@@ -301,18 +305,6 @@ def test_domains_are_cut_where_asked(made: Recipe, capsys: pytest.CaptureFixture
     assert [e for e in cut["listed"] if e["value"]] == [e for e in whole["listed"] if e["value"]][:3]
     tokens = [entry["tokens"] for entry in whole["listed"] if entry["value"]]
     assert tokens == sorted(tokens, reverse=True)
-
-
-def test_shards_without_ledgers_tell_documents_and_tokens(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_shards(tmp_path / "shards", {"it": [[5, 6, 7], [8] * 9], "en": [[4]] * 5})
-    assert run_command(["disclose", str(tmp_path)]) == 0
-    told = capsys.readouterr()
-    assert "no ledger" in told.err
-    said = json.loads(told.out)
-    assert amount(said["general"]) == (7, None, 4 + 10 + 10, None)
-    assert said["general"]["languages"] is None
 
 
 def test_the_page_shows_the_json(made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -374,21 +366,14 @@ def test_what_does_not_fit_is_refused(
     other = tmp_path / "other.json"
     command = ["mix", str(made.shards_dir), "--out", str(other), "--seq-len", str(SEQ_LEN), "--seed", "8"]
     assert run_command(command) == 0
-    gone = write_run(made, tmp_path / "gone", 3, made.out / "mix.json")
-    config = json.loads((gone / "config.json").read_text())
-    (gone / "config.json").write_text(json.dumps({**config, "mix": "/nowhere/mix.json"}))
-    changed = write_run(made, tmp_path / "changed", 3, made.out / "mix.json")
-    (changed / "changes.jsonl").write_text('{"step": 2, "position": 12}\n')
-    phased = write_run(made, tmp_path / "phased", 3, made.out / "mix.json")
-    phase = {"step": 2, "position": 2 * BATCH, "by": "phase", "changes": {"mix": ["a.json", "b.json"]}}
-    (phased / "changes.jsonl").write_text(json.dumps(phase) + "\n")
+    lost = write_run(made, tmp_path / "lost", 3, made.out / "mix.json")
+    (lost / "legs.jsonl").unlink()
     for arguments, message in (
         (["--run", good, "--mix", other], "name the shards and the mix"),
         (["--run", none], "no step is finished"),
         (["--run", tmp_path], "is no folder of a run"),
-        (["--run", gone], "--mix MIX"),
-        (["--run", changed], "changed its data or its global batch"),
-        (["--run", phased], "changed its data or its global batch"),
+        (["--run", good, "--mix", tmp_path / "gone.json"], "gone.json does not exist"),
+        (["--run", lost], "legs.jsonl does not say what the first steps read"),
         (["--format", "xml"], "known are json"),
         (["--column", "language=tongue"], "kept is copy_of, created, id"),
         (["--column", "colour=lang"], "a column may tell language"),
@@ -397,6 +382,3 @@ def test_what_does_not_fit_is_refused(
         capsys.readouterr()
         assert run_command(["disclose", str(made.out), *map(str, arguments)]) == 2
         assert message in " ".join(capsys.readouterr().err.split())
-    assert (
-        run_command(["disclose", str(made.out), "--run", str(gone), "--mix", str(made.out / "mix.json")]) == 0
-    )

@@ -230,35 +230,6 @@ def test_what_a_notebook_shows_is_escaped_and_says_the_numbers(work: Work) -> No
     assert html_table("<a>", ["<b>"], [["<c>"]], "<d>").count("&lt;") == 4
 
 
-def test_shards_without_ledgers_open(tmp_path: Path) -> None:
-    shards = tmp_path / "shards"
-    shutil.copytree(GOLDEN / "v1", shards)
-    (shards / "mix.json").rename(tmp_path / "mix.json")
-    shutil.copytree(GOLDEN / "docs", shards / "docs")
-    shutil.copy(GOLDEN / "tokenizer.json", shards)
-    work = pretok.open(tmp_path)
-    rows = work.texts(columns=["split", "file", "bytes", "tokens"]).to_arrow().to_pylist()
-    assert {row["file"] for row in rows} == {row["bytes"] for row in rows} == {None}
-    totals = work.manifest.contents.totals
-    assert sum(len(row["text"].encode()) for row in rows) == totals.bytes
-    assert sum(row["tokens"] for row in rows) == totals.tokens
-    given = {json.loads(line).get("text") for line in _readable(GOLDEN / "documents.jsonl")}
-    assert {row["text"] for row in rows} <= given
-    assert len(work.mix) == 381
-    assert work.vocabulary is None
-
-
-def _readable(path: Path) -> list[str]:
-    lines = []
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            if isinstance(json.loads(line), dict):
-                lines.append(line.decode())
-        except ValueError:
-            continue
-    return lines
-
-
 def test_importing_pretok_loads_nothing_until_open_is_asked_for() -> None:
     code = (
         "import sys, pretok; assert 'numpy' not in sys.modules; pretok.open; assert 'pyarrow' in sys.modules"

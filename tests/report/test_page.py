@@ -275,7 +275,7 @@ def test_a_run_is_shown_with_its_curves(work, tmp_path):
     assert "model FLOP utilisation" not in text
 
 
-def test_shards_without_a_mix_a_vocabulary_report_or_ledgers_have_a_page(tmp_path):
+def test_a_mix_in_its_order_has_a_page(tmp_path):
     make_shards(tmp_path / "shards", {"it": [[5, 6, 7]]})
     text = page(tmp_path)
     assert "None yet" in text

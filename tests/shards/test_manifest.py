@@ -1,4 +1,4 @@
-"""The manifest: whatever is flipped, edited or forged is found and named; shards of version 1 stay usable."""
+"""The manifest: whatever is flipped, edited or forged is found and named."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tokenizing import recipe, run
 import pretok.stream
 from pretok.audit.documents import run_inspect
 from pretok.audit.verify_job import notes, run_verify
-from pretok.base.errors import IntegrityError, MismatchError, PretokError
+from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.storage import checksum, fingerprint, write_json
@@ -28,7 +27,6 @@ from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.shards.inputs import inputs_path, load_inputs
 from pretok.shards.manifest import FILE_NAME, VERSION, load_manifest
-from pretok.shards.unfinished import unfinished
 from pretok.stream.mix_job import MixRequest, run_mix
 from pretok.stream.quota import parse_stage
 
@@ -54,28 +52,6 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shards(sealed: Path, tmp_path: Path) -> Path:
     """A copy to damage."""
     return shutil.copytree(sealed, tmp_path / "shards")
-
-
-@pytest.fixture
-def version_1(tmp_path: Path) -> Path:
-    """A folder as the first version of the format left it."""
-    folder = tmp_path / "v1" / "shards"
-    shutil.copytree(GOLDEN / "v1", folder)
-    (folder / "mix.json").rename(folder.parent / "mix.json")
-    shutil.copytree(GOLDEN / "docs", folder / "docs")
-    shutil.copy(GOLDEN / "tokenizer.json", folder)
-    return folder
-
-
-@pytest.fixture
-def version_2(tmp_path: Path) -> Path:
-    """A folder as the second version of the format left it: with ledgers, and the inputs in the manifest."""
-    folder = tmp_path / "v2" / "shards"
-    shutil.copytree(GOLDEN / "v2", folder)
-    for path in (GOLDEN / "docs").glob("*.[bi]*"):
-        shutil.copy(path, folder / "docs")
-    shutil.copy(GOLDEN / "tokenizer.json", folder)
-    return folder
 
 
 def test_every_file_is_in_the_manifest(sealed: Path, here: Engine) -> None:
@@ -134,14 +110,6 @@ def test_inspect_does_not_follow_damaged_tables(shards: Path) -> None:
             run_inspect(shards, "docs", 3, split)
         data[-2] ^= 1
         (shards / name).write_bytes(data)
-
-
-def test_shards_without_ledgers_lead_back_to_the_same_lines(version_1: Path, sealed: Path) -> None:
-    counts = load_manifest(sealed).contents.sources["docs"]
-    for split, held in (("train", counts.train), ("val", counts.val)):
-        for document in range(held.documents):
-            old, new = (run_inspect(folder, "docs", document, split) for folder in (version_1, sealed))
-            assert (old.position, old.ids) == (new.position, new.ids)
 
 
 def nested(depth: int) -> Any:
@@ -233,29 +201,6 @@ def test_what_is_no_manifest_is_refused(
         assert "Traceback" not in shown
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (("files", 0, "size"), None, r"files\[0\]\.size"),
-        (("parts", "docs", 0, "records"), [], r"parts\.docs\[0\]\.records: expected an object"),
-        (("plans",), {}, "plans and parts"),
-    ],
-)
-def test_forged_inputs_of_version_2_are_refused_by_key(
-    version_2: Path, path: Any, value: Any, message: str
-) -> None:
-    forge(version_2, *path, value=value)
-    with pytest.raises(IntegrityError, match=message):
-        pretok.stream.open(version_2, seq_len=8)
-
-
-def test_a_forged_plan_is_found_by_those_who_read_it(version_2: Path, here: Engine) -> None:
-    forge(version_2, "plans", "docs", "partitions", 0, "pieces", value=[{"file": 3}])
-    assert any("pieces[0]" in problem for problem in verify(version_2, here))
-    with pytest.raises(IntegrityError, match="pieces"):
-        run_inspect(version_2, "docs", 0)
-
-
 def test_what_is_no_table_of_inputs_is_refused(shards: Path, here: Engine) -> None:
     """Streams do not read it; whoever does is told, also where the manifest names the file as it is."""
     path = inputs_path(shards, "docs")
@@ -329,91 +274,20 @@ def test_work_and_shards_mixed_up(tmp_path: Path, opener: str) -> None:
         OPENERS[opener](tmp_path / "nothing")
 
 
-def test_version_1_is_read(version_1: Path, here: Engine) -> None:
-    manifest = load_manifest(version_1)
-    assert manifest.fingerprint == "3c02257e27235292a2acce4893904dc6"
-    assert verify(version_1, here, None) == []
-    assert "version 1" in " ".join(notes(manifest))
-    view = pretok.stream.open(version_1, version_1.parent / "mix.json")
-    assert view.fingerprint == "3a56375177dfc86c5059e39e51bf6c0e"
-    assert len(view) == 381
-    assert run_inspect(version_1, "docs", 3).file == "documents.jsonl"
-    run_mix(
-        version_1,
-        version_1.parent / "new.json",
-        MixRequest((parse_stage("all:natural"),), seq_len=16, seed=7),
-    )
-    assert pretok.stream.open(version_1, version_1.parent / "new.json").fingerprint == view.fingerprint
+@pytest.mark.parametrize("version", [1, 3, VERSION + 1, True, str(VERSION), None])
+def test_another_version_is_refused_by_name(shards: Path, version: Any) -> None:
+    path = shards / FILE_NAME
+    write_json(path, {**json.loads(path.read_text()), "version": version})
+    with pytest.raises(
+        MismatchError, match=f"manifest.json has format version .*reads {VERSION}: make the shards"
+    ):
+        load_manifest(shards)
 
 
-def test_the_same_tokens_have_the_fingerprint_that_version_1_gave_them(sealed: Path, version_1: Path) -> None:
-    assert load_manifest(sealed).fingerprint == load_manifest(version_1).fingerprint
-    assert json.loads((sealed / FILE_NAME).read_text())["version"] == VERSION
-
-
-def test_a_source_is_added_to_version_1(
-    version_1: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(version_1.parent)
-    shutil.copy(GOLDEN / "documents.jsonl", "more.jsonl")
-    before = load_manifest(version_1).shards
-    made = recipe(version_1.parent, GOLDEN, {"more": ["more.jsonl"]}, size=0, val_fraction="0.2")
-    run(made, here)
-    manifest = load_manifest(version_1)
-    assert (manifest.version, manifest.sources) == (VERSION, ("docs", "more"))
-    assert manifest.of("docs", "train") + manifest.of("docs", "val") == before
-    assert len(manifest.contents.side_files) == 7
-    (version_1.parent / "mix.json").unlink()
-    assert verify(version_1, here, None) == []
-
-
-def test_version_2_says_the_same_of_its_inputs(version_2: Path, sealed: Path, here: Engine) -> None:
-    assert load_manifest(version_2).fingerprint == load_manifest(sealed).fingerprint
-    assert verify(version_2, here, None) == []
-    old, new = (load_inputs(folder, load_manifest(folder).contents, "docs") for folder in (version_2, sealed))
-    assert (old.read, old.rejected) == (new.read, new.rejected)
-    assert [replace(file, path="") for file in old.plan.inputs] == [
-        replace(file, path="") for file in new.plan.inputs
-    ]
-    assert [(p.number, [q.start for q in p.pieces]) for p in old.plan.partitions] == [
-        (p.number, [q.start for q in p.pieces]) for p in new.plan.partitions
-    ]
-    for document in range(load_manifest(sealed).contents.sources["docs"].train.documents):
-        one, other = (run_inspect(folder, "docs", document) for folder in (version_2, sealed))
-        assert (one.position, one.ids) == (other.position, other.ids)
-
-
-def test_version_2_goes_on(version_2: Path, here: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nothing to do, a source more, and work that it left unfinished."""
-    monkeypatch.chdir(version_2.parent)
-    shutil.copy(GOLDEN / "documents.jsonl", "documents.jsonl")
-    made = recipe(version_2.parent, GOLDEN, {"docs": ["documents.jsonl"]}, size=0, val_fraction="0.2")
-    old = (version_2 / FILE_NAME).read_bytes()
-    run(made, here)
-    assert (version_2 / FILE_NAME).read_bytes() == old
-    shutil.copy(GOLDEN / "documents.jsonl", "more.jsonl")
-    run(recipe(version_2.parent, GOLDEN, {"more": ["more.jsonl"]}, size=0, val_fraction="0.2"), here)
-    assert load_manifest(version_2).tokenized == ("docs", "more")
-    assert verify(version_2, here, None) == []
-    said = json.loads(old)
-    shutil.rmtree(version_2)
-    write_json(version_2 / ".state/docs/plan.json", {"config": said["config"], "plan": said["plans"]["docs"]})
-    assert unfinished(version_2) == {"docs": (0, 1)}
-    run(made, here)
-    assert load_manifest(version_2).fingerprint == said["fingerprint"]
-    write_json(version_2 / ".state/docs/plan.json", {"plan": said["plans"]["docs"]})
-    with pytest.raises(IntegrityError, match=r"plan\.json"):
-        run(made, here)
-
-
-def test_an_edited_version_1_is_refused(version_1: Path) -> None:
-    path = version_1 / FILE_NAME
-    path.write_text(path.read_text().replace('"tokens": 2242,', '"tokens": 2243,'))
-    with pytest.raises(PretokError, match="2243"):
-        load_manifest(version_1)
-    path.write_text("{}")
-    with pytest.raises(IntegrityError, match="is not a manifest of shards"):
-        load_manifest(version_1)
-    path.write_text('{"format": "pretok-shards", "version": 3}')
-    with pytest.raises(MismatchError, match="format version 3, this program reads"):
-        load_manifest(version_1)
+def test_a_shard_without_its_ledger_is_refused(shards: Path) -> None:
+    files = json.loads((shards / FILE_NAME).read_text())["side_files"]
+    forge(shards, "side_files", value=[file for file in files if "docs-val" not in file["path"]])
+    with pytest.raises(
+        IntegrityError, match=r"shards\[1\]: its ledger docs/docs-val-00000.docs.parquet is not"
+    ):
+        load_manifest(shards)

@@ -17,7 +17,7 @@ from support import needs
 
 torch = needs("torch")
 from benchmarks.train_shards import bare_contents
-from pretok.base.errors import MismatchError, PretokError, Stopped, UsageError
+from pretok.base.errors import IntegrityError, MismatchError, PretokError, Stopped, UsageError
 from pretok.base.storage import read_json
 from pretok.base.tokens import token_dtype
 from pretok.shards.contents import shard_entry
@@ -191,7 +191,7 @@ def test_arms_with_other_documents_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="arm alone it; all arms"):
         check_same([first, open_arm("alone", make_work(tmp_path / "alone", alone, plain))])
     next((tmp_path / "alone/shards/it").glob("*.docs.parquet")).unlink()
-    with pytest.raises(UsageError, match="nothing says which document"):
+    with pytest.raises(IntegrityError, match=r"it-00000\.docs\.parquet"):
         open_arm("alone", tmp_path / "alone")
 
 

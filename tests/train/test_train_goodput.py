@@ -56,9 +56,6 @@ def test_goodput_of_killed_segments(shards: Path, tmp_path: Path, monkeypatch: p
     assert (first["steps"], second["steps"], third["steps"]) == (5, 5, 8)  # the line before the kill
     assert (first["lost_steps"], second["lost_steps"], third["lost_steps"]) == (0, 5, 5)
     assert 0 < second["lost_seconds"] < 60
-    old = {"initialisation": 1.0, "training": 1.0, "validation": 0.0, "saving": 0.0, "data": 0.0, "steps": 10}
-    path.write_text(f"{json.dumps(old | {'lost_steps': 30})}\n")  # as written before there were seconds
-    assert GoodputFile(path).write(Goodput(time.monotonic()).segment(0, 0, 0, 0)).startswith("goodput: 50.0%")
 
 
 def test_goodput_of_a_restart_inside_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,12 +148,12 @@ def test_a_run_that_changed_data_and_batch_is_traced_and_counted_leg_by_leg(
         assert extent.sources[name].sequences == sequences[name]
         assert extent.sources[name].epochs == pytest.approx(epochs[name])
 
-    (tmp_path / "run/legs.jsonl").unlink()  # as of a version that did not write it
+    (tmp_path / "run/legs.jsonl").unlink()
     for ask in (
         lambda: open_traced(tmp_path / "run", None),
         lambda: read_steps(manifest, tmp_path / "run", None),
     ):
-        with pytest.raises(UsageError, match="when legs were not yet recorded"):
+        with pytest.raises(UsageError, match="does not say what the first steps read"):
             ask()
 
 

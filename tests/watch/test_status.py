@@ -193,8 +193,8 @@ def test_what_comes_next_can_be_typed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_run_is_told_by_its_files(tmp_path: Path) -> None:
-    resolved = {"model": {"seq_len": 8}, "global_batch": 2, "stream": "x", "steps": 40, "seed": 0}
-    write_json(tmp_path / "config.json", {"shards": "s", "resolved": resolved})
+    resolved = {"model": {"seq_len": 8}, "steps": 40}
+    write_json(tmp_path / "config.json", {"model": "debug", "resolved": resolved})
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 17}\n{"st')
     write_json(tmp_path / "checkpoints/step-00000010/meta.json", {})
     (one,) = status_of(tmp_path)

@@ -131,8 +131,8 @@ def test_what_a_killed_job_left_goes_with_the_next_one(tmp_path: Path) -> None:
 
 
 def test_a_run_is_told_by_its_newest_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolved = {"model": {"seq_len": 8}, "global_batch": 2, "stream": "x", "steps": 400, "seed": 0}
-    write_json(tmp_path / "config.json", {"shards": "s", "resolved": resolved})
+    resolved = {"model": {"seq_len": 8}, "steps": 400}
+    write_json(tmp_path / "config.json", {"model": "debug", "resolved": resolved})
     assert watch_lines(tmp_path, NOW) == [f"run {tmp_path.name}: no step of 400 is done yet"]
     records = [
         {

@@ -1,19 +1,18 @@
 """meta.json of a checkpoint: where the run was, what it was, and which files there are.
 
 Enters: the JSON of a checkpoint folder. Leaves: a `Meta`, or an IntegrityError that names the file and the key.
-`seal`, the fingerprint of all else in the file, shows a change by another hand. Checkpoints live longer than the code
-that wrote them, so a field that is added here, or to `ModelConfig`, has the default that says what was so before it
-existed. Values are checked, never converted, but for a whole number where a fraction may stand.
+`seal`, the fingerprint of all else in the file, shows a change by another hand. Every field must be there, those with a
+default too, and of its type.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import Signed, read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from train.model.sizes import ModelConfig
@@ -99,22 +98,24 @@ def write_meta(folder: Path, meta: Meta, files: dict[str, FileRecord]) -> None:
 
 
 def read_meta(checkpoint: Path, *, sizes: bool = True) -> Meta:
-    """meta.json of a checkpoint, as it was sealed, whose files all have the sizes it states; else IntegrityError.
+    """meta.json of a checkpoint, as it was sealed, whose files all have the sizes it states; else IntegrityError, or
+    MismatchError for one of another version.
 
     sizes False: where another rank asks the file system for the sizes. A thousand ranks that each ask for those of a
     thousand files are a load that a parallel file system answers in minutes.
     """
     path = checkpoint / META
     data = read_json(path)
-    if isinstance(data, dict):
-        if data.pop("seal", None) != fingerprint(data):
-            raise IntegrityError(f"{path} does not match its seal: it was damaged or edited")
-        if isinstance(identity := data.get("identity"), dict):
-            data["identity"] = identity | {"model": _with_fractions(identity.get("model"))}
+    if isinstance(data, dict) and data.pop("seal", None) != fingerprint(data):
+        raise IntegrityError(f"{path} does not match its seal: it was damaged or edited")
     try:
         meta = read_record(Meta, data, path)
     except UsageError as error:  # sizes that no model can have
         raise IntegrityError(f"{path}: {error}; it was damaged or edited") from None
+    if missing := _missing(to_json(meta), data):
+        raise MismatchError(
+            f"{path} lacks {missing}: another version of train wrote it; go on with that one, or begin a new run"
+        )
     for name, record in meta.files.items():
         file = checkpoint / name
         if file.parent != checkpoint:
@@ -134,12 +135,11 @@ def _size(file: Path) -> int | None:
         return None
 
 
-def _with_fractions(model: Any) -> Any:
-    """Sizes as ModelConfig has them: a whole number from a TOML file stands for a fraction too."""
-    if not isinstance(model, dict):
-        return model
-    hints = get_type_hints(ModelConfig)
-    wide = {item.name for item in fields(ModelConfig) if hints[item.name] is float}
-    return {
-        key: float(value) if key in wide and type(value) is int else value for key, value in model.items()
-    }
+def _missing(whole: dict[str, Any], found: dict[str, Any]) -> str:
+    """The first key of a record that its file lacks, such as `progress.phase`; empty where it has all."""
+    for key, value in whole.items():
+        if key not in found:
+            return key
+        if isinstance(value, dict) and (inner := _missing(value, found[key])):
+            return f"{key}.{inner}"
+    return ""

@@ -88,11 +88,6 @@ class Reader(FileSystemReader):
         """What was read. There is no other to be had by a rank's number, as torch would otherwise try."""
         return self._metadata
 
-    def known(self, part: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Those of `values` that the checkpoint holds under `part`."""
-        held = self._metadata.state_dict_metadata
-        return {name: value for name, value in values.items() if f"{part}.{name}" in held}
-
 
 class _Planner(DefaultLoadPlanner):
     """torch's planner, but for how it reads values that are no tensors."""

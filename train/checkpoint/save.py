@@ -319,8 +319,7 @@ class Checkpoints:
         check(meta)
         problem: PretokError | None = None
         try:
-            # Statistics of bad steps begin anew where another version kept others.
-            restore(state | {"guard": reader.known("guard", state["guard"])}, reader, self._group)
+            restore(state, reader, self._group)
         except PretokError as error:
             problem = error
         return first_problem(problem, self._group), meta

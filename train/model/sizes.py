@@ -113,6 +113,6 @@ def model_config(name: str) -> ModelConfig:
         if kind is not bool and value <= 0:
             raise UsageError(f"{path}: {key} is {value}; it must be more than 0")
     try:
-        return ModelConfig(**values)
+        return ModelConfig(**{key: kinds[key](value) for key, value in values.items()})
     except TypeError as error:
         raise UsageError(f"{path}: {error}") from None

@@ -35,7 +35,7 @@ class Changes:
 
     def by_hand(self, meta: Meta, config: TrainConfig, leg: Leg) -> None:
         """Settings that are others than those the checkpoint was saved with."""
-        found = differences(TrainConfig().as_dict() | meta.config, config.as_dict())
+        found = differences(meta.config, config.as_dict())
         sizes = differences(to_json(meta.identity.model), to_json(leg.phase.model))
         if "rope_theta" not in found and meta.progress.phase == leg.phase.at and "rope_theta" in sizes:
             found["rope_theta"] = sizes["rope_theta"]  # of a file of sizes

@@ -54,9 +54,9 @@ class Segment:
     data: float
     steps: int
     lost_steps: int
-    lost_seconds: float = 0.0
-    restart: str = ""
-    restarting: float = 0.0
+    lost_seconds: float
+    restart: str
+    restarting: float
 
     @property
     def seconds(self) -> float:
@@ -93,8 +93,9 @@ class Goodput:
         self.enter(self.kind)
         seconds = self._seconds | {"training": self._seconds["training"] - waited, "data": waited}
         rounded = {kind: round(value, 3) for kind, value in seconds.items()}
+        lost = round(lost_seconds, 3)
         return Segment(
-            steps=steps, lost_steps=lost_steps, lost_seconds=round(lost_seconds, 3), restart="", **rounded
+            steps=steps, lost_steps=lost_steps, lost_seconds=lost, restart="", restarting=0.0, **rounded
         )
 
 

@@ -53,26 +53,21 @@ class Arm:
 
 
 def open_arm(name: str, work: Path) -> Arm:
-    """The arm of WORK. UsageError where its shards have no ledgers."""
+    """The arm of WORK. UsageError where its shards hold a mix."""
     manifest = load_manifest(work / "shards")
     if manifest.contents.materialized is not None:
         raise UsageError(f"arm {name}: {manifest.folder} holds a mix in its order, which has no documents")
     keys = [(source, split) for source in manifest.sources for split in ("train", "val")]
-    return Arm(name, manifest, {key: _read_texts(name, manifest.of(*key)) for key in keys})
+    return Arm(name, manifest, {key: _read_texts(manifest.of(*key)) for key in keys})
 
 
-def _read_texts(name: str, shards: Sequence[Shard]) -> Texts:
+def _read_texts(shards: Sequence[Shard]) -> Texts:
     from pretok.shards.ledger import ledger_column, ledger_path  # pyarrow, which no rank of a run needs
 
     none = np.empty(0, np.int64)
     parts: list[tuple[npt.NDArray[Any], ...]] = [(np.empty(0, "S16"), none, none, none, none)]
     for number, shard in enumerate(shards):
         path = ledger_path(shard.prefix)
-        if not path.exists():
-            raise UsageError(
-                f"arm {name}: {path} is not there, so nothing says which document is which; tokenize again with this "
-                "version"
-            )
         count = shard.documents
         if count:
             hashes, sizes, tokens = (ledger_column(path, column) for column in ("hash", "bytes", "tokens"))

@@ -19,7 +19,7 @@ from pretok.annotate.values import Columns, read_values
 from pretok.base.errors import UsageError
 from pretok.base.stop import StopFlag
 from pretok.base.tell import Teller
-from pretok.base.units import counted
+from pretok.base.units import counted, listed
 from pretok.read.files import InputFile
 from pretok.read.probe import COMPRESSION_RATIO
 from pretok.read.recognise import list_inputs
@@ -89,10 +89,9 @@ def index_tasks(rows: Rows, work: Path) -> list[IndexTask]:
 def index_of(tasks: Sequence[IndexTask], found: Sequence[Indexed]) -> Index:
     """What the tasks left. Raises UsageError that names rows which say different things of one key."""
     if conflicts := sum(one.conflicts for one in found):
-        named = [text for one in found for text in one.named][:SHOWN]
-        more = [f"  and {conflicts - len(named)} more"] if conflicts > len(named) else []
+        named = [text for one in found for text in one.named]
         raise UsageError(
-            "\n".join(["rows of one key say different things:", *(f"  {text}" for text in named), *more])
+            "rows of one key say different things:\n  " + listed(named, SHOWN, "\n  ", count=conflicts)
         )
     return Index(
         tuple(task.out for task in tasks),

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pretok.base.errors import InternalError, PartitionsFailed, PretokError, UsageError
 from pretok.base.storage import FULL, REMEDIES, output_error, passes
 from pretok.base.tell import Teller
+from pretok.base.units import listed
 
 SHOWN = 20
 
@@ -124,9 +125,8 @@ def raise_failures(
 
 
 def _section(title: str, failures: Sequence[tuple[str, TaskError]]) -> str:
-    lines = [f"  {name}: {error.message}" for name, error in failures[:SHOWN]]
-    more = [f"  and {len(failures) - SHOWN} more"] if len(failures) > SHOWN else []
-    return "\n".join([f"{title}:", *lines, *more])
+    lines = [f"{name}: {error.message}" for name, error in failures]
+    return f"{title}:\n  " + listed(lines, SHOWN, "\n  ")
 
 
 def _log(bugs: Sequence[tuple[str, TaskError]], tell: Teller) -> str:

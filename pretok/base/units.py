@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -13,6 +13,17 @@ LARGEST_EXPONENT = 30
 """Of ten, in a count: far beyond all text there is, and no power that takes long to compute."""
 LARGEST_COUNT_TEXT = 60
 """Characters of a count; the digits of more would be a mistake or an attack."""
+
+
+def listed(items: Sequence[str], most: int, between: str = ", ", *, count: int | None = None) -> str:
+    """The first `most` of a list, and how many more there are: `a, b and 3 more`, or a line each.
+
+    count: how many there are, where not all are in `items`.
+    """
+    shown = items[:most]
+    more = (len(items) if count is None else count) - len(shown)
+    joint = between if between.isspace() else " "
+    return between.join(shown) + (f"{joint}and {more:,} more" if more > 0 else "")
 
 
 def parse_count(value: Any) -> Any:

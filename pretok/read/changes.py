@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pretok.base.errors import MismatchError
 from pretok.base.records import read_record
-from pretok.read.files import InputFile, shorten
+from pretok.base.units import listed
+from pretok.read.files import InputFile
 from pretok.read.readers import RecordFormat
 
 SHOWN = 5
@@ -59,9 +60,8 @@ def _option(key: str, old: object, folder: Path) -> str:
 def refuse(what: str, folder: Path, changes: Sequence[str], options: str = "") -> None:
     """MismatchError that names the changes, if there are any; options: what asks for the settings of before."""
     if changes:
-        more = f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
         raise MismatchError(
-            f"{what} in {folder} were made from something else: {'; '.join(changes[:SHOWN])}{more}. "
+            f"{what} in {folder} were made from something else: {listed(changes, SHOWN, '; ')}. "
             f"Restore that{f' (add {options})' if options else ''}, use another --out folder, or delete this one to "
             "make them again"
         )
@@ -108,4 +108,6 @@ def shared_inputs(sources: Mapping[str, Sequence[InputFile]]) -> list[str]:
                     shared.setdefault((other, name), []).append(
                         file.path if path == file.path else f"{path} = {file.path}"
                     )
-    return [f"sources {a} and {b} read the same text: {shorten(paths)}" for (a, b), paths in shared.items()]
+    return [
+        f"sources {a} and {b} read the same text: {listed(paths, SHOWN)}" for (a, b), paths in shared.items()
+    ]

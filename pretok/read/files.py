@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -70,12 +70,6 @@ def open_parquet(path: str) -> Any:
     if file := on_server(path):
         return ServerStream(file)
     return open_input(path, READ_SIZE) if is_remote(path) else pa.OSFile(path)
-
-
-def shorten(paths: Sequence[str]) -> str:
-    """A list of paths as a message shows it: the first few, and how many more."""
-    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
-    return ", ".join(paths[:SHOWN]) + more
 
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from pretok.base.errors import UsageError
 from pretok.base.tell import Teller
+from pretok.base.units import listed
 from pretok.read.kept import KeptColumn
 from pretok.read.probe import NULL, Probe
 
@@ -41,10 +42,9 @@ def _decide(source: str, column: KeptColumn, probes: Sequence[Probe], tell: Tell
     example = f"{column.field}:text"
     if not seen and any(probe.fields for probe in probes):
         names = sorted({name for probe in probes for name in probe.fields})
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         raise UsageError(
             f"source {source}: keep: no field {column.field!r} in what was looked at; there are "
-            f"{', '.join(names[:NAMED])}{more}; if it comes later, say its type: {example}"
+            f"{listed(names, NAMED)}; if it comes later, say its type: {example}"
         )
     kinds = seen.keys() - {NULL}
     if "" in kinds:

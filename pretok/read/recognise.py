@@ -17,6 +17,7 @@ from pathlib import Path
 from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
 from pretok.base.storage import tried
+from pretok.base.units import listed
 from pretok.read.files import (
     IDENTITY_BYTES,
     SHOWN,
@@ -24,7 +25,6 @@ from pretok.read.files import (
     InputFile,
     describe_dataset,
     identify,
-    shorten,
     unpack,
 )
 from pretok.read.paths import HUB, expand, is_dataset, is_glob, is_remote
@@ -92,9 +92,9 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[Inp
     for look in looks:
         if not look.file:
             left_out[look.notice].append(look.path)
-    notices = [f"left out, {what}: {shorten(paths)}" for what, paths in sorted(left_out.items())]
+    notices = [f"left out, {what}: {listed(paths, SHOWN)}" for what, paths in sorted(left_out.items())]
     if empty := [file.path for file in files if file.size == 0 and file.format not in ("hub", "unreadable")]:
-        notices.append(f"empty: {shorten(empty)}")
+        notices.append(f"empty: {listed(empty, SHOWN)}")
     return files, notices + [look.notice for look in looks if look.file and look.notice]
 
 

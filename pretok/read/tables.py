@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pretok.base.storage import Tries
+from pretok.base.units import listed
 from pretok.read.chunks import ServerStream
 from pretok.read.files import READ_SIZE, CorruptInputError, open_parquet
 from pretok.read.hub import open_hub
@@ -144,8 +145,7 @@ def column_names(fields: Any) -> list[str]:
 
 def missing(field: str, names: Sequence[str]) -> CorruptInputError:
     """The error that says which columns there are instead."""
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return CorruptInputError(f"no column {field!r}; the columns are {', '.join(names[:NAMES_SHOWN])}{more}")
+    return CorruptInputError(f"no column {field!r}; the columns are {listed(names, NAMES_SHOWN)}")
 
 
 class _Chosen:

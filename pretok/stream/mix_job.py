@@ -18,6 +18,7 @@ from pretok.base.failures import Failure
 from pretok.base.html import html_table
 from pretok.base.lock import hold
 from pretok.base.tell import Teller, table
+from pretok.base.units import listed
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import failures
 from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, write_mix
@@ -308,8 +309,8 @@ def show_stages(manifest: Manifest, report: MixReport, tell: Teller) -> None:
     """A line for each stage, and one for all that is left out or was changed."""
     for number, stage in enumerate(report.stages, 1):
         largest = sorted(stage.shares, key=lambda name: -stage.shares[name])[:SHOWN]
-        shares = ", ".join(f"{name} {stage.shares[name]:.4%}" for name in stage.shares if name in largest)
-        shares += f" and {len(stage.shares) - SHOWN} more" if len(stage.shares) > SHOWN else ""
+        named = [f"{name} {share:.4%}" for name, share in stage.shares.items() if name in largest]
+        shares = listed(named, SHOWN, count=len(stage.shares))
         bound = max(stage.prefix_bound_tokens.values())
         what = f"stage {number}" if len(report.stages) > 1 else "mix"
         tell.notice(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pretok.base.units import counted, duration, parse_count, short, short_bytes
+from pretok.base.units import counted, duration, listed, parse_count, short, short_bytes
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,10 @@ def test_sizes_counts_and_durations():
     seconds = (0, 59.4, 59.7, 240, 3599, 4800, 86_400, 90_000)
     told = "0 s, 59 s, 1 min, 4 min, 1 h 0 min, 1 h 20 min, 1 d 0 h, 1 d 1 h"
     assert ", ".join(map(duration, seconds)) == told
+
+
+def test_a_list_says_how_much_of_it_is_not_shown():
+    assert listed([], 2) == ""
+    assert listed(["a", "b"], 2) == "a, b"
+    assert listed(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert listed(["a"], 2, "\n  ", count=1234) == "a\n  and 1,233 more"

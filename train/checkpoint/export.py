@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.storage import TEMPORARY_SUFFIX, read_json, write_json
+from pretok.base.units import listed
 from train.checkpoint.meta import read_meta
 from train.checkpoint.restore import Reader, restore
 from train.checkpoint.saved import check_files
@@ -185,9 +186,7 @@ def _tensor_places(folder: Path, config: ModelConfig) -> dict[str, str]:
         known.discard("lm_head.weight")
     for names, what in ((wanted - known, "lacks"), (known - wanted, "holds what train does not compute:")):
         if names:
-            raise MismatchError(
-                f"{folder} {what} {min(names)}" + f" and {len(names) - 1} more" * (len(names) > 1)
-            )
+            raise MismatchError(f"{folder} {what} {listed(sorted(names), 1)}")
     return places
 
 

@@ -31,15 +31,9 @@ def tokenize_step(recipe: Recipe, engine: Engine, tell: Teller) -> None:
     """Tokenize all sources of the recipe."""
     vocab = load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
     if recipe.vocab.path is not None or vocab.bos_id is not None:
-        bos = (
-            None
-            if vocab.bos_id is None
-            else f"begins with {vocab.tokens[vocab.bos_id]!r} (id {vocab.bos_id})"
-        )
-        tell.notice(
-            f"{vocab.path}: each document {bos or 'begins without a token'} and ends with "
-            f"{vocab.tokens[vocab.eod_id]!r} (id {vocab.eod_id}); --bos and --eod name others"
-        )
+        eod, bos = (i if i is None else f"{vocab.tokens[i]!r} (id {i})" for i in (vocab.eod_id, vocab.bos_id))
+        before = ", nothing is put before it" if bos is None else f" and begins with {bos}"
+        tell.notice(f"{vocab.path}: each document ends with {eod}{before}; --eod and --bos name others")
     summary = run_tokenize(recipe, engine, tell)
     if summary.nodes:
         tell.detail(

@@ -154,7 +154,7 @@ def test_the_command_and_python_say_what_they_took(folder, vocab_dir, capsys):
     given = ["tokenize", source, "--out", str(folder / "a"), "--vocab", str(vocab_dir), "--workers", "0"]
     assert run_command([*given, "--bos", NAME]) == 0
     printed = " ".join(capsys.readouterr().err.split())
-    assert f"each document begins with {NAME!r} (id 2) and ends with '<|endoftext|>' (id 0)" in printed
+    assert f"each document ends with '<|endoftext|>' (id 0) and begins with {NAME!r} (id 2)" in printed
     work = pretok.tokenize(
         {"it": folder / "in" / "it-0.jsonl"}, folder / "b", vocab=vocab_dir, bos=NAME, workers=0, quiet=True
     )

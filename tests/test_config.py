@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 from pretok.base.errors import UsageError
 from pretok.base.units import parse_count, short
 from pretok.cli import run_command
+from pretok.cluster.chain import SlurmSettings, read_slurm_settings
+from pretok.commands.reference import TABLES, keys_of, page
 from pretok.config import DEFAULT_SPECIAL_TOKENS, load_recipe, make_recipe, parse_inputs
-from pretok.config.reference import TABLES, keys_of, page
+from train.config import TrainConfig, check_table
 
 RECIPES = Path(__file__).parent.parent / "pipelines"
 MINIMAL = {"out": "work", "sources": {"it": {"inputs": ["a.jsonl"]}}}
@@ -105,7 +108,7 @@ def test_what_an_option_gave_is_called_by_the_option():
 
 
 def test_the_page_of_all_keys_is_that_of_the_settings():
-    """To make it again: python -c "from pretok.config.reference import page; print(page(), end='')" > docs/recipe.md"""
+    """Made by: python -c "from pretok.commands.reference import page as p; print(p(), end='')" > docs/recipe.md"""
     assert (RECIPES.parent / "docs" / "recipe.md").read_text(encoding="utf-8") == page()
 
 
@@ -115,9 +118,13 @@ NEEDS = {"eod": {"path": "x"}, "bos": {"path": "x"}, "reject_contaminated": {"ag
 @pytest.mark.parametrize("heading", TABLES)
 def test_every_key_has_an_example_that_is_taken_and_a_page(heading):
     table = TABLES[heading]
-    tables = {"sources", "normalize", "vocab", "shards", "mix", "train", "slurm"}
     keys = {key.name: key for key in keys_of(table)}
-    assert keys.keys() == table.model_fields.keys() - tables
+    if table is TrainConfig:
+        names = {item.name for item in fields(table)} - {"phases"}
+    else:  # tables within it have a heading of their own
+        inner = {"sources", "normalize", "vocab", "shards", "mix", "train", "slurm", "tokenize"}
+        names = table.model_fields.keys() - inner
+    assert keys.keys() == names
     for key in keys.values():
         given = tomllib.loads(f"{key.name} = {key.example}")
         recipe = {"out": "w", "sources": {name: {"inputs": ["a"]} for name in ("it", "en")}}
@@ -125,6 +132,12 @@ def test_every_key_has_an_example_that_is_taken_and_a_page(heading):
             recipe["sources"]["it"] |= given
         elif heading == "[[mix.stages]]":
             recipe["mix"] = {"stages": [given]}
+        elif heading == "[train]":
+            check_table(given)
+        elif heading.startswith("[slurm"):
+            for name in reversed(heading.strip("[]").replace("STAGE", "mix").split(".")[1:]):
+                given = {name: given}
+            read_slurm_settings(given, {})
         elif heading:
             recipe[heading.strip("[]")] = given | NEEDS.get(key.name, {})
         else:
@@ -138,10 +151,18 @@ def test_init_prints_a_recipe_that_is_the_defaults(capsys):
     printed = capsys.readouterr().out
     plain = make_recipe({"out": "work", "sources": parse_inputs(["it=a/*.jsonl", "en=b"])}, "x")
     assert make_recipe(tomllib.loads(printed), "x") == plain
-    on = re.sub(r"^# (\[mix\]|(?!eod|bos|path|reject|against|special)[a-z_]+ =)", r"\1", printed, flags=re.M)
+    on = re.sub(
+        r"^# (\[(?:mix|train|slurm.*)\]|(?!eod|bos|path|reject|against|special)[a-z_0-9]+ =)",
+        r"\1",
+        printed,
+        flags=re.M,
+    )
     everything = make_recipe(tomllib.loads(on), "x")
     assert everything.mix is not None
-    assert everything.model_copy(update={"mix": None}) == plain
+    assert everything.model_copy(update={"mix": None, "train": {}, "slurm": {}}) == plain
+    assert everything.train.keys() == {item.name for item in fields(TrainConfig)} - {"phases"}
+    assert read_slurm_settings({**everything.slurm, "account": None, "exclude": None}, {}).train.nodes == 1
+    assert everything.slurm.keys() == SlurmSettings.model_fields.keys()
     assert run_command(["init", "a.jsonl"]) == 2
 
 

@@ -22,8 +22,9 @@ from pretok.base.errors import UsageError
 from train.model.sizes import model_config
 
 
-def _option(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices})
+def _option(default: Any, help: str, *, choices: tuple[str, ...] = (), example: str = "") -> Any:
+    """A setting. example: as TOML, for the page of all keys, where the default is none."""
+    return field(default=default, metadata={"help": help, "choices": choices, "example": example})
 
 
 _LEAST = {
@@ -51,6 +52,11 @@ _LEAST = {
 """The least value of settings that have one."""
 
 
+def least_of(name: str) -> int | None:
+    """The least value of a setting, None where there is none."""
+    return next((least for least, names in _LEAST.items() if name in names), None)
+
+
 MOST_BETA = 0.98
 """Of AdamW with moments in bf16, whose values are 1/256 to 1/128 apart: a step moves a moment by 1 - beta of it. Of
 squares of noise that fell by a factor of 100 the mean is found within 1 % with 0.98, 9 % too high with 0.99, and 0.998
@@ -76,25 +82,31 @@ class PhaseSettings:
 class TrainConfig:
     """All settings; each one's help says its meaning. None: derived, and printed at the start."""
 
-    shards: str = _option("", "folder of shards with their manifest.json")
-    mix: str | None = _option(None, "mix.json; without it every source once")
+    shards: str = _option("", "folder of shards with their manifest.json", example='"work/shards"')
+    mix: str | None = _option(None, "mix.json; without it every source once", example='"mix.json"')
     out: str = _option("run", "folder of the run; one that holds checkpoints is resumed")
     model: str = _option("debug", "debug, 3m, 10m, 160m, 1b, 3b, italia-9b or a TOML file of sizes")
-    init_from: str | None = _option(None, "start from the weights of an exported folder or a checkpoint")
+    init_from: str | None = _option(
+        None, "start from the weights of an exported folder or a checkpoint", example='"model"'
+    )
     init_moments: bool = _option(False, "--init-from a checkpoint: take its optimizer's moments too")
-    rope_theta: float | None = _option(None, "base of the rotary positions (default: the model's)")
-    seq_len: int | None = _option(None, "tokens in a sequence (default: the mix's, else the model's)")
+    rope_theta: float | None = _option(
+        None, "base of the rotary positions (default: the model's)", example="500000"
+    )
+    seq_len: int | None = _option(
+        None, "tokens in a sequence (default: the mix's, else the model's)", example="4096"
+    )
     seed: int = _option(0, "seed of the initialisation, and of the order when there is no mix")
     attention: str = _option(
         "causal", "document: see only one's own document", choices=("causal", "document")
     )
 
-    global_batch: int | None = _option(None, "sequences in a step over all ranks")
-    micro_batch: int | None = _option(None, "sequences in one pass of one rank")
-    accumulation: int | None = _option(None, "passes in a step")
-    steps: int | None = _option(None, "length of the run in steps (default: the whole mix)")
+    global_batch: int | None = _option(None, "sequences in a step over all ranks", example="1024")
+    micro_batch: int | None = _option(None, "sequences in one pass of one rank", example="4")
+    accumulation: int | None = _option(None, "passes in a step", example="8")
+    steps: int | None = _option(None, "length of the run in steps (default: the whole mix)", example="10000")
     tokens: int | None = _option(
-        None, "length of the run in tokens, for example 1.2T; rounded down to whole steps"
+        None, "length of the run in tokens, for example 1.2T; rounded down to whole steps", example='"1.2T"'
     )
 
     lr: float = _option(3e-4, "peak learning rate")
@@ -103,7 +115,7 @@ class TrainConfig:
     schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
     decay: float = _option(0.2, "wsd: part of the run that decays at its end; 0 keeps it extendable")
     decay_tokens: int | None = _option(
-        None, "wsd: tokens of the decay at the end, instead of a part of the run"
+        None, "wsd: tokens of the decay at the end, instead of a part of the run", example='"100B"'
     )
     beta1: float = _option(0.9, "AdamW")
     beta2: float = _option(0.95, "AdamW")
@@ -123,7 +135,9 @@ class TrainConfig:
     )
     max_skips: int = _option(10, "stop after so many skipped steps in a row")
 
-    shard: int | None = _option(None, "ranks that share one copy of the parameters (default: a node's)")
+    shard: int | None = _option(
+        None, "ranks that share one copy of the parameters (default: a node's)", example="8"
+    )
     tensor: int = _option(1, "ranks that share every matrix product")
     pipeline: int = _option(1, "ranks that share the blocks, each with some of them")
     pipeline_schedule: str = _option(
@@ -156,7 +170,9 @@ class TrainConfig:
     val_every: int = _option(0, "evaluate every so many steps; 0: never")
     val_sequences: int = _option(256, "sequences evaluated of each source, at most")
     evaluate: str | None = _option(
-        None, "files of questions the model answers as it learns: NAME=FILE.jsonl,..."
+        None,
+        "files of questions the model answers as it learns: NAME=FILE.jsonl,...",
+        example='"arc=arc.jsonl"',
     )
     evaluate_every: int = _option(1000, "steps between answers to them; after the last step too")
 
@@ -167,7 +183,9 @@ class TrainConfig:
 
     log_every: int = _option(10, "steps between lines on the terminal")
     gc_every: int = _option(50, "steps between garbage collections, on all ranks together")
-    wandb: str | None = _option(None, "Weights & Biases project; offline unless WANDB_MODE says otherwise")
+    wandb: str | None = _option(
+        None, "Weights & Biases project; offline unless WANDB_MODE says otherwise", example='"my-project"'
+    )
     tensorboard: bool = _option(False, "write TensorBoard events to RUN/tensorboard")
     profile: int = _option(0, "write a profile of so many steps to RUN/profile.json")
     memory_snapshot: bool = _option(False, "when a GPU's memory runs out, write what holds it to RUN/memory")

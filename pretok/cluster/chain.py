@@ -37,28 +37,34 @@ SIGNAL_SECONDS = 180
 
 
 class StageSettings(BaseModel):
-    """[slurm.STAGE]: nodes, links (jobs that continue each other) and the time of each, as sbatch takes it."""
+    """[slurm.STAGE]: the jobs of a stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     nodes: Annotated[int, Field(ge=1)] = 1
+    """Nodes of each job. | 16 | ../slurm/README.md"""
     links: Annotated[int, Field(ge=1)] = 1
+    """Jobs that continue each other. | 20 | ../slurm/README.md"""
     time: str | None = None
+    """Time of each job, as sbatch takes it; without it the profile's. | "24:00:00" | ../slurm/README.md"""
 
 
 class TrainSettings(StageSettings):
-    """[slurm.train]: spare nodes, in every job beside `nodes`, take the place of those that fail (train.sbatch)."""
+    """[slurm.train]: the jobs of the training."""
 
     spare: Annotated[int, Field(ge=0)] = 0
+    """Nodes in every job beside `nodes`, which take the place of those that fail. | 1 | ../slurm/README.md"""
 
 
 class SlurmSettings(BaseModel):
-    """[slurm] of a recipe; account, if given, wins over the profile's."""
+    """[slurm] of a recipe."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     account: str | None = None
+    """The account to charge, instead of the profile's. | "project_1" | ../slurm/README.md"""
     exclude: str | None = None
+    """Nodes that no job may use, as sbatch takes them. | "node[3,7]" | ../slurm/README.md"""
     vocab: StageSettings = StageSettings()
     tokenize: StageSettings = StageSettings()
     mix: StageSettings = StageSettings()

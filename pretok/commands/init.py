@@ -16,8 +16,8 @@ def init(
 
     pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work > recipe.toml
     """
+    from pretok.commands.reference import commented
     from pretok.config import make_recipe, parse_inputs
-    from pretok.config.reference import commented
 
     sources = parse_inputs(inputs)
     make_recipe({"out": out, "sources": sources}, "command line")

@@ -2,7 +2,6 @@
 
 settings.py   the tables of a recipe and what their values may be
 recipes.py    TOML or `NAME=GLOB` arguments -> settings, or what is wrong with them
-reference.py  settings -> a page of all keys, and a commented recipe
 """
 
 from pretok.config.recipes import load_recipe, load_toml, make_mix, make_recipe, parse_inputs, unknown_key

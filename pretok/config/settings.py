@@ -2,7 +2,7 @@
 
 Enters: tables as TOML gives them. Leaves: a Recipe; whatever is wrong whatever the inputs hold is refused here. `~` and
 `$VAR` are expanded in every path, `$$` stands for a dollar sign. The line below a key says what it is, gives an example
-and names the page that explains it; `reference.py` makes the reference of these lines.
+and names the page that explains it; `commands/reference.py` makes the reference of these lines.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class Shards(Part):
     """Share of the documents that is held out for validation, chosen by a hash of the text. | 0.001 |
     running.md"""
     seed: int = 0
-    """Another seed, other documents in the validation split. | 1 | running.md"""
+    """Another seed, other documents in the validation split. | 1 | formats.md"""
     max_reject_share: Annotated[Share, Field(ge=0, le=1)] = Fraction(1, 50)
     """Share of the records of a source above which bad ones end the command with code 3; blank lines and what another
     setting refuses do not count. | 0.1 | running.md"""

@@ -1,7 +1,8 @@
 """The settings' own types -> a page of all keys, and a commented recipe.
 
-Enters: the types of `settings`, and the lines below their keys. Leaves: Markdown, or TOML in which every default stands
-as a comment. Nothing is written down twice, so neither can say what the settings do not.
+Enters: the types of a recipe's tables, of [slurm] and of [train], and what they say of each key. Leaves: Markdown, or
+TOML in which every default stands as a comment. Nothing is written down twice, so neither can say what the settings do
+not.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pretok.base.units import parse_count, parse_share
+from pretok.cluster.chain import SlurmSettings, StageSettings, TrainSettings
 from pretok.config import settings
+from train.config import IN_PHASES, TrainConfig, least_of
 
-TABLES: dict[str, type[settings.Part]] = {
+TABLES: dict[str, Any] = {
     "": settings.Recipe,
     "[sources.NAME]": settings.Source,
     "[normalize]": settings.Normalize,
@@ -28,10 +32,24 @@ TABLES: dict[str, type[settings.Part]] = {
     "[shards]": settings.Shards,
     "[mix]": settings.MixTable,
     "[[mix.stages]]": settings.StageTable,
+    "[train]": TrainConfig,
+    "[slurm]": SlurmSettings,
+    "[slurm.STAGE]": StageSettings,
+    "[slurm.train]": TrainSettings,
 }
 """Headings of a recipe and what is below them."""
-OTHERS = """`[train]` holds flags of `train`, with `_` for `-` ([training](training.md), `train --help`); `[slurm]` and
-`[slurm.STAGE]` what `pretok submit` needs ([Slurm](../slurm/README.md)). Both are checked when a recipe is read."""
+ABOVE = {
+    "[train]": "The flags of `train`, with `_` for `-`; what `pretok run` made (`shards`, `mix`) need not be named.\n"
+    "`[[train.phases]]` changes settings in mid-run: `at`, the tokens at which it begins, and any of\n"
+    + ", ".join(f"`{name}`" for name in IN_PHASES)
+    + " ([training](training.md)).",
+    "[slurm]": "What `pretok submit` needs beside a profile; its options win.",
+    "[slurm.STAGE]": "STAGE is `vocab`, `tokenize` or `mix`.",
+}
+"""What stands on the page between a heading and its keys."""
+OPTIONAL = ("[mix]", "[train]", "[slurm")
+"""Beginnings of headings that are a comment in a recipe: the table alone asks for something."""
+STAGES = ["vocab", "tokenize", "mix"]
 BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 
@@ -48,8 +66,11 @@ class Key:
     page: str
 
 
-def keys_of(table: type[settings.Part]) -> Iterator[Key]:
+def keys_of(table: Any) -> Iterator[Key]:
     """The keys of a table in the order of the type; tables within it have a heading of their own."""
+    if table is TrainConfig:
+        yield from _flags()
+        return
     for name, field in table.model_fields.items():
         if (told := _told(table).get(name)) is None:
             continue
@@ -58,11 +79,39 @@ def keys_of(table: type[settings.Part]) -> Iterator[Key]:
         yield Key(name, _kind(field), default, field.is_required(), example, text, page)
 
 
+def _flags() -> Iterator[Key]:
+    """The keys of [train], but for its phases."""
+    hints = get_type_hints(TrainConfig)
+    for item in fields(TrainConfig):
+        if item.name == "phases":
+            continue
+        kind = next(
+            part for part in get_args(hints[item.name]) or (hints[item.name],) if part is not type(None)
+        )
+        words = {int: "count", float: "number", bool: "true or false"}.get(kind, "text")
+        choices, least = item.metadata["choices"], least_of(item.name)
+        if choices:
+            words = " or ".join(f'"{choice}"' for choice in choices)
+        if least is not None:
+            words += f", at least {least}"
+        other = choices[-1] if choices else not item.default if kind is bool else item.default
+        example = item.metadata["example"] or toml(other)
+        yield Key(
+            item.name,
+            words,
+            toml(item.default),
+            False,
+            example,
+            item.metadata["help"],
+            "training.md",
+        )
+
+
 @cache
 def _told(table: type) -> dict[str, str]:
     """Key -> the line below it, in the type and those it is made from."""
     found: dict[str, str] = {}
-    for kind in (kind for kind in table.__mro__ if issubclass(kind, settings.Part)):
+    for kind in table.__mro__[: table.__mro__.index(BaseModel)]:
         body = ast.parse(inspect.getsource(kind)).body[0]
         assert isinstance(body, ast.ClassDef)
         for line, below in zip(body.body, body.body[1:], strict=False):
@@ -127,6 +176,7 @@ def page() -> str:
     lines = ["# Recipes", "", INTRODUCTION]
     for heading, table in TABLES.items():
         lines += ["", f"## `{heading}`" if heading else "## Above the tables", ""]
+        lines += [ABOVE[heading], ""] if heading in ABOVE else []
         lines += ["| key | type | default | example | | see |", "|---|---|---|---|---|---|"]
         for key in keys_of(table):
             default = "must be given" if key.needed else f"`{key.default}`" if key.default else "none"
@@ -136,10 +186,14 @@ def page() -> str:
                 default,
                 f"`{key.example}`",
                 key.text,
-                f"[{key.page[:-3]}]({key.page})",
+                f"[{PAGES.get(key.page, key.page[:-3])}]({key.page})",
             )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join([*lines, "", "## `[train]` and `[slurm]`", "", OTHERS, ""])
+    return "\n".join([*lines, ""])
+
+
+PAGES = {"../slurm/README.md": "Slurm"}
+"""Pages that are not called as their file is."""
 
 
 INTRODUCTION = """A recipe is TOML. `pretok init it='data/it/*.jsonl.zst' --out work > recipe.toml` writes one with
@@ -153,10 +207,10 @@ def commented(out: str, sources: Mapping[str, Sequence[str]]) -> str:
     lines = ["# A recipe for pretok. What stands behind a # is the default, or an example; docs/recipe.md says more.",
              f"out = {toml(out)}"]  # fmt: skip
     for heading, table in TABLES.items():
-        names = list(sources) if table is settings.Source else [""]
+        names = list(sources) if table is settings.Source else STAGES if table is StageSettings else [""]
         for name in names if heading and table is not settings.StageTable else ():
-            above = "# " if table is settings.MixTable else ""  # without the table no mix is made
-            lines += ["", above + heading.replace("NAME", name)]
+            above = "# " if heading.startswith(OPTIONAL) else ""
+            lines += ["", above + heading.replace("NAME", name).replace("STAGE", name)]
             for key in keys_of(table):
                 if key.name == "inputs":
                     lines.append(f"inputs = {toml(tuple(sources[name]))}")

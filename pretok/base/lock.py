@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pretok.base.errors import FolderInUse
+from pretok.base.errors import FolderInUse, OutputError
 from pretok.base.storage import LOCK_FILE, digest, remove_leftovers, temporary_of, writing
 
 logger = logging.getLogger(__name__)
@@ -111,12 +111,15 @@ def hold(target: Path, what: str, *, beside: bool = False) -> Iterator[threading
 def share(folder: Path, what: str) -> Iterator[None]:
     """Say to other jobs that this one reads `folder` for long: `refuse_readers` names it to them. Where nothing may be
     written, they are not told; a job whose word is deleted goes on."""
-    if not os.access(folder, os.W_OK):
-        yield
-        return
-    with contextlib.suppress(FolderInUse):
-        refuse_readers(folder)  # what readers that were killed left there goes
-    with _locked(folder / f"{READERS}{secrets.token_hex(8)}", folder, what, writes=False):
+    with contextlib.ExitStack() as stack:
+        if os.access(folder, os.W_OK):
+            with contextlib.suppress(FolderInUse):
+                refuse_readers(folder)  # what readers that were killed left there goes
+            try:
+                path = folder / f"{READERS}{secrets.token_hex(8)}"
+                stack.enter_context(_locked(path, folder, what, writes=False))
+            except (OutputError, OSError) as error:  # a full disk keeps nobody from reading
+                logger.warning("other jobs are not told that this one reads %s: %s", folder, error)
         yield
 
 

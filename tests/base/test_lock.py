@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -142,6 +143,16 @@ def test_a_reader_whose_word_is_deleted_goes_on(tmp_path, monkeypatch):
             if thread.name == "folder-lock":
                 thread.join(20)
         assert stop.reason is None
+
+
+def test_a_full_disk_keeps_nobody_from_reading(tmp_path, monkeypatch, caplog):
+    def no_space(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", no_space)
+    with share(tmp_path, "train"):
+        assert not list(tmp_path.iterdir())
+    assert "are not told that this one reads" in caplog.text
 
 
 def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path, elsewhere):

@@ -346,10 +346,7 @@ def test_another_setting_than_before_says_the_option_to_add(tmp_path, vocab_dir,
     assert run_command([*first, "--vocab", str(vocab_dir), "--val-fraction", "0.01"]) == 0
     capsys.readouterr()
     assert run_command([*first, "--vocab", str(vocab_dir)]) == 2
-    assert (
-        "val_fraction was '1/100' and is '0'. Restore that (add --val-fraction 1/100)"
-        in capsys.readouterr().err
-    )
+    assert "val_fraction was 0.01 and is 0. Restore that (add --val-fraction 0.01)" in capsys.readouterr().err
 
 
 def test_chats_are_told_to_be_written_as_text(tmp_path, vocab_dir, capsys):

@@ -6,9 +6,11 @@ every difference; results of other settings are never mixed.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from pathlib import Path
 
 from pretok.base.errors import MismatchError
@@ -39,7 +41,7 @@ def refuse_changes(what: str, folder: Path, old: Mapping[str, object], new: Mapp
         if key == INPUTS:
             changes += _source_changes(old.get(key) or {}, value)
         else:
-            changes.append(f"{key} was {old.get(key)!r} and is {value!r}")
+            changes.append(f"{key} was {_written(old.get(key))} and is {_written(value)}")
     refuse(what, folder, changes, " ".join(filter(None, options)))
 
 
@@ -52,9 +54,19 @@ def _option(key: str, old: object, folder: Path) -> str:
             return f"--{old}-duplicates"
         case "size":
             return f"--vocab-size {old}"
-        case "val_fraction" | "reject_contaminated" | "pattern" | "min_count" if old is not None:
+        case "val_fraction" | "reject_contaminated" if old is not None:
+            return f"--{key.replace('_', '-')} {_written(old)}"
+        case "pattern" | "min_count" if old is not None:
             return f"--{key.replace('_', '-')} {old}"
     return ""
+
+
+def _written(value: object) -> str:
+    """A setting as a person writes it: an exact share as a decimal number where that is exact."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]+(/[0-9]+)?", value):
+        short = f"{float(Fraction(value)):g}"
+        return short if Fraction(short) == Fraction(value) else value
+    return repr(value)
 
 
 def refuse(what: str, folder: Path, changes: Sequence[str], options: str = "") -> None:

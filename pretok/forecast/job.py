@@ -25,8 +25,8 @@ from pretok.read.recognise import list_inputs
 from pretok.stream.mix_job import recipe_request
 from pretok.tokenizer.encoder import Encoder
 
-WORD_BYTES = 350
-"""Memory of build-vocab's driver for each distinct word, see docs/scaling.md."""
+WORD_BYTES = 140
+"""Memory of build-vocab's driver for each distinct word at most, see docs/scaling.md."""
 WORKER_BYTES = 600_000_000
 """Memory of a worker of tokenize at most, see docs/scaling.md."""
 FILES_A_SHARD = 3

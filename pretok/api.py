@@ -22,7 +22,7 @@ from pretok.commands.steps import tokenize_step
 from pretok.config import Recipe, load_toml, make_mix
 from pretok.counts.job import refuse_partial
 from pretok.opened.work import Work, open_work
-from pretok.shards.manifest import has_manifest, load_manifest
+from pretok.shards.manifest import load_manifest, shards_of
 from pretok.stream.mix_job import MixReport, recipe_request, run_mix, show_mix
 from pretok.vocab.job import run_build_vocab
 from pretok.vocab.records import VocabReport
@@ -94,8 +94,7 @@ def mix(work: Path_, out: Path_ | None = None, **settings: object) -> MixReport:
     shown: a notebook shows the report. Raises PretokError.
     """
     request = recipe_request(make_mix(settings, "pretok.mix"))
-    folder = Path(work)
-    shards = folder if has_manifest(folder) else folder / "shards"
+    shards = shards_of(Path(work))
     target = shards.absolute().parent / "mix.json" if out is None else Path(out)
     with _told("mix", work_of(target), {"shards": shards, "out": target, **settings}, quiet=True) as tell:
         report = run_mix(shards, target, request)

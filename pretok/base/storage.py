@@ -301,12 +301,8 @@ def checksum(path: Path, block: int = 1 << 22) -> str:
 
 def compare_checksum(path: Path, sealed: str) -> None:
     """Raises IntegrityError where a file is missing or has another checksum than it was sealed with."""
-    try:
+    with reading(path):
         found = checksum(path)
-    except OSError as error:
-        if error.errno in PASSING:
-            raise
-        raise IntegrityError(f"cannot read {path}: {error.strerror}") from None
     if found != sealed:
         raise damaged(path)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import secrets
 import socket
 import subprocess
@@ -16,6 +18,9 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# As on a shared machine. Here, because Ray reads both once, when a process first imports it.
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 from counting import write_lines
 from support import ROOT, SPECIAL, TASK_PATH
@@ -85,8 +90,6 @@ def here() -> Iterator[Engine]:
 def ray_address() -> Iterator[str]:
     """Address of one Ray head with two CPUs for the whole session: starting one costs 5 to 14 s."""
     port = free_port()
-    os.environ["RAY_AUTH_MODE"] = "token"  # as on a shared machine; the driver here needs it too
-    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ["PYTHONPATH"] = TASK_PATH  # workers import the tests' tasks
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}"]
@@ -105,10 +108,12 @@ def ray_address() -> Iterator[str]:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A free TCP port of the loopback interface, below the range from which systems give ports to whoever asks for any."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 @pytest.fixture(scope="session")

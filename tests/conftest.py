@@ -108,7 +108,7 @@ def ray_address() -> Iterator[str]:
 
 
 def free_port() -> int:
-    """A free TCP port of the loopback interface, below the range from which systems give ports to whoever asks for any."""
+    """A free TCP port of the loopback interface, below the range from which systems give ports by themselves."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as listener, contextlib.suppress(OSError):

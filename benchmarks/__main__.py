@@ -2,7 +2,7 @@
 
 python -m benchmarks all                # everything, about half an hour on two cores
 python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
-python -m benchmarks loader cold ray files exports remote writes  # streams, the driver, file systems; no peers needed
+python -m benchmarks loader cold ray files exports remote  # streams, the driver, file systems; no peers needed
 python -m benchmarks streams            # our loader beside litdata and mosaicml-streaming, which it needs
 python -m benchmarks report             # table and plot again from results.json
 python -m benchmarks house              # the shape of the code, in seconds and without text
@@ -26,19 +26,16 @@ from benchmarks.house import main as measure_house
 from benchmarks.inputs import Inputs, prepare
 from benchmarks.loader import measure_loader
 from benchmarks.measure import save
-from benchmarks.new_text import measure_new_text
 from benchmarks.parts import measure_parts
 from benchmarks.peers import measure_peers
 from benchmarks.remote import measure_remote
 from benchmarks.report import write_report
 from benchmarks.scaling import measure_balance, measure_memory, measure_scaling
 from benchmarks.streams import measure_streams
-from benchmarks.writes import measure_writes
 from pretok.base.children import child_environment
 
 SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "parts": measure_parts,
-    "new-text": measure_new_text,
     "end-to-end": measure_end_to_end,
     "peers": measure_peers,
     "memory": lambda inputs, runs: measure_memory(inputs),
@@ -51,7 +48,6 @@ SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "files": measure_files,
     "exports": measure_exports,
     "remote": measure_remote,
-    "writes": measure_writes,
 }
 
 

@@ -34,7 +34,6 @@ MORE = {
     "files": "files of three documents, 2 workers",
     "exports": "600 MB of ids in the formats of others, one process, to the disk",
     "remote": "from a server 50 ms away, one process",
-    "writes": "calls to the file system, the corpus once",
 }
 """Sections whose results are lines of a table as they are, and its title."""
 NOT_SHOWN = ("load_average", "empty_tasks_per_second")
@@ -143,10 +142,6 @@ def markdown(results: dict[str, Any]) -> str:
         "|---|---:|",
         *(f"| {name} | {value:.0f} |" for name, value in results["parts"]["parts_mb_s"].items()),
     ]
-    if "new_text" in results:
-        speeds = {name: speed for name, speed in results["new_text"].items() if name != "load_average"}
-        lines += ["", "| encode on one core, every document once, then all again | MB/s |", "|---|---:|"]
-        lines += [f"| {name} | {speed:.0f} |" for name, speed in speeds.items()]
     if "versus" in results:
         rows = results["versus"]["seconds"].items()
         lines += [

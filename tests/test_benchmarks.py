@@ -16,7 +16,6 @@ from benchmarks.exports import run_exports
 from benchmarks.files import write_files
 from benchmarks.inputs import Inputs, prepare, texts_of
 from benchmarks.measure import load_results
-from benchmarks.new_text import run_new_text
 from benchmarks.parts import PARTS, run_parts
 from benchmarks.report import markdown
 from benchmarks.train_shards import write_random_shards
@@ -66,16 +65,12 @@ def test_the_inputs_hold_the_corpus(inputs: Inputs, sample_texts: dict[str, list
     assert short == 3
 
 
-def test_the_parts_and_the_new_text_are_measured(inputs: Inputs) -> None:
-    paths, tokenizer = (
-        [path for found in inputs.zst.values() for path in found],
-        inputs.vocab / "tokenizer.json",
-    )
-    seconds = run_parts(paths, tokenizer, inputs.folder / "parts.bin")
+def test_the_parts_are_measured(inputs: Inputs) -> None:
+    paths = [path for found in inputs.zst.values() for path in found]
+    seconds = run_parts(paths, inputs.vocab / "tokenizer.json", inputs.folder / "parts.bin")
     assert seconds.pop("bytes") == inputs.text_bytes
     assert set(seconds) == set(PARTS)
     assert min(seconds.values()) > 0
-    assert len(run_new_text(paths, tokenizer)) == 11
 
 
 def test_words_are_joined_of_halves(inputs: Inputs) -> None:

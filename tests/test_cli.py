@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 
 import pytest
 from support import ROOT, make_shards
@@ -63,7 +64,8 @@ def test_help_lists_every_command_in_the_order_of_the_flow(capsys, monkeypatch):
 
 def test_the_version(capsys):
     assert run_command(["--version"]) == 0
-    assert capsys.readouterr().out == "pretok 0.1.0\n"
+    assert capsys.readouterr().out == f"pretok {version('pretok')}\n"
+    assert f"\nversion: {version('pretok')}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,3 @@
-"""The version of the program, as files and logs name it; pyproject.toml says the same."""
+"""The version of the program, as files and logs name it; pyproject.toml takes it from here."""
 
 PRETOK_VERSION = "0.1.0"

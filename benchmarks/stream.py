@@ -63,9 +63,9 @@ def shard_entry(source: str, number: int, tokens: int) -> ShardEntry:
 def simulate_corpus(folder: Path) -> None:
     """2,000 shards of 1.5 billion tokens, more of them in some sources than in others, as sparse files."""
     from benchmarks.train_shards import bare_contents
+    from pretok.config import MixTable
     from pretok.shards.manifest import write_manifest
     from pretok.stream.mix_job import MixRequest, run_mix
-    from pretok.stream.quota import Stage
 
     borders = np.cumsum(np.arange(1, SOURCES + 1)) * SHARDS // (SOURCES * (SOURCES + 1) // 2)
     owner = np.searchsorted(borders, np.arange(SHARDS), side="right")
@@ -76,7 +76,7 @@ def simulate_corpus(folder: Path) -> None:
     for shard in shards:
         sparse(folder / shard.path, shard.file_bytes)
     write_manifest(folder, bare_contents(50_000, shards))
-    run_mix(folder, folder / "mix.json", MixRequest((Stage(None, None),), SEQ_LEN))
+    run_mix(folder, folder / "mix.json", MixRequest(MixTable(seq_len=SEQ_LEN)))
 
 
 def measure_open(folder: Path) -> dict[str, Any]:

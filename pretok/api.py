@@ -23,7 +23,7 @@ from pretok.config import Recipe, load_toml, make_mix
 from pretok.counts.job import refuse_partial
 from pretok.opened.work import Work, open_work
 from pretok.shards.manifest import load_manifest, shards_of
-from pretok.stream.mix_job import MixReport, recipe_request, run_mix, show_mix
+from pretok.stream.mix_job import MixReport, MixRequest, run_mix, show_mix
 from pretok.vocab.job import run_build_vocab
 from pretok.vocab.records import VocabReport
 
@@ -47,7 +47,7 @@ def build_vocab(
     `out` itself. settings: keys of [vocab], such as size, pattern, weights. workers, address: those of the command;
     quiet: show no progress. Raises PretokError.
     """
-    recipe = _recipe("build_vocab", inputs, out, {"vocab": settings})
+    recipe = _recipe("build_vocab", inputs, out, {f"vocab.{key}": value for key, value in settings.items()})
     with _told("build-vocab", recipe.out, recipe.model_dump(), quiet) as tell:
         with start_engine(workers, address) as engine:
             report = run_build_vocab(recipe, engine, tell)
@@ -76,9 +76,9 @@ def tokenize(
     document. settings: keys of [shards], such as val_fraction, size, duplicates. Raises PretokError: PartitionsFailed
     where all but some inputs is done.
     """
-    recipe = _recipe(
-        "tokenize", inputs, out, {"vocab": {"path": vocab, "eod": eod, "bos": bos}, "shards": settings}
-    )
+    tokenizer = {"vocab.path": vocab, "vocab.eod": eod, "vocab.bos": bos}
+    given = tokenizer | {f"shards.{key}": value for key, value in settings.items()}
+    recipe = _recipe("tokenize", inputs, out, given)
     with (
         _told("tokenize", recipe.out, recipe.model_dump(), quiet) as tell,
         start_engine(workers, address) as engine,
@@ -93,7 +93,8 @@ def mix(work: Path_, out: Path_ | None = None, **settings: object) -> MixReport:
     work: WORK or its folder of shards. settings: keys of [mix], such as weights, tokens, seq_len, stages. Nothing is
     shown: a notebook shows the report. Raises PretokError.
     """
-    request = recipe_request(make_mix(settings, "pretok.mix"))
+    names = {f"mix.{key}": key for key in settings}
+    request = MixRequest(make_mix(settings, "pretok.mix", names))
     shards = shards_of(Path(work))
     target = shards.absolute().parent / "mix.json" if out is None else Path(out)
     with _told("mix", work_of(target), {"shards": shards, "out": target, **settings}, quiet=True) as tell:
@@ -102,14 +103,14 @@ def mix(work: Path_, out: Path_ | None = None, **settings: object) -> MixReport:
     return report
 
 
-def _recipe(
-    name: str, inputs: Inputs, out: Path_ | None, tables: Mapping[str, Mapping[str, object]]
-) -> Recipe:
+def _recipe(name: str, inputs: Inputs, out: Path_ | None, given: Mapping[str, object]) -> Recipe:
     if isinstance(inputs, Mapping):
-        data: dict[str, object] = {"sources": {source: _source(given) for source, given in inputs.items()}}
+        data: dict[str, object] = {"sources": {source: _source(table) for source, table in inputs.items()}}
     else:
         data = load_toml(Path(inputs))
-    return complete_recipe(data, f"pretok.{name}", None if out is None else Path(out), tables)
+    given = {key: value for key, value in given.items() if value is not None}
+    names = {key: "vocab" if key == "vocab.path" else key.partition(".")[2] for key in given}
+    return complete_recipe(data, f"pretok.{name}", None if out is None else Path(out), given, names, "out = ")
 
 
 def _source(given: object) -> dict[str, object]:

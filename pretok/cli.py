@@ -1,4 +1,4 @@
-"""The `pretok` command: registers the commands and turns errors into exit codes.
+"""The `pretok` command: turns what ends a command into its exit code.
 
 The codes stand in docs/running.md. What a file system's passing error ended is done again before it ends with 75.
 """
@@ -21,27 +21,7 @@ from pretok.base.lean import collect_seldom
 from pretok.base.stop import StopFlag
 from pretok.base.storage import Tries
 from pretok.base.version import PRETOK_VERSION
-from pretok.commands.annotate import annotate
-from pretok.commands.build_vocab import build_vocab
-from pretok.commands.count import count
-from pretok.commands.disclose import disclose
-from pretok.commands.export import export
-from pretok.commands.help import CommandWithExamples, FlowGroup
-from pretok.commands.init import init
-from pretok.commands.inspect import inspect
-from pretok.commands.mix import mix
-from pretok.commands.plan import plan
-from pretok.commands.preflight import preflight
-from pretok.commands.query import query
-from pretok.commands.report import report
-from pretok.commands.run import run
-from pretok.commands.stats import stats
-from pretok.commands.status import status
-from pretok.commands.submit import submit
-from pretok.commands.tokenize import tokenize
-from pretok.commands.trace import trace
-from pretok.commands.verify import verify
-from pretok.commands.watch import watch
+from pretok.commands.help import FlowGroup
 
 USER_ERROR, READER_GONE = 2, 141
 INTERRUPTED = 130
@@ -84,12 +64,6 @@ app = typer.Typer(
     help="Text to token files for language models: vocabulary, shards, mix, stream.",
     epilog="`pretok COMMAND --help` shows the options of a command and an example.",
 )
-COMMANDS = (
-    init, run, plan, count, build_vocab, tokenize, annotate, verify, stats, inspect, query, trace, report, disclose,
-    mix, export, submit, preflight, status, watch,
-)  # fmt: skip
-for command in COMMANDS:
-    app.command(cls=CommandWithExamples)(command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 from benchmarks.train_shards import bare_contents
 from pretok.base.records import to_json
+from pretok.config import make_mix
 from pretok.shards.contents import ShardEntry
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
 from pretok.stream.legs import LEGS, StreamLeg
-from pretok.stream.mix_file import mix_json
+from pretok.stream.mix_file import Mix, mix_json
 from pretok.stream.mix_job import MixRequest
-from pretok.stream.quota import parse_stage
+from pretok.stream.quota import stage_table
 
 
 def manifest_of(tokens: dict[str, int]) -> Manifest:
@@ -36,5 +37,8 @@ def write_leg(run: Path, shards: Path, view: View, batch: int, **changes: Any) -
     (run / LEGS).write_text(json.dumps(to_json(replace(leg, **changes))) + "\n")
 
 
-def request(*stages: str, **changes: Any) -> MixRequest:
-    return MixRequest(tuple(parse_stage(stage) for stage in stages), **changes)
+def request(*stages: str, split: str = "train", after: Mix | None = None, **table: object) -> MixRequest:
+    """A wish for stages as `pretok mix --stage` takes them; table: other keys of [mix]."""
+    return MixRequest(
+        make_mix({"stages": [stage_table(stage) for stage in stages], **table}, "test"), split, after
+    )

@@ -13,9 +13,11 @@ import pytest
 from pretok.base.errors import UsageError
 from pretok.base.units import parse_count, short
 from pretok.cli import run_command
-from pretok.cluster.chain import SlurmSettings, read_slurm_settings
 from pretok.commands.reference import TABLES, keys_of, page
-from pretok.config import DEFAULT_SPECIAL_TOKENS, load_recipe, make_recipe, parse_inputs
+from pretok.config import DEFAULT_SPECIAL_TOKENS, load_recipe, make_recipe, parse_inputs, with_settings
+from pretok.config.settings import Slurm
+from pretok.read.normalize import Normalization
+from pretok.read.readers import RecordFormat
 from train.config import TrainConfig, check_table
 
 RECIPES = Path(__file__).parent.parent / "pipelines"
@@ -43,6 +45,9 @@ def test_the_two_models_ask_for_what_they_promise():
     ("change", "message"),
     [
         ({"shard": {}}, "unknown key shard (did you mean shards?)"),
+        ({"slurm": {"train": {"node": 3}}}, "unknown key slurm.train.node (did you mean nodes?)"),
+        ({"slurm": {"tokenize": {"spare": 2}}}, "unknown key slurm.tokenize.spare (known: "),
+        ({"slurm": {"mix": {"links": 0}}}, "slurm.mix.links: 0 is out of range; it must be at least 1"),
         ({"vocab": {"sise": 1}}, "unknown key vocab.sise (did you mean size?)"),
         ({"sources": {"it": {"inputs": ["a"], "feild": "x"}}}, "sources.it.feild (did you mean field?)"),
         ({"sources": {}}, "sources"),
@@ -105,6 +110,9 @@ def test_what_an_option_gave_is_called_by_the_option():
     del data["vocab"]["size"]
     with pytest.raises(UsageError, match=r"^command line: --weights names en"):
         make_recipe(data, "command line", options={"vocab.weights": "--weights"})
+    data = with_settings(MINIMAL, {"sources.keep": ["file"]})
+    with pytest.raises(UsageError, match=r"^command line: --keep: the ledger itself has a column 'file'"):
+        make_recipe(data, "command line", options={"sources.keep": "--keep"})
 
 
 def test_the_page_of_all_keys_is_that_of_the_settings():
@@ -135,9 +143,8 @@ def test_every_key_has_an_example_that_is_taken_and_a_page(heading):
         elif heading == "[train]":
             check_table(given)
         elif heading.startswith("[slurm"):
-            for name in reversed(heading.strip("[]").replace("STAGE", "mix").split(".")[1:]):
-                given = {name: given}
-            read_slurm_settings(given, {})
+            table = heading.strip("[]").replace("STAGE", "mix")
+            recipe = with_settings(recipe, {f"{table}.{name}": value for name, value in given.items()})
         elif heading:
             recipe[heading.strip("[]")] = given | NEEDS.get(key.name, {})
         else:
@@ -159,10 +166,9 @@ def test_init_prints_a_recipe_that_is_the_defaults(capsys):
     )
     everything = make_recipe(tomllib.loads(on), "x")
     assert everything.mix is not None
-    assert everything.model_copy(update={"mix": None, "train": {}, "slurm": {}}) == plain
+    assert everything.model_copy(update={"mix": None, "train": {}, "slurm": Slurm()}) == plain
     assert everything.train.keys() == {item.name for item in fields(TrainConfig)} - {"phases"}
-    assert read_slurm_settings({**everything.slurm, "account": None, "exclude": None}, {}).train.nodes == 1
-    assert everything.slurm.keys() == SlurmSettings.model_fields.keys()
+    assert everything.slurm.model_fields_set == Slurm.model_fields.keys()
     assert run_command(["init", "a.jsonl"]) == 2
 
 
@@ -180,6 +186,14 @@ def test_inputs_on_the_command_line():
     for wrong in ("a.jsonl", "=a", "it="):
         with pytest.raises(UsageError):
             parse_inputs([wrong])
+
+
+def test_defaults_of_a_source_are_those_of_reading():
+    source = make_recipe(MINIMAL, "test").sources["it"]
+    assert (source.record, make_recipe(MINIMAL, "test").normalize.function) == (
+        RecordFormat(),
+        Normalization(),
+    )
 
 
 def test_default_special_tokens():
@@ -285,6 +299,7 @@ def test_a_name_too_long_for_a_file_is_refused():
 
 def test_a_field_given_once_is_that_of_every_source():
     sources = {"it": {"inputs": ["a"], "field": "x"}, "en": {"inputs": ["b"], "max_document": "1MiB"}}
-    recipe = make_recipe({"out": "w", "sources": sources}, "command line", field="content")
+    data = with_settings({"out": "w", "sources": sources}, {"sources.field": "content"})
+    recipe = make_recipe(data, "command line")
     assert [source.field for source in recipe.sources.values()] == ["content", "content"]
     assert [source.record.max_document for source in recipe.sources.values()] == [256 << 20, 1 << 20]

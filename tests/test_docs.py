@@ -76,7 +76,7 @@ def test_every_command_parses(words: list[str]) -> None:
         train_parses(words[1:])
         return
     context = GROUP.make_context("pretok", words[1:], resilient_parsing=True)
-    command, rest = GROUP.commands[words[1]], words[2:]
+    command, rest = GROUP.get_command(context, words[1]), words[2:]
     with command.make_context(words[1], list(rest), parent=context):
         pass
 

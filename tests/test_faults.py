@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from pretok.cli import COMMANDS, run_command
+from pretok.cli import run_command
+from pretok.commands.help import COMMANDS
 
 SHARDS, MIX = "{work}/shards", "{work}/mix.json"
 INPUTS = ("it={work}/it.jsonl", "en={work}/en.jsonl")
@@ -155,7 +156,7 @@ def injected(line: list[str], paths: set[str], faults: tuple[tuple[str, str, str
 
 
 def test_every_command_is_here() -> None:
-    names = {command.__name__.replace("_", "-") for command in COMMANDS}
+    names = set(COMMANDS)
     assert names == LINES.keys() | LEFT_OUT.keys()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from mixing import request
 
 import pretok.stream
 from pretok.audit.verify_job import notes, run_verify
@@ -23,8 +24,7 @@ from pretok.base.tell import Silent
 from pretok.config import make_recipe
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
-from pretok.stream.mix_job import MixRequest, run_mix
-from pretok.stream.quota import parse_stage
+from pretok.stream.mix_job import run_mix
 
 GOLDEN = Path(__file__).parent / "golden"
 PACKED: dict[str, Callable[[bytes], bytes]] = {
@@ -47,7 +47,7 @@ def test_shards_of_this_version_are_read(tmp_path: Path, here: Engine) -> None:
     assert run_verify(shards, None, here, Silent())[1] == notes(manifest) == []
     view = pretok.stream.open(shards, GOLDEN / "mix.json")
     assert (view.fingerprint, len(view)) == ("3a56375177dfc86c5059e39e51bf6c0e", 381)
-    run_mix(shards, tmp_path / "mix.json", MixRequest((parse_stage("all:natural"),), seq_len=16, seed=7))
+    run_mix(shards, tmp_path / "mix.json", request("all:natural", seq_len=16, seed=7))
     made, stored = (json.loads((folder / "mix.json").read_text()) for folder in (tmp_path, GOLDEN))
     assert {**made, "report": None} == {**stored, "report": None}
     lines = (GOLDEN / "documents.jsonl").read_bytes().split(b"\n")

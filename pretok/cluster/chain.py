@@ -1,6 +1,6 @@
 """submit: a recipe and a site's profile -> a chain of Slurm jobs: vocabulary, tokens, verification and mix, training.
 
-Enters: a Recipe with its [slurm] and [train] tables, a profile (slurm/profiles/NAME.sh) and overrides. Leaves: jobs in
+Enters: a Recipe with its [slurm] and [train] tables, and a profile (slurm/profiles/NAME.sh). Leaves: jobs in
 the queue and OUT/slurm/CHAIN/, where their logs, markers and chain.tsv (job id, stage, link) are.
 
 Between stages a job waits for the success of the one before (afterok), between the links of a stage for its end
@@ -19,12 +19,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Literal
 
 from pretok.base.errors import PretokError, UsageError
-from pretok.config import Recipe, unknown_key
+from pretok.config import Recipe
+from pretok.config.settings import Slurm, SlurmStage
 
 StageName = Literal["vocab", "tokenize", "mix", "train"]
 STAGES: tuple[StageName, ...] = ("vocab", "tokenize", "mix", "train")
@@ -34,63 +33,6 @@ RECORD = "chain.tsv"
 """In a chain's folder: a line for each job with its id, stage and link."""
 SIGNAL_SECONDS = 180
 """How long before its end a job is asked to stop; a sixth of a short job."""
-
-
-class StageSettings(BaseModel):
-    """[slurm.STAGE]: the jobs of a stage."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    nodes: Annotated[int, Field(ge=1)] = 1
-    """Nodes of each job. | 16 | ../slurm/README.md"""
-    links: Annotated[int, Field(ge=1)] = 1
-    """Jobs that continue each other. | 20 | ../slurm/README.md"""
-    time: str | None = None
-    """Time of each job, as sbatch takes it; without it the profile's. | "24:00:00" | ../slurm/README.md"""
-
-
-class TrainSettings(StageSettings):
-    """[slurm.train]: the jobs of the training."""
-
-    spare: Annotated[int, Field(ge=0)] = 0
-    """Nodes in every job beside `nodes`, which take the place of those that fail. | 1 | ../slurm/README.md"""
-
-
-class SlurmSettings(BaseModel):
-    """[slurm] of a recipe."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    account: str | None = None
-    """The account to charge, instead of the profile's. | "project_1" | ../slurm/README.md"""
-    exclude: str | None = None
-    """Nodes that no job may use, as sbatch takes them. | "node[3,7]" | ../slurm/README.md"""
-    vocab: StageSettings = StageSettings()
-    tokenize: StageSettings = StageSettings()
-    mix: StageSettings = StageSettings()
-    train: TrainSettings = TrainSettings()
-
-
-def read_slurm_settings(table: dict[str, object], overrides: dict[str, object]) -> SlurmSettings:
-    """The [slurm] table with `overrides` (nested in the same way) over it. UsageError names what is wrong."""
-    merged = dict(table)
-    for key, value in overrides.items():
-        old = merged.get(key, {})
-        merged[key] = {**old, **value} if isinstance(value, dict) and isinstance(old, dict) else value
-    try:
-        return SlurmSettings.model_validate(merged)
-    except ValidationError as error:
-        raise UsageError("; ".join(_explain(detail) for detail in error.errors())) from None
-
-
-def _explain(detail: Any) -> str:
-    """One pydantic error as a sentence, with the nearest known key for an unknown one."""
-    *tables, key = map(str, detail["loc"])
-    where = ".".join(["slurm", *tables, key])
-    if detail["type"] != "extra_forbidden":
-        return f"{where}: {detail['msg']}"
-    table = TrainSettings if tables == ["train"] else StageSettings if tables else SlurmSettings
-    return unknown_key(where, table.model_fields)
 
 
 def parse_time(text: str) -> int:
@@ -181,20 +123,19 @@ def plan_chain(
     recipe: Recipe,
     recipe_path: Path,
     profile: Profile,
-    settings: SlurmSettings,
     stages: list[StageName],
     run: Path,
     train_arguments: list[str],
     folder: Path,
 ) -> Chain:
     """The jobs of `stages`. Raises UsageError when the profile lacks a value they need."""
-    check_profile(profile, settings, stages)
+    check_profile(profile, recipe.slurm, stages)
     scripts = profile.folder
     jobs: list[Job] = []
     previous: int | None = None
     for stage in stages:
-        own: StageSettings = getattr(settings, stage)
-        options = _options(recipe, profile, settings, stage, folder)
+        own: SlurmStage = getattr(recipe.slurm, stage)
+        options = _options(recipe, profile, stage, folder)
         if stage == "train":
             arguments = [str(run), *recipe_flags(recipe), *train_arguments]
         else:
@@ -207,7 +148,7 @@ def plan_chain(
             jobs.append(Job(stage, link, options, script, (str(profile.path), *arguments), tuple(depends)))
         previous = len(jobs) - 1
     environment = {"PRETOK_SLURM": str(scripts), "PRETOK_CHAIN": str(folder.absolute())}
-    return Chain(folder, jobs, environment | {"PRETOK_SPARE": str(settings.train.spare)})
+    return Chain(folder, jobs, environment | {"PRETOK_SPARE": str(recipe.slurm.train.spare)})
 
 
 def choose_stages(recipe: Recipe, wanted: str | None, train_arguments: list[str]) -> list[StageName]:
@@ -223,9 +164,9 @@ def choose_stages(recipe: Recipe, wanted: str | None, train_arguments: list[str]
     return [stage for stage in STAGES if stage in names]
 
 
-def check_profile(profile: Profile, settings: SlurmSettings, stages: list[StageName]) -> None:
+def check_profile(profile: Profile, slurm: Slurm, stages: list[StageName]) -> None:
     """UsageError that names every value the stages need and the profile leaves empty."""
-    needed = {"VENV"} if settings.account else {"ACCOUNT", "VENV"}
+    needed = {"VENV"} if slurm.account else {"ACCOUNT", "VENV"}
     for stage in stages:
         kind = "GPU" if stage == "train" else "CPU"
         needed |= {f"{kind}_{name}" for name in ("PARTITION", "QOS", "CORES", "MEMORY", "TIME")}
@@ -241,28 +182,27 @@ def check_profile(profile: Profile, settings: SlurmSettings, stages: list[StageN
         raise UsageError(f"SITE_VENV of {profile.path}: {profile.get('VENV')} holds no bin/python")
 
 
-def _options(
-    recipe: Recipe, profile: Profile, settings: SlurmSettings, stage: StageName, folder: Path
-) -> tuple[str, ...]:
-    own: StageSettings = getattr(settings, stage)
+def _options(recipe: Recipe, profile: Profile, stage: StageName, folder: Path) -> tuple[str, ...]:
+    slurm = recipe.slurm
+    own: SlurmStage = getattr(slurm, stage)
     kind = "GPU" if stage == "train" else "CPU"
     time = own.time or profile.get(f"{kind}_TIME")
     values = {
         "job-name": f"{recipe.out.name}-{stage}",
         "output": f"{str(folder.absolute()).replace('%', '%%')}/%x-%j.out",
-        "account": settings.account or profile.get("ACCOUNT"),
+        "account": slurm.account or profile.get("ACCOUNT"),
         "partition": profile.get(f"{kind}_PARTITION"),
         "qos": profile.get(f"{kind}_QOS"),
-        "nodes": str(own.nodes + (settings.train.spare if stage == "train" else 0)),
+        "nodes": str(own.nodes + (slurm.train.spare if stage == "train" else 0)),
         "cpus-per-task": profile.get(f"{kind}_CORES"),
         "mem": profile.get(f"{kind}_MEMORY"),
         "gpus-per-node": profile.get("GPUS") if stage == "train" else "",
         "time": time,
         "signal": f"B:USR1@{min(SIGNAL_SECONDS, parse_time(time) // 6)}",
-        "exclude": settings.exclude or "",
+        "exclude": slurm.exclude or "",
     }
     given = [f"--{name}={value}" for name, value in values.items() if value]
-    if stage == "train" and settings.train.spare:
+    if stage == "train" and slurm.train.spare:
         given.append("--no-kill")  # else Slurm begins the whole job anew
     return (*given, *shlex.split(profile.get(f"{kind}_OPTIONS")))
 

@@ -1,12 +1,13 @@
-"""Commands: one module each, a thin typer function around a job.
+"""Commands: thin typer functions around jobs, a module for each section of the help.
 
-options.py                   options and set-up that several commands share
-help.py                      the order in which `pretok --help` lists them
+recipe.py                    init, plan, run, submit
+make.py                      count, build-vocab, tokenize, annotate, verify, mix, export
+look.py                      watch, status, report, disclose, stats, preflight
+documents.py                 inspect, query, trace
+options.py                   options and set-up that several commands share, options made of settings
+help.py                      how `pretok --help` lists them; loads the one that is typed
 steps.py                     the steps of a recipe, each with its progress
 plan_train.py                the [train] part of plan
 reference.py                 settings -> a page of all keys, and a commented recipe
 dry_run.py                   what a command would do, and the commands to type
-plan.py  run.py  build_vocab.py  count.py  tokenize.py  annotate.py  verify.py  stats.py  init.py  inspect.py  query.py
-trace.py  disclose.py  mix.py  export.py  report.py  submit.py  preflight.py
-status.py  watch.py
 """

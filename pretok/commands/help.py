@@ -8,9 +8,13 @@ line however narrow the terminal, so that it can be copied.
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
+
+from pretok.commands.options import with_options
 
 SECTIONS = {
     "All steps of a recipe": {
@@ -41,10 +45,32 @@ SECTIONS = {
     },
 }
 """Heading -> command -> what it does, in one line of 80 columns."""
+MODULES = {
+    "recipe": ("init", "plan", "run", "submit"),
+    "make": ("count", "build-vocab", "tokenize", "annotate", "verify", "mix", "export"),
+    "look": ("watch", "status", "report", "disclose", "stats", "preflight"),
+    "documents": ("inspect", "query", "trace"),
+}
+"""Module of this folder -> the commands in it; it is loaded for the one that is typed."""
+COMMANDS = tuple(command for commands in SECTIONS.values() for command in commands)
 
 
 class FlowGroup(TyperGroup):
-    """The `pretok` command: its help lists SECTIONS."""
+    """The `pretok` command: its help lists SECTIONS. It loads the module of a command when that is asked for."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)  # None until `get_command` makes one
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """Called for the command that is typed; None where there is none of that name."""
+        if cmd_name in self.commands and self.commands[cmd_name] is None:
+            module = next(name for name, commands in MODULES.items() if cmd_name in commands)
+            function = getattr(import_module(f"pretok.commands.{module}"), cmd_name.replace("-", "_"))
+            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+            alone.command(cmd_name, cls=CommandWithExamples)(with_options(function))
+            self.commands[cmd_name] = typer.main.get_command(alone)
+        return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Called by the help; replaces the list in the order of registration."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -16,7 +19,9 @@ from pretok.base.joblog import LOGS
 if TYPE_CHECKING:
     from pretok.base.execute import Engine
     from pretok.config import Recipe
+    from pretok.config.keys import Key
 
+Command = TypeVar("Command", bound=Callable[..., None])
 Inputs = Annotated[list[str], typer.Argument(metavar="RECIPE.toml | NAME=GLOB ...", show_default=False)]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; overrides the recipe's `out`.")]
 Workers = Annotated[
@@ -25,36 +30,6 @@ Workers = Annotated[
 ]
 Address = Annotated[
     str | None, typer.Option(help="A Ray cluster, `auto` inside an allocation. Default: a local Ray.")
-]
-Field = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Field or column that holds the text, in all sources. Default: text."),
-]
-MaxRejectShare = Annotated[
-    str | None,
-    typer.Option(metavar="SHARE", help="Most records of a source that may be bad. Default: 0.02."),
-]
-Against = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Benchmark items as JSON Lines, each text of a line a passage: documents are told how much of an item "
-        "they hold.",
-    ),
-]
-RejectContaminated = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SHARE", help="Reject documents that hold at least this share of an item, such as 0.5."
-    ),
-]
-DropDuplicates = Annotated[
-    bool | None,
-    typer.Option(
-        "--drop-duplicates/--mark-duplicates",
-        help="Reject documents whose text an earlier one of any source has, or say so in the ledger; the inputs are "
-        "read twice. Default: neither.",
-    ),
 ]
 DryRun = Annotated[
     bool,
@@ -96,25 +71,119 @@ WORK_OR_RUN = typer.Argument(
     callback=_work_of,
 )
 
+Given = dict[str, Any]
+"""Settings that a command line gives: dotted key -> value. In a signature it stands for their options, see `takes`."""
 OPTIONS = {
-    ("vocab", "size"): "--vocab-size",
-    ("vocab", "path"): "--vocab",
-    ("shards", "size"): "--shard-size",
+    "vocab.size": "--vocab-size",
+    "vocab.path": "--vocab",
+    "shards.size": "--shard-size",
+    "shards.duplicates": "--drop-duplicates/--mark-duplicates",
 }
-"""(table, key) -> the option that gives it, where it is not called as the key is."""
+"""Key -> the option that gives it, where it is not called as the key is."""
+REPEATED = ("sources.keep",)
+"""Lists of which each value has an option of its own; those of the others are parted by commas."""
 
 
-def read_recipe(
-    inputs: list[str],
-    out: Path | None,
-    changes: Mapping[str, Mapping[str, object]],
-    field: str | None = None,
-    keep: Sequence[str] = (),
-) -> Recipe:
-    """The recipe a command line means, with all its tables checked.
+def option_of(dotted: str) -> str:
+    """What the option for a setting is called."""
+    return OPTIONS.get(dotted, f"--{dotted.rpartition('.')[2].replace('_', '-')}").partition("/")[0]
 
-    changes: table -> key -> value; None leaves the recipe's value. field, keep: those of every source.
-    """
+
+def takes(*settings: str) -> Callable[[Command], Command]:
+    """Mark a command that has an option for each of these settings, in the place of its parameter `given`."""
+
+    def mark(command: Command) -> Command:
+        command.takes = settings  # type: ignore[attr-defined]
+        return command
+
+    return mark
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with its options for settings, made of what the settings' own types say of each."""
+    if not hasattr(command, "takes"):
+        return command
+    from pretok.config.keys import key_at
+
+    keys = {dotted.replace(".", "_"): (dotted, key_at(dotted)) for dotted in command.takes}
+
+    @wraps(command)
+    def typed(**values: Any) -> None:
+        given = {
+            dotted: _value(dotted, key, value)
+            for name, (dotted, key) in keys.items()
+            if (value := values.pop(name)) is not None
+        }
+        command(**values, given=given)
+
+    parameters = []
+    for parameter in signature(command, eval_str=True).parameters.values():
+        if parameter.name == "given":
+            parameters += [
+                Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(dotted, key))
+                for name, (dotted, key) in keys.items()
+            ]
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+    typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    typed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return typed
+
+
+METAVARS = {
+    "count": "N",
+    "whole": "N",
+    "share": "SHARE",
+    "path": "PATH",
+    "table": "NAME=SHARE,...",
+    "list": "A,B,...",
+}
+"""First word of a key's type -> how its value is called in the help."""
+
+
+def _annotation(dotted: str, key: Key) -> Any:
+    """The type of an option, with its help."""
+    names = OPTIONS.get(dotted, option_of(dotted))
+    text = key.text + (" In all sources." if dotted.startswith("sources.") else "")
+    example, default = (_as_typed(toml) for toml in (key.example, key.default))
+    end = f" Default: {default}." if default else ""
+    metavar = METAVARS.get(key.kind.replace(",", " ").split()[0], "TEXT")
+    if key.kind == "true or false":
+        return Annotated[bool | None, typer.Option(names, help=text)]
+    if "/" in names:
+        return Annotated[bool | None, typer.Option(names, help=text + end)]
+    if dotted in REPEATED:
+        return Annotated[
+            list[str] | None, typer.Option(names, metavar=metavar, help=f"{text} May be repeated.")
+        ]
+    if key.kind.startswith('"'):
+        metavar = key.kind.replace('"', "").replace(" or ", "|")
+    else:
+        text += f" For example {example}."
+    return Annotated[str | None, typer.Option(names, metavar=metavar, help=text + end)]
+
+
+def _as_typed(toml: str) -> str:
+    """A value as TOML -> as it is typed behind an option; the inverse of `_value`."""
+    value = tomllib.loads(f"value = {toml}")["value"] if toml else ""
+    if isinstance(value, dict):
+        return ",".join(f"{name}={share}" for name, share in value.items())
+    return ",".join(map(str, value)) if isinstance(value, list) else toml.strip('"')
+
+
+def _value(dotted: str, key: Key, typed: Any) -> object:
+    """What was typed behind an option, as a recipe has it."""
+    if isinstance(typed, bool) and "/" in (names := OPTIONS.get(dotted, "")):
+        return names.split("/")[not typed][2:].partition("-")[0]
+    if key.kind.startswith("table"):
+        from pretok.stream.quota import parse_weights
+
+        return parse_weights(typed) or ("natural" if "natural" in key.kind else {})
+    return typed.split(",") if key.kind.startswith("list") and dotted not in REPEATED else typed
+
+
+def read_recipe(inputs: list[str], out: Path | None, given: Mapping[str, object]) -> Recipe:
+    """The recipe a command line means, with `given` over its own settings and all its tables checked."""
     from pretok.config import load_toml, parse_inputs
 
     recipes = [value for value in inputs if value.endswith(".toml") and "=" not in value]
@@ -124,59 +193,41 @@ def read_recipe(
     if out is None and "out" not in data:
         where = f'write out = "work" above the tables of {recipes[0]}, or give' if recipes else "give"
         raise UsageError(f"nothing says where the results go: {where} --out work")
-    options = {
-        f"{name}.{key}": OPTIONS.get((name, key), f"--{key.replace('_', '-')}")
-        for name, values in changes.items()
-        for key, value in values.items()
-        if value is not None
-    }
-    return complete_recipe(
-        data, recipes[0] if recipes else "command line", out, changes, field, keep, options
-    )
+    options = {dotted: option_of(dotted) for dotted in given}
+    return complete_recipe(data, recipes[0] if recipes else "command line", out, given, options, "--out ")
 
 
 def complete_recipe(
-    data: dict[str, object],
+    data: Mapping[str, object],
     origin: str,
     out: str | Path | None,
-    changes: Mapping[str, Mapping[str, object]],
-    field: str | None = None,
-    keep: Sequence[str] = (),
-    options: Mapping[str, str] | None = None,
+    given: Mapping[str, object],
+    names: Mapping[str, str],
+    out_name: str,
 ) -> Recipe:
-    """The recipe that `data` holds, with the changes in it and all its tables checked; see `read_recipe`.
+    """The recipe that `data` holds, with `given` over its own settings and all its tables checked.
 
-    options: dotted key -> the option that gave it, for errors.
+    names: dotted key -> the option or parameter that gave it, and out_name that of `out`, for errors.
     """
-    from pretok.config import make_recipe
+    from pretok.config import make_recipe, with_settings
 
-    if out is not None:
-        data["out"] = out
+    data = with_settings(data, given if out is None else {**given, "out": out})
     if "out" not in data:
         raise UsageError(f"{origin}: nothing says where the results go; give out")
-    for name, values in changes.items():
-        given = {key: value for key, value in values.items() if value is not None}
-        if given:
-            data[name] = _with(data.get(name, {}), given)
-    recipe = make_recipe(data, origin, field, keep, options)
-    _check_out(recipe.out)
+    recipe = make_recipe(data, origin, names)
+    _check_out(recipe.out, out_name)
     _check_other_tables(recipe)
     return recipe
 
 
-def _with(table: object, values: Mapping[str, object]) -> object:
-    """A table with `values` over its own; what is no table is left for the check of the recipe to name."""
-    return {**table, **values} if isinstance(table, dict) else table
-
-
-def _check_out(out: Path) -> None:
+def _check_out(out: Path, option: str) -> None:
     """UsageError when `out` is what belongs into such a folder: the next result would go to shards/shards."""
     results = {"shards": "manifest.json", "counts": "counts.json", "vocab": "tokenizer.json"}
     name, parent = out.resolve().name, out.parent if out.name else out.resolve().parent
     if _is_shards(out) or (name in results and (out / results[name]).exists()):
-        raise UsageError(f"{out} is a folder of results itself; did you mean --out {parent}?")
+        raise UsageError(f"{out} is a folder of results itself; did you mean {option}{parent}?")
     if name == "shards" and (parent / "vocab" / results["vocab"]).exists():
-        raise UsageError(f"the shards would go to {out / 'shards'}; did you mean --out {parent}?")
+        raise UsageError(f"the shards would go to {out / 'shards'}; did you mean {option}{parent}?")
 
 
 def _is_shards(folder: Path) -> bool:
@@ -191,8 +242,7 @@ def _is_shards(folder: Path) -> bool:
 
 
 def _check_other_tables(recipe: Recipe) -> None:
-    """UsageError for what a later step would refuse: [slurm] and [train] on a GPU node, after the queue."""
-    from pretok.cluster.chain import read_slurm_settings
+    """UsageError for what a later step would refuse: [train] on a GPU node, after the queue."""
     from pretok.screen.benchmark import read_benchmark
     from pretok.vocab.job import check_settings
     from train.config import check_table
@@ -201,8 +251,17 @@ def _check_other_tables(recipe: Recipe) -> None:
         check_settings(recipe.vocab)
     if recipe.shards.against is not None:
         read_benchmark(recipe.shards.against)
-    read_slurm_settings(recipe.slurm, {})
     check_table(recipe.train)
+
+
+def parse_size(text: str, option: str) -> int:
+    """A count such as 10GiB. Raises UsageError."""
+    from pretok.base.units import parse_count
+
+    try:
+        return int(parse_count(text))
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def check_train_arguments(arguments: list[str]) -> None:

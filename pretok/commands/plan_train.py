@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretok.base.errors import UsageError
-from pretok.cluster.chain import parse_time, read_slurm_settings, recipe_flags
+from pretok.cluster.chain import parse_time, recipe_flags
 from pretok.config import Recipe
 from pretok.forecast.job import Forecast
 
@@ -55,7 +55,7 @@ def forecast_train(recipe: Recipe, forecast: Forecast, flags: list[str]) -> Trai
         raise UsageError(
             "--search looks for other settings: ask train plan itself, with the flags of [train]"
         )
-    slurm = read_slurm_settings(recipe.slurm, {}).train
+    slurm = recipe.slurm.train
     given = {key.replace("-", "_") for key in recipe.train}
     arguments = [*recipe_flags(recipe), "--nodes", str(slurm.nodes)]
     arguments += ["--vocab-size", str(forecast.vocab_size)]

@@ -7,21 +7,12 @@ not.
 
 from __future__ import annotations
 
-import ast
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from fractions import Fraction
-from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-
-from pretok.base.units import parse_count, parse_share
-from pretok.cluster.chain import SlurmSettings, StageSettings, TrainSettings
-from pretok.config import settings
+from pretok.config import keys, settings
+from pretok.config.keys import Key, toml
 from train.config import IN_PHASES, TrainConfig, least_of
 
 TABLES: dict[str, Any] = {
@@ -33,9 +24,9 @@ TABLES: dict[str, Any] = {
     "[mix]": settings.MixTable,
     "[[mix.stages]]": settings.StageTable,
     "[train]": TrainConfig,
-    "[slurm]": SlurmSettings,
-    "[slurm.STAGE]": StageSettings,
-    "[slurm.train]": TrainSettings,
+    "[slurm]": settings.Slurm,
+    "[slurm.STAGE]": settings.SlurmStage,
+    "[slurm.train]": settings.SlurmTrain,
 }
 """Headings of a recipe and what is below them."""
 ABOVE = {
@@ -50,33 +41,11 @@ ABOVE = {
 OPTIONAL = ("[mix]", "[train]", "[slurm")
 """Beginnings of headings that are a comment in a recipe: the table alone asks for something."""
 STAGES = ["vocab", "tokenize", "mix"]
-BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key of a table. default: as TOML, "" where it must be given or there is none; page: of docs/."""
-
-    name: str
-    kind: str
-    default: str
-    needed: bool
-    example: str
-    text: str
-    page: str
 
 
 def keys_of(table: Any) -> Iterator[Key]:
     """The keys of a table in the order of the type; tables within it have a heading of their own."""
-    if table is TrainConfig:
-        yield from _flags()
-        return
-    for name, field in table.model_fields.items():
-        if (told := _told(table).get(name)) is None:
-            continue
-        text, example, page = (part.strip() for part in told.split(" | "))
-        default = "" if field.is_required() else toml(field.default)
-        yield Key(name, _kind(field), default, field.is_required(), example, text, page)
+    return _flags() if table is TrainConfig else keys.keys_of(table)
 
 
 def _flags() -> Iterator[Key]:
@@ -105,70 +74,6 @@ def _flags() -> Iterator[Key]:
             item.metadata["help"],
             "training.md",
         )
-
-
-@cache
-def _told(table: type) -> dict[str, str]:
-    """Key -> the line below it, in the type and those it is made from."""
-    found: dict[str, str] = {}
-    for kind in table.__mro__[: table.__mro__.index(BaseModel)]:
-        body = ast.parse(inspect.getsource(kind)).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for line, below in zip(body.body, body.body[1:], strict=False):
-            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                value = below.value if isinstance(below, ast.Expr) else None
-                if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                    found[line.target.id] = " ".join(value.value.split("\n    "))
-    return found
-
-
-def _kind(field: FieldInfo) -> str:
-    """The type in words, with its bounds."""
-    bounds = [f"{BOUNDS[name]} {bound}" for part in field.metadata for name in BOUNDS
-              if (bound := getattr(part, name, None)) is not None]  # fmt: skip
-    return ", ".join([_words(field.annotation, field.metadata), *(bounds if len(str(bounds)) < 60 else [])])
-
-
-def _words(kind: Any, metadata: Sequence[Any] = ()) -> str:
-    called = {getattr(part, "func", None) for part in metadata}
-    if get_origin(kind) is Annotated:
-        return _words(get_args(kind)[0], get_args(kind)[1:])
-    if parse_count in called or settings.budget in called:
-        return 'count or "all"' if settings.budget in called else "count"
-    if parse_share in called or kind is Fraction:
-        return "share"
-    if settings.proportions in called:
-        return 'table of shares or "natural"'
-    if get_origin(kind) is Literal:
-        return " or ".join(f'"{value}"' for value in get_args(kind))
-    if get_origin(kind) is tuple:
-        return f"list of {_words(get_args(kind)[0])}"
-    if get_origin(kind) is dict:
-        return f"table of {_words(get_args(kind)[1])}"
-    if parts := [part for part in get_args(kind) if part is not type(None)]:
-        return _words(parts[0])
-    names = {str: "text", int: "whole number", bool: "true or false", Path: "path"}
-    return names.get(kind, "table")
-
-
-def toml(value: Any) -> str:
-    """A default as TOML writes it, "" for None."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
-        case Fraction():
-            return f"{float(value):g}"
-        case tuple() if len(value) > 3:
-            return f"[{toml(value[0])}, {toml(value[1])}, ...]"
-        case tuple():
-            return f"[{', '.join(map(toml, value))}]"
-        case dict():
-            return "{}"
-        case str():
-            return '"' + value.replace("\\", "\\\\").replace("\n", "\\n") + '"'
-    return f"{value:_}" if abs(value) >= 10_000 else str(value)
 
 
 def page() -> str:
@@ -207,7 +112,9 @@ def commented(out: str, sources: Mapping[str, Sequence[str]]) -> str:
     lines = ["# A recipe for pretok. What stands behind a # is the default, or an example; docs/recipe.md says more.",
              f"out = {toml(out)}"]  # fmt: skip
     for heading, table in TABLES.items():
-        names = list(sources) if table is settings.Source else STAGES if table is StageSettings else [""]
+        names = (
+            list(sources) if table is settings.Source else STAGES if table is settings.SlurmStage else [""]
+        )
         for name in names if heading and table is not settings.StageTable else ():
             above = "# " if heading.startswith(OPTIONAL) else ""
             lines += ["", above + heading.replace("NAME", name).replace("STAGE", name)]

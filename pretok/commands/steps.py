@@ -22,7 +22,7 @@ from pretok.shards.contamination import contamination_table
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished
-from pretok.stream.mix_job import plan_mix, recipe_request, refuse_another_mix, run_mix, show_stages
+from pretok.stream.mix_job import MixRequest, plan_mix, refuse_another_mix, run_mix, show_stages
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.job import run_build_vocab
 
@@ -61,7 +61,7 @@ def check_steps(recipe: Recipe) -> None:
         load_vocab(recipe.vocab.path, recipe.vocab.eod, recipe.vocab.bos)
     if recipe.mix is None:
         return
-    request = recipe_request(recipe.mix)
+    request = MixRequest(recipe.mix)
     refuse_another_mix(recipe.mix_path, request)
     if has_manifest(recipe.shards_dir) and not unfinished(recipe.shards_dir):
         manifest = load_manifest(recipe.shards_dir)
@@ -72,7 +72,7 @@ def check_steps(recipe: Recipe) -> None:
 def run_steps(recipe: Recipe, engine: Engine, tell: Teller) -> None:
     """Every step in order; at the end what to type next. All that later steps write is held from the start."""
     check_steps(recipe)
-    request = recipe_request(recipe.mix) if recipe.mix is not None else None
+    request = MixRequest(recipe.mix) if recipe.mix is not None else None
     with ExitStack() as held:
         held.enter_context(hold(recipe.shards_dir, "run"))
         if request is not None:

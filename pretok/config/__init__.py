@@ -1,22 +1,24 @@
 """Recipes: what a job is told to do.
 
 settings.py   the tables of a recipe and what their values may be
+keys.py       what these types say of each key: for the page of all keys, `pretok init` and the options of commands
 recipes.py    TOML or `NAME=GLOB` arguments -> settings, or what is wrong with them
 """
 
-from pretok.config.recipes import load_recipe, load_toml, make_mix, make_recipe, parse_inputs, unknown_key
-from pretok.config.settings import DEFAULT_SPECIAL_TOKENS, MixTable, Recipe, Source, Vocab
+from pretok.config.recipes import load_recipe, load_toml, make_mix, make_recipe, parse_inputs, with_settings
+from pretok.config.settings import DEFAULT_SPECIAL_TOKENS, MixTable, Recipe, Source, StageTable, Vocab
 
 __all__ = [
     "DEFAULT_SPECIAL_TOKENS",
     "MixTable",
     "Recipe",
     "Source",
+    "StageTable",
     "Vocab",
     "load_recipe",
     "load_toml",
     "make_mix",
     "make_recipe",
     "parse_inputs",
-    "unknown_key",
+    "with_settings",
 ]

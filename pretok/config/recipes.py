@@ -11,25 +11,16 @@ import difflib
 import glob
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import passes
-from pretok.config.settings import (
-    MixTable,
-    Normalize,
-    Part,
-    Recipe,
-    Shards,
-    Source,
-    StageTable,
-    Vocab,
-    check_keep,
-)
+from pretok.config.keys import inner_table
+from pretok.config.settings import MixTable, Part, Recipe
 from pretok.read.paths import HUB, SAMPLE, is_remote
 
 Table = TypeVar("Table", bound=Part)
@@ -79,57 +70,57 @@ def load_recipe(path: Path) -> Recipe:
     return make_recipe(load_toml(path), str(path))
 
 
-def make_recipe(
-    data: dict[str, object],
-    origin: str,
-    field: str | None = None,
-    keep: Sequence[str] = (),
-    options: Mapping[str, str] | None = None,
-) -> Recipe:
-    """Validate a recipe given as a mapping; `origin` is named in errors; `field`, `keep`: those of every source instead
-    of its own; options: dotted key -> the option that gave it, which is named in its place."""
-    recipe = _validated(Recipe, data, origin, options or {})
-    changes: dict[str, object] = {}
-    if field is not None:
-        changes["field"] = field
-    if keep:
-        try:
-            changes["keep"] = check_keep(tuple(keep))
-        except ValueError as error:
-            raise UsageError(f"--keep: {error}") from None
-    sources = {name: source.model_copy(update=changes) for name, source in recipe.sources.items()}
-    return recipe.model_copy(update={"sources": sources})
+def make_recipe(data: Mapping[str, object], origin: str, options: Mapping[str, str] | None = None) -> Recipe:
+    """Validate a recipe given as a mapping; `origin` is named in errors. options: dotted key -> the option or parameter
+    that gave it, which is named in its place."""
+    return _validated(Recipe, data, origin, options or {})
 
 
-def make_mix(data: dict[str, object], origin: str) -> MixTable:
-    """Validate the keys of a [mix] table; `origin` is named in errors."""
-    return _validated(MixTable, data, origin, {}, "mix")
+def make_mix(data: Mapping[str, object], origin: str, options: Mapping[str, str] | None = None) -> MixTable:
+    """Validate the keys of a [mix] table; see `make_recipe`."""
+    return _validated(MixTable, data, origin, options or {}, "mix")
+
+
+def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """A recipe as a mapping with settings over its own, by dotted key; `sources.field` is that of every source. What is
+    no table is left for the check of the recipe to name."""
+    changed = dict(data)
+    for dotted, value in given.items():
+        name, _, inner = dotted.partition(".")
+        table = changed.get(name, {})
+        if not inner:
+            changed[name] = value
+        elif isinstance(table, Mapping):
+            names = [f"{source}.{inner}" for source in table] if name == "sources" else [inner]
+            changed[name] = with_settings(table, dict.fromkeys(names, value))
+    return changed
 
 
 def _validated(
-    kind: type[Table], data: dict[str, object], origin: str, options: Mapping[str, str], *where: str
+    kind: type[Table], data: Mapping[str, object], origin: str, options: Mapping[str, str], *where: str
 ) -> Table:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        lines = [_explain({**detail, "loc": (*where, *detail["loc"])}) for detail in error.errors()]
-        for key, option in options.items():
-            lines = [
-                option + line[len(key) :] if line.startswith((f"{key}:", f"{key} ")) else line
-                for line in lines
-            ]
-        raise UsageError(f"{origin}: " + "; ".join(lines)) from None
+        lines = [_explain({**detail, "loc": (*where, *detail["loc"])}, options) for detail in error.errors()]
+        raise UsageError(f"{origin}: " + "; ".join(dict.fromkeys(lines))) from None
 
 
-def _explain(detail: Any) -> str:
+def _explain(detail: Any, options: Mapping[str, str]) -> str:
     """One pydantic error as a sentence, with the nearest known key for an unknown one."""
-    where = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] != "extra_forbidden":
-        return f"{where}: {_wrong(detail)}" if where else _wrong(detail)
-    table: type[Part] = Recipe
-    for part in detail["loc"][:-1]:
-        table = _TABLES.get(str(part), table)
-    return unknown_key(where, table.model_fields)
+    loc = [str(part) for part in detail["loc"]]
+    where = ".".join(loc)
+    if detail["type"] == "extra_forbidden":
+        table: type[BaseModel] = Recipe
+        for part in loc[:-1]:
+            table = inner_table(table, part) or table
+        return unknown_key(where, table.model_fields)
+    line = f"{where}: {_wrong(detail)}" if where else _wrong(detail)
+    for key, option in options.items():
+        name = where if key.startswith("sources.") and [loc[0], *loc[2:3]] == key.split(".") else key
+        if line.startswith((f"{name}:", f"{name} ")):
+            return option + line[len(name) :]
+    return line
 
 
 def _wrong(detail: Any) -> str:
@@ -166,11 +157,6 @@ def unknown_key(where: str, known: Iterable[str]) -> str:
     return f"unknown key {where} " + (
         f"(did you mean {near[0]}?)" if near else f"(known: {', '.join(names)})"
     )
-
-
-_TABLES: dict[str, type[Part]] = {
-    "sources": Source, "normalize": Normalize, "vocab": Vocab, "shards": Shards, "mix": MixTable, "stages": StageTable,
-}  # fmt: skip
 
 
 def parse_inputs(arguments: list[str]) -> dict[str, dict[str, list[str]]]:

@@ -2,7 +2,7 @@
 
 Enters: tables as TOML gives them. Leaves: a Recipe; whatever is wrong whatever the inputs hold is refused here. `~` and
 `$VAR` are expanded in every path, `$$` stands for a dollar sign. The line below a key says what it is, gives an example
-and names the page that explains it; `commands/reference.py` makes the reference of these lines.
+and names the page that explains it; `config.keys` reads these lines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import string
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,9 +23,11 @@ from pydantic import (
 )
 
 from pretok.base.units import parse_count, parse_share, scaled
-from pretok.read.kept import KeptColumn, parse_keep
-from pretok.read.normalize import Normalization
-from pretok.read.readers import RecordFormat
+
+if TYPE_CHECKING:
+    from pretok.read.kept import KeptColumn
+    from pretok.read.normalize import Normalization
+    from pretok.read.readers import RecordFormat
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
 """End of document, padding, and a block for later use; their ids are 0 to 63."""
@@ -72,6 +74,8 @@ def _expand(value: Any) -> Any:
 
 
 def check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
+    from pretok.read.kept import parse_keep
+
     names = [parse_keep(text).name.lower() for text in keep]  # SQL does not tell upper from lower case
     for name in names:
         if name in LEDGER_NAMES:
@@ -136,7 +140,7 @@ class Source(Part):
     running.md"""
     separator: str = ""
     r"""What ends a document in plain text; empty: a file is one document. | "\n\n" | running.md"""
-    max_document: Annotated[Count, Field(gt=0)] = RecordFormat().max_document
+    max_document: Annotated[Count, Field(gt=0)] = 256 << 20
     """Bytes of a record above which it is rejected. | "64MiB" | running.md"""
     keep: Annotated[tuple[str, ...], AfterValidator(check_keep)] = ()
     """Fields that go into the ledger, each `[NAME=]FIELD[:TYPE]` of type text, integer, float or boolean. |
@@ -148,11 +152,15 @@ class Source(Part):
     @property
     def record(self) -> RecordFormat:
         """How documents are found in this source."""
+        from pretok.read.readers import RecordFormat
+
         return RecordFormat(self.field, self.separator, self.max_document)
 
     @property
     def kept(self) -> tuple[KeptColumn, ...]:
         """What is kept of each document."""
+        from pretok.read.kept import parse_keep
+
         return tuple(parse_keep(text) for text in self.keep)
 
 
@@ -169,6 +177,8 @@ class Normalize(Part):
     @property
     def function(self) -> Normalization:
         """The normalization these settings name."""
+        from pretok.read.normalize import Normalization
+
         return Normalization(self.unicode, self.strip_bom, self.crlf)
 
 
@@ -176,10 +186,10 @@ class Vocab(Part):
     """[vocab]: an existing tokenizer, or how one is trained."""
 
     path: ExpandedPath | None = None
-    """An existing tokenizer.json, or its folder; nothing is trained then. | "llama3/tokenizer.json" |
-    vocabulary.md"""
+    """An existing tokenizer.json of a byte-level BPE, or its folder, instead of WORK/vocab; nothing is trained
+    then. | "llama3/tokenizer.json" | vocabulary.md"""
     eod: Annotated[str, Field(min_length=1)] | None = None
-    """The token of `path` that ends a document; without it what its files name, or a known one. |
+    """The token that ends a document; without it what the files of the tokenizer name, or a known one. |
     "<|end_of_text|>" | vocabulary.md"""
     bos: Annotated[str, Field(min_length=1)] | None = None
     """The special token that begins a document; without it none does. | "<|begin_of_text|>" |
@@ -254,12 +264,13 @@ class Shards(Part):
     """Share of the records of a source above which bad ones end the command with code 3; blank lines and what another
     setting refuses do not count. | 0.1 | running.md"""
     against: ExpandedPath | None = None
-    """Folder of benchmark items as JSON Lines, to be found in the documents. | "benchmarks" | ledger.md"""
+    """Folder of benchmark items as JSON Lines, each text of a line a passage, to be found in the documents. |
+    "benchmarks" | ledger.md"""
     reject_contaminated: Annotated[Share, Field(gt=0, le=1)] | None = None
     """Share of a benchmark item from which on a document that holds it is rejected. | 0.5 | ledger.md"""
     duplicates: Literal["keep", "mark", "drop"] = "keep"
-    """What becomes of a text that an earlier document has: kept, marked in the ledger, or rejected. | "drop" |
-    ledger.md"""
+    """What becomes of a text that an earlier document of any source has: kept, marked in the ledger, or rejected; to
+    mark or reject them the inputs are read twice. | "drop" | ledger.md"""
 
     @model_validator(mode="after")
     def _has_benchmark(self) -> Self:
@@ -289,8 +300,10 @@ class MixTable(StageTable):
     """Tokens of a sequence. | 8192 | mix.md"""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Another seed, another order. | 1 | mix.md"""
+    # Text read up to about four times is worth nearly as much as new text: Muennighoff et al., "Scaling
+    # Data-Constrained Language Models", 2023.
     max_epochs: Annotated[Share, Field(gt=0)] = Fraction(4)
-    """How often a source may be read. | 2 | mix.md"""
+    """How often a source may be read at most. | 2 | mix.md"""
     cap: bool = False
     """Hold sources at `max_epochs` and let the others fill up, instead of refusing the mix. | true | mix.md"""
     stages: tuple[StageTable, ...] = ()
@@ -316,8 +329,39 @@ class MixTable(StageTable):
         return self
 
 
+class SlurmStage(Part):
+    """[slurm.STAGE]: the jobs of a stage."""
+
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Nodes of each job. | 16 | ../slurm/README.md"""
+    links: Annotated[int, Field(ge=1)] = 1
+    """Jobs that continue each other. | 20 | ../slurm/README.md"""
+    time: str | None = None
+    """Time of each job, as sbatch takes it; without it the profile's. | "24:00:00" | ../slurm/README.md"""
+
+
+class SlurmTrain(SlurmStage):
+    """[slurm.train]: the jobs of the training."""
+
+    spare: Annotated[int, Field(ge=0)] = 0
+    """Nodes in every job beside `nodes`, which take the place of those that fail. | 1 | ../slurm/README.md"""
+
+
+class Slurm(Part):
+    """[slurm]: what `pretok submit` needs beside a profile."""
+
+    account: str | None = None
+    """The account to charge, instead of the profile's. | "project_1" | ../slurm/README.md"""
+    exclude: str | None = None
+    """Nodes that no job may use, as sbatch takes them. | "node[3,7]" | ../slurm/README.md"""
+    vocab: SlurmStage = SlurmStage()
+    tokenize: SlurmStage = SlurmStage()
+    mix: SlurmStage = SlurmStage()
+    train: SlurmTrain = SlurmTrain()
+
+
 class Recipe(Part):
-    """A whole recipe. `train` and `slurm` hold what their programs read, unchecked here."""
+    """A whole recipe. `train` holds what the trainer reads, unchecked here."""
 
     out: ExpandedPath
     """The WORK folder, to which all results go. | "work" | running.md"""
@@ -327,7 +371,7 @@ class Recipe(Part):
     shards: Shards = Shards()
     mix: MixTable | None = None
     train: dict[str, object] = {}
-    slurm: dict[str, object] = {}
+    slurm: Slurm = Slurm()
 
     @model_validator(mode="after")
     def _knows_its_sources(self) -> Self:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pretok.base.errors import UsageError
+from pretok.config import MixTable
 from pretok.forecast.measure import Found, Sample
 from pretok.stream.mix_file import MixSource
-from pretok.stream.mix_job import MixRequest
 from pretok.stream.quota import stage_quotas
 
 ERRORS = 2.0
@@ -123,13 +123,13 @@ class MixForecast:
     sure: bool
 
 
-def forecast_mix(request: MixRequest, sources: Mapping[str, SourceForecast], train: float) -> MixForecast:
+def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: float) -> MixForecast:
     """How often a mix would read each source, were the estimates exact. train: the share of the documents that is not
     kept for validation; a mix is of these."""
-    asked = {name for stage in request.stages for name in (stage.weights or sources)}
+    asked = {name for stage in mix.all_stages for name in (stage.named or sources)}
     tokens = {name: sources[name].tokens for name in sorted(asked)}
     middle, *ends = (
-        _try(request, held)
+        _try(mix, held)
         for held in (
             {name: int(train * interval.value) for name, interval in tokens.items()},
             {name: int(train * interval.low) for name, interval in tokens.items()},
@@ -139,15 +139,15 @@ def forecast_mix(request: MixRequest, sources: Mapping[str, SourceForecast], tra
     return MixForecast(*middle, sure=all(bool(problem) == bool(middle[2]) for _, _, problem in ends))
 
 
-def _try(request: MixRequest, tokens: Mapping[str, int]) -> tuple[int, dict[str, float], str]:
+def _try(mix: MixTable, tokens: Mapping[str, int]) -> tuple[int, dict[str, float], str]:
     """(tokens, epochs of each source, problem) of a mix over sources of so many tokens."""
-    length = request.seq_len
+    length = mix.seq_len
     sources = [MixSource(name, count, max(0, (count - 1) // length)) for name, count in tokens.items()]
     drawn = [0] * len(sources)
     problem = ""
-    for stage in request.stages:
+    for stage in mix.all_stages:
         try:
-            quotas, _ = stage_quotas(stage, sources, drawn, length, request.limit)
+            quotas, _ = stage_quotas(stage, mix, sources, drawn)
         except UsageError as error:
             problem = str(error)
             break

@@ -22,7 +22,6 @@ from pretok.read.guarded import one_child
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import Probe, probe_inputs
 from pretok.read.recognise import list_inputs
-from pretok.stream.mix_job import recipe_request
 from pretok.tokenizer.encoder import Encoder
 
 WORD_BYTES = 140
@@ -92,7 +91,7 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forec
                 raise UsageError(f"source {name}: {error}") from None
         fingerprint = "" if trained else vocab.fingerprint
     train = 1.0 - recipe.shards.val_fraction
-    mix = None if recipe.mix is None else forecast_mix(recipe_request(recipe.mix), sources, train)
+    mix = None if recipe.mix is None else forecast_mix(recipe.mix, sources, train)
     return Forecast(fingerprint, vocab_size, itemsize, workers, sources, mix)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -23,28 +23,22 @@ from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import failures
 from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, write_mix
 from pretok.stream.order import prefix_bound
-from pretok.stream.quota import Limit, Stage, most_that_fits, one_epoch, shares_of, stage_quotas
+from pretok.stream.quota import most_that_fits, one_epoch, shares_of, stage_quotas
 
 if TYPE_CHECKING:
-    from pretok.config import MixTable
+    from pretok.config import MixTable, StageTable
 
 SHOWN = 6
 """Sources that a line or the columns of a table name, the largest or most often read; each has a row of its own."""
-MAX_EPOCHS = Fraction(4)
-"""Text read up to about four times is worth nearly as much as new text: Muennighoff et al., "Scaling Data-Constrained
-Language Models", 2023."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixRequest:
-    """What a mix is asked to be. `after`: the stages follow these positions (`stream.continued`), of the same sequence
-    length, seed and split."""
+    """What a mix is asked to be: a [mix] table, of one split. `after`: its stages follow these positions
+    (`stream.continued`), which have its sequence length, seed and split."""
 
-    stages: tuple[Stage, ...]
-    seq_len: int = 4096
-    seed: int = 0
+    table: MixTable
     split: str = "train"
-    limit: Limit = field(default_factory=lambda: Limit(MAX_EPOCHS, cap=False))
     after: Mix | None = None
 
 
@@ -106,18 +100,6 @@ class MixReport:
         return html_table(title, ("source", *columns), rows, " ".join(self.notes))
 
 
-def recipe_request(mix: MixTable) -> MixRequest:
-    """What the [mix] table of a recipe asks for."""
-    stages = tuple(
-        Stage(
-            None if stage.tokens == "all" else stage.tokens,
-            None if stage.weights == "natural" else stage.weights,
-        )
-        for stage in mix.all_stages
-    )
-    return MixRequest(stages, mix.seq_len, mix.seed, limit=Limit(mix.max_epochs, mix.cap))
-
-
 def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     """Plan a mix, write it to `out` and return its report. An equal file is left as it is.
 
@@ -144,15 +126,15 @@ def refuse_another_mix(out: Path, request: MixRequest) -> None:
         return
     old = load_mix(out)
     for what, there, asked in (
-        ("sequence length", old.seq_len, request.seq_len),
-        ("seed", old.seed, request.seed),
+        ("sequence length", old.seq_len, request.table.seq_len),
+        ("seed", old.seed, request.table.seed),
         ("split", old.split, request.split),
-        ("number of stages", len(old.stages), len(request.stages)),
+        ("number of stages", len(old.stages), len(request.table.all_stages)),
     ):
         if there != asked:
             raise _another(out, old, f"its {what} is {there}, not {asked}")
-    for length, stage in zip(old.lengths, request.stages, strict=True):
-        if stage.tokens is not None and length != (asked := stage.tokens // request.seq_len):
+    for length, stage in zip(old.lengths, request.table.all_stages, strict=True):
+        if stage.tokens != "all" and length != (asked := stage.tokens // request.table.seq_len):
             raise _another(out, old, f"a stage of it has {length:,} sequences, not {asked:,}")
 
 
@@ -166,13 +148,13 @@ def _another(out: Path, old: Mix, difference: str) -> MismatchError:
 def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, MixReport]:
     """The mix and its report. Raises UsageError for unknown sources, or budgets and weights that do not fit."""
     sources = _sources(manifest, request)
-    empty = Mix(manifest.fingerprint, request.split, request.seq_len, request.seed, sources, ())
+    empty = Mix(manifest.fingerprint, request.split, request.table.seq_len, request.table.seed, sources, ())
     start = empty if request.after is None else _with_sources(request.after, sources)
     drawn = [0] * len(sources) if request.after is None else start.order().prefix(len(start)).tolist()
     quotas = list(start.stages)
     notes: list[str] = []
-    for stage in request.stages:
-        given, changed = stage_quotas(stage, sources, drawn, request.seq_len, request.limit)
+    for stage in request.table.all_stages:
+        given, changed = stage_quotas(stage, request.table, sources, drawn)
         drawn = [before + quota for before, quota in zip(drawn, given, strict=True)]
         quotas.append(tuple(given))
         notes += changed
@@ -197,30 +179,30 @@ def _given(mix: Mix) -> list[list[int]]:
 def what_if(manifest: Manifest, request: MixRequest) -> list[WhatIf]:
     """The last stage with a quarter, half, twice and four times its budget, one epoch, and the most that fits."""
     mix, _ = plan_mix(manifest, request)
-    last = request.stages[-1]
+    last = request.table.all_stages[-1]
     before = mix.order().prefix(len(mix) - mix.lengths[-1]).tolist()
     weights = shares_of(last, mix.sources, mix.seq_len)
     room = [
-        int(request.limit.max_epochs * source.sequences) - drawn
+        int(request.table.max_epochs * source.sequences) - drawn
         for source, drawn in zip(mix.sources, before, strict=True)
     ]
     planned = sum(mix.stages[-1])
     lengths = {planned * 2**power // 4 for power in range(5)}
     lengths |= {one_epoch(weights, mix.sources, before), most_that_fits(weights, room)}
     return [
-        _what_if(mix, before, Stage(length * mix.seq_len, last.weights), request)
+        _what_if(mix, before, last.model_copy(update={"tokens": length * mix.seq_len}), request.table)
         for length in sorted(lengths - {0})
     ]
 
 
-def _what_if(mix: Mix, before: Sequence[int], stage: Stage, request: MixRequest) -> WhatIf:
-    anything = Limit(Fraction(10**9), cap=False)
+def _what_if(mix: Mix, before: Sequence[int], stage: StageTable, table: MixTable) -> WhatIf:
+    anything = table.model_copy(update={"max_epochs": Fraction(10**9), "cap": False})
     problem = None
     try:
-        quotas, notes = stage_quotas(stage, mix.sources, before, mix.seq_len, request.limit)
+        quotas, notes = stage_quotas(stage, table, mix.sources, before)
     except UsageError as error:
         problem = str(error)
-        quotas, notes = stage_quotas(stage, mix.sources, before, mix.seq_len, anything)
+        quotas, notes = stage_quotas(stage, anything, mix.sources, before)
     epochs = {
         source.name: (drawn + quota) / source.sequences if source.sequences else 0.0
         for source, drawn, quota in zip(mix.sources, before, quotas, strict=True)
@@ -231,16 +213,18 @@ def _what_if(mix: Mix, before: Sequence[int], stage: Stage, request: MixRequest)
 def _sources(manifest: Manifest, request: MixRequest) -> tuple[MixSource, ...]:
     """The sources any stage names, sorted, behind those of the mix before; all of them when a stage is natural."""
     names: set[str] = set()
-    for stage in request.stages:
-        names |= set(manifest.sources if stage.weights is None else stage.weights)
+    for stage in request.table.all_stages:
+        names |= set(manifest.sources if stage.weights == "natural" else stage.weights)
     first = [source.name for source in request.after.sources] if request.after else []
-    return mix_sources(manifest, request.split, request.seq_len, [*first, *sorted(names.difference(first))])
+    return mix_sources(
+        manifest, request.split, request.table.seq_len, [*first, *sorted(names.difference(first))]
+    )
 
 
 def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str]) -> MixReport:
     names = [source.name for source in mix.sources]
     given = _given(mix)
-    asked = [shares_of(stage, mix.sources, mix.seq_len) for stage in request.stages]
+    asked = [shares_of(stage, mix.sources, mix.seq_len) for stage in request.table.all_stages]
     kept = mix.stages[: -len(asked)]  # what was asked for of the mix before is not known any more
     stages = []
     for weights, quotas, counts in zip(
@@ -301,7 +285,7 @@ def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, tell: T
         )
         for name, part in report.sources.items()
     ]
-    tell.show(table(f"{report.tokens:,} tokens in sequences of {request.seq_len}", columns, rows))
+    tell.show(table(f"{report.tokens:,} tokens in sequences of {request.table.seq_len}", columns, rows))
     _show_what_if(manifest, request, report, tell)
 
 

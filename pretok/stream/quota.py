@@ -6,52 +6,18 @@ remainder; or an error that says which budget or weight would fit. Pure function
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from pretok.base.errors import UsageError
-from pretok.base.units import parse_count, parse_share, scaled
+from pretok.base.units import parse_share, scaled
 from pretok.stream.mix_file import MixSource
 
+if TYPE_CHECKING:
+    from pretok.config import MixTable, StageTable
+
 WEIGHTS_HINT = "write 'natural' or weights like it=0.9,en=0.1"
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What was asked for: `tokens` None is one epoch of the scarcest source, `weights` None the natural shares."""
-
-    tokens: int | None
-    weights: Mapping[str, Fraction] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """`max_epochs`: how often a source may be read; `cap`: beyond that fill up with the other sources."""
-
-    max_epochs: Fraction
-    cap: bool
-
-
-def parse_limit(max_epochs: str | float, cap: bool) -> Limit:
-    """A limit from what a person wrote. Raises UsageError."""
-    try:
-        return Limit(parse_share(max_epochs), cap)
-    except ValueError as error:
-        raise UsageError(f"--max-epochs: {error}") from None
-
-
-def parse_tokens(text: str) -> int | None:
-    """'1.2T', '300B', '4096' -> tokens; 'all' -> None. Raises UsageError."""
-    if text == "all":
-        return None
-    try:
-        tokens = int(parse_count(text))
-    except ValueError as error:
-        raise UsageError(f"cannot read a budget: {error}; or write 'all'") from None
-    if tokens < 1:
-        raise UsageError(f"a budget of {text} tokens is empty")
-    return tokens
 
 
 def parse_weights(text: str) -> dict[str, Fraction] | None:
@@ -73,12 +39,12 @@ def parse_weights(text: str) -> dict[str, Fraction] | None:
         raise UsageError(str(error)) from None
 
 
-def parse_stage(text: str) -> Stage:
-    """'1.2T:it=0.9,en=0.1' -> one stage. Raises UsageError."""
+def stage_table(text: str) -> dict[str, object]:
+    """'1.2T:it=0.9,en=0.1' -> the table of a stage. Raises UsageError."""
     tokens, colon, weights = text.partition(":")
     if not colon:
         raise UsageError(f"cannot read the stage {text!r}; write TOKENS:WEIGHTS, as in 1.2T:it=0.9,en=0.1")
-    return Stage(parse_tokens(tokens), parse_weights(weights))
+    return {"tokens": tokens, "weights": parse_weights(weights) or "natural"}
 
 
 def largest_remainder(total: int, weights: Sequence[Fraction]) -> list[int]:
@@ -92,39 +58,36 @@ def largest_remainder(total: int, weights: Sequence[Fraction]) -> list[int]:
 
 
 def stage_quotas(
-    stage: Stage, sources: Sequence[MixSource], drawn: Sequence[int], seq_len: int, limit: Limit
+    stage: StageTable, mix: MixTable, sources: Sequence[MixSource], drawn: Sequence[int]
 ) -> tuple[list[int], list[str]]:
-    """Sequences each source gives to a stage after `drawn` were taken by the stages before.
+    """Sequences each source gives to a stage of a mix after `drawn` were taken by the stages before.
 
-    Returns the quotas and a sentence for each source that `limit.cap` held back. Raises UsageError when the stage
+    Returns the quotas and a sentence for each source that `mix.cap` held back. Raises UsageError when the stage
     asks for more than the sources may give.
     """
+    seq_len, most = mix.seq_len, mix.max_epochs
     weights = shares_of(stage, sources, seq_len)
-    total = one_epoch(weights, sources, drawn) if stage.tokens is None else stage.tokens // seq_len
+    total = one_epoch(weights, sources, drawn) if stage.tokens == "all" else stage.tokens // seq_len
     if total < 1:
         raise UsageError(
             "the scarcest source is used up by the stages before: give this stage a number of tokens"
-            if stage.tokens is None
-            else f"a budget of {stage.tokens} tokens holds no sequence of {seq_len} tokens"
         )
-    room = [
-        int(limit.max_epochs * source.sequences) - taken for source, taken in zip(sources, drawn, strict=True)
-    ]
+    room = [int(most * source.sequences) - taken for source, taken in zip(sources, drawn, strict=True)]
     quotas = largest_remainder(total, weights)
     over = [number for number, quota in enumerate(quotas) if quota > room[number]]
     if not over:
         return quotas, []
-    if not limit.cap:
-        raise UsageError(_too_much(over[0], total, weights, sources, room, seq_len, limit.max_epochs))
+    if not mix.cap:
+        raise UsageError(_too_much(over[0], total, weights, sources, room, seq_len, most))
     capped = _fill_up(total, weights, room)
     if capped is None:
-        most = sum(r for r, weight in zip(room, weights, strict=True) if weight) * seq_len
+        given = sum(r for r, weight in zip(room, weights, strict=True) if weight) * seq_len
         raise UsageError(
-            f"the budget is {total * seq_len:,} tokens, but read {float(limit.max_epochs):g} times the sources give "
-            f"{most:,}: take at most that many, or allow more with max_epochs (--max-epochs)"
+            f"the budget is {total * seq_len:,} tokens, but read {float(most):g} times the sources give "
+            f"{given:,}: take at most that many, or allow more with max_epochs (--max-epochs)"
         )
     notes = [
-        f"{sources[number].name} is held at {float(limit.max_epochs):g} epochs: {capped[number] * seq_len} tokens "
+        f"{sources[number].name} is held at {float(most):g} epochs: {capped[number] * seq_len} tokens "
         f"instead of {quotas[number] * seq_len}; the other sources fill up"
         for number in range(len(sources))
         if capped[number] < quotas[number]
@@ -132,9 +95,9 @@ def stage_quotas(
     return capped, notes
 
 
-def shares_of(stage: Stage, sources: Sequence[MixSource], seq_len: int) -> list[Fraction]:
+def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> list[Fraction]:
     """The weights of `sources` in a stage, in order, adding up to 1."""
-    if stage.weights is None:
+    if stage.weights == "natural":
         total = sum(source.sequences for source in sources)
         if not total:
             raise UsageError(f"the sources hold no sequence of {seq_len} + 1 tokens")

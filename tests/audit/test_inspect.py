@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from counting import write_lines
-from mixing import write_leg
+from mixing import request, write_leg
 from support import ROOT, make_shards
 from tokenizing import recipe, run
 
@@ -26,8 +26,7 @@ from pretok.base.stop import StopFlag
 from pretok.base.tell import Marked
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
-from pretok.stream.mix_job import MixRequest, run_mix
-from pretok.stream.quota import parse_stage
+from pretok.stream.mix_job import run_mix
 
 DOCUMENTS = [f"Il mare {n} è salato, 日 \x1b[2J." for n in range(60)]
 
@@ -41,7 +40,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         run(recipe(folder / "work", vocab_dir, inputs, size=2_000), engine)
     made = folder / "work"
-    run_mix(made / "shards", made / "mix.json", MixRequest((parse_stage("all:natural"),), 16))
+    run_mix(made / "shards", made / "mix.json", request("all:natural", seq_len=16))
     return made / "shards"
 
 

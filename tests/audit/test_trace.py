@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mixing import write_leg
+from mixing import request, write_leg
 from support import EOD, make_shards
 
 import pretok.stream
@@ -16,8 +16,7 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.storage import write_json
 from pretok.shards.manifest import load_manifest
 from pretok.stream.continued import beginning
-from pretok.stream.mix_job import MixRequest, run_mix
-from pretok.stream.quota import parse_limit, parse_stage
+from pretok.stream.mix_job import run_mix
 
 LENGTHS = {"en": [1, 90, 3, 0, 40, 17, 2, 16], "it": [300, 1, 0, 5, 250, 33, 4, 4, 60, 8, 7]}
 
@@ -32,8 +31,8 @@ def mix(tmp_path_factory: pytest.TempPathFactory) -> Path:
         documents[source] = [[number + n] * length for n, length in enumerate(lengths)]
         number += len(lengths)
     make_shards(folder / "shards", documents, val={"it": [[900, 901]]})
-    stages = (parse_stage("300:it=0.2,en=0.8"), parse_stage("512:it=0.6,en=0.4"))
-    run_mix(folder / "shards", folder / "mix.json", MixRequest(stages, 16, 3, "train", parse_limit(9, False)))
+    wish = request("300:it=0.2,en=0.8", "512:it=0.6,en=0.4", seq_len=16, seed=3, max_epochs=9)
+    run_mix(folder / "shards", folder / "mix.json", wish)
     return folder / "mix.json"
 
 
@@ -49,7 +48,7 @@ def test_every_document_is_read_where_its_tokens_are(mix: Path, at: int | None) 
     mix that goes on with the other too."""
     if at is not None:
         after = beginning(load_manifest(mix.parent / "shards"), mix, at)
-        wish = MixRequest((parse_stage("640:it=0.6,en=0.4"),), 16, 3, "train", parse_limit(9, False), after)
+        wish = request("640:it=0.6,en=0.4", seq_len=16, seed=3, max_epochs=9, after=after)
         mix = mix.parent / f"at-{at}.json"
         run_mix(mix.parent / "shards", mix, wish)
     (traced,) = open_traced(mix, None)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from mixing import request
 from tokenizing import recipe, run
 
 from pretok.audit.documents import origin
@@ -18,8 +19,7 @@ from pretok.base.execute import Engine
 from pretok.cli import run_command
 from pretok.shards.ledger import ledger_path
 from pretok.shards.manifest import Manifest, load_manifest
-from pretok.stream.mix_job import MixRequest, run_mix
-from pretok.stream.quota import parse_limit, parse_stage
+from pretok.stream.mix_job import run_mix
 
 
 @pytest.fixture
@@ -66,8 +66,7 @@ def test_the_command_says_what_the_functions_say(
     manifest: Manifest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = manifest.folder.parent / "mix.json"
-    request = MixRequest((parse_stage("20000:it=0.3,en=0.7"),), 64, 0, "train", parse_limit(9, False))
-    run_mix(manifest.folder, path, request)
+    run_mix(manifest.folder, path, request("20000:it=0.3,en=0.7", seq_len=64, max_epochs=9))
     shard = manifest.of("en")[0]
     file, line, _ = origin(manifest, shard, 3)
     found = readings(open_traced(path, None)[0], "en", "train", 3)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mixing import request
 from tokenizing import recipe, run
 
 from pretok.audit.documents import run_inspect
@@ -188,10 +189,9 @@ def test_commands_on_shards(sealed, shards, capsys):
 
 def test_a_materialized_mix_is_checked_too(sealed, here, tmp_path):
     from pretok.stream.materialize import run_materialize
-    from pretok.stream.mix_job import MixRequest, run_mix
-    from pretok.stream.quota import parse_stage
+    from pretok.stream.mix_job import run_mix
 
-    run_mix(sealed, tmp_path / "mix.json", MixRequest((parse_stage("all:natural"),), seq_len=64))
+    run_mix(sealed, tmp_path / "mix.json", request("all:natural", seq_len=64))
     run_materialize(sealed, tmp_path / "mix.json", tmp_path / "mixed", here, Silent())
     assert problems(tmp_path / "mixed", here, None) == ""
     (shard,) = load_manifest(tmp_path / "mixed").shards

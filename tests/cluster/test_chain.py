@@ -22,9 +22,9 @@ from pretok.cluster.chain import (
     load_profile,
     parse_time,
     plan_chain,
-    read_slurm_settings,
 )
-from pretok.config import Recipe, make_recipe
+from pretok.config import Recipe, make_recipe, with_settings
+from pretok.config.settings import Slurm
 
 FILLED = """
 SITE_ACCOUNT=acc SITE_VENV={venv} SITE_INTERFACE=
@@ -55,24 +55,17 @@ def recipe(tmp_path: Path) -> Recipe:
     return make_recipe(data, "test")
 
 
-def plan(recipe: Recipe, profile: Path, **overrides: object) -> Chain:
-    stages = choose_stages(recipe, None, [])
-    settings = read_slurm_settings(recipe.slurm, overrides)
-    folder = recipe.out / "slurm" / "chain"
-    return plan_chain(
-        recipe,
-        Path("r.toml"),
-        load_profile(str(profile)),
-        settings,
-        stages,
-        Path("RUN"),
-        ["--steps", "9"],
-        folder,
-    )
+def plan(recipe: Recipe, profile: Path, **options: object) -> Chain:
+    """options: settings of [slurm], `_` for the dot."""
+    given = {f"slurm.{name.replace('_', '.')}": value for name, value in options.items()}
+    made = make_recipe(with_settings(recipe.model_dump(exclude_unset=True), given), "test")
+    stages, folder = choose_stages(made, None, []), made.out / "slurm" / "chain"
+    site = load_profile(str(profile))
+    return plan_chain(made, Path("r.toml"), site, stages, Path("RUN"), ["--steps", "9"], folder)
 
 
 def test_stages_wait_for_success_and_links_for_the_end(recipe: Recipe, profile: Path) -> None:
-    chain = plan(recipe, profile, tokenize={"links": "2"})
+    chain = plan(recipe, profile, tokenize_links="2")
     found = [(job.stage, job.link, job.depends) for job in chain.jobs]
     assert found == [
         ("vocab", 1, ()),
@@ -89,7 +82,7 @@ def test_stages_wait_for_success_and_links_for_the_end(recipe: Recipe, profile: 
 
 
 def test_options_come_from_profile_recipe_and_flags(recipe: Recipe, profile: Path) -> None:
-    chain = plan(recipe, profile, account="other", train={"time": "2-00:00:00"})
+    chain = plan(recipe, profile, account="other", train_time="2-00:00:00")
     tokens, train = chain.jobs[1], chain.jobs[-1]
     assert {"--partition=cpu", "--account=other", "--nodes=1", "--time=24:00:00", "--exclusive"} <= set(
         tokens.options
@@ -134,20 +127,18 @@ def test_a_time_of_another_form_is_refused() -> None:
 def test_shipped_profiles_run_and_are_refused_until_filled_in(name: str) -> None:
     profile = load_profile(name)
     with pytest.raises(UsageError, match="SITE_VENV"):
-        check_profile(profile, read_slurm_settings({}, {}), ["tokenize", "train"])
+        check_profile(profile, Slurm(), ["tokenize", "train"])
 
 
 def test_an_empty_value_of_a_stage_that_does_not_run_is_no_problem(profile: Path) -> None:
     profile.write_text(profile.read_text().replace("SITE_GPUS=4", "SITE_GPUS="))
     loaded = load_profile(str(profile))
-    check_profile(loaded, read_slurm_settings({}, {}), ["tokenize"])
+    check_profile(loaded, Slurm(), ["tokenize"])
     with pytest.raises(UsageError, match="SITE_GPUS empty"):
-        check_profile(loaded, read_slurm_settings({}, {}), ["train"])
+        check_profile(loaded, Slurm(), ["train"])
 
 
-def test_unknown_settings_and_stages_are_named(recipe: Recipe) -> None:
-    with pytest.raises(UsageError, match=r"slurm\.train\.node"):
-        read_slurm_settings({"train": {"node": 3}}, {})
+def test_unknown_stages_are_named(recipe: Recipe) -> None:
     with pytest.raises(UsageError, match="unknown stages tokenise"):
         choose_stages(recipe, "tokenise", [])
 
@@ -311,11 +302,9 @@ def test_wrong_arguments_end_with_code_two(
 
 def test_spare_nodes_are_further_nodes_of_training_alone(recipe: Recipe, profile: Path) -> None:
     """With them a job outlives a node; without them Slurm begins it anew, as before."""
-    chain = plan(recipe, profile, train={"spare": "2"})
+    chain = plan(recipe, profile, train_spare="2")
     options = {job.stage: job.options for job in chain.jobs}
     assert {"--nodes=6", "--no-kill"} <= set(options["train"])
     assert {"--nodes=1"} <= set(options["tokenize"])
     assert chain.environment["PRETOK_SPARE"] == "2"
     assert "--no-kill" not in plan(recipe, profile).jobs[-1].options
-    with pytest.raises(UsageError, match=r"slurm\.tokenize\.spare"):
-        plan(recipe, profile, tokenize={"spare": "2"})

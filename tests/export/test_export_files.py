@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mixing import request
 from support import EOD, make_shards, needs
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
@@ -21,8 +22,7 @@ from pretok.export.formats import FORMATS
 from pretok.export.job import Export, run_export
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import load_manifest
-from pretok.stream.mix_job import MixRequest, run_mix
-from pretok.stream.quota import parse_stage
+from pretok.stream.mix_job import run_mix
 
 DOCUMENTS = {
     "en": [range(500 + start, 500 + start + 40) for start in range(0, 400, 40)],
@@ -150,7 +150,7 @@ def test_a_shard_larger_than_the_format_allows_is_refused(
 
 def test_the_command(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mix = tmp_path / "mix.json"
-    run_mix(shards, mix, MixRequest((parse_stage("320:it=0.75,en=0.25"),), seq_len=8))
+    run_mix(shards, mix, request("320:it=0.75,en=0.25", seq_len=8))
     arguments = ["export", str(shards), "--workers", "0", "--out", str(tmp_path / "out"), "--mix", str(mix)]
     assert run_command([*arguments, "--to", "megatron", "--merge", "1GiB"]) == 0
     blend = read_json(tmp_path / "out" / "blend.json")

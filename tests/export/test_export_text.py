@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mixing import request
 from support import EOD, make_shards, needs
 
 import pretok.stream
 from pretok.base.errors import UsageError
 from pretok.export.text import export_text
-from pretok.stream.mix_job import MixRequest, run_mix
-from pretok.stream.quota import parse_stage
+from pretok.stream.mix_job import run_mix
 
 SEQ_LEN = 8
 DOCUMENTS = {
@@ -36,7 +36,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def mix(shards: Path) -> Path:
     path = shards / "mix.json"
-    run_mix(shards, path, MixRequest((parse_stage("320:it=0.75,en=0.25"),), seq_len=SEQ_LEN))
+    run_mix(shards, path, request("320:it=0.75,en=0.25", seq_len=SEQ_LEN))
     return path
 
 
@@ -55,8 +55,7 @@ def test_weights_follow_the_mix(shards: Path, mix: Path) -> None:
 
 def test_stages_are_chosen(shards: Path, tmp_path: Path) -> None:
     path = tmp_path / "mix.json"
-    stages = (parse_stage("160:it=1"), parse_stage("160:it=0.5,en=0.5"))
-    run_mix(shards, path, MixRequest(stages, seq_len=SEQ_LEN))
+    run_mix(shards, path, request("160:it=1", "160:it=0.5,en=0.5", seq_len=SEQ_LEN))
     with pytest.raises(UsageError, match="choose with --stage"):
         export_text(shards, "megatron", path)
     with pytest.raises(UsageError, match="no stage 3"):

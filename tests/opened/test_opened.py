@@ -14,6 +14,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from counting import write_lines
+from mixing import request
 from support import ROOT
 from texts import HARD
 
@@ -30,8 +31,7 @@ from pretok.config import make_recipe
 from pretok.opened import documents
 from pretok.opened.work import Work
 from pretok.shards.job import run_tokenize
-from pretok.stream.mix_job import MixRequest, run_mix
-from pretok.stream.quota import parse_stage
+from pretok.stream.mix_job import run_mix
 
 GOLDEN = ROOT / "tests" / "golden"
 TEXTS = {"it": [f"Il mare numero {n}, {HARD[n % len(HARD)]} è salato. " * (1 + n % 7) for n in range(120)]}
@@ -59,9 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     }
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         run_tokenize(make_recipe(data, "test"), engine, SILENT)
-    run_mix(
-        made / "work" / "shards", made / "work" / "mix.json", MixRequest((parse_stage("all:natural"),), 16)
-    )
+    run_mix(made / "work" / "shards", made / "work" / "mix.json", request("all:natural", seq_len=16))
     return made / "work"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from mixing import request
 from support import make_shards
 from test_golden import GOLDEN
 from tokenizing import recipe, run
@@ -27,8 +28,7 @@ from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.shards.inputs import inputs_path, load_inputs
 from pretok.shards.manifest import FILE_NAME, VERSION, load_manifest
-from pretok.stream.mix_job import MixRequest, run_mix
-from pretok.stream.quota import parse_stage
+from pretok.stream.mix_job import run_mix
 
 FLIPS = 60
 
@@ -260,7 +260,7 @@ def test_missing_side_files_are_named(shards: Path, here: Engine) -> None:
 OPENERS: dict[str, Callable[[Path], object]] = {
     "stream": lambda path: pretok.stream.open(path, seq_len=4),
     "manifest": load_manifest,
-    "mix": lambda path: run_mix(path, path / "m.json", MixRequest((parse_stage("all:natural"),), seq_len=4)),
+    "mix": lambda path: run_mix(path, path / "m.json", request("all:natural", seq_len=4)),
 }
 
 

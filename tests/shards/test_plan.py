@@ -34,14 +34,14 @@ def lines(count: int, field: str = "text") -> str:
     return "".join(json.dumps({field: f"documento {i}, " * 20}) + "\n" for i in range(count))
 
 
-def recipe(folder: Path, vocab: Path, field: str | None = None, **settings: object) -> Recipe:
+def recipe(folder: Path, vocab: Path, field: str = "text", **settings: object) -> Recipe:
     data = {
         "out": folder / "out",
-        "sources": {"it": {"inputs": [f"{folder}/*.jsonl"]}},
+        "sources": {"it": {"inputs": [f"{folder}/*.jsonl"], "field": field}},
         "vocab": {"path": vocab},
         "shards": {"size": 4000, **settings},
     }
-    return make_recipe(data, "test", field)
+    return make_recipe(data, "test")
 
 
 def tokenize(made: Recipe, here) -> list[str]:

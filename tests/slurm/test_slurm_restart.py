@@ -15,7 +15,7 @@ from pretok.base.tell import Silent
 from pretok.commands.options import start_engine
 from pretok.commands.steps import tokenize_step
 from pretok.config import load_recipe
-from pretok.stream.mix_job import recipe_request, run_mix
+from pretok.stream.mix_job import MixRequest, run_mix
 
 STEPS = 150
 # Every 20 steps; the last, over the recipe's 100000, wins.
@@ -29,7 +29,7 @@ def work(recipe: Recipe) -> tuple[Path, Path]:
     loaded = load_recipe(path)
     with start_engine(0, None) as engine:
         tokenize_step(loaded, engine, Silent())
-    run_mix(loaded.shards_dir, loaded.mix_path, recipe_request(loaded.mix))
+    run_mix(loaded.shards_dir, loaded.mix_path, MixRequest(loaded.mix))
     return path, loaded.out
 
 

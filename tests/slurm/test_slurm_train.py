@@ -17,7 +17,7 @@ from pretok.base.tell import Silent
 from pretok.commands.options import start_engine
 from pretok.commands.steps import tokenize_step
 from pretok.config import load_recipe
-from pretok.stream.mix_job import recipe_request, run_mix
+from pretok.stream.mix_job import MixRequest, run_mix
 
 Recipe = Callable[..., Path]
 Profile = Callable[..., str]
@@ -67,7 +67,7 @@ def test_two_nodes_equal_one_process_through_a_signal(
     loaded = load_recipe(path)
     with start_engine(0, None) as engine:
         tokenize_step(loaded, engine, Silent())
-    run_mix(loaded.shards_dir, loaded.mix_path, recipe_request(loaded.mix))
+    run_mix(loaded.shards_dir, loaded.mix_path, MixRequest(loaded.mix))
     site = profile(preflight="full")
     shape = ["--stages=train", "--nodes=train=2", "--links=train=3"]
     chain = cluster.submit(str(path), "--profile", site, *shape, "--", f"--steps={steps}")

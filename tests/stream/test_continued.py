@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mixing import request
 from support import make_shards
 
 import pretok.stream
@@ -24,14 +25,12 @@ from pretok.stream import View, same_until
 from pretok.stream.continued import beginning, run_position
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_json, natural_mix, parse_mix, write_mix
-from pretok.stream.mix_job import MixRequest, run_mix
-from pretok.stream.quota import parse_limit, parse_stage
+from pretok.stream.mix_job import run_mix
 
 SEQ_LEN = 5
 SOURCES = {"en": [range(1, 400)], "it": [range(1, 500), range(3, 403)]}
 """Sequences: 80 of en, 180 of it."""
 NEW = {"code": [range(500, 800)], "math": [range(800, 990)]}
-LIMIT = parse_limit(10, cap=False)
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +47,15 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def old(shards: Path) -> Path:
     """150 sequences at 90 to 10, then 200 at half and half, in which it ends at 235 of 180 and en at 115 of 80."""
-    stages = tuple(parse_stage(text) for text in ("750:it=0.9,en=0.1", "1000:it=0.5,en=0.5"))
-    run_mix(shards, shards / "old.json", MixRequest(stages, SEQ_LEN, seed=3, limit=LIMIT))
+    stages = ("750:it=0.9,en=0.1", "1000:it=0.5,en=0.5")
+    run_mix(shards, shards / "old.json", request(*stages, seq_len=SEQ_LEN, seed=3, max_epochs=10))
     return shards / "old.json"
 
 
 def go_on(shards: Path, old: Path, at: int, out: Path, *stages: str) -> View:
     after = beginning(load_manifest(shards), old, at)
-    request = MixRequest(
-        tuple(parse_stage(text) for text in stages), after.seq_len, after.seed, limit=LIMIT, after=after
-    )
-    report = run_mix(shards, out, request)
+    wish = request(*stages, seq_len=after.seq_len, seed=after.seed, max_epochs=10, after=after)
+    report = run_mix(shards, out, wish)
     assert (report.continued_at, report.sequences) == (at, len(load_mix(out)))
     assert sum(stage.tokens for stage in report.stages) == report.tokens
     for name, part in report.sources.items():
@@ -212,7 +209,7 @@ def test_what_cannot_be_continued(shards: Path, old: Path, tmp_path: Path) -> No
 
 
 def test_sources_left_out_belong_to_the_shards_too(grown: Path, tmp_path: Path) -> None:
-    run_mix(grown, tmp_path / "old.json", MixRequest((parse_stage("300:it=1"),), SEQ_LEN))
+    run_mix(grown, tmp_path / "old.json", request("300:it=1", seq_len=SEQ_LEN))
     more = make_shards(tmp_path / "more", {**SOURCES, **NEW, "de": [range(100, 300)]})
     view = go_on(more, tmp_path / "old.json", 40, tmp_path / "new.json", "200:de=0.5,it=0.5")
     assert same_until(load_mix(tmp_path / "old.json"), view.mix) == 40

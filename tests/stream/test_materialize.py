@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mixing import request
 from support import make_shards
 
 import pretok.stream
@@ -18,8 +19,7 @@ from pretok.shards.format import ShardReader
 from pretok.shards.manifest import FILE_NAME, load_manifest
 from pretok.stream.loader import identity_of
 from pretok.stream.materialize import MaterializeTask, run_materialize, write_shard
-from pretok.stream.mix_job import MixRequest, run_mix
-from pretok.stream.quota import parse_stage
+from pretok.stream.mix_job import run_mix
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
 SEQ_LEN = 6
@@ -36,8 +36,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mix(shards: Path) -> Path:
-    stages = (parse_stage("300:it=0.9,en=0.1"), parse_stage("600:it=0.5,en=0.5"))
-    run_mix(shards, shards / "mix.json", MixRequest(stages, seq_len=SEQ_LEN))
+    run_mix(shards, shards / "mix.json", request("300:it=0.9,en=0.1", "600:it=0.5,en=0.5", seq_len=SEQ_LEN))
     return shards / "mix.json"
 
 
@@ -77,7 +76,7 @@ def test_what_does_not_agree_is_refused(shards: Path, mix: Path, tmp_path: Path)
     with pytest.raises(UsageError, match="in the shards that the mix was made of"):
         pretok.stream.open(out, source="it")
     other = tmp_path / "other.json"
-    run_mix(shards, other, MixRequest((parse_stage("300:it=1"),), seq_len=SEQ_LEN))
+    run_mix(shards, other, request("300:it=1", seq_len=SEQ_LEN))
     for act in (lambda: pretok.stream.open(out, other), lambda: run(shards, other, out)):
         with pytest.raises(MismatchError, match=pretok.stream.open(out).fingerprint):
             act()
@@ -109,7 +108,7 @@ def test_a_stopped_run_goes_on(
     with pytest.raises(IntegrityError, match="no finished shards"):
         pretok.stream.open(out)
     other = tmp_path / "other.json"
-    run_mix(shards, other, MixRequest((parse_stage("300:it=1"),), seq_len=SEQ_LEN))
+    run_mix(shards, other, request("300:it=1", seq_len=SEQ_LEN))
     with pytest.raises(MismatchError, match="unfinished shards of another plan"):
         run(shards, other, out)
     done = set(written)

@@ -18,17 +18,13 @@ import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import to_json
 from pretok.base.tell import Table
+from pretok.config import MixTable, StageTable
 from pretok.stream.mix_file import MixSource, load_mix
 from pretok.stream.mix_job import plan_mix, run_mix, show_mix, what_if
 from pretok.stream.quota import (
-    Limit,
-    Stage,
     largest_remainder,
     stage_quotas,
 )
-
-FREE = Limit(Fraction(4), cap=False)
-CAPPED = Limit(Fraction(4), cap=True)
 
 
 def test_ninety_ten_of_1_2_trillion_tokens_is_exact() -> None:
@@ -86,17 +82,17 @@ def test_too_many_epochs_says_what_fits() -> None:
     )
     for fits in ("40k:it=0.9,en=0.1", "50k:it=0.92,en=0.08"):
         plan_mix(manifest, request(fits, seq_len=10))
-    plan_mix(manifest, request("50k:it=0.9,en=0.1", seq_len=10, limit=Limit(Fraction(5), cap=False)))
+    plan_mix(manifest, request("50k:it=0.9,en=0.1", seq_len=10, max_epochs=5))
 
 
 def test_cap_fills_up_with_the_others_and_says_so() -> None:
     manifest = manifest_of({"de": 2_001, "en": 1_001, "it": 90_001})
-    mix, report = plan_mix(manifest, request("50k:it=0.6,de=0.3,en=0.1", seq_len=10, limit=CAPPED))
+    mix, report = plan_mix(manifest, request("50k:it=0.6,de=0.3,en=0.1", seq_len=10, cap=True))
     assert mix.stages == ((800, 400, 3_800),)  # German and English at 4 epochs, Italian the rest
     assert len(report.notes) == 2
     assert "de is held at 4 epochs: 8000 tokens instead of 15000" in report.notes[0]
     with pytest.raises(UsageError, match=r"read 4 times the sources give 12,000"):
-        plan_mix(manifest, request("50k:de=0.5,en=0.5", seq_len=10, limit=CAPPED))
+        plan_mix(manifest, request("50k:de=0.5,en=0.5", seq_len=10, cap=True))
 
 
 @given(
@@ -109,12 +105,13 @@ def test_cap_keeps_the_budget_and_the_limit(sources: list[tuple[int, int]], tota
     found = [MixSource(f"s{number}", 0, sequences) for number, (sequences, _) in enumerate(sources)]
     weights = {f"s{number}": Fraction(weight, scale) for number, (_, weight) in enumerate(sources)}
     most = [4 * sequences if weight else 0 for sequences, weight in sources]
-    stage = Stage(total, weights)
+    capped = MixTable(seq_len=1, cap=True)
+    stage = StageTable(tokens=total, weights=weights)
     if sum(most) < total:
         with pytest.raises(UsageError, match="take at most that many"):
-            stage_quotas(stage, found, [0] * len(found), 1, CAPPED)
+            stage_quotas(stage, capped, found, [0] * len(found))
         return
-    quotas, notes = stage_quotas(stage, found, [0] * len(found), 1, CAPPED)
+    quotas, notes = stage_quotas(stage, capped, found, [0] * len(found))
     assert sum(quotas) == total
     assert all(quota <= limit for quota, limit in zip(quotas, most, strict=True))
     full = {number for number, quota in enumerate(quotas) if quota == most[number]}
@@ -153,7 +150,7 @@ def test_the_limit_counts_all_stages() -> None:
     stages = ("30k:it=0.9,en=0.1", "20k:it=0.9,en=0.1")
     with pytest.raises(UsageError, match=r"'en' 5\.00 times.* take at most 10,000 tokens"):
         plan_mix(manifest, request(*stages, seq_len=10))
-    mix, _ = plan_mix(manifest, request(*stages, seq_len=10, limit=CAPPED))
+    mix, _ = plan_mix(manifest, request(*stages, seq_len=10, cap=True))
     assert mix.stages == ((300, 2_700), (100, 1_900))
 
 
@@ -190,7 +187,7 @@ def test_what_if_names_what_does_not_fit() -> None:
     assert [row.tokens for row in rows] == [5_000, 10_000, 20_000, 40_000, 80_000]
     assert [row.epochs["en"] for row in rows] == [0.5, 1, 2, 4, 8]
     assert [row.problem is None for row in rows] == [True, True, True, True, False]
-    capped = what_if(manifest, request("20k:it=0.9,en=0.1", seq_len=10, limit=CAPPED))
+    capped = what_if(manifest, request("20k:it=0.9,en=0.1", seq_len=10, cap=True))
     assert capped[-1].epochs == {"en": 4, "it": 76_000 / 90_000}
     assert [row.capped for row in capped] == [False] * 4 + [True]
 

@@ -13,13 +13,7 @@ from pretok.base.errors import UsageError
 from pretok.base.units import parse_share
 from pretok.config import make_recipe
 from pretok.stream.mix_job import plan_mix
-from pretok.stream.quota import (
-    largest_remainder,
-    parse_limit,
-    parse_stage,
-    parse_tokens,
-    parse_weights,
-)
+from pretok.stream.quota import largest_remainder, parse_weights
 
 
 @given(st.integers(0, 10**15), st.lists(st.integers(0, 10**6), min_size=1, max_size=50).filter(any))
@@ -32,16 +26,16 @@ def test_largest_remainder(total: int, parts: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
-    [("1.2T", 1_200_000_000_000), ("300B", 3 * 10**11), ("17", 17), ("2.5k", 2500), ("all", None)],
+    [("1.2T", 1_200_000_000_000), ("300B", 3 * 10**11), ("17", 17), ("2.5k", 2500), ("all", "all")],
 )
-def test_budgets(text: str, tokens: int | None) -> None:
-    assert parse_tokens(text) == tokens
+def test_budgets(text: str, tokens: int | str) -> None:
+    assert request(f"{text}:natural", seq_len=1).table.all_stages[0].tokens == tokens
 
 
 @pytest.mark.parametrize("text", ["", "x", "-3", "1.5", "3 TT", "0"])
 def test_budgets_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match="budget"):
-        parse_tokens(text)
+    with pytest.raises(UsageError, match=r"mix\.stages\.0\.tokens: .*(all|budget)"):
+        request(f"{text}:natural")
 
 
 def test_weights() -> None:
@@ -58,13 +52,13 @@ def test_weights() -> None:
         with pytest.raises(UsageError, match=message):
             parse_weights(wrong)
     with pytest.raises(UsageError, match="TOKENS:WEIGHTS"):
-        parse_stage("1.2T")
+        request("1.2T")
     with pytest.raises(UsageError, match="no source 'fr'"):
-        plan_mix(manifest_of({"it": 1_001}), request("500:fr=1"))
+        plan_mix(manifest_of({"it": 1_001}), request("500:fr=1", seq_len=100))
     with pytest.raises(UsageError, match="it has 77 tokens, not one sequence of 100"):
         plan_mix(manifest_of({"it": 77}), request("500:it=1", seq_len=100))
     with pytest.raises(UsageError, match="holds no sequence of 100"):
-        plan_mix(manifest_of({"it": 777}), request("50:it=1", seq_len=100))
+        request("50:it=1", seq_len=100)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +73,12 @@ def test_what_is_no_share(text: str) -> None:
         make_recipe(
             {"out": "x", "sources": {"it": {"inputs": ["x"]}}, "shards": {"val_fraction": text}}, "test"
         )
-    with pytest.raises(UsageError, match="--max-epochs"):
-        parse_limit(text, cap=False)
+    with pytest.raises(UsageError, match=r"test: mix\.max_epochs: "):
+        request("all:natural", max_epochs=text)
 
 
 def test_shares() -> None:
     written = ("0.05", "1/20", "5e-2", ".05", "00.050", 0.05, Fraction(1, 20))
     assert {parse_share(text) for text in written} == {Fraction(1, 20)}
     assert parse_weights("it=2/3,en=1/3") == {"it": Fraction(2, 3), "en": Fraction(1, 3)}
-    assert parse_limit(1e15, cap=False).max_epochs == 10**15
+    assert request("all:natural", max_epochs=1e15).table.max_epochs == 10**15

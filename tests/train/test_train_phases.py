@@ -10,6 +10,8 @@ import pytest
 from support import needs
 
 torch = needs("torch")
+from mixing import request
+
 import pretok.stream
 from pretok.base.errors import MismatchError, PretokError, UsageError
 from pretok.base.storage import read_json
@@ -18,8 +20,7 @@ from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest
 from pretok.stream.continued import beginning, run_position
 from pretok.stream.mix_file import Mix, mix_sources, write_mix
-from pretok.stream.mix_job import MixRequest, run_mix
-from pretok.stream.quota import parse_stage
+from pretok.stream.mix_job import run_mix
 from tests.train_support import column, model_file, run_jobs, run_ranks
 from train.config import TrainConfig, add_flags, from_mapping, parse
 from train.model import loss
@@ -274,8 +275,8 @@ def test_a_run_goes_on_with_a_continued_mix(shards: Path, tmp_path: Path) -> Non
     manifest, new = load_manifest(shards), {}
     for name, at in (("early", 2 * BATCH), ("new", run_position(tmp_path / "run", Path(first)))):
         after = beginning(manifest, Path(first), at)
-        stage = parse_stage(f"{8 * STEP}:en=0.75,it=0.25")
-        run_mix(shards, tmp_path / f"{name}.json", MixRequest((stage,), LENGTH, after.seed, after=after))
+        wish = request(f"{8 * STEP}:en=0.75,it=0.25", seq_len=LENGTH, seed=after.seed, after=after)
+        run_mix(shards, tmp_path / f"{name}.json", wish)
         new[name] = str(tmp_path / f"{name}.json")
     with pytest.raises(MismatchError, match="they part at sequence 16, 24 are read"):
         loop.train(settings(shards, tmp_path, mix=new["early"], steps=6, **common))

@@ -209,7 +209,7 @@ def test_piped_it_prints_plain_lines(
         if len(looks) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("pretok.commands.watch.time.sleep", sleep)
+    monkeypatch.setattr("pretok.commands.look.time.sleep", sleep)
     assert run_command(["watch", str(tmp_path), "--every", "7"]) == 0
     assert looks == [7.0] * 3
     assert capsys.readouterr().out.count("tokenize on n7") == 3

@@ -1,15 +1,24 @@
-"""`pretok inspect`."""
+"""The commands that show documents, tokens and rows: inspect, query, trace."""
 
 from __future__ import annotations
 
+import csv
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain, islice
+from json import dumps as to_text
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretok.base.console import print_json
 from pretok.base.errors import UsageError
-from pretok.commands.options import Json, Shards, terminal
+from pretok.base.tell import table
+from pretok.base.units import counted
+from pretok.base.visible import visible, visible_json
+from pretok.commands.options import Json, Shards, parse_size, terminal
 
 if TYPE_CHECKING:
     from pretok.audit.documents import Inspection
@@ -117,13 +126,8 @@ def _searched(
 ) -> tuple[str, str, int]:
     """The first document that holds a text; the others are told, and how far the search came."""
     from pretok.audit.search import search_text
-    from pretok.base.units import parse_count
 
-    try:
-        bound = parse_count(within)
-    except ValueError as error:
-        raise UsageError(f"--within: {error}") from None
-    found = search_text(manifest, source, split, text, MOST, bound)
+    found = search_text(manifest, source, split, text, MOST, parse_size(within, "--within"))
     further = "" if found.whole else "; --within looks further, as in --within 100G"
     if not found.places:
         raise UsageError(f"no document holds {text!r}: {found.extent()}{further}")
@@ -184,6 +188,129 @@ def _show_sequences(
 
 def _print(found: list[dict[str, object]], several: bool) -> None:
     """One object, or a list where several may have been asked for."""
-    from pretok.base.console import print_json
-
     print_json(found if several else found[0])
+
+
+SHOWN = 1000
+"""Rows that a table shows."""
+
+
+def _write(kind: str, names: list[str], batches: Iterator[list[tuple[Any, ...]]]) -> None:
+    """Rows on standard output as they come."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    shown = sys.stdout.isatty()  # else the values as they are, for whoever reads them
+    if kind == "csv":
+        writer.writerow(names)
+    for batch in batches:
+        if kind == "csv":
+            writer.writerows([visible(str(value)) for value in row] if shown else row for row in batch)
+        else:
+            for row in batch:
+                values = dict(zip(names, row, strict=True))
+                sys.stdout.write(visible_json(to_text(values, ensure_ascii=False, default=str)) + "\n")
+
+
+def query(
+    context: typer.Context,
+    work: Annotated[
+        Path,
+        typer.Argument(metavar="WORK", help="Folder that holds shards/, or that itself.", show_default=False),
+    ],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="A query of DuckDB.", show_default=False)],
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="table|csv|json", help="Default: a table on a terminal, else CSV. json: JSON Lines."
+        ),
+    ] = None,
+) -> None:
+    """Ask what is known of documents, shards and rejects in SQL. Needs the extra `query`.
+
+        pretok query work "select source, count(*), sum(tokens) from docs group by all"
+
+    Views: docs, ledger, shards, sources, rejects, words (where WORK holds counts). `describe docs` lists the columns,
+    those included that the recipe keeps or pretok annotate joined. COPY (select ...) TO 'file.parquet' writes a file.
+    """
+    from pretok.audit.query import run_query
+
+    tell = terminal(context)
+    kind = format or ("table" if sys.stdout.isatty() else "csv")
+    if kind not in ("table", "csv", "json"):
+        raise UsageError(f"--format {kind!r}: known are table, csv and json")
+    names, batches = run_query(work, sql, tell)
+    if kind != "table":
+        tell.shown = True
+        _write(kind, names, batches)
+        return
+    rows = list(islice(chain.from_iterable(batches), SHOWN + 1))
+    cells = [["" if value is None else str(value) for value in row] for row in rows[:SHOWN]]
+    tell.show(table("", names, cells), result=True)
+    if len(rows) > SHOWN:
+        tell.notice(f"the first {SHOWN:,} rows; --format csv shows all")
+
+
+TRACED = 100
+"""Documents that are traced where several have the name."""
+
+
+def trace(
+    context: typer.Context,
+    target: Annotated[
+        Path, typer.Argument(metavar="RUN | MIX", help="Folder of a run, or a mix.json.", show_default=False)
+    ],
+    doc: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID | HASH | FILE:LINE",
+            help="Where is it read? Its kept `id`, the hash in its ledger, or where it came from.",
+        ),
+    ] = None,
+    position: Annotated[int | None, typer.Option(help="What is read at this position, from 0?")] = None,
+    step: Annotated[int | None, typer.Option(help="What is read in this step of the run, from 1?")] = None,
+    shards: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the documents. Default: where the run read them, or beside the mix."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say at which positions of a mix, and in which steps of a run, a document is read; or what is read there.
+
+    It is computed from the order, not replayed. `done` are the steps up to the newest checkpoint; what the run will
+    never get to is not listed.
+
+        pretok trace run --doc data/it/a.jsonl.zst:1742
+
+        pretok trace run --step 81
+    """
+    from pretok.audit.find import find_in
+    from pretok.audit.trace import document_rows, open_traced, passage_rows, positions_of_step, reading_at
+
+    if sum(given is not None for given in (doc, position, step)) != 1:
+        raise UsageError("give one of --doc, --position and --step")
+    legs = open_traced(target, shards)
+    if doc is not None:
+        places = find_in([traced.manifest for traced in legs], doc, TRACED)
+        rows = [
+            row
+            for traced, found in zip(legs, places, strict=True)
+            for place in found
+            for row in document_rows(traced, *place)
+        ]
+    elif position is not None:
+        rows = [row for traced in reading_at(legs, position) for row in passage_rows(traced, position)]
+    else:
+        traced, positions = positions_of_step(legs, step or 0)
+        rows = [row for one in positions for row in passage_rows(traced, one)]
+    if late := sum(row.done is False for row in rows):
+        terminal(context).notice(
+            f"{late:,} of {counted(len(rows), 'reading')} lie ahead: the newest checkpoint is of step "
+            f"{legs[-1].steps:,}, the run ends with step {legs[-1].last:,}"
+        )
+    if json:
+        print_json([asdict(row) for row in rows])
+    elif not rows:
+        terminal(context).notice(f"{doc} is in the shards, but {target} never reads it")
+    else:
+        columns = tuple(asdict(rows[0]))
+        shown = [tuple("" if value is None else str(value) for value in asdict(row).values()) for row in rows]
+        terminal(context).show(table("trace", columns, shown), result=True)

@@ -1,0 +1,256 @@
+"""The commands that show states, figures and pages: watch, status, report, disclose, stats, preflight."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretok.base.console import print_json
+from pretok.base.errors import UsageError
+from pretok.base.storage import atomic_open
+from pretok.base.tell import table
+from pretok.base.visible import visible
+from pretok.commands.options import WORK, WORK_OR_RUN, Json, Shards, parse_size, terminal
+
+TERMINAL, PIPE = 2.0, 60.0
+"""Seconds from one look to the next where nobody says."""
+
+
+def watch(
+    target: Annotated[
+        Path,
+        WORK_OR_RUN,
+    ],
+    every: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds between two looks. Default: 2 on a terminal, 60 elsewhere."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+) -> None:
+    """Show how far the jobs in WORK are, or a training run, until the run is finished or you end it with Ctrl-C.
+
+        pretok watch work
+
+        pretok watch runs/italia-v01 --once
+
+    It may run on a login node: only files that jobs leave on the shared file system are read, and squeue is asked where
+    there is one. Piped, it prints plain lines.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from pretok.watch.lines import finished, watch_lines
+
+    if not target.is_dir():
+        raise UsageError(f"{target} is no folder")
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    live = console.is_terminal and not once
+    pause = every or (TERMINAL if live else PIPE)
+    try:
+        if not live:
+            while True:
+                sys.stdout.write(visible("\n".join([*watch_lines(target, time.time()), ""])))
+                sys.stdout.flush()
+                if once or finished(target):
+                    return
+                time.sleep(pause)
+        with Live(console=console, auto_refresh=False) as shown:
+            while True:
+                shown.update(Text(visible("\n".join(watch_lines(target, time.time())))), refresh=True)
+                if finished(target):
+                    return
+                time.sleep(pause)
+    except KeyboardInterrupt:  # how it is ended
+        return
+
+
+def status(
+    context: typer.Context,
+    work: Annotated[
+        Path,
+        WORK_OR_RUN,
+    ],
+    json: Json = False,
+) -> None:
+    """Say what is finished, unfinished, failed or in work, and what to do next.
+
+        pretok status work
+
+    Only files that jobs leave are read, so it may run on a login node while they work.
+    """
+    from pretok.watch.status import status_of
+
+    if not work.is_dir():
+        raise UsageError(f"{work} is no folder")
+    found = status_of(work)
+    if json:
+        print_json(found)
+        return
+    tell = terminal(context)
+    rows = [
+        (one.what, one.state, "" if one.planned is None else f"{one.done:,} of {one.planned:,}", one.detail)
+        for one in found
+    ]
+    tell.show(table(str(work), ("result", "state", "done", ""), rows), result=True)
+    for one in found:
+        if one.next:
+            tell.show(f"{one.what}: {one.next}", result=True)
+
+
+def report(
+    context: typer.Context,
+    work: Annotated[Path, WORK],
+    run: Annotated[Path | None, typer.Option(metavar="RUN", help="A training run to show too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="PAGE.html", help="Where the page goes. Default: WORK/report.html.")
+    ] = None,
+) -> None:
+    """One page that says what is in the shards, what was thrown away and why, and what happened when.
+
+    It needs no network: copy it, mail it, print it.
+
+    pretok report work
+
+    pretok report work --run runs/italia-v01 --out italia.html
+    """
+    from pretok.report.page import run_report
+
+    page = out or work / "report.html"
+    run_report(work, page, run)
+    terminal(context).show(f"{page}", result=True)
+
+
+def disclose(
+    context: typer.Context,
+    work: Annotated[
+        Path,
+        typer.Argument(metavar="WORK", help="Folder that holds shards/, or that itself.", show_default=False),
+    ],
+    mix: Annotated[
+        Path | None,
+        typer.Option(metavar="MIX", help="Of this mix.json; with --run, where the run's mix is now."),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Of what this training run read up to its last step.")
+    ] = None,
+    format: Annotated[
+        str, typer.Option(metavar="json|html|croissant", help="croissant: JSON-LD of Croissant 1.1.")
+    ] = "json",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where it goes. Default: standard output.")
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND=COLUMN",
+            help="The kept column that tells the language, licence, domain (an address), date or duplicate, where it "
+            "has no usual name. May be repeated.",
+        ),
+    ] = None,
+    domains: Annotated[int, typer.Option(min=0, help="Domains that are listed, by tokens.")] = 1000,
+) -> None:
+    """Say what was trained on, laid out by the EU AI Act's public summary of training content.
+
+    pretok disclose work --run runs/italia-v01 --format html --out summary.html
+
+    pretok disclose work --mix work/mix.json --column language=lang_id
+
+    Of the shards, of a mix, or of the steps of a run that are on record: tokens, documents, bytes and epochs of each
+    source, and by language, licence, domain and date where kept columns tell them. What no file knows is null.
+    """
+    from pretok.disclosure.job import DisclosureRequest, run_disclose
+
+    tell = terminal(context)
+    text = run_disclose(DisclosureRequest(work, mix, run, _columns(column or []), domains), format)
+    if out is None:
+        sys.stdout.write(text)
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_open(out, "w") as file:
+        file.write(text)
+    tell.show(f"{out}", result=True)
+
+
+def _columns(given: list[str]) -> dict[str, str]:
+    columns = {}
+    for text in given:
+        kind, equals, name = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--column {text}: write KIND=COLUMN, as in language=lang_id")
+        columns[kind] = name
+    return columns
+
+
+def stats(context: typer.Context, shards: Shards, json: Json = False) -> None:
+    """Exact tokens, documents, bytes and rejects per source and split.
+
+    pretok stats work/shards --json
+    """
+    from pretok.audit.totals import show_stats, stats_of
+
+    if json:
+        print_json(stats_of(shards))
+    else:
+        show_stats(shards, terminal(context), result=True)
+
+
+def preflight(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="Where the job will write.", show_default=False)],
+    gpus: Annotated[int, typer.Option(help="GPUs this node must have.")] = 0,
+    min_free: Annotated[str, typer.Option(help="Free space in FOLDER.")] = "10GiB",
+    min_write: Annotated[str, typer.Option(help="Write speed in bytes a second.")] = "20M",
+    min_memory: Annotated[str, typer.Option(help="Available memory.")] = "4GiB",
+    json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="FOLDER holds reports of nodes: judge those.")
+    ] = False,
+    nodes: Annotated[
+        str, typer.Option(help="With --collect: the nodes that must have reported, by comma.")
+    ] = "",
+) -> None:
+    """Check that a node is fit for a long job: space, inodes, quota, write speed, clock, memory, GPUs.
+
+    The Slurm scripts run it on every node of a job and then `--collect` the reports. The names of bad nodes go to
+    standard output, and the exit code is 2.
+
+        pretok preflight work --gpus 4
+    """
+
+    from pretok.cluster.node_check import Limits, judge, node_report, read_reports, report_line
+
+    if collect:
+        verdict = judge(read_reports(folder), [node for node in nodes.split(",") if node])
+    else:
+        sizes = {"--min-free": min_free, "--min-write": min_write, "--min-memory": min_memory}
+        free, write, memory = (parse_size(text, option) for option, text in sizes.items())
+        limits = Limits(gpus, free, write=write, memory=memory)
+        report = node_report(folder, limits)
+        if json:
+            sys.stdout.write(report_line(report))
+            return
+        verdict = judge([report], [report.node])
+    names = list(dict.fromkeys(name for found in verdict.checks.values() for name in found))
+    rows = [
+        [
+            node,
+            *(found[name].value if name in found else "-" for name in names),
+            "BAD" if node in verdict.bad else "ok",
+        ]
+        for node, found in verdict.checks.items()
+    ]
+    tell = terminal(context)
+    tell.show(table("pre-flight", ["node", *names, ""], rows))
+    for node, problems in verdict.bad.items():
+        tell.notice(f"{node}: {'; '.join(problems)}")
+    for problem in verdict.shared:
+        tell.notice(f"some node: {problem}")
+    if verdict.bad:
+        sys.stdout.write(",".join(verdict.bad) + "\n")
+    if verdict.bad or verdict.shared:
+        raise typer.Exit(2)

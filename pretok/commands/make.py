@@ -1,0 +1,485 @@
+"""The commands for single steps: count, build-vocab, tokenize, annotate, verify, mix, export."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretok.audit import VERIFY_DOCUMENTS
+from pretok.base.console import print_json
+from pretok.base.errors import IntegrityError, PartitionsFailed, UsageError
+from pretok.base.records import to_json
+from pretok.base.storage import atomic_open
+from pretok.base.units import counted
+from pretok.commands.options import (
+    Address,
+    DryRun,
+    Given,
+    Inputs,
+    Json,
+    Out,
+    Shards,
+    Workers,
+    option_of,
+    parse_size,
+    read_recipe,
+    start_engine,
+    takes,
+    terminal,
+    work_of,
+)
+
+
+@takes("vocab.pattern", "vocab.sample", "sources.field", "shards.max_reject_share")
+def count(
+    context: typer.Context,
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="RECIPE.toml | NAME=GLOB ... | COUNTS ...", show_default=False)
+    ],
+    out: Out = None,
+    *,
+    given: Given,
+    workers: Workers = None,
+    address: Address = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Count every word of the sources exactly, under OUT/counts, or add up finished counts of several corpora.
+
+    `pretok build-vocab --counts` trains any size and mix from them without reading text again.
+
+        pretok count it='data/it/*.jsonl.zst' --out italian
+
+        pretok count italian/counts english/counts --out both
+    """
+    from pretok.counts.counts_file import FILE_NAME, load_counts
+    from pretok.counts.job import add_counts, refuse_partial, run_count
+
+    folders = [Path(value) for value in inputs if (Path(value) / FILE_NAME).exists()]
+    if folders and (len(folders) < len(inputs) or out is None or given):
+        raise UsageError("to add up counts, give folders of finished counts and --out DIR, nothing else")
+    recipe = None if folders else read_recipe(inputs, out, given)  # before the engine, which takes seconds
+    if dry_run:
+        from pretok.commands.dry_run import tell_dry_run
+
+        if recipe is None:
+            raise UsageError("--dry-run is for inputs that are to be counted; adding up counts takes seconds")
+        tell_dry_run("count", inputs, recipe, terminal(context))
+        return
+    tell = terminal(context, recipe.out if recipe else out, recipe)
+    with start_engine(workers, address) as engine:
+        if recipe:
+            counts = run_count(recipe, engine, tell)
+        else:
+            finished = [load_counts(folder) for folder in folders]
+            counts = add_counts(finished, Path(out or "") / "counts", engine, tell)
+    for name, record in counts.records.items():
+        text = f"{counted(record.documents, 'document')}, {counted(record.bytes, 'byte')} of text"
+        tell.notice(f"{name}: {text} counted")
+    if json:
+        print_json({"sources": to_json(counts.records), "failed": to_json(counts.failed)})
+    refuse_partial("the counts are made", counts.failed, str(counts.folder))
+
+
+@takes(
+    *(f"vocab.{key}" for key in ("size", "sizes", "pattern", "weights", "sample", "min_count")),
+    *(f"vocab.{key}" for key in ("superwords", "superword_separators", "superword_sample", "languages")),
+    "sources.field",
+)
+def build_vocab(
+    context: typer.Context,
+    inputs: Inputs,
+    out: Out = None,
+    *,
+    given: Given,
+    counts: Annotated[
+        Path | None, typer.Option(help="Folder of `pretok count`; no text is read, INPUTS only name sources.")
+    ] = None,
+    compare: Annotated[
+        list[Path] | None, typer.Option(help="Another tokenizer.json for the report; may be repeated.")
+    ] = None,
+    workers: Workers = None,
+    address: Address = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Train a byte-level BPE vocabulary on exact counts of all words, with a report, under OUT/vocab.
+
+    The merges are those that Hugging Face tokenizers would make. Run it again after a kill: what is counted is kept.
+
+        pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
+
+    With --sizes the largest is trained; the others are its beginnings, under OUT/vocab/SIZE.
+    """
+    from pretok.counts.counts_file import load_counts
+    from pretok.counts.job import refuse_partial
+    from pretok.vocab.job import REPORT_FILE, run_build_vocab
+    from pretok.vocab.show import sources_table
+
+    if sizes := given.get("vocab.sizes"):
+        if "vocab.size" in given:
+            raise UsageError("--sizes names the largest size too; leave out --vocab-size")
+        try:
+            given["vocab.size"] = max(map(int, sizes))
+        except ValueError:
+            raise UsageError(
+                f"cannot read --sizes {','.join(sizes)}: write numbers, as in 16000,32000,50000"
+            ) from None
+    recipe = read_recipe(inputs, out, given)
+    if dry_run:
+        from pretok.commands.dry_run import tell_dry_run
+
+        tell_dry_run("build-vocab", inputs, recipe, terminal(context))
+        return
+    tell = terminal(context, recipe.out, recipe)
+    with start_engine(workers, address) as engine:
+        report = run_build_vocab(recipe, engine, tell, compare or [], load_counts(counts) if counts else None)
+    if json:
+        print_json(to_json(report))
+    else:
+        tell.show(sources_table(report))
+        tell.notice(f"the whole report is in {recipe.vocab_dir / REPORT_FILE}; --verbose shows it")
+    stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
+    refuse_partial("the vocabulary is made", report.failed, stale)
+
+
+@takes(
+    *(
+        "vocab.path",
+        "vocab.eod",
+        "vocab.bos",
+        "shards.val_fraction",
+        "shards.size",
+        "sources.field",
+        "sources.keep",
+    ),
+    *("shards.max_reject_share", "shards.against", "shards.reject_contaminated", "shards.duplicates"),
+)
+def tokenize(
+    context: typer.Context,
+    inputs: Inputs,
+    out: Out = None,
+    *,
+    given: Given,
+    workers: Workers = None,
+    address: Address = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Tokenize sources into memory-mapped shards with exact counts, under OUT/shards.
+
+    Run it again after a kill: what is sealed is kept. A new NAME=GLOB adds a source to a finished output.
+
+        pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --workers 16
+    """
+    from pretok.audit.totals import show_stats
+    from pretok.commands.steps import tokenize_step
+    from pretok.shards.manifest import FILE_NAME, load_manifest
+
+    recipe = read_recipe(inputs, out, given)
+    if dry_run:
+        from pretok.commands.dry_run import tell_dry_run
+
+        tell_dry_run("tokenize", inputs, recipe, terminal(context))
+        return
+    shards = recipe.shards_dir
+    before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
+    tell = terminal(context, recipe.out, recipe)
+    with start_engine(workers, address) as engine:
+        tokenize_step(recipe, engine, tell)
+    manifest = load_manifest(shards)
+    totals = manifest.contents.totals
+    if manifest.fingerprint == before:
+        counts = f"{counted(totals.tokens, 'token')} of {counted(totals.documents, 'document')}"
+        tell.notice(f"{shards}: {counts}, complete and unchanged")
+    else:
+        show_stats(shards, tell)
+    if json:
+        print_json(totals)
+
+
+def annotate(
+    context: typer.Context,
+    shards: Shards,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILES ...",
+            help="JSON Lines or Parquet (.zst, .gz), or globs: the key and other columns.",
+            show_default=False,
+        ),
+    ],
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN,...",
+            help="The key, as the view `docs` of pretok query names it: id, hash, url, file,position, source,id.",
+        ),
+    ],
+    name: Annotated[
+        str, typer.Option(help="Of these annotations; those of the same name are replaced.")
+    ] = "notes",
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Columns to join. Default: all that are not of the key."),
+    ] = None,
+    workers: Workers = None,
+    address: Address = None,
+    json: Json = False,
+) -> None:
+    """Join columns that were made afterwards to the documents, as a second ledger beside the first.
+
+        pretok annotate work/shards scores/*.parquet --by id --name quality
+
+        pretok annotate work/shards topics.jsonl.zst --by file,position --name topics --columns topic
+
+    No token and no ledger is rewritten. Documents without a row have null there and `NAME_matched` false; rows without
+    a document are listed in a file.
+    """
+    from pretok.annotate.job import run_annotate, tell_summary
+    from pretok.annotate.request import Request
+
+    tell = terminal(context, work_of(shards))
+    wanted = None if columns is None else tuple(columns.split(","))
+    request = Request(shards, tuple(files), tuple(by.split(",")), name, wanted)
+    with start_engine(workers, address) as engine:
+        summary = run_annotate(request, engine, tell)
+    if json:
+        print_json(summary)
+    else:
+        tell_summary(summary, tell)
+
+
+def verify(
+    context: typer.Context,
+    shards: Shards,
+    sample: Annotated[
+        int, typer.Option(min=0, help="Documents to decode and encode again.")
+    ] = VERIFY_DOCUMENTS,
+    full: Annotated[bool, typer.Option("--full", help="Decode and encode every document again.")] = False,
+    workers: Workers = None,
+    address: Address = None,
+    json: Json = False,
+) -> None:
+    """Check shards against their manifest: sizes, checksums, ids, totals, and documents encoded again.
+
+    pretok verify work/shards --full
+    """
+    from pretok.audit.verify_job import notes, run_verify, verify_report
+    from pretok.shards.manifest import FILE_NAME
+
+    tell = terminal(context, work_of(shards))
+    with start_engine(workers, address) as engine:
+        manifest, problems = run_verify(shards, None if full else sample, engine, tell)
+    for sentence in notes(manifest):
+        tell.notice(sentence)
+    if json:
+        print_json(verify_report(manifest, problems))
+    if problems:
+        raise IntegrityError(
+            "\n".join([f"{counted(len(problems), 'problem')} in {shards}:", *(f"  {p}" for p in problems)])
+        )
+    totals, sound = manifest.contents.totals, "is" if len(manifest.shards) == 1 else "are"
+    again = totals.documents if full else min(sample, totals.documents)
+    if manifest.contents.materialized is not None:
+        again = 0  # they are sequences of a mix
+    tell.notice(
+        f"{shards}: {counted(len(manifest.shards), 'shard')} of {counted(totals.documents, 'document')} and "
+        f"{counted(totals.tokens, 'token')} {sound} as sealed: sizes, checksums, ids and totals of all, "
+        f"{counted(again, 'document')} encoded again (manifest {manifest.fingerprint})"
+    )
+    if failed := manifest.contents.failed:
+        unread = "was" if len(failed) == 1 else "were"
+        raise PartitionsFailed(
+            f"but {counted(len(failed), 'input')} {unread} not read to the end; mend what `failed` in "
+            f"{shards / FILE_NAME} names and run the same pretok tokenize again"
+        )
+
+
+@takes("mix.weights", "mix.tokens", "mix.seq_len", "mix.seed", "mix.max_epochs", "mix.cap")
+def mix(
+    context: typer.Context,
+    shards: Shards,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="MIX.json", help="Where the mix goes. Without it nothing is written."),
+    ] = None,
+    *,
+    given: Given,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKENS:WEIGHTS",
+            help="A stage of a curriculum, instead of --tokens and --weights; may be repeated.",
+        ),
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="train or val.", show_default="train")] = None,
+    continued: Annotated[
+        Path | None,
+        typer.Option(
+            "--continue",
+            metavar="OLD.json",
+            help="Begin as this mix does, up to --at or where --run is; its sources go on from there.",
+        ),
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option(min=1, metavar="POSITION", help="How many sequences of OLD.json come first.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="As many as this run's newest checkpoint has read.")
+    ] = None,
+    materialize: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write the sequences as shards in their order.")
+    ] = None,
+    workers: Workers = None,
+    address: Address = None,
+    json: Json = False,
+) -> None:
+    """Fix which sequences of which source come in which order, exactly. The file is small, whatever the budget.
+
+    pretok mix work/shards --out work/mix.json --weights it=0.9,en=0.1 --tokens 1.2T
+
+    pretok mix work/shards --out work/mix.json --stage 1.2T:it=0.9,en=0.1 --stage 3T:it=0.5,en=0.5
+
+    pretok mix work/shards --out work/mix2.json --continue work/mix.json --run run --stage 300B:it=0.5,en=0.5
+    """
+    from pretok.config import make_mix
+    from pretok.shards.manifest import load_manifest
+    from pretok.stream.continued import beginning
+    from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_mix
+    from pretok.stream.quota import stage_table
+
+    options = {dotted: option_of(dotted) for dotted in given} | {"mix.stages": "--stage"}
+    table = {dotted.removeprefix("mix."): value for dotted, value in given.items()}
+    if stage:
+        if table.keys() & {"weights", "tokens"}:
+            raise UsageError("give either --stage or --weights and --tokens, not both")
+        table["stages"] = tuple(map(stage_table, stage))
+    if materialize and not out:
+        raise UsageError("--materialize writes the mix too: say where with --out")
+    manifest, tell, after = load_manifest(shards), terminal(context, out and work_of(out)), None
+    if continued is not None:
+        if "seed" in table or split is not None:
+            raise UsageError("a mix that is continued keeps its seed and split: leave --seed and --split out")
+        asked = {key: table[key] for key in ("seq_len",) if key in table}
+        length = make_mix(asked, "command line", options).seq_len if asked else None
+        after = beginning(manifest, continued, _left_at(continued, at, run), length)
+        table |= {"seq_len": after.seq_len, "seed": after.seed}
+        split = after.split
+    elif at is not None or run is not None:
+        raise UsageError("--at and --run say where a mix is continued: name it with --continue")
+    request = MixRequest(make_mix(table, "command line", options), split or "train", after)
+    report = run_mix(shards, out, request) if out else plan_mix(manifest, request)[1]
+    if json:
+        print_json(report)
+    else:
+        show_mix(manifest, request, report, tell)
+    if out is None:
+        again = shlex.join(["pretok", *tell.arguments, "--out", str(shards.absolute().parent / "mix.json")])
+        tell.notice(f"nothing was written; to write it:\n\n  {again}")
+    else:
+        tell.notice(f"{out}: {counted(report.sequences, 'sequence')}, {counted(report.tokens, 'token')}")
+    if materialize and out:
+        from pretok.stream.materialize import run_materialize
+
+        with start_engine(workers, address) as engine:
+            run_materialize(shards, out, materialize, engine, tell)
+
+
+def _left_at(continued: Path, at: int | None, run: Path | None) -> int:
+    """The position that was given, or that of the run."""
+    from pretok.stream.continued import run_position
+
+    if run is not None and at is None:
+        return run_position(run, continued)
+    if at is None or run is not None:
+        raise UsageError("--continue needs a position: give either --at or --run")
+    return at
+
+
+def export(
+    context: typer.Context,
+    shards: Shards,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="megatron|olmo|nanotron|litdata|nanogpt|litgpt", help="Target format.", show_default=False
+        ),
+    ],
+    mix: Annotated[
+        Path | None, typer.Option(metavar="MIX.json", help="Shares and order. Default: natural.")
+    ] = None,
+    stage: Annotated[
+        int | None, typer.Option(min=1, help="Which stage of the mix, where one is wanted.")
+    ] = None,
+    seq_len: Annotated[int, typer.Option(min=1, help="nanogpt, litgpt: without a mix.")] = 4096,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for text (default: standard output), folder for files of tokens."),
+    ] = None,
+    merge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Files of tokens up to this size, such as 10GiB. Default: one a shard."
+        ),
+    ] = None,
+    workers: Workers = None,
+    address: Address = None,
+) -> None:
+    """What another trainer needs to read the shards.
+
+        pretok export work/shards --mix work/mix.json --to megatron --out blend.json
+
+        pretok export work/shards --to olmo --merge 10GiB --out olmo
+
+    megatron: the file for --per-split-data-args-path; with --merge larger files and theirs. nanogpt, litgpt: a few
+    lines of Python over pretok.stream. olmo, nanotron, litdata: files of their formats, listed in export.json.
+    """
+    from pretok.export.text import READERS, export_text
+
+    if merge is not None or to not in READERS:
+        size = parse_size(merge or "0", "--merge")
+        return _files(context, shards, to, mix, stage, out, size, workers, address)
+    text = export_text(shards, to, mix, stage, seq_len)
+    if out is None:
+        typer.echo(text, nl=False)
+        return None
+    with atomic_open(out, "w") as file:
+        file.write(text)
+    terminal(context).notice(f"{out}: what {to} needs to read {shards}")
+    return None
+
+
+def _files(
+    context: typer.Context,
+    shards: Path,
+    to: str,
+    mix: Path | None,
+    stage: int | None,
+    out: Path | None,
+    size: int,
+    workers: int | None,
+    address: str | None,
+) -> None:
+    """Write files of tokens."""
+    from pretok.export.formats import FORMATS
+    from pretok.export.job import EXPORT_FILE, run_export
+    from pretok.export.text import READERS, source_tokens
+    from pretok.shards.manifest import load_manifest
+
+    if to not in FORMATS:
+        merged = "; --merge is not for it" if to in READERS else ""
+        known = ", ".join(sorted({*FORMATS, *READERS}))
+        raise UsageError(f"cannot export to {to!r}{merged}; known are {known}")
+    if out is None:
+        raise UsageError(f"files for {to} are written into a folder: say which with --out")
+    manifest, tell = load_manifest(shards), terminal(context, out)
+    wanted = source_tokens(manifest, mix, stage)
+    with start_engine(workers, address) as engine:
+        export = run_export(manifest, to, out, size, wanted, engine, tell)
+    tell.notice(
+        f"{out}: {counted(len(export.files), 'file')}, {counted(export.tokens, 'token')}, see {EXPORT_FILE}"
+    )

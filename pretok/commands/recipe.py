@@ -1,0 +1,209 @@
+"""The commands for all steps of a recipe: init, plan, run, submit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pretok.base.console import print_json
+from pretok.base.errors import UsageError
+from pretok.base.records import to_json
+from pretok.commands.options import (
+    Address,
+    DryRun,
+    Given,
+    Json,
+    Out,
+    Workers,
+    check_train_arguments,
+    read_recipe,
+    start_engine,
+    takes,
+    terminal,
+)
+
+if TYPE_CHECKING:
+    from pretok.commands.plan_train import TrainForecast
+    from pretok.forecast.estimate import MixForecast
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", show_default=False)]
+STAGE = "STAGE=VALUE"
+
+
+def init(
+    inputs: Annotated[list[str], typer.Argument(metavar="NAME=GLOB ...", show_default=False)],
+    out: Annotated[str, typer.Option(help="Folder for the results, as the recipe names it.")] = "work",
+) -> None:
+    """Print a recipe for these inputs, with every key, its default and what it is as a comment.
+
+    pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work > recipe.toml
+    """
+    from pretok.commands.reference import commented
+    from pretok.config import make_recipe, parse_inputs
+
+    sources = parse_inputs(inputs)
+    make_recipe({"out": out, "sources": sources}, "command line")
+    sys.stdout.write(commented(out, {name: source["inputs"] for name, source in sources.items()}))
+
+
+@takes("sources.field")
+def plan(
+    context: typer.Context,
+    inputs: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE.toml | NAME=GLOB ... [-- TRAIN PLAN FLAGS]", show_default=False),
+    ],
+    out: Out = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers to reckon with. Default: one per CPU of this machine.")
+    ] = None,
+    *,
+    given: Given,
+    seed: Annotated[int, typer.Option(help="Another seed, other samples.")] = 0,
+    json: Json = False,
+) -> None:
+    """What a recipe will give and cost: tokens, rejects, shards, time, memory, whether the mix is possible.
+
+    Writes nothing. Samples a few megabytes of each source, spread evenly over its files, and says how sure it is.
+
+    pretok plan pipelines/demo.toml
+
+    pretok plan recipe.toml --workers 1120 --json
+
+    pretok plan recipe.toml -- --devices-per-node 4 --device A100-SXM-64GB --mfu 0.4 --node-kw 2.2
+
+    With [train]: memory, time, energy and jobs of the run, as `train plan` says them with what follows `--`.
+    """
+    from pretok.commands.plan_train import forecast_train
+    from pretok.commands.steps import check_steps
+    from pretok.forecast.job import run_forecast, tables
+
+    cut = next((at for at, word in enumerate(inputs) if word.startswith("-")), len(inputs))
+    recipe, tell = read_recipe(inputs[:cut], out, given), terminal(context)
+    check_steps(recipe)
+    forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, tell)
+    train = forecast_train(recipe, forecast, inputs[cut:])
+    if json:
+        figures = {} if train is None else {"train": {"jobs": train.jobs, **(train.figures or {})}}
+        print_json(to_json(forecast) | figures)
+        _refuse_impossible(forecast.mix, train)
+        return
+    for made in tables(forecast):
+        tell.show(made, result=True)
+    if not forecast.vocabulary:
+        tell.notice(
+            "counted with a vocabulary trained on a sample; the real one, of more text, needs fewer tokens"
+        )
+        if recipe.vocab.superwords:
+            tell.notice("superwords are not counted: they make text shorter still (docs/superwords.md)")
+    if train is not None:
+        tell.show(train.text.rstrip(), result=True)
+        for sentence in train.sentences():
+            tell.show(sentence, result=True)
+    _refuse_impossible(forecast.mix, train)
+
+
+def _refuse_impossible(mix: MixForecast | None, train: TrainForecast | None) -> None:
+    """UsageError, behind the figures, for what cannot be whichever end of its interval an estimate lies at."""
+    if mix is not None and mix.problem and mix.sure:
+        raise UsageError(f"the mix is not possible: {mix.problem}")
+    if train is not None and train.figures is not None and train.figures["fits"] is False:
+        raise UsageError("the training run does not fit its devices; the lines above say what would")
+
+
+def run(
+    context: typer.Context,
+    recipe: RecipeFile,
+    out: Out = None,
+    workers: Workers = None,
+    address: Address = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Do every step of a recipe in order: vocabulary, tokens, verification, mix. Skips what is done and unchanged.
+
+    pretok run pipelines/demo.toml
+    """
+    loaded = read_recipe([str(recipe)], out, {})
+    if dry_run:
+        from pretok.commands.dry_run import tell_dry_run
+
+        tell_dry_run("run", [str(recipe)], loaded, terminal(context))
+        return
+    from pretok.commands.steps import run_steps
+
+    tell = terminal(context, loaded.out, loaded)
+    with start_engine(workers, address) as engine:
+        run_steps(loaded, engine, tell)
+
+
+@takes("slurm.train.spare", "slurm.account", "slurm.exclude")
+def submit(
+    context: typer.Context,
+    recipe: RecipeFile,
+    train_arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- TRAIN FLAGS]", help="Over the recipe's [train].", show_default=False),
+    ] = None,
+    profile: Annotated[str, typer.Option(help="Name in slurm/profiles, or the path of a file.")] = "generic",
+    stages: Annotated[
+        str | None, typer.Option(help="Such as tokenize,mix. Default: all the recipe has.")
+    ] = None,
+    nodes: Annotated[list[str] | None, typer.Option(metavar=STAGE, help="Nodes of a stage.")] = None,
+    links: Annotated[
+        list[str] | None, typer.Option(metavar=STAGE, help="Jobs that continue each other.")
+    ] = None,
+    time: Annotated[list[str] | None, typer.Option(metavar=STAGE, help="Time limit of each job.")] = None,
+    *,
+    given: Given,
+    run: Annotated[Path | None, typer.Option(help="Folder of the training run. Default: OUT/run.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done as a shell script; submit nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Submit a whole recipe to Slurm: vocabulary, tokens, verification and mix, training in as many jobs as it takes.
+
+    Nodes, links and times come from [slurm.STAGE] of the recipe or from the options; all else from the profile.
+
+        pretok submit pipelines/italia-v01.toml --profile leonardo --nodes tokenize=16 --nodes train=32 --links train=20
+    """
+    import shlex
+    from datetime import datetime
+
+    from pretok.cluster import chain as job
+
+    for name, values in (("nodes", nodes), ("links", links), ("time", time)):
+        for value in values or ():
+            stage, equals, amount = value.partition("=")
+            if not equals or stage not in job.STAGES:
+                raise UsageError(f"--{name} {value}: say STAGE=VALUE with a stage of {', '.join(job.STAGES)}")
+            given[f"slurm.{stage}.{name}"] = amount
+    loaded = read_recipe([str(recipe)], None, given)
+    check_train_arguments(train_arguments or [])
+    chain = job.plan_chain(
+        loaded,
+        recipe,
+        job.load_profile(profile),
+        job.choose_stages(loaded, stages, train_arguments or []),
+        run or loaded.out / "run",
+        train_arguments or [],
+        loaded.out / "slurm" / datetime.now().strftime("%Y%m%d-%H%M%S"),
+    )
+    if dry_run:
+        sys.stdout.write(job.chain_script(chain))
+        return
+    tell = terminal(context, loaded.out, loaded)
+    ids = job.submit_chain(chain)
+    submitted = list(zip(ids, chain.jobs, strict=True))
+    if json:
+        jobs = [{"id": identity, "stage": one.stage, "link": one.link} for identity, one in submitted]
+        print_json({"folder": str(chain.folder), "jobs": jobs})
+    for identity, one in submitted:
+        waits = ", ".join(f"{condition} {ids[index]}" for condition, index in one.depends)
+        tell.notice(f"{identity}  {one.stage} {one.link}" + (f"  ({waits})" if waits else ""))
+    tell.notice(f"watch:   squeue -j {','.join(ids)};  tail -F {shlex.quote(str(chain.folder))}/*.out")
+    tell.notice(f"cancel:  scancel {' '.join(ids)}")

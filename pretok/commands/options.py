@@ -85,7 +85,7 @@ REPEATED = ("sources.keep",)
 
 
 def option_of(dotted: str) -> str:
-    """What the option for a setting is called."""
+    """What the option that gives a setting is called; of two the first."""
     return OPTIONS.get(dotted, f"--{dotted.rpartition('.')[2].replace('_', '-')}").partition("/")[0]
 
 
@@ -105,7 +105,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         return command
     from pretok.config.keys import key_at
 
-    keys = {dotted.replace(".", "_"): (dotted, key_at(dotted)) for dotted in command.takes}
+    keys = {option_of(dotted)[2:].replace("-", "_"): (dotted, key_at(dotted)) for dotted in command.takes}
 
     @wraps(command)
     def typed(**values: Any) -> None:
@@ -154,7 +154,7 @@ def _annotation(dotted: str, key: Key) -> Any:
         return Annotated[bool | None, typer.Option(names, help=text + end)]
     if dotted in REPEATED:
         return Annotated[
-            list[str] | None, typer.Option(names, metavar=metavar, help=f"{text} May be repeated.")
+            list[str] | None, typer.Option(names, metavar="TEXT", help=f"{text} May be repeated.")
         ]
     if key.kind.startswith('"'):
         metavar = key.kind.replace('"', "").replace(" or ", "|")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,18 @@ _TORCH_CODES = {2: 20, 4: 16}
 
 
 @dataclass(frozen=True, slots=True)
-class TokenFile:
-    """One file of tokens: its name, its documents, bytes of the whole of it."""
+class ExportedFile:
+    """One file of tokens. path: relative to the folder; shards: their names, in order; sizes, checksums: by suffix, of
+    it and of those beside it."""
 
-    name: str
+    path: str
+    source: str
+    split: str
     tokens: int
     documents: int
-    file_bytes: int
+    shards: tuple[str, ...]
+    sizes: dict[str, int]
+    checksums: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Format:
     beside: Callable[[npt.NDArray[np.int32], int, str], dict[str, bytes]]
     most: int = 1 << 62
     head: Callable[[int], bytes] = lambda size: b""
-    index: Callable[[Sequence[TokenFile], int], dict[str, Any]] = lambda files, width: {}
+    index: Callable[[Sequence[ExportedFile], int], dict[str, Any]] = lambda files, width: {}
 
 
 def _ends(lengths: npt.NDArray[np.int32]) -> Ints:
@@ -82,9 +88,18 @@ def _nanotron(lengths: npt.NDArray[np.int32], width: int, tokenizer: str) -> dic
     return {".ds.index": ends.astype("<u8").tobytes(), ".ds.metadata": about.encode()}
 
 
-def _litdata_index(files: Sequence[TokenFile], width: int) -> dict[str, Any]:
+def _litdata_index(files: Sequence[ExportedFile], width: int) -> dict[str, Any]:
+    chunks = [
+        {
+            "chunk_bytes": file.sizes[".bin"],
+            "chunk_size": 1,
+            "dim": file.tokens,
+            "filename": PurePath(file.path).name,
+        }
+        for file in files
+    ]
     config = {
-        "chunk_bytes": max(file.file_bytes for file in files),
+        "chunk_bytes": max(file.sizes[".bin"] for file in files),
         "chunk_size": None,
         "compression": None,
         "data_format": [f"no_header_tensor:{_TORCH_CODES[width]}"],
@@ -92,10 +107,6 @@ def _litdata_index(files: Sequence[TokenFile], width: int) -> dict[str, Any]:
         "encryption": None,
         "item_loader": "TokensLoader",
     }
-    chunks = [
-        {"chunk_bytes": file.file_bytes, "chunk_size": 1, "dim": file.tokens, "filename": file.name}
-        for file in files
-    ]
     return {"index.json": {"chunks": chunks, "config": config}}
 
 

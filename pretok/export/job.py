@@ -30,8 +30,8 @@ from pretok.base.storage import atomic_open, copy_file, damaged, read_json, writ
 from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.base.units import short_bytes
-from pretok.export.formats import FORMATS, TokenFile
-from pretok.export.text import BlendFile, blend
+from pretok.export.formats import FORMATS, ExportedFile
+from pretok.export.text import blend
 from pretok.shards.manifest import STATE, Manifest, Shard
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
@@ -40,21 +40,6 @@ EXPORT_FILE = "export.json"
 BLEND_FILE = "blend.json"
 """For Megatron-LM's --per-split-data-args-path."""
 BLOCK = 1 << 22
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedFile:
-    """One file of tokens. path: relative to the folder; shards: their names, in order; sizes, checksums: by suffix, of
-    it and of those beside it."""
-
-    path: str
-    source: str
-    split: str
-    tokens: int
-    documents: int
-    shards: tuple[str, ...]
-    sizes: dict[str, int]
-    checksums: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +109,8 @@ def run_export(
         total = sum(wanted.values()) or 1
         export = replace(export, weights={name: tokens / total for name, tokens in wanted.items()})
         if to == "megatron":
-            write_json(out / BLEND_FILE, blend(_blend_files(export, out), wanted))
+            paths = [(out.absolute() / file.path).with_suffix("") for file in export.files]
+            write_json(out / BLEND_FILE, blend(paths, export.files, wanted))
         write_json(path, to_json(export))
         shutil.rmtree(out / STATE, ignore_errors=True)
         return export
@@ -136,13 +122,6 @@ def _same_plan(export: Export, out: Path, to: str, shards: str, merge: int) -> N
             f"{out} holds an export of the shards {export.shards} to {export.to} in files of {export.merged} bytes; "
             f"this one is of {shards} to {to} in files of {merge}: choose another folder"
         )
-
-
-def _blend_files(export: Export, out: Path) -> list[BlendFile]:
-    return [
-        BlendFile((out.absolute() / file.path).with_suffix(""), file.source, file.split, file.tokens)
-        for file in export.files
-    ]
 
 
 def _export(
@@ -237,11 +216,7 @@ def _finish(manifest: Manifest, to: str, out: Path, merge: int, tasks: Sequence[
     kind, width = FORMATS[to], np.dtype(manifest.dtype).itemsize
     files = [read_record(ExportedFile, read_json(task.record), task.record) for task in tasks]
     for (source, split), ours in groupby(files, lambda file: (file.source, file.split)):
-        described = [
-            TokenFile(Path(file.path).name, file.tokens, file.documents, file.sizes[kind.suffix])
-            for file in ours
-        ]
-        for name, value in kind.index(described, width).items():
+        for name, value in kind.index(list(ours), width).items():
             write_json(out / source / split / name, value)
     if manifest.check(tokenizer := manifest.folder / TOKENIZER_FILE):
         copy_file(tokenizer, out / TOKENIZER_FILE)

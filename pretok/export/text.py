@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
 import pretok.stream
 from pretok.base.errors import UsageError
-from pretok.shards.manifest import Manifest, load_manifest
+from pretok.export.formats import ExportedFile
+from pretok.shards.manifest import Manifest, Shard, load_manifest
 
 READERS = ("megatron", "nanogpt", "litgpt")
 
@@ -41,34 +41,27 @@ def export_text(
 def megatron_blend(shards: Path, mix: Path | None, stage: int | None) -> dict[str, list[str] | None]:
     """The blend of the shards as they are, see `blend`."""
     manifest = load_manifest(shards)
-    files = [BlendFile(shard.prefix, shard.source, shard.split, shard.tokens) for shard in manifest.shards]
-    return blend(files, source_tokens(manifest, mix, stage))
+    prefixes = [shard.prefix for shard in manifest.shards]
+    return blend(prefixes, manifest.shards, source_tokens(manifest, mix, stage))
 
 
-@dataclass(frozen=True, slots=True)
-class BlendFile:
-    """A `.bin` and `.idx` without their suffixes, and what they hold."""
-
-    prefix: Path
-    source: str
-    split: str
-    tokens: int
-
-
-def blend(files: Sequence[BlendFile], wanted: Mapping[str, int]) -> dict[str, list[str] | None]:
+def blend(
+    prefixes: Sequence[Path], files: Sequence[Shard | ExportedFile], wanted: Mapping[str, int]
+) -> dict[str, list[str] | None]:
     """{"train", "valid", "test"}: weight, prefix, weight, prefix, ... as `--per-split-data-args-path` reads them.
 
-    The tokens that are wanted of a source are divided among its files by what they hold; in validation every token of
-    these sources weighs the same. None stands for a split without data.
+    prefixes: the `.bin` and `.idx` of each file without their suffixes. The tokens that are wanted of a source are
+    divided among its files by what they hold; in validation every token of these sources weighs the same. None stands
+    for a split without data.
     """
     train = Counter[str]()
     for file in files:
         train[file.source] += file.tokens if file.split == "train" else 0
     blended: dict[str, list[str]] = {"train": [], "val": []}
-    for file in files:
+    for prefix, file in zip(prefixes, files, strict=True):
         if tokens := wanted.get(file.source):
             share = Fraction(tokens, train[file.source]) if file.split == "train" else Fraction(1)
-            blended[file.split] += [repr(float(file.tokens * share)), str(file.prefix)]
+            blended[file.split] += [repr(float(file.tokens * share)), str(prefix)]
     return {"train": blended["train"] or None, "valid": blended["val"] or None, "test": None}
 
 

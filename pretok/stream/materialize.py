@@ -24,14 +24,21 @@ import pretok.stream
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
-from pretok.base.progress import Progress
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import compare_checksum, copy_file, read_json, write_json
 from pretok.base.tasks import run_all
 from pretok.base.tell import Teller
 from pretok.shards.contents import Contents, ShardEntry, count_source, shard_entry
 from pretok.shards.format import ShardWriter
-from pretok.shards.manifest import FILE_NAME, STATE, Shard, has_manifest, load_manifest, write_manifest
+from pretok.shards.manifest import (
+    FILE_NAME,
+    STATE,
+    Manifest,
+    Shard,
+    has_manifest,
+    load_manifest,
+    write_manifest,
+)
 from pretok.shards.seal import side_files
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.stream import View
@@ -73,63 +80,52 @@ def run_materialize(
     Raises MismatchError when `out` holds another mix, FolderInUse while another job writes there, PartitionsFailed when
     shards could not be written, Stopped.
     """
+    manifest = load_manifest(shards)
     with (
-        reading(load_manifest(shards), "materialize"),
+        reading(manifest, "materialize"),
         hold(out, "materialize"),
         tell.progress("materialize") as progress,
     ):
-        _materialize(shards, mix, out, engine, progress, tell, shard_bytes)
-
-
-def _materialize(
-    shards: Path,
-    mix: Path,
-    out: Path,
-    engine: Engine,
-    progress: Progress,
-    tell: Teller,
-    shard_bytes: int,
-) -> None:
-    view = pretok.stream.open(shards, mix)
-    if has_manifest(out):
-        held = load_manifest(out).contents.materialized
-        found = None if held is None else parse_mix(held, out / FILE_NAME).fingerprint
-        if found != view.fingerprint:
-            raise MismatchError(
-                f"{out} holds {'other shards' if found is None else f'the mix {found}'}, {mix} is "
-                f"{view.fingerprint}; choose another folder"
+        view = pretok.stream.open(shards, mix)
+        if has_manifest(out):
+            held = load_manifest(out).contents.materialized
+            found = None if held is None else parse_mix(held, out / FILE_NAME).fingerprint
+            if found != view.fingerprint:
+                raise MismatchError(
+                    f"{out} holds {'other shards' if found is None else f'the mix {found}'}, {mix} is "
+                    f"{view.fingerprint}; choose another folder"
+                )
+            shutil.rmtree(out / STATE, ignore_errors=True)
+            return
+        sequences = max(1, shard_bytes // ((view.seq_len + 1) * view.dtype.itemsize))
+        keep_plan(out, {"mix": view.fingerprint, "shard_sequences": sequences})
+        tasks = [
+            MaterializeTask(
+                shards.absolute(),
+                mix.absolute(),
+                out.absolute(),
+                f"mix-{number:05d}",
+                first,
+                min(first + sequences, len(view)),
             )
-        shutil.rmtree(out / STATE, ignore_errors=True)
-        return
-    sequences = max(1, shard_bytes // ((view.seq_len + 1) * view.dtype.itemsize))
-    keep_plan(out, {"mix": view.fingerprint, "shard_sequences": sequences})
-    tasks = [
-        MaterializeTask(
-            shards.absolute(),
-            mix.absolute(),
-            out.absolute(),
-            f"mix-{number:05d}",
-            first,
-            min(first + sequences, len(view)),
-        )
-        for number, first in enumerate(range(0, len(view), sequences))
-    ]
-    todo = [task for task in tasks if not task.record.exists()]
-    engine.choose(sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize)
-    manifest = load_manifest(shards)
-    read = [shard for source in view.mix.sources for shard in manifest.of(source.name, view.mix.split)]
-    names = [shard.prefix.name for shard in read]
-    for _ in run_all(check_shard, read if todo else [], names, "shard", engine, tell, progress, kept=False):
-        pass
-    names = [task.name for task in todo]
-    for _ in run_all(write_shard, todo, names, "shard", engine, tell, progress, folder=out):
-        pass
-    if manifest.check(
-        manifest.folder / TOKENIZER_FILE
-    ):  # what turns the tokens into text again goes with them
-        copy_file(shards / TOKENIZER_FILE, out / TOKENIZER_FILE)
-    entries = [read_record(ShardEntry, read_json(task.record), task.record) for task in tasks]
-    _seal(view, shards, out, entries)
+            for number, first in enumerate(range(0, len(view), sequences))
+        ]
+        todo = [task for task in tasks if not task.record.exists()]
+        engine.choose(sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize)
+        read = [shard for source in view.mix.sources for shard in manifest.of(source.name, view.mix.split)]
+        names = [shard.prefix.name for shard in read]
+        for _ in run_all(
+            check_shard, read if todo else [], names, "shard", engine, tell, progress, kept=False
+        ):
+            pass
+        names = [task.name for task in todo]
+        for _ in run_all(write_shard, todo, names, "shard", engine, tell, progress, folder=out):
+            pass
+        # What turns the tokens into text again goes with them.
+        if manifest.check(tokenizer := manifest.folder / TOKENIZER_FILE):
+            copy_file(tokenizer, out / TOKENIZER_FILE)
+        entries = [read_record(ShardEntry, read_json(task.record), task.record) for task in tasks]
+        _seal(view, manifest, out, entries)
 
 
 def check_shard(shard: Shard, report: Report) -> None:  # noqa: ARG001
@@ -151,10 +147,10 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
     write_json(task.record, to_json(entry))
 
 
-def _seal(view: View, shards: Path, out: Path, entries: list[ShardEntry]) -> None:
+def _seal(view: View, manifest: Manifest, out: Path, entries: list[ShardEntry]) -> None:
     counts = count_source(entries, sum(entry.documents for entry in entries), {})
     contents = Contents(
-        tokenizer=load_manifest(shards).contents.tokenizer,
+        tokenizer=manifest.contents.tokenizer,
         totals=counts,
         sources={"mix": counts},
         failed=(),

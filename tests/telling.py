@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
-from pretok.base.progress import Counts
-from pretok.base.tell import Silent, Table
+from pretok.base.tell import Counts, Progress, Silent, Table
 
 
-class Told(Silent):
+class Told(Silent, Progress):
     """notices; shown: tables and texts; details: those for --verbose; events: (name, details); of all progress: counts,
     before, expected."""
+
+    log: Path | None = None
 
     def __init__(self) -> None:
         self.notices: list[str] = []
@@ -21,6 +24,9 @@ class Told(Silent):
         self.counts: Counter[str] = Counter()
         self.before: dict[str, int] = {}
         self.expected: tuple[int, int, dict[str, int]] = (0, 0, {})
+
+    def progress(self, title: str) -> AbstractContextManager[Progress]:  # noqa: ARG002
+        return nullcontext(self)
 
     def notice(self, text: str) -> None:
         self.notices.append(text)

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from pretok.annotate.keys import KEY, OURS
 from pretok.annotate.spill import HASHES
 from pretok.annotate.values import PLACE
-from pretok.base.progress import Counts
 from pretok.base.storage import atomic_open
+from pretok.base.tell import Counts
 from pretok.base.tokens import Ints
 
 SHOWN = 5

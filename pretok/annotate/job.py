@@ -32,10 +32,9 @@ from pretok.annotate.rows import Index, Rows, index_of, index_tasks, read_rows
 from pretok.annotate.unused import hits_of, list_unused, unused_rows
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
-from pretok.base.progress import Progress
 from pretok.base.storage import TEMPORARY_SUFFIX
 from pretok.base.tasks import run_all
-from pretok.base.tell import Teller
+from pretok.base.tell import Progress, Teller
 from pretok.base.units import counted
 from pretok.read.kept import TYPES
 from pretok.shards.annotations import (

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from pretok.annotate.keys import ShardPlace, document_keys, hash_keys, ledger_columns, one_array
 from pretok.annotate.spill import HASHES, bucket_of
-from pretok.base.progress import Counts
 from pretok.base.storage import atomic_open, checksum, compare_checksum
+from pretok.base.tell import Counts
 from pretok.base.tokens import Hashes, Ints
 from pretok.shards.ledger import WINDOW, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.positions import LinesBefore

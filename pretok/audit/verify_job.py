@@ -20,11 +20,10 @@ from pretok.base.errors import IntegrityError, PretokError
 from pretok.base.execute import Engine
 from pretok.base.failures import Failure
 from pretok.base.lock import is_lock, share
-from pretok.base.progress import Progress
 from pretok.base.records import to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, checksum, reading
 from pretok.base.tasks import run_all
-from pretok.base.tell import Teller
+from pretok.base.tell import Progress, Teller
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.contents import LEDGER_SUFFIX, count_source, sum_sources
 from pretok.shards.inputs import load_inputs

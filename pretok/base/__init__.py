@@ -12,7 +12,6 @@ reads.py     many small reads, in threads where they wait
 lock.py      one job at a time in an output folder
 stop.py      signals and the end of the Slurm job -> a reason to stop
 failures.py  what an exception of a task means: again, refuse, or a bug
-progress.py  what a job tells of its progress
 tell.py      how a job tells a person something
 joblog.py    what it told, and more, as lines of JSON for the morning after
 gauge.py     how far a step is, as a line of a log or a bar

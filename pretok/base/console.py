@@ -28,7 +28,7 @@ from rich.text import Text
 from pretok.base.gauge import Gauge
 from pretok.base.joblog import JobLog
 from pretok.base.records import to_json
-from pretok.base.tell import Marked, Table
+from pretok.base.tell import Counts, Marked, Progress, Table, Teller
 from pretok.base.version import PRETOK_VERSION
 from pretok.base.visible import visible, visible_json
 
@@ -60,7 +60,7 @@ class _Console(Console):
         raise  # what is being handled: BrokenPipeError
 
 
-class Terminal:
+class Terminal(Teller):
     """The Teller of a command, and the one who says how it ended. Before `keep_log` there is no log.
 
     arguments: the command line; error: where notices and progress go; output: where results go. quiet: only results and
@@ -106,9 +106,7 @@ class Terminal:
 
     def now(self, state: Mapping[str, object] | None) -> None:
         """How far a step is, for who watches; None: it is over."""
-        if self._log and state is None:
-            self._log.step_ended()
-        elif self._log and state is not None:
+        if self._log:
             self._log.now(state)
 
     def notice(self, text: str) -> None:
@@ -233,7 +231,7 @@ def _coloured(marked: Marked) -> Text:
     return shown
 
 
-class Meter:
+class Meter(Progress):
     """Gauge of one step, shown while the context is open; call it with increments (see `pretok.base.gauge`).
 
     On a terminal a bar; else a line after some seconds and then at growing intervals, at most LINES_APART seconds
@@ -275,18 +273,18 @@ class Meter:
         """Seconds since the step began."""
         return self._gauge.seconds
 
-    def expect(self, bytes: int, partitions: int, sources: Mapping[str, int]) -> None:
+    def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:
         """The whole step, estimated: bytes of text, partitions, and bytes of text of each source. Called once."""
         with self._lock:
             gauge = self._gauge
             gauge.expected, gauge.partitions, gauge.sources = bytes, partitions, dict(sources)
 
-    def start_from(self, counts: Mapping[str, int]) -> None:
+    def start_from(self, counts: Counts) -> None:
         """What earlier runs did of the step: part of what is done, not of the rate."""
         with self._lock:
             self._gauge.earlier = Counter(counts)
 
-    def __call__(self, counts: Mapping[str, int]) -> None:
+    def __call__(self, counts: Counts, /) -> None:
         with self._lock:
             self._gauge.counts.update(counts)
 

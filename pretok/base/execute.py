@@ -25,8 +25,8 @@ from pretok.base import reaper, storage
 from pretok.base.errors import EngineLost, Stopped, UsageError
 from pretok.base.failures import TaskError, lost, task_error
 from pretok.base.lean import collect_seldom, without_pandas
-from pretok.base.progress import Counts
 from pretok.base.stop import StopFlag
+from pretok.base.tell import Counts
 from pretok.base.units import short
 
 logger = logging.getLogger(__name__)

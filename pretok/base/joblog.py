@@ -38,7 +38,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from pretok.base.storage import temporary_of
@@ -83,14 +82,6 @@ class JobLog:
         self.path: Path | None = None
         """The file; None before the first line and from when it cannot be written."""
 
-    def __enter__(self) -> JobLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def write(self, event: str, details: Mapping[str, object]) -> None:
         """Add a line. What is no JSON value in `details` stands as its text."""
         told = {**when_and_where(), **self._always, "event": event}
@@ -110,23 +101,21 @@ class JobLog:
                     f"no log is kept in {where}: {error.strerror or error}; the job goes on without"
                 )
 
-    def now(self, state: Mapping[str, object]) -> None:
-        """How far the step is, in the place of what was told before. That this cannot be written is passed over."""
-        path = self.path
-        if path is None:
+    def now(self, state: Mapping[str, object] | None) -> None:
+        """How far the step is, in the place of what was told before; None: it is over. That this cannot be written is
+        passed over."""
+        if self.path is None:
             return
-        temporary = temporary_of(path.with_suffix(NOW))
+        path = self.path.with_suffix(NOW)
         with contextlib.suppress(OSError):
+            if state is None:
+                path.unlink(missing_ok=True)
+                return
+            temporary = temporary_of(path)
             temporary.write_text(
                 json.dumps({**when_and_where(), **self._always, **state}, default=str), "utf-8"
             )
-            temporary.replace(path.with_suffix(NOW))
-
-    def step_ended(self) -> None:
-        """There is no step any more that `now` told of."""
-        if self.path is not None:
-            with contextlib.suppress(OSError):
-                self.path.with_suffix(NOW).unlink(missing_ok=True)
+            temporary.replace(path)
 
     def end(self, code: int | None) -> None:
         """The last line: how the job ended, None if that is not known here. Nothing where nothing was written."""

@@ -1,7 +1,7 @@
 """How a job tells a person something: one object it receives, never a global.
 
 Enters: notices, progress, tables, and events with numbers. Leaves: what the object makes of them, which whoever starts
-the job chooses: a command a `console.Terminal`, a test or a program that uses the library `Silent`.
+the job chooses: a command a `console.Terminal`, a program that uses the library the silent one that stands here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from pretok.base.progress import Counts, Progress
+Counts = dict[str, int]
+"""Increments: documents, tokens, bytes (of text), rejected; `partitions` when one is done; `bytes:NAME` for the part of
+bytes that is of source NAME. For display only: a task that is tried again counts again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +42,33 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     return Table(title, columns, list(rows))
 
 
-class Teller(Protocol):
-    """What a job tells to."""
+class Progress:
+    """Where a step reports to. This one shows nobody."""
+
+    def __call__(self, counts: Counts, /) -> None:
+        """Increments since the last call."""
+
+    def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:
+        """The whole work, told once: estimated bytes of text, in all and of each source; number of partitions."""
+
+    def start_from(self, counts: Counts) -> None:
+        """What an earlier run did of it, which says nothing of this run's speed."""
+
+
+class Teller:
+    """What a job tells to. This one tells nobody."""
 
     @property
     def log(self) -> Path | None:
         """The file that keeps what is told; None where there is none."""
+        return None
 
     def notice(self, text: str) -> None:
         """One plain line."""
 
-    def progress(self, title: str) -> AbstractContextManager[Progress]:
+    def progress(self, title: str) -> AbstractContextManager[Progress]:  # noqa: ARG002
         """One step, shown while the context is open."""
+        return nullcontext(Progress())
 
     def show(self, made: Table | Marked | str, *, result: bool = False) -> None:
         """A table, a text or pieces of one; `result`: it is what the command was asked for."""
@@ -64,35 +80,5 @@ class Teller(Protocol):
         """What nobody waits for but may look up afterwards: only for the log. details: JSON values."""
 
 
-class Silent:
-    """A Teller that tells nobody, and its own Progress."""
-
-    log: Path | None = None
-
-    def notice(self, text: str) -> None:
-        """Nothing."""
-
-    def progress(self, title: str) -> AbstractContextManager[Progress]:  # noqa: ARG002
-        """Progress of which nothing is seen."""
-        return nullcontext(self)
-
-    def show(self, made: Table | Marked | str, *, result: bool = False) -> None:
-        """Nothing."""
-
-    def detail(self, made: Table | str) -> None:
-        """Nothing."""
-
-    def event(self, name: str, /, **details: object) -> None:
-        """Nothing."""
-
-    def __call__(self, counts: Counts, /) -> None:
-        """Nothing."""
-
-    def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:
-        """Nothing."""
-
-    def start_from(self, counts: Counts) -> None:
-        """Nothing."""
-
-
-SILENT = Silent()
+Silent = Teller
+SILENT = Teller()

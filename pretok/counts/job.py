@@ -25,12 +25,11 @@ from pretok.base.errors import MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.base.failures import Failure
 from pretok.base.lock import hold
-from pretok.base.progress import Progress
 from pretok.base.reads import map_reads
 from pretok.base.records import to_json
 from pretok.base.storage import atomic_open, checksum, read_json, write_json
 from pretok.base.tasks import run_all
-from pretok.base.tell import Teller
+from pretok.base.tell import Progress, Teller
 from pretok.base.units import counted
 from pretok.config import Recipe
 from pretok.counts.buckets import BUCKETS

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pretok.base.failures import Failure
-from pretok.base.progress import Counts
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, temporary_of, writing
+from pretok.base.tell import Counts
 from pretok.counts.buckets import BUCKETS, WordCounts, read_group, read_metadata, split_buckets, write_groups
 from pretok.counts.table import WordTable
 from pretok.kernels.hashing import hash_documents, select

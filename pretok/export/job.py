@@ -24,11 +24,10 @@ import xxhash
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
-from pretok.base.progress import Progress
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, copy_file, damaged, read_json, write_json
 from pretok.base.tasks import run_all
-from pretok.base.tell import Teller
+from pretok.base.tell import Progress, Teller
 from pretok.base.units import short_bytes
 from pretok.export.formats import FORMATS, ExportedFile
 from pretok.export.text import blend

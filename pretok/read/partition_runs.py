@@ -15,9 +15,8 @@ from typing import Protocol, TypeVar
 from pretok.base.errors import OutputError, Stopped
 from pretok.base.execute import Engine, Result, Task
 from pretok.base.failures import TaskError, raise_failures
-from pretok.base.progress import Progress
 from pretok.base.tasks import Usage, run_tasks
-from pretok.base.tell import Teller
+from pretok.base.tell import Progress, Teller
 from pretok.read.partition import Partition
 
 

@@ -23,9 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from pretok.base.execute import Engine
-from pretok.base.progress import Progress
 from pretok.base.storage import compare_checksum
-from pretok.base.tell import Table, Teller, table
+from pretok.base.tell import Progress, Table, Teller, table
 from pretok.base.tokens import Hashes, Ints
 from pretok.base.units import counted
 from pretok.read.partition_runs import Failures, expect, run_partitions

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pretok.base.progress import Counts
 from pretok.base.storage import atomic_open
+from pretok.base.tell import Counts
 from pretok.base.tokens import Hashes
 from pretok.read.batches import buffers
 from pretok.read.kept import Keep

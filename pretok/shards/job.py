@@ -21,10 +21,9 @@ from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine
 from pretok.base.failures import Failure
 from pretok.base.lock import hold
-from pretok.base.progress import Progress
 from pretok.base.storage import remove_leftovers
 from pretok.base.tasks import Usage
-from pretok.base.tell import Teller
+from pretok.base.tell import Progress, Teller
 from pretok.base.tokens import token_dtype
 from pretok.base.units import counted
 from pretok.config import Recipe

@@ -25,10 +25,9 @@ import pyarrow.compute as pc
 
 from pretok.base.errors import MismatchError
 from pretok.base.failures import Failure
-from pretok.base.progress import Counts
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, read_json, write_json
-from pretok.base.tell import SILENT
+from pretok.base.tell import SILENT, Counts
 from pretok.base.tokens import Tokens
 from pretok.read.batches import Rejects, TextBatch, buffers
 from pretok.read.kept import Keep, Mismatch

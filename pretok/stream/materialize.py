@@ -27,7 +27,7 @@ from pretok.base.lock import hold
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import compare_checksum, copy_file, read_json, write_json
 from pretok.base.tasks import run_all
-from pretok.base.tell import Teller
+from pretok.base.tell import Progress, Teller
 from pretok.shards.contents import Contents, ShardEntry, count_source, shard_entry
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import (

@@ -26,11 +26,10 @@ from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
 from pretok.base.memory import free_memory
-from pretok.base.progress import Progress
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.base.tasks import run_all
-from pretok.base.tell import Teller
+from pretok.base.tell import Progress, Teller
 from pretok.base.units import short_bytes
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts

@@ -21,9 +21,8 @@ import numpy.typing as npt
 
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
-from pretok.base.progress import Progress
 from pretok.base.tasks import run_all
-from pretok.base.tell import SILENT, Teller
+from pretok.base.tell import SILENT, Progress, Teller
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import partitions_of

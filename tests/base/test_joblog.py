@@ -29,12 +29,12 @@ def read(path: Path) -> list[dict[str, object]]:
 
 def test_every_line_says_when_where_and_what(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    with make(tmp_path / "logs", rank=3) as log:
-        assert log.path is None  # nothing said, no file
-        assert not (tmp_path / "logs").exists()
-        log.write("notice", {"message": "perché \udcff\n2"})
-        log.write("start", {"share": Fraction(1, 3), "path": tmp_path, "host": "forged", "event": "forged"})
-        log.end(3)
+    log = make(tmp_path / "logs", rank=3)
+    assert log.path is None  # nothing said, no file
+    assert not (tmp_path / "logs").exists()
+    log.write("notice", {"message": "perché \udcff\n2"})
+    log.write("start", {"share": Fraction(1, 3), "path": tmp_path, "host": "forged", "event": "forged"})
+    log.end(3)
     lines = read(log.path)
     for line in lines:
         assert (line["command"], line["rank"], line["job"], line["host"]) == (
@@ -70,10 +70,10 @@ def test_two_jobs_of_one_second_have_two_files(tmp_path, monkeypatch):
 def test_a_log_that_cannot_be_written_is_told_once_and_ends_nothing(tmp_path):
     (tmp_path / "logs").touch()
     told: list[str] = []
-    with make(tmp_path / "logs", told) as log:
-        for _ in range(3):
-            log.write("notice", {"message": "a"})
-        log.end(0)
+    log = make(tmp_path / "logs", told)
+    for _ in range(3):
+        log.write("notice", {"message": "a"})
+    log.end(0)
     assert log.path is None
     assert told == [f"no log is kept in {tmp_path}/logs: File exists; the job goes on without"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import logging
 import os
 import subprocess
@@ -137,21 +138,17 @@ class Engine:
         return self._ray
 
     def map(
-        self,
-        task: Task[Item, Result],
-        items: Sequence[Item],
-        on_report: Report | None = None,
-        retries: int = RETRIES,
+        self, task: Task[Item, Result], items: Sequence[Item], on_report: Report | None = None
     ) -> Generator[Outcome[Result], None, None]:
         """Run `task` over `items`, started in the order given, yielded as they complete.
 
-        A task whose error may pass is tried `retries` times more, on whatever worker is free, before its TaskError is
+        A task whose error may pass is tried RETRIES times more, on whatever worker is free, before its TaskError is
         yielded. `on_report` gets the tasks' increments, about once a second.
         """
         if not items:
             return
         run = self._map_here if self._here else self._map_ray
-        yield from run(task, items, on_report or (lambda counts: None), retries)
+        yield from run(task, items, on_report or (lambda counts: None))
 
     def _check_stop(self) -> None:
         if reason := self.stop.reason:
@@ -164,27 +161,27 @@ class Engine:
             time.sleep(min(left, POLL_SECONDS))
 
     def _map_here(
-        self, task: Task[Item, Result], items: Sequence[Item], on_report: Report, retries: int
+        self, task: Task[Item, Result], items: Sequence[Item], on_report: Report
     ) -> Generator[Outcome[Result], None, None]:
         def report(counts: Counts) -> None:
             self._check_stop()
             on_report(counts)
 
         for index, item in enumerate(items):
-            for left in range(retries, -1, -1):
+            for tries in itertools.count(1):
                 self._check_stop()
-                outcome = replace(_measured(task, item, report), index=index, tries=retries - left + 1)
-                if not _try_again(outcome, left):
+                outcome = replace(_measured(task, item, report), index=index, tries=tries)
+                if not _try_again(outcome):
                     break
-                self._pause(_wait(outcome.tries))
+                self._pause(_wait(tries))
             yield outcome
 
     def _map_ray(
-        self, task: Task[Item, Result], items: Sequence[Item], on_report: Report, retries: int
+        self, task: Task[Item, Result], items: Sequence[Item], on_report: Report
     ) -> Generator[Outcome[Result], None, None]:
         ray = self._started()
         waiting = list(enumerate(items))[::-1]
-        left = [retries] * len(items)
+        failed = [0] * len(items)
         running: dict[Any, int] = {}
         finished: list[Outcome[Result]] = []
         looked = -REPORT_SECONDS
@@ -193,7 +190,7 @@ class Engine:
                 self._check_stop()
                 while waiting and len(running) < ray.in_flight:
                     index, item = waiting.pop()
-                    running[ray.submit(task, item, _wait(retries - left[index]))] = index
+                    running[ray.submit(task, item, _wait(failed[index]))] = index
                 if not running or time.monotonic() - looked >= REPORT_SECONDS:
                     on_report(ray.take_reports())
                     looked = time.monotonic()
@@ -204,10 +201,10 @@ class Engine:
                 for reference in ray.wait(list(running)):
                     index = running.pop(reference)
                     measured, unsent = ray.get(reference)
-                    outcome = replace(measured, index=index, tries=retries - left[index] + 1)
+                    outcome = replace(measured, index=index, tries=failed[index] + 1)
                     on_report(unsent)
-                    if _try_again(outcome, left[index]):
-                        left[index] -= 1
+                    if _try_again(outcome):
+                        failed[index] += 1
                         waiting.append((index, items[index]))
                     else:
                         finished.append(outcome)
@@ -220,9 +217,9 @@ def _wait(failed: int) -> float:
     return (0.0, *storage.WAITS)[min(failed, len(storage.WAITS))]
 
 
-def _try_again(outcome: Outcome[Any], left: int) -> bool:
+def _try_again(outcome: Outcome[Any]) -> bool:
     error = outcome.result
-    if not isinstance(error, TaskError) or not error.again or left == 0:
+    if not isinstance(error, TaskError) or not error.again or outcome.tries > RETRIES:
         return False
     logger.warning("trying again: %s", error.message)
     return True

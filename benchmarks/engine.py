@@ -19,8 +19,8 @@ from pretok.base.execute import Engine, Report
 from pretok.base.joblog import JobLog
 from pretok.base.memory import free_memory
 from pretok.base.stop import StopFlag
-from pretok.base.tasks import run_tasks
-from pretok.base.tell import Silent
+from pretok.base.tasks import Step
+from pretok.base.tell import Progress, Silent
 
 EMPTY_TASKS = 3000
 DEPTHS = {"2 workers": 4, "1,000 workers": 2_000, "10,000 workers": 20_000}
@@ -54,11 +54,11 @@ class _Logged(Silent):
 
 def _drive(engine: Engine, task: Any, count: int, tell: Silent) -> dict[str, float]:
     """Tasks a second between the first result and the last; CPU milliseconds of this process a task."""
-    names = [f"partition {number}" for number in range(count)]
     began, used = time.perf_counter(), time.process_time()
     first = 0.0
     done = 0
-    for _ in run_tasks(task, range(count), names, "partition", engine, tell, progress=lambda counts: None):
+    step = Step(engine, tell, Progress())
+    for _ in step.map(task, range(count), "partition", str):
         done += 1
         first = first or time.perf_counter()
     cpu = 1e3 * (time.process_time() - used) / done

@@ -22,8 +22,8 @@ from pretok.base.failures import Failure
 from pretok.base.lock import is_lock, share
 from pretok.base.records import to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, checksum, reading
-from pretok.base.tasks import run_all
-from pretok.base.tell import Progress, Teller
+from pretok.base.tasks import Step, open_step
+from pretok.base.tell import Teller
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.contents import LEDGER_SUFFIX, count_source, sum_sources
 from pretok.shards.inputs import load_inputs
@@ -38,13 +38,11 @@ SEED = 0
 
 def run_verify(shards: Path, sample: int | None, engine: Engine, tell: Teller) -> tuple[Manifest, list[str]]:
     """Check everything; `sample` documents are decoded and encoded again (None: all). (manifest, problems)."""
-    with share(shards, "verify"), tell.progress("verify") as progress:
-        return _verify(shards, sample, engine, progress, tell)
+    with share(shards, "verify"), open_step("verify", engine, tell) as step:
+        return _verify(shards, sample, step)
 
 
-def _verify(
-    shards: Path, sample: int | None, engine: Engine, progress: Progress, tell: Teller
-) -> tuple[Manifest, list[str]]:
+def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, list[str]]:
     manifest = load_manifest(shards)
     tokenizer = _check_tokenizer(manifest)
     problems = tokenizer + _check_files(manifest) + _check_totals(manifest) + _check_plans(manifest)
@@ -78,15 +76,13 @@ def _verify(
     problems += [f"{path} is the ledger of no shard" for path in ledgers.keys() - listed]
     tasks.sort(key=lambda task: -task.tokens)
     # By the reference engine a byte takes fifty times as long, and a token is four of them.
-    engine.choose(sum(task.tokens for task in tasks) * (200 if sample is None else 1))
-    names = [str(task.prefix) for task in tasks]
-    for _, found in run_all(verify_shard, tasks, names, "shard", engine, tell, progress, kept=False):
+    step.engine.choose(sum(task.tokens for task in tasks) * (200 if sample is None else 1))
+    for _, found in step.map(verify_shard, tasks, "shard", lambda task: str(task.prefix), kept=False):
         problems += found
     annotations, found = check_records(manifest)
     joined = [file for one in annotations for file in joined_files(one)]
     problems += found
-    names = [str(file.path) for file in joined]
-    for _, found in run_all(verify_joined, joined, names, "file", engine, tell, progress, kept=False):
+    for _, found in step.map(verify_joined, joined, "file", lambda file: str(file.path), kept=False):
         problems += found
     return manifest, sorted(problems)
 

@@ -17,7 +17,7 @@ joblog.py    what it told, and more, as lines of JSON for the morning after
 gauge.py     how far a step is, as a line of a log or a bar
 console.py   a terminal or a pipe: progress, notices and tables
 execute.py   one function over many items, on Ray or in this process
-tasks.py     the same for a step of a job, told of and added up
+tasks.py     a step of a job: its tasks run, told of and added up
 memory.py    what this process has and may still take of it
 children.py  the environment of a process of ours that another one starts
 lean.py      what a process of ours does not load

@@ -1,8 +1,8 @@
-"""The tasks of one step: run, told of, added up.
+"""A step of a job: its tasks run, a person sees how far they are, the log gets one event a task.
 
-Enters: a function and its items, for the engine. Leaves: each outcome or result as it comes; in the log one event a
-task (where and when it ran, how often it was tried, its memory, why it failed) and one for all workers together; a
-Usage.
+Enters: an engine, and what the job tells to; a function and its items. Leaves: each item with its result; in the log
+where and when each task ran, how often it was tried, its memory, why it failed, and one event for all workers together;
+the same added up in the Step. What the failures of a step mean is raised at its end.
 """
 
 from __future__ import annotations
@@ -10,68 +10,137 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from pretok.base.errors import OutputError, Stopped
 from pretok.base.execute import Engine, Item, Outcome, Report, Result, Task
 from pretok.base.failures import TaskError, raise_failures
 from pretok.base.joblog import utc
 from pretok.base.storage import remove_leftovers
-from pretok.base.tell import Teller
+from pretok.base.tell import Progress, Teller
+
+Failures = list[tuple[str, TaskError]]
+"""Names of the items that could not be done, and why."""
 
 
-@dataclass(slots=True)
-class Usage:
-    """What the workers of a step did. nodes: tasks done on each; busy, available: seconds of all workers; peak: most
-    bytes of memory that one held."""
+class Step:
+    """One step of a job, opened by `open_step`, and what the workers did in its newest `map`.
 
-    nodes: Counter[str] = field(default_factory=Counter)
-    busy: float = 0.0
-    available: float = 0.0
-    peak: int = 0
+    nodes: tasks done on each; busy, available: seconds of all workers; peak: most bytes of memory that one held.
+    """
+
+    def __init__(self, engine: Engine, tell: Teller, progress: Progress) -> None:
+        self.engine = engine
+        self.tell = tell
+        self.progress = progress
+        self._begin()
+
+    def _begin(self) -> None:
+        self.nodes: Counter[str] = Counter()
+        self.busy = self.available = 0.0
+        self.peak = 0
 
     @property
     def idle(self) -> float:
         """Share of the workers' time in which they had no task, their start included."""
         return 1 - self.busy / self.available if self.available else 0.0
 
+    def map(
+        self,
+        function: Task[Item, Result],
+        items: Sequence[Item],
+        what: str,
+        name: Callable[[Item], str],
+        *,
+        done: int = 0,
+        kept: bool = True,
+        folder: Path | None = None,
+        failures: Failures | None = None,
+    ) -> Generator[tuple[Item, Result], None, None]:
+        """Run `function` over the items, started in their order; each with its result as it completes.
 
-def run_tasks(
-    function: Task[Item, Result],
-    items: Sequence[Item],
-    names: Sequence[str],
-    what: str,
-    engine: Engine,
-    tell: Teller,
-    progress: Report | None = None,
-    usage: Usage | None = None,
-) -> Generator[Outcome[Result], None, None]:
-    """Run `function` over `items` as `Engine.map` does. names: of the items, in their order; what: one of them, such as
-    `partition`; usage: filled while that goes on."""
-    if not items:
-        return
-    usage = Usage() if usage is None else usage
-    workers, began = engine.parallel, time.monotonic()
-    tell.event("tasks", what=what, tasks=len(items), workers=workers)
-    try:
-        with contextlib.closing(engine.map(function, items, progress)) as outcomes:
-            for outcome in outcomes:
-                usage.busy, usage.peak = usage.busy + outcome.seconds, max(usage.peak, outcome.peak)
-                if not isinstance(outcome.result, TaskError):
-                    usage.nodes[outcome.node] += 1
-                _log(outcome, names[outcome.index], what, tell)
-                yield outcome
-    finally:
-        usage.available = workers * (time.monotonic() - began)
-        tell.event(
-            "workers",
-            what=what,
-            workers=workers,
-            nodes=dict(sorted(usage.nodes.items())),
-            idle=round(usage.idle, 4),
-            peak_bytes=usage.peak,
-        )
+        what: one item, such as `partition`; done: others of them that earlier runs did; kept: what is done stays, and
+        the same command does only the rest; folder: where killed tasks leave unfinished files, which are removed at the
+        end. Failures are added to `failures`, or raised together when all else is done. Raises OutputError at once, as
+        all other results could not be written either; Stopped and EngineLost, which say how much is done and kept.
+        """
+        collected = [] if failures is None else failures
+        total = done + len(items)
+        try:
+            with contextlib.closing(self._outcomes(function, items, what, name)) as outcomes:
+                for outcome in outcomes:
+                    item, result = items[outcome.index], outcome.result
+                    if not isinstance(result, TaskError):
+                        done += 1
+                        yield item, result
+                    elif issubclass(result.raises, OutputError):
+                        raise result.raises(result.message)
+                    else:
+                        self.tell.notice(f"{what} {name(item)} failed: {result.message}")
+                        collected.append((name(item), result))
+        except Stopped as stopped:
+            if not kept:
+                raise
+            raise type(stopped)(f"{stopped}; {done} of {total} {what}s are done and kept") from None
+        if folder is not None:
+            remove_leftovers(folder)
+        if failures is None:
+            raise_failures(collected, self.tell, f"{what}s", kept=kept)
+
+    def _outcomes(
+        self, function: Task[Item, Result], items: Sequence[Item], what: str, name: Callable[[Item], str]
+    ) -> Generator[Outcome[Result], None, None]:
+        """What the engine gives, told to the log and added up."""
+        if not items:
+            return
+        self._begin()
+        workers, began = self.engine.parallel, time.monotonic()
+        self.tell.event("tasks", what=what, tasks=len(items), workers=workers)
+        try:
+            with contextlib.closing(self.engine.map(function, items, self.progress)) as outcomes:
+                for outcome in outcomes:
+                    self.busy, self.peak = self.busy + outcome.seconds, max(self.peak, outcome.peak)
+                    if not isinstance(outcome.result, TaskError):
+                        self.nodes[outcome.node] += 1
+                    self._log(outcome, what, name(items[outcome.index]))
+                    yield outcome
+        finally:
+            self.available = workers * (time.monotonic() - began)
+            self.tell.event(
+                "workers",
+                what=what,
+                workers=workers,
+                nodes=dict(sorted(self.nodes.items())),
+                idle=round(self.idle, 4),
+                peak_bytes=self.peak,
+            )
+
+    def _log(self, outcome: Outcome[Result], what: str, name: str) -> None:
+        details: dict[str, object] = {
+            "what": what, "item": name, "node": outcome.node, "tries": outcome.tries
+        }  # fmt: skip
+        if outcome.began:  # else its worker died and told nothing
+            details |= {
+                "began": utc(outcome.began),
+                "ended": utc(outcome.began + outcome.seconds),
+                "seconds": round(outcome.seconds, 3),
+                "peak_bytes": outcome.peak,
+            }
+        if isinstance(error := outcome.result, TaskError):
+            details |= {"message": error.message, "kind": error.raises.__name__, "traceback": error.trace}
+            self.tell.event("task_failed", **details)
+        else:
+            self.tell.event("task", **details)
+
+
+@contextlib.contextmanager
+def open_step(title: str, engine: Engine, tell: Teller) -> Iterator[Step]:
+    """A step that is shown under its title while the context is open."""
+    with tell.progress(title) as progress:
+        yield Step(engine, tell, progress)
 
 
 def run_all(
@@ -81,39 +150,18 @@ def run_all(
     what: str,
     engine: Engine,
     tell: Teller,
-    progress: Report | None = None,
+    progress: Progress,
     *,
-    folder: Path | None = None,
     kept: bool = True,
-) -> Generator[tuple[int, Result], None, None]:
-    """(index, result) of each item of `run_tasks` as it completes; at the end what the failures mean is raised.
-
-    folder: where tasks that were killed leave unfinished files, which are removed first; kept: what is done stays, and
-    the same command does only the rest.
-    """
-    failures = []
-    with contextlib.closing(run_tasks(function, items, names, what, engine, tell, progress)) as outcomes:
-        for outcome in outcomes:
-            if isinstance(outcome.result, TaskError):
-                failures.append((names[outcome.index], outcome.result))
-            else:
-                yield outcome.index, outcome.result
-    if folder is not None:
-        remove_leftovers(folder)
-    raise_failures(failures, tell, f"{what}s", kept=kept)
+) -> Iterator[tuple[int, Result]]:
+    """`Step.map` with the index of each item in its place, until annotate uses steps."""
+    numbered = list(enumerate(items))
+    step = Step(engine, tell, progress)
+    for (index, _), result in step.map(
+        partial(_numbered, function), numbered, what, lambda item: names[item[0]], kept=kept
+    ):
+        yield index, result
 
 
-def _log(outcome: Outcome[Result], name: str, what: str, tell: Teller) -> None:
-    details: dict[str, object] = {"what": what, "item": name, "node": outcome.node, "tries": outcome.tries}
-    if outcome.began:  # else its worker died and told nothing
-        details |= {
-            "began": utc(outcome.began),
-            "ended": utc(outcome.began + outcome.seconds),
-            "seconds": round(outcome.seconds, 3),
-            "peak_bytes": outcome.peak,
-        }
-    if isinstance(error := outcome.result, TaskError):
-        details |= {"message": error.message, "kind": error.raises.__name__, "traceback": error.trace}
-        tell.event("task_failed", **details)
-    else:
-        tell.event("task", **details)
+def _numbered(function: Any, item: tuple[int, Any], report: Report) -> Any:
+    return function(item[1], report)

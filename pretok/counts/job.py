@@ -23,14 +23,13 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import Failure
+from pretok.base.failures import Failure, raise_failures
 from pretok.base.lock import hold
 from pretok.base.reads import map_reads
 from pretok.base.records import to_json
 from pretok.base.storage import atomic_open, checksum, read_json, write_json
-from pretok.base.tasks import run_all
-from pretok.base.tell import Progress, Teller
-from pretok.base.units import counted
+from pretok.base.tasks import Failures, Step, open_step
+from pretok.base.tell import Teller
 from pretok.config import Recipe
 from pretok.counts.buckets import BUCKETS
 from pretok.counts.counts_file import (
@@ -61,7 +60,7 @@ from pretok.read.changes import SourceInputs, refuse, refuse_changes, shared_inp
 from pretok.read.files import InputFile
 from pretok.read.guarded import one_child
 from pretok.read.partition import Partition, plan, shard_bytes
-from pretok.read.partition_runs import Failures, expect, raise_partitions, run_partitions
+from pretok.read.partition_runs import run_partitions
 from pretok.read.probe import probe_inputs
 from pretok.read.recognise import list_inputs
 from pretok.read.rejects import poor_sources
@@ -98,7 +97,7 @@ def run_count(
     folder = recipe.counts_dir
     if config is None:
         config = count_config(recipe, engine, tell)
-    with tell.progress("count") as progress, _claim(folder, config) as done:
+    with open_step("count", engine, tell) as step, _claim(folder, config) as done:
         if done:
             return _enough(done, recipe)
         state = folder / STATE
@@ -106,7 +105,7 @@ def run_count(
             tasks = {
                 name: _tasks(name, config.inputs[name].files, recipe, state, tell) for name in recipe.sources
             }
-        records = _count(tasks, engine, progress, tell)
+        records = _count(tasks, step)
         reductions = [
             ReduceTask(
                 folder / f"bucket-{k:02d}.parquet",
@@ -115,7 +114,7 @@ def run_count(
             for k in range(BUCKETS)
         ]
         texts = {name: [task.heldout_path for task in tasks[name]] for name in tasks}
-        return _enough(_finish(folder, config, records, reductions, texts, engine, tell), recipe)
+        return _enough(_finish(folder, config, records, reductions, texts, step), recipe)
 
 
 def _enough(counts: CorpusCounts, recipe: Recipe) -> CorpusCounts:
@@ -148,7 +147,7 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, tell: Te
         raise UsageError("two of these folders hold the same counts, which would be added twice")
     addends = Addends(tuple(to_json(part.config) for part in parts))
     config = SumConfig(*settings[0].settings(), addends, added)
-    with tell.progress("count"), _claim(folder, config) as done:
+    with open_step("count", engine, tell) as step, _claim(folder, config) as done:
         if done:
             return done
         engine.choose(sum(path.stat().st_size for part in parts for path in part.buckets))
@@ -166,7 +165,7 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, tell: Te
         for part in parts:
             part.check()
         texts = {name: [part.heldout_texts(name) for part, _ in groups[name]] for name in names}
-        return _finish(folder, config, records, reductions, texts, engine, tell)
+        return _finish(folder, config, records, reductions, texts, step)
 
 
 @contextmanager
@@ -286,32 +285,19 @@ def _tasks(
     ]
 
 
-def _count(
-    tasks: dict[str, list[CountTask]],
-    engine: Engine,
-    progress: Progress,
-    tell: Teller,
-) -> dict[str, CountRecord]:
+def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, CountRecord]:
     """Run the count tasks; per source what was read."""
     every = [task for parts in tasks.values() for task in parts]
-    size = expect(every, progress)
-    by_name = _counted_before([task for task in every if task.path.exists()])
-    left = [task for task in every if task.partition.name not in by_name]
-    done = Counter({"partitions": len(by_name)})
-    for task in every:
-        if record := by_name.get(task.partition.name):
-            done.update(record.counts(task.partition.source))
-    progress.start_from(dict(done))
-    text = f"{counted(len(every), 'partition')} to count"
-    if by_name:
-        text += f", {len(by_name)} of them done by an earlier run, with {done['documents']:,} documents"
-    (tell.notice if by_name else tell.detail)(text)
-    if place := engine.choose(size):
-        tell.detail(place)
-    failures: Failures = []
-    for task, record in run_partitions(count_partition, left, len(by_name), failures, engine, progress, tell):
+    counted = [task for task in every if task.path.exists()]
+    by_name, before = {}, Counter[str]()
+    for task, record in zip(counted, map_reads(lambda task: load_record(task.path), counted), strict=True):
         by_name[task.partition.name] = record
-    raise_partitions(failures, tell)
+        before.update(record.counts(task.partition.source))
+    left = [task for task in every if task.partition.name not in by_name]
+    failures: Failures = []
+    for task, record in run_partitions(count_partition, every, left, "to count", before, step, failures):
+        by_name[task.partition.name] = record
+    raise_failures(failures, step.tell)
     records = {}
     for name, parts in tasks.items():
         records[name] = CountRecord()
@@ -320,26 +306,20 @@ def _count(
     return records
 
 
-def _counted_before(tasks: list[CountTask]) -> dict[str, CountRecord]:
-    """What an earlier run counted, by partition."""
-    found = map_reads(lambda task: load_record(task.path), tasks)
-    return {task.partition.name: record for task, record in zip(tasks, found, strict=True)}
-
-
 def _finish(
     folder: Path,
     config: Config,
     records: dict[str, CountRecord],
     reductions: list[ReduceTask],
     texts: Mapping[str, Sequence[Path | pa.LargeStringArray]],
-    engine: Engine,
-    tell: Teller,
+    step: Step,
 ) -> CorpusCounts:
     """Reduce the buckets, collect held-out texts, write counts.json, drop the state."""
-    share = max(1, BUCKETS // (4 * engine.parallel))  # Ray takes 4 ms for a task, a small bucket 15
+    share = max(1, BUCKETS // (4 * step.engine.parallel))  # Ray takes 4 ms for a task, a small bucket 15
     groups = [reductions[k : k + share] for k in range(0, BUCKETS, share)]
-    names = [group[0].path.name for group in groups]
-    for _ in run_all(reduce_buckets, groups, names, "bucket group", engine, tell, folder=folder):
+    for _ in step.map(
+        reduce_buckets, groups, "bucket group", lambda group: group[0].path.name, folder=folder
+    ):
         pass
     with (
         atomic_open(folder / HELDOUT_FILE) as file,

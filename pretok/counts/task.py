@@ -246,7 +246,7 @@ def add_groups(groups: list[tuple[Path, int]]) -> WordCounts:
 
 
 def reduce_buckets(tasks: list[ReduceTask], report: Callable[[Counts], None]) -> None:
-    """Add up buckets of every source, those that are not done; `report` is told the distinct words."""
+    """Add up buckets of every source, those that are not done; a stop is seen when `report` is called."""
     for task in tasks:
         if not task.path.exists():
             with atomic_open(task.path) as file:
@@ -256,5 +256,5 @@ def reduce_buckets(tasks: list[ReduceTask], report: Callable[[Counts], None]) ->
 def _bucket(task: ReduceTask, report: Callable[[Counts], None]) -> Iterator[WordCounts]:
     for parts in task.sources.values():
         words = add_groups(parts)
-        report({"words": len(words)})
+        report({})
         yield words.sorted()  # a bucket's bytes depend on its words alone

@@ -26,8 +26,8 @@ from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, copy_file, damaged, read_json, write_json
-from pretok.base.tasks import run_all
-from pretok.base.tell import Progress, Teller
+from pretok.base.tasks import Step, open_step
+from pretok.base.tell import Teller
 from pretok.base.units import short_bytes
 from pretok.export.formats import FORMATS, ExportedFile
 from pretok.export.text import blend
@@ -98,13 +98,13 @@ def run_export(
     UsageError where a shard is larger than a file of the format may be, MismatchError when `out` holds another export,
     IntegrityError for damaged shards, FolderInUse while another job writes there, PartitionsFailed, Stopped.
     """
-    with reading(manifest, "export"), hold(out, "export"), tell.progress("export") as progress:
+    with reading(manifest, "export"), hold(out, "export"), open_step("export", engine, tell) as step:
         path = out / EXPORT_FILE
         if path.exists():
             export = read_record(Export, read_json(path), path)
             _same_plan(export, out, to, manifest.fingerprint, merge)
         else:
-            export = _export(manifest, to, out, merge, engine, progress, tell)
+            export = _export(manifest, to, out, merge, step)
         total = sum(wanted.values()) or 1
         export = replace(export, weights={name: tokens / total for name, tokens in wanted.items()})
         if to == "megatron":
@@ -123,15 +123,13 @@ def _same_plan(export: Export, out: Path, to: str, shards: str, merge: int) -> N
         )
 
 
-def _export(
-    manifest: Manifest, to: str, out: Path, merge: int, engine: Engine, progress: Progress, tell: Teller
-) -> Export:
+def _export(manifest: Manifest, to: str, out: Path, merge: int, step: Step) -> Export:
     tasks = list(_plan(manifest, to, out.absolute(), merge))
     keep_plan(out, {"to": to, "shards": manifest.fingerprint, "merged": merge})
     todo = [task for task in tasks if not task.record.exists()]
-    engine.choose(sum(_id_bytes(task.shards, manifest) for task in todo))
-    names = [task.name for task in todo]
-    for _ in run_all(write_tokens, todo, names, "file", engine, tell, progress, folder=out):
+    step.engine.choose(sum(_id_bytes(task.shards, manifest) for task in todo))
+    done = len(tasks) - len(todo)
+    for _ in step.map(write_tokens, todo, "file", lambda task: task.name, done=done, folder=out):
         pass
     return _finish(manifest, to, out, merge, tasks)
 

@@ -1,22 +1,19 @@
-"""One task a partition: what counting and tokenizing have in common.
+"""One task a partition: what hashing, counting and tokenizing have in common.
 
 Enters: tasks that hold a Partition each, and those of them that are not done. Leaves: each one's result as it
-completes, and which failed; progress with what an earlier run did, the estimates of the whole, each finished partition;
-at a stop how far the work came.
+completes, and which failed; for a person what is to do, what earlier runs did, and each partition that is done.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from pretok.base.errors import OutputError, Stopped
-from pretok.base.execute import Engine, Result, Task
-from pretok.base.failures import TaskError, raise_failures
-from pretok.base.tasks import Usage, run_tasks
-from pretok.base.tell import Progress, Teller
+from pretok.base.execute import Result, Task
+from pretok.base.tasks import Failures, Step
+from pretok.base.units import counted
 from pretok.read.partition import Partition
 
 
@@ -29,57 +26,40 @@ class PartitionTask(Protocol):
 
 
 Work = TypeVar("Work", bound=PartitionTask)
-Failures = list[tuple[Partition, TaskError]]
-"""Partitions that could not be done, and why."""
-
-
-def expect(tasks: Sequence[PartitionTask], progress: Progress) -> int:
-    """Tell progress of the whole work; the bytes of text expected in all."""
-    sources: Counter[str] = Counter()
-    for task in tasks:
-        sources[task.partition.source] += task.partition.estimate
-    progress.expect(sources.total(), len(tasks), dict(sources))
-    return sources.total()
-
-
-def raise_partitions(failures: Failures, tell: Teller) -> None:
-    """Raise what they mean; nothing if there are none."""
-    raise_failures([(partition.name, error) for partition, error in failures], tell)
 
 
 def run_partitions(
     function: Task[Work, Result],
     tasks: Sequence[Work],
-    done: int,
+    todo: Sequence[Work],
+    doing: str,
+    before: Mapping[str, int],
+    step: Step,
     failures: Failures,
-    engine: Engine,
-    progress: Progress,
-    tell: Teller,
-    usage: Usage | None = None,
 ) -> Iterator[tuple[Work, Result]]:
-    """Run the tasks that are left, largest first, after `done` others; each with its result. The others go to
-    `failures`.
+    """Run `todo`, those of the tasks that are not done, largest first, each with its result, as `Step.map` does.
 
-    Raises Stopped and EngineLost, which then say how many partitions are done; OutputError at once where results cannot
-    be written, as all others would fail in the same way.
+    doing: such as `to count`; before: the counts of what earlier runs did; failures: where partitions go that could not
+    be done.
     """
-    ordered = sorted(tasks, key=lambda task: (-task.partition.estimate, task.partition.name))
-    names = [task.partition.name for task in ordered]
-    total = done + len(ordered)
-    try:
-        with contextlib.closing(
-            run_tasks(function, ordered, names, "partition", engine, tell, progress, usage)
-        ) as outcomes:
-            for outcome in outcomes:
-                task, result = ordered[outcome.index], outcome.result
-                if not isinstance(result, TaskError):
-                    done += 1
-                    progress({"partitions": 1})
-                    yield task, result
-                elif issubclass(result.raises, OutputError):
-                    raise result.raises(result.message)
-                else:
-                    tell.notice(f"partition {task.partition.name} failed: {result.message}")
-                    failures.append((task.partition, result))
-    except Stopped as stopped:
-        raise type(stopped)(f"{stopped}; {done} of {total} partitions are done and kept") from None
+    sources: Counter[str] = Counter()
+    for task in tasks:
+        sources[task.partition.source] += task.partition.estimate
+    done = len(tasks) - len(todo)
+    step.progress.expect(sources.total(), len(tasks), dict(sources))
+    step.progress.start_from({**before, "partitions": done})
+    text = f"{counted(len(tasks), 'partition')} {doing}"
+    if kept := ", ".join(f"{before[key]:,} {key}" for key in ("documents", "tokens") if before.get(key)):
+        text += f", {done} of them done by an earlier run, which left {kept}"
+    (step.tell.notice if done else step.tell.detail)(text)
+    if place := step.engine.choose(sum(task.partition.estimate for task in todo)):
+        step.tell.detail(place)
+    ordered = sorted(todo, key=lambda task: (-task.partition.estimate, task.partition.name))
+    with contextlib.closing(
+        step.map(
+            function, ordered, "partition", lambda task: task.partition.name, done=done, failures=failures
+        )
+    ) as results:
+        for task, result in results:
+            step.progress({"partitions": 1})
+            yield task, result

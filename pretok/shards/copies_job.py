@@ -22,12 +22,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pretok.base.execute import Engine
 from pretok.base.storage import compare_checksum
-from pretok.base.tell import Progress, Table, Teller, table
+from pretok.base.tasks import Failures, Step
+from pretok.base.tell import Table, table
 from pretok.base.tokens import Hashes, Ints
-from pretok.base.units import counted
-from pretok.read.partition_runs import Failures, expect, run_partitions
+from pretok.read.partition_runs import run_partitions
 from pretok.screen.copies import (
     Copies,
     CopiesOfPartition,
@@ -54,9 +53,7 @@ class _Documents:
     places: Callable[[Ints], list[_Place]]
 
 
-def settle_copies(
-    tasks: Sequence[TokenizeTask], sealed: Contents | None, engine: Engine, progress: Progress, tell: Teller
-) -> Failures:
+def settle_copies(tasks: Sequence[TokenizeTask], sealed: Contents | None, step: Step) -> Failures:
     """Leave the file of its copies for every task; the partitions that could not be hashed, which have none.
 
     sealed: the shards of other sources, which stay.
@@ -65,8 +62,14 @@ def settle_copies(
     unsettled = [task for task in tasks if not copies_path(task).exists()]
     if not unsettled:
         return []
-    failures = _hash(unsettled, engine, progress, tell)
-    failed = {partition.name for partition, _ in failures}
+    work = [
+        HashTask(task.partition, task.record, task.keep, task.normalization, hashes_path(task))
+        for task in unsettled
+    ]
+    failures: Failures = []
+    for _ in run_partitions(hash_partition, work, work, "to read first for copies", {}, step, failures):
+        pass
+    failed = {name for name, _ in failures}
     unsettled = [task for task in unsettled if task.partition.name not in failed]
     ours = {task.partition.source for task in tasks}
     lists = _of_shards(tasks[0].shards_dir, sealed, ours)
@@ -76,7 +79,7 @@ def settle_copies(
     copies = find_copies([one.count for one in lists], lambda number: lists[number].load())
     for task, of_partition in zip(unsettled, _located(unsettled, lists, copies[first:]), strict=True):
         save_copies(copies_path(task), of_partition)
-    tell.show(_table(lists, first, copies))
+    step.tell.show(_table(lists, first, copies))
     return failures
 
 
@@ -97,21 +100,6 @@ def _table(lists: Sequence[_Documents], first: int, copies: Sequence[Copies]) ->
         (name, *(f"{counts[name]:,}" for counts in (documents, within, across))) for name in sorted(documents)
     ]
     return table("copies", ("source", "documents", "copies of its own", "of other sources"), rows)
-
-
-def _hash(tasks: Sequence[TokenizeTask], engine: Engine, progress: Progress, tell: Teller) -> Failures:
-    work = [
-        HashTask(task.partition, task.record, task.keep, task.normalization, hashes_path(task))
-        for task in tasks
-    ]
-    expect(work, progress)
-    tell.notice(f"{counted(len(work), 'partition')} to read first for copies")
-    if place := engine.choose(sum(task.partition.estimate for task in work)):
-        tell.detail(place)
-    failures: Failures = []
-    for _ in run_partitions(hash_partition, work, 0, failures, engine, progress, tell):
-        pass
-    return failures
 
 
 def _of_shards(folder: Path, sealed: Contents | None, without: set[str]) -> list[_Documents]:

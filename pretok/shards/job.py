@@ -19,11 +19,11 @@ from pathlib import Path
 
 from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine
-from pretok.base.failures import Failure
+from pretok.base.failures import Failure, raise_failures
 from pretok.base.lock import hold
 from pretok.base.storage import remove_leftovers
-from pretok.base.tasks import Usage
-from pretok.base.tell import Progress, Teller
+from pretok.base.tasks import Failures, Step, open_step
+from pretok.base.tell import Teller
 from pretok.base.tokens import token_dtype
 from pretok.base.units import counted
 from pretok.config import Recipe
@@ -31,7 +31,7 @@ from pretok.read.changes import refuse_changes, shared_inputs
 from pretok.read.guarded import one_child
 from pretok.read.kept import Keep
 from pretok.read.partition import Partition
-from pretok.read.partition_runs import Failures, expect, raise_partitions, run_partitions
+from pretok.read.partition_runs import run_partitions
 from pretok.read.rejects import poor_sources
 from pretok.screen.benchmark import Benchmark, read_benchmark
 from pretok.screen.screening import Screening
@@ -101,10 +101,10 @@ def run_tokenize(recipe: Recipe, engine: Engine, tell: Teller) -> TokenizeSummar
             keep_benchmark(recipe.shards_dir, recipe.shards_dir / STATE, benchmark, tell)
         failures: Failures = []
         if work.open_tasks and recipe.shards.duplicates != "keep":
-            with tell.progress("look for copies") as progress:
-                failures = settle_copies(work.tasks, work.sealed, engine, progress, tell)
-        with tell.progress("tokenize") as progress:
-            return _tokenize(recipe, vocab, work, failures, engine, progress, tell)
+            with open_step("look for copies", engine, tell) as step:
+                failures = settle_copies(work.tasks, work.sealed, step)
+        with open_step("tokenize", engine, tell) as step:
+            return _tokenize(recipe, vocab, work, failures, step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,88 +169,45 @@ def _prepare(
 
 
 def _tokenize(
-    recipe: Recipe,
-    vocab: Vocabulary,
-    work: _Work,
-    failures: Failures,
-    engine: Engine,
-    progress: Progress,
-    tell: Teller,
+    recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures, step: Step
 ) -> TokenizeSummary:
     """Tokenize and seal. failures: partitions that failed already; they are not tried again in this run."""
-    shards, state = recipe.shards_dir, recipe.shards_dir / STATE
+    shards, state, tell = recipe.shards_dir, recipe.shards_dir / STATE, step.tell
     plans, tasks = work.plans, work.tasks
-    lost = {partition.name for partition, _ in failures}
-    open_tasks = [task for task in work.open_tasks if task.partition.name not in lost]
+    failed_before = {name for name, _ in failures}
+    open_tasks = [task for task in work.open_tasks if task.partition.name not in failed_before]
     if not work.open_tasks:
         total = sum(len(plan.partitions) for plan in plans)
         sealed_already = f"nothing to do: all {counted(total, 'partition')} are sealed"
         tell.notice(sealed_already + ("; writing the manifest" if tasks else ""))
-    run = _Run(tasks, open_tasks)
-    run.failures += failures
     if open_tasks:
-        run.announce(engine, progress, tell)
+        before = Counter[str]()
+        for task in tasks:
+            for part in load_parts(task.state_dir, task.partition.name):
+                before.update(part.counts(task.partition.source))
         first = open_tasks[0]
         if slow := load_encoder(first.tokenizer_json, first.tokenizer, first.eod_id, first.bos_id).notice:
             tell.notice(slow)
-        run.encode(engine, progress, tell)
+        for _ in run_partitions(tokenize_partition, tasks, open_tasks, "to tokenize", before, step, failures):
+            pass
         remove_leftovers(shards)
     if tasks or not has_manifest(shards):
-        crashed = [_failure(partition, error.message) for partition, error in run.failures]
+        partitions = {task.partition.name: task.partition for task in tasks}
+        crashed = [_failure(partitions[name], error.message) for name, error in failures]
         unsealed = [p for p in plans if (state / p.name).exists()]
         contents = seal(shards, state, unsealed, work.config, vocab, crashed)
         failed = tuple(failure for failure in contents.failed if failure not in crashed)
     else:
         contents = load_manifest(shards).contents
         failed = contents.failed
-    if run.failures and failed:
+    if failures and failed:
         tell.notice(_describe_failures(failed, shards))
-    raise_partitions(run.failures, tell)
+    raise_failures(failures, tell)
     complaints = [_describe_failures(failed, shards)] if failed else []
     complaints += _poor_sources(contents, recipe)
     if complaints:
         raise PartitionsFailed("\n".join(complaints))
-    return run.summary()
-
-
-class _Run:
-    """The encoding of all partitions that are not sealed, and what it took."""
-
-    def __init__(self, tasks: list[TokenizeTask], open_tasks: list[TokenizeTask]) -> None:
-        self._tasks = tasks
-        self._open = open_tasks
-        self._usage = Usage()
-        self.failures: Failures = []
-
-    def announce(self, engine: Engine, progress: Progress, tell: Teller) -> None:
-        """Say what is to do and what sealed parts hold already; let the engine choose where to work."""
-        done = len(self._tasks) - len(self._open)
-        expect(self._tasks, progress)
-        counts = Counter({"partitions": done})
-        for task in self._tasks:
-            for part in load_parts(task.state_dir, task.partition.name):
-                counts.update(part.counts(task.partition.source))
-        progress.start_from(dict(counts))
-        text = f"{counted(len(self._tasks), 'partition')} to tokenize"
-        if counts["documents"]:
-            kept = f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
-            text += f", {done} of them done by an earlier run, which left {kept}"
-        (tell.notice if done else tell.detail)(text)
-        if place := engine.choose(sum(task.partition.estimate for task in self._open)):
-            tell.detail(place)
-
-    def encode(self, engine: Engine, progress: Progress, tell: Teller) -> None:
-        """Run the tasks."""
-        done = len(self._tasks) - len(self._open)
-        for _ in run_partitions(
-            tokenize_partition, self._open, done, self.failures, engine, progress, tell, self._usage
-        ):
-            pass
-
-    def summary(self) -> TokenizeSummary:
-        """What the run did."""
-        usage = self._usage
-        return TokenizeSummary(len(self._tasks), dict(sorted(usage.nodes.items())), usage.idle, usage.peak)
+    return TokenizeSummary(len(tasks), dict(sorted(step.nodes.items())), step.idle, step.peak)
 
 
 def _failure(partition: Partition, message: str) -> Failure:

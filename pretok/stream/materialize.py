@@ -26,8 +26,8 @@ from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import compare_checksum, copy_file, read_json, write_json
-from pretok.base.tasks import run_all
-from pretok.base.tell import Progress, Teller
+from pretok.base.tasks import Step, open_step
+from pretok.base.tell import Teller
 from pretok.shards.contents import Contents, ShardEntry, count_source, shard_entry
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import (
@@ -84,7 +84,7 @@ def run_materialize(
     with (
         reading(manifest, "materialize"),
         hold(out, "materialize"),
-        tell.progress("materialize") as progress,
+        open_step("materialize", engine, tell) as step,
     ):
         view = pretok.stream.open(shards, mix)
         if has_manifest(out):
@@ -111,15 +111,16 @@ def run_materialize(
             for number, first in enumerate(range(0, len(view), sequences))
         ]
         todo = [task for task in tasks if not task.record.exists()]
-        engine.choose(sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize)
+        step.engine.choose(
+            sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize
+        )
         read = [shard for source in view.mix.sources for shard in manifest.of(source.name, view.mix.split)]
-        names = [shard.prefix.name for shard in read]
-        for _ in run_all(
-            check_shard, read if todo else [], names, "shard", engine, tell, progress, kept=False
+        for _ in step.map(
+            check_shard, read if todo else [], "shard", lambda shard: shard.prefix.name, kept=False
         ):
             pass
-        names = [task.name for task in todo]
-        for _ in run_all(write_shard, todo, names, "shard", engine, tell, progress, folder=out):
+        done = len(tasks) - len(todo)
+        for _ in step.map(write_shard, todo, "shard", lambda task: task.name, done=done, folder=out):
             pass
         # What turns the tokens into text again goes with them.
         if manifest.check(tokenizer := manifest.folder / TOKENIZER_FILE):

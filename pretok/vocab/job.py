@@ -28,8 +28,8 @@ from pretok.base.lock import hold
 from pretok.base.memory import free_memory
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
-from pretok.base.tasks import run_all
-from pretok.base.tell import Progress, Teller
+from pretok.base.tasks import Step, open_step
+from pretok.base.tell import Teller
 from pretok.base.units import short_bytes
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
@@ -99,8 +99,8 @@ def _build_vocab(
     if recipe.vocab.superwords:
         state = folder / STATE / fingerprint(config)[:16]
         main, superwords = add_superwords(recipe, engine, tell, main, counts, state)
-    with tell.progress("measure") as progress:
-        measure = _measure(made, counts, recipe, engine, progress, tell)
+    with open_step("measure", engine, tell) as step:
+        measure = _measure(made, counts, recipe, step)
         paths = {THIS: folder, **{str(path): path for path in compare}}
         rows = {name: measure_tokenizer(path, counts, tell) for name, path in paths.items()}
     report = make_report(Made(recipe, counts, tally, made, measure, main, superwords, paths, rows, config))
@@ -223,21 +223,13 @@ def _cells(counts: CorpusCounts, vocab: Vocab) -> tuple[Cells, Tally]:
     return writer.cells(), tally
 
 
-def _measure(
-    made: dict[int, Vocabulary],
-    counts: CorpusCounts,
-    recipe: Recipe,
-    engine: Engine,
-    progress: Progress,
-    tell: Teller,
-) -> Measure:
+def _measure(made: dict[int, Vocabulary], counts: CorpusCounts, recipe: Recipe, step: Step) -> Measure:
     """Encode the words of all buckets by all vocabularies made."""
     paths = tuple(vocab.path.absolute() for vocab in made.values())
     eod = recipe.vocab.special_tokens[0]
     tasks = [MeasureTask(path.absolute(), len(counts.sources), paths, eod) for path in counts.buckets]
     total = empty_measure(len(counts.sources), [vocab.size for vocab in made.values()])
-    engine.choose(sum(path.stat().st_size for path in counts.buckets))
-    names = [task.bucket.name for task in tasks]
-    for _, measure in run_all(measure_bucket, tasks, names, "bucket", engine, tell, progress, kept=False):
+    step.engine.choose(sum(path.stat().st_size for path in counts.buckets))
+    for _, measure in step.map(measure_bucket, tasks, "bucket", lambda task: task.bucket.name, kept=False):
         total.add(measure)
     return total

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
-from pretok.base.tasks import run_all
-from pretok.base.tell import SILENT, Progress, Teller
+from pretok.base.tasks import Step, open_step
+from pretok.base.tell import SILENT, Teller
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import partitions_of
@@ -72,10 +72,10 @@ def add_superwords(
     words = drop_crossing(_first_words(plain, vocab.size - vocab.superwords), separators)
     stage = write_vocab(state / "words", PATTERNS[BASE], vocab.special_tokens, words)
     wanted = vocab.size - stage.size
-    with tell.progress("sample") as progress:
+    with open_step("sample", engine, tell) as step:
         with one_child():
             tasks, repeats = _tasks(recipe, counts, stage, state)
-        paths, sizes = _sample(tasks, repeats, engine, progress, tell)
+        paths, sizes = _sample(tasks, repeats, step)
     with tell.progress("superwords"):
         merges = train_superwords(
             lambda: read_chains(paths), stage_tokens(stage), max(wanted, *ROWS), vocab.superword_words
@@ -140,17 +140,14 @@ def _tasks(
     return tasks, repeats
 
 
-def _sample(
-    tasks: list[ChainTask], repeats: dict[str, int], engine: Engine, progress: Progress, tell: Teller
-) -> tuple[list[Path], dict[str, int]]:
+def _sample(tasks: list[ChainTask], repeats: dict[str, int], step: Step) -> tuple[list[Path], dict[str, int]]:
     """Run the tasks. (files in an order that does not depend on the run, each as often as its source is taken; bytes
     of text sampled per source, each document counted once)"""
     ordered = sorted(tasks, key=lambda task: (-task.partition.estimate, task.partition.name))
     sizes = dict.fromkeys(repeats, 0)
-    engine.choose(sum(task.partition.estimate for task in tasks))
-    names = [task.partition.name for task in ordered]
-    for index, size in run_all(write_chains, ordered, names, "partition", engine, tell, progress):
-        sizes[ordered[index].partition.source] += size
+    step.engine.choose(sum(task.partition.estimate for task in tasks))
+    for task, size in step.map(write_chains, ordered, "partition", lambda task: task.partition.name):
+        sizes[task.partition.source] += size
     return [task.path for task in tasks for _ in range(repeats[task.partition.source])], sizes
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from datetime import datetime
 
 import pytest
 from support import ROOT  # noqa: F401
 from telling import Told
 
-from pretok.base.errors import InternalError, PartitionsFailed, Stopped
+from pretok.base.errors import InternalError, NoSpace, PartitionsFailed, Stopped
+from pretok.base.execute import NO_INDEX, Outcome
 from pretok.base.failures import TaskError
-from pretok.base.tasks import Usage, run_all, run_tasks
+from pretok.base.tasks import open_step
 
 tries: list[int] = []
 
@@ -24,15 +27,32 @@ def square(item, report):
         raise TimeoutError("no answer")
     if item == 5:
         raise Stopped("enough")
+    if item == 6:
+        raise OSError(errno.ENOSPC, "disk")
     return item**2
 
 
-def test_every_task_is_an_event_and_all_workers_one(here):
+NAMES = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
+
+
+@pytest.fixture
+def told():
     tries.clear()
-    told, usage = Told(), Usage()
-    items = [2, 3, 4]
-    found = list(run_tasks(square, items, ["two", "three", "four"], "number", here, told, told, usage))
-    assert [outcome.result for outcome in found if not isinstance(outcome.result, TaskError)] == [4, 16]
+    return Told()
+
+
+@pytest.fixture
+def step(here, told):
+    with open_step("square", here, told) as made:
+        yield made
+
+
+def test_every_task_is_an_event_and_all_workers_one(step, told):
+    failures = []
+    assert list(step.map(square, [2, 3, 4], "number", NAMES.get, failures=failures)) == [(2, 4), (4, 16)]
+    [(name, failed)] = failures
+    assert (name, failed.message) == ("three", "ZeroDivisionError: three")
+    assert told.notices == ["number three failed: ZeroDivisionError: three"]
     events = [(name, details.get("item"), details.get("tries")) for name, details in told.events]
     assert events == [
         ("tasks", None, None),
@@ -52,66 +72,55 @@ def test_every_task_is_an_event_and_all_workers_one(here):
     assert failed["message"] == "ZeroDivisionError: three"
     assert "in square" in failed["traceback"]
     workers = told.events[-1][1]
-    assert workers["nodes"] == {found[0].node: 2} == dict(usage.nodes)
+    assert workers["nodes"] == {os.uname().nodename: 2} == step.nodes
     assert workers["workers"] == 1
-    assert 0 <= workers["idle"] == round(usage.idle, 4) < 1
+    assert 0 <= workers["idle"] == round(step.idle, 4) < 1
     assert told.counts["items"] == 5
 
 
-def test_a_stop_still_tells_what_the_workers_did(here):
-    told = Told()
-    with pytest.raises(Stopped):
-        list(run_tasks(square, [2, 5], ["a", "b"], "number", here, told))
+@pytest.mark.parametrize(
+    ("kept", "said"), [(True, "enough; 2 of 4 numbers are done and kept"), (False, "enough")]
+)
+def test_a_stop_still_tells_what_the_workers_did(step, told, kept, said):
+    with pytest.raises(Stopped) as stopped:
+        list(step.map(square, [2, 5, 1], "number", NAMES.get, done=1, kept=kept))
+    assert str(stopped.value) == said
     assert [name for name, _ in told.events] == ["tasks", "task", "workers"]
 
 
 @pytest.mark.parametrize(("kept", "said"), [(True, "is done and kept"), (False, "nothing was changed")])
-def test_all_are_done_before_failures_are_raised(here, tmp_path, kept, said):
-    tries.clear()
+def test_all_are_done_before_failures_are_raised(step, tmp_path, kept, said):
     (tmp_path / ".half.tmp").touch()
     found = []
     with pytest.raises(InternalError) as error:
-        found.extend(
-            run_all(
-                square,
-                [2, 3, 4],
-                ["two", "three", "four"],
-                "number",
-                here,
-                Told(),
-                folder=tmp_path,
-                kept=kept,
-            )
-        )
-    assert (found, tries) == ([(0, 4), (2, 16)], [2, 3, 4, 4, 4])
+        found.extend(step.map(square, [2, 3, 4], "number", NAMES.get, folder=tmp_path, kept=kept))
+    assert (found, tries) == ([(2, 4), (4, 16)], [2, 3, 4, 4, 4])
     assert "1 numbers met an internal error" in str(error.value)
     assert "  three: ZeroDivisionError: three" in str(error.value)
     assert said in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_results_come_with_their_indices(here):
-    tries.clear()
-    assert sorted(run_all(square, [4, 2], ["four", "two"], "number", here, Told())) == [(0, 16), (1, 4)]
+def test_what_cannot_be_written_ends_the_step_at_once(step):
+    with pytest.raises(NoSpace, match="disk"):
+        list(step.map(square, [6, 2], "number", NAMES.get))
+    assert tries == [6]
 
 
-def test_no_tasks_start_nothing(here):
-    told = Told()
-    assert list(run_tasks(square, [], [], "number", here, told)) == []
+def test_workers_are_told_of_by_each_map(step, told):
+    for items in ([1, 2], [4]):
+        assert len(list(step.map(square, items, "number", NAMES.get))) == len(items)
+    assert [sum(event["nodes"].values()) for name, event in told.events if name == "workers"] == [2, 1]
+
+
+def test_no_tasks_start_nothing(step, told):
+    assert list(step.map(square, [], "number", NAMES.get)) == []
     assert told.events == []
 
 
-def test_a_worker_that_dies_is_an_event_without_times():
-    from pretok.base.execute import NO_INDEX, Outcome
-    from pretok.base.tasks import _log
-
-    told = Told()
-    _log(
-        Outcome(NO_INDEX, TaskError("worker died", "", PartitionsFailed, again=True), tries=4),
-        "it-00000",
-        "part",
-        told,
-    )
+def test_a_worker_that_dies_is_an_event_without_times(step, told):
+    lost = Outcome(NO_INDEX, TaskError("worker died", "", PartitionsFailed, again=True), tries=4)
+    step._log(lost, "part", "it-00000")
     [(name, details)] = told.events
     assert name == "task_failed"
     assert "began" not in details

@@ -18,6 +18,7 @@ from tokenizing import contents, recipe, run
 from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
+from pretok.base.tasks import Step
 from pretok.base.tell import Table
 from pretok.config import Recipe
 from pretok.shards.copies_job import settle_copies
@@ -194,7 +195,7 @@ def test_the_choice_binds_the_shards(
 
 
 def test_nothing_is_hashed_where_all_is_settled(here: Engine) -> None:
-    assert settle_copies([], None, here, Told(), Told()) == []
+    assert settle_copies([], None, Step(here, Told(), Told())) == []
 
 
 def test_a_copy_of_what_was_left_out_is_no_copy(

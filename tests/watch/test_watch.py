@@ -16,7 +16,7 @@ from pretok.base.console import Terminal
 from pretok.base.execute import Engine
 from pretok.base.joblog import utc
 from pretok.base.storage import write_json
-from pretok.base.tasks import run_tasks
+from pretok.base.tasks import open_step
 from pretok.cli import run_command
 from pretok.watch.lines import blocks, watch_lines
 
@@ -102,10 +102,10 @@ def test_a_real_job_leaves_its_state_and_takes_it_away(
     tell = Terminal(["count"])
     tell.keep_log(tmp_path / "logs", "count")
     seen = []
-    with tell.progress("count") as progress:
-        progress.expect(60, 3, {"it": 60})
-        for outcome in run_tasks(count, [10, 20, 30], ["a", "b", "c"], "partition", here, tell, progress):
-            progress({"partitions": 1, "bytes:it": [10, 20, 30][outcome.index]})
+    with open_step("count", here, tell) as step:
+        step.progress.expect(60, 3, {"it": 60})
+        for item, _ in step.map(count, [10, 20, 30], "partition", str):
+            step.progress({"partitions": 1, "bytes:it": item})
             time.sleep(0.3)
             seen.append(watch_lines(tmp_path, time.time()))
     for number, lines in enumerate(seen, 1):

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -240,7 +241,9 @@ class Meter(Progress):
 
     def __init__(self, title: str, tell: Terminal, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = tell
-        self._gauge = Gauge(title, clock)
+        self._clock, self._began = clock, clock()
+        self._gauge = Gauge(title)
+        self._counts = Counter[str]()
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._lines = threading.Thread(target=self._tell_now_and_then, name=f"meter {title}", daemon=True)
@@ -263,60 +266,47 @@ class Meter(Progress):
         self._tell.now(None)
         if self._bar:
             self._bar.stop()
-        text = self._gauge.summary() if kind is None else ""
-        self._tell.record("step_end", message=text, ended_by=kind and kind.__name__, **self._state())
+        gauge = self._now()
+        text = gauge.summary() if kind is None else ""
+        self._tell.record("step_end", message=text, ended_by=kind and kind.__name__, **asdict(gauge))
         if text:
             self._tell._print(text)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the step began."""
-        return self._gauge.seconds
 
     def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:
         """The whole step, estimated: bytes of text, partitions, and bytes of text of each source. Called once."""
         with self._lock:
-            gauge = self._gauge
-            gauge.expected, gauge.partitions, gauge.sources = bytes, partitions, dict(sources)
+            self._gauge = replace(
+                self._gauge, expected_bytes=bytes, partitions=partitions, sources=dict(sources)
+            )
 
     def start_from(self, counts: Counts) -> None:
         """What earlier runs did of the step: part of what is done, not of the rate."""
         with self._lock:
-            self._gauge.earlier = Counter(counts)
+            self._gauge = replace(self._gauge, before=dict(counts))
 
     def __call__(self, counts: Counts, /) -> None:
         with self._lock:
-            self._gauge.counts.update(counts)
+            self._counts.update(counts)
 
     def _render(self) -> Text:
-        with self._lock:
-            return Text(visible(self._gauge.bar(self._tell._error.width - 1)), no_wrap=True)
+        return Text(visible(self._now().bar(self._tell._error.width - 1)), no_wrap=True)
 
-    def _state(self) -> dict[str, object]:
+    def _now(self) -> Gauge:
         with self._lock:
-            gauge = self._gauge
-            return {
-                "title": gauge.title,
-                "seconds": round(gauge.seconds, 3),
-                "counts": dict(gauge.counts),
-                "before": dict(gauge.earlier),
-                "expected_bytes": gauge.expected,
-                "partitions": gauge.partitions,
-                "sources": dict(gauge.sources),
-            }
+            seconds = round(self._clock() - self._began, 6)
+            return replace(self._gauge, seconds=seconds, counts=dict(self._counts))
 
     def _tell_now_and_then(self) -> None:
         for gap in _gaps():
             due = time.monotonic() + gap
             while (left := due - time.monotonic()) > 0:
-                self._tell.now(self._state())
+                self._tell.now({"step": asdict(self._now())})
                 if self._ended.wait(min(left, TICK)):
                     return
-            self._tell.record("progress", **self._state())
+            gauge = self._now()
+            self._tell.record("progress", **asdict(gauge))
             if not self._bar:
-                with self._lock:
-                    line = self._gauge.line()
-                self._tell._print(f"{time.strftime('%H:%M:%S')} {line}")
+                self._tell._print(f"{time.strftime('%H:%M:%S')} {gauge.line()}")
 
 
 def _gaps() -> Iterator[float]:

@@ -1,16 +1,15 @@
 """How far a step is: counts that arrive and an estimate of the whole -> one line for a log, a terminal or the end.
 
 Enters: increments (bytes of text, refused bytes, documents, tokens, rejected, partitions, bytes:SOURCE, which is of
-both, or any other count), what an earlier run had done, and once the estimate. Leaves: text. Nothing is printed here.
+both, or any other count), what an earlier run had done, and the estimate. Leaves: text. Nothing is printed here. The
+job itself shows it, and who watches the job from what it left.
 
     12:03:10 tokenize 41/108 38% 2.98 GB 120 MB/s ETA 4m rejects 0 it 40% en 35%
 """
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,30 +34,22 @@ class _Field(NamedTuple):
     """Whether it stays where a terminal has no room for all."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Gauge:
-    """Counts of one step.
+    """One step at one time; COMMAND-DATE.now.json holds it as it is here.
 
-    expected: bytes of text of the whole step, earlier runs included, 0 while unknown; partitions: their number;
-    sources: bytes of text of each. Rates and times left are those of this run: `earlier` does not enter.
+    seconds: since it began; counts: of this run; before: of earlier ones; expected_bytes: of text of the whole step,
+    earlier runs included, 0 while unknown; partitions: their number; sources: bytes of text of each. Rates and times
+    left are those of this run: `before` does not enter.
     """
 
     title: str
-    clock: Callable[[], float] = time.monotonic
-    expected: int = 0
+    seconds: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    before: dict[str, int] = field(default_factory=dict)
+    expected_bytes: int = 0
     partitions: int = 0
-    sources: Mapping[str, int] = field(default_factory=dict)
-    earlier: Counter[str] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
-    began: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.began = self.clock()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the step began."""
-        return self.clock() - self.began
+    sources: dict[str, int] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -68,16 +59,16 @@ class Gauge:
     @property
     def read(self) -> int:
         """Bytes of this run and the earlier ones, refused ones included."""
-        return _read(self.earlier) + _read(self.counts)
+        return _read(self.before) + _read(self.counts)
 
     def done(self, key: str) -> int:
         """A count of this run and the earlier ones."""
-        return self.earlier[key] + self.counts[key]
+        return self.before.get(key, 0) + self.counts.get(key, 0)
 
     @property
     def percent(self) -> int | None:
         """How much of the text is done, at most NEARLY; None without an estimate."""
-        return _percent(self.read, self.expected)
+        return _percent(self.read, self.expected_bytes)
 
     def line(self) -> str:
         """All that is known, as one line of a log."""
@@ -98,16 +89,17 @@ class Gauge:
 
     def summary(self) -> str:
         """What this run did, for the end; empty when that is nothing and took no time."""
-        keys = [
-            k
-            for k in dict.fromkeys([*ORDER, *self.counts])
-            if k not in ("bytes", REFUSED) and not k.startswith(OF_SOURCE)
+        counts = [
+            f"{number:,} {_noun(key, number)}"
+            for key in dict.fromkeys([*ORDER, *self.counts])
+            if (number := self.counts.get(key, 0))
+            and key not in ("bytes", REFUSED)
+            and not key.startswith(OF_SOURCE)
         ]
-        counts = [f"{self.counts[key]:,} {_noun(key, self.counts[key])}" for key in keys if self.counts[key]]
-        if size := self.counts["bytes"]:
+        if size := self.counts.get("bytes", 0):
             counts.append(f"{short_bytes(size)} of text, {short_bytes(size / max(self.seconds, 1e-9))}/s")
         before = ""
-        if partitions := self.earlier["partitions"]:
+        if partitions := self.before.get("partitions", 0):
             before = f" ({counted(partitions, 'partition')} done before)"
         if not counts and not before and self.seconds < 0.1:
             return ""
@@ -119,21 +111,21 @@ class Gauge:
             yield _Field(f"{self.done('partitions')}/{self.partitions}", False)
         if percent is not None:
             yield _Field(f"{percent}%", True)
-        if not done and not self.expected:
+        if not done and not self.expected_bytes:
             yield from self._other_counts()
             return
         yield _Field(short_bytes(done), False)
         if self.rate:
             yield _Field(f"{short_bytes(self.rate)}/s", True)
-            if self.expected > done:
-                yield _Field(f"ETA {duration((self.expected - done) / self.rate)}", True)
+            if self.expected_bytes > done:
+                yield _Field(f"ETA {duration((self.expected_bytes - done) / self.rate)}", True)
         yield _Field(f"rejects {self.done('rejected'):,}", False)
         if len(self.sources) > 1:
             yield _Field(self._sources(), False)
 
     def _other_counts(self) -> Iterator[_Field]:
         """Of a step that reads no text."""
-        for key in dict.fromkeys([*self.earlier, *self.counts]):
+        for key in dict.fromkeys([*self.before, *self.counts]):
             if number := self.done(key):
                 yield _Field(f"{number:,} {_noun(key, number)}", False)
         yield _Field(f"{self.seconds:.0f} s", True)

@@ -11,7 +11,6 @@ import contextlib
 import json
 import shutil
 import subprocess
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,26 +39,13 @@ SQUEUE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """COMMAND-DATE.now.json: the step of a job, as `Meter` tells it. seconds: since it began; counts: of this run;
-    before: of earlier ones; sources: bytes of text expected of each."""
+    """COMMAND-DATE.now.json: the step of a job, as its `Meter` left it."""
 
     time: str
     host: str
     command: str
-    title: str
-    seconds: float
-    counts: dict[str, int]
-    before: dict[str, int]
-    expected_bytes: int
-    partitions: int
-    sources: dict[str, int]
+    step: Gauge
     job: str = ""
-
-    def gauge(self) -> Gauge:
-        """The same as the job's own gauge has it."""
-        gauge = Gauge(self.title, lambda: self.seconds, self.expected_bytes, self.partitions, self.sources)
-        gauge.began, gauge.counts, gauge.earlier = 0.0, Counter(self.counts), Counter(self.before)
-        return gauge
 
 
 def finished(target: Path) -> bool:
@@ -85,25 +71,24 @@ def _job(path: Path, now: float) -> Iterator[str]:
         return
     where = f"{state.host}, Slurm job {state.job}" if state.job else state.host
     yield f"{state.command} on {where}: {_age(state.time, now)}"
-    gauge = state.gauge()
-    yield f"  {gauge.line()}"
-    for name, size in state.sources.items():
-        done = gauge.done(f"bytes:{name}")
+    yield f"  {state.step.line()}"
+    for name, size in state.step.sources.items():
+        done = state.step.done(f"bytes:{name}")
         share = min(1.0, done / size) if size else 0.0
         yield f"  {name}: {_bar(share)} {short_bytes(done)} of about {short_bytes(size)}"
     steps = [at for at, event in enumerate(events) if event["event"] == "step"]
-    yield from _tasks(state, events[steps[-1] if steps else 0 :])
+    yield from _tasks(state.step, events[steps[-1] if steps else 0 :])
 
 
-def _tasks(state: Now, events: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _tasks(gauge: Gauge, events: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Of the tasks of the newest step: workers, and how many are done or failed, these by name. Before the first word
     of a worker, which takes some seconds, why nothing is read yet."""
     begins = [at for at, event in enumerate(events) if event["event"] == "tasks"]
     if not begins:
-        if state.partitions and not state.counts:
+        if gauge.partitions and not gauge.counts:
             yield "  its workers are starting; nothing is read yet"
         return
-    if not state.counts:
+    if not gauge.counts:
         workers = counted(events[begins[-1]]["workers"], "worker")
         yield f"  {workers} started, loading what encodes and counts; nothing is read yet"
         return

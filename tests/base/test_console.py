@@ -25,21 +25,6 @@ COLUMNS = ("source", "tokens", "documents", "bytes of text", "bytes/token", "dis
 ROW = ["italian-web", *NUMBERS]
 
 
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 def screen(*, terminal_width: int | None) -> tuple[Terminal, io.StringIO]:
     """A Terminal and what it writes, as on a terminal of that width or as into a file."""
     text = io.StringIO()
@@ -100,80 +85,74 @@ def test_nothing_printed_is_markup(capsys):
     )
 
 
-def at_work(clock: Clock) -> Gauge:
-    """41 of 108 partitions, 38 %, 4 minutes left."""
-    gauge = Gauge("tokenize", clock)
-    gauge.expected, gauge.partitions = 7_842_000_000, 108
-    gauge.sources = {"it": 4_700_000_000, "en": 3_142_000_000}
-    gauge.earlier.update({"bytes": 980_000_000, "bytes:it": 980_000_000, "partitions": 11})
-    gauge.counts.update({"bytes": 2_000_000_000, "bytes:it": 900_000_000, "bytes:en": 1_100_000_000})
-    gauge.counts.update({"partitions": 30, "documents": 5, "rejected": 0})
-    clock.now += 2000 / 120
-    return gauge
+AT_WORK = Gauge(
+    "tokenize",
+    seconds=2000 / 120,
+    counts={
+        "bytes": 2 * 10**9,
+        "bytes:it": 900_000_000,
+        "bytes:en": 1_100_000_000,
+        "partitions": 30,
+        "rejected": 0,
+    },
+    before={"bytes": 980_000_000, "bytes:it": 980_000_000, "partitions": 11},
+    expected_bytes=7_842_000_000,
+    partitions=108,
+    sources={"it": 4_700_000_000, "en": 3_142_000_000},
+)
+"""41 of 108 partitions, 38 %, 4 minutes left."""
 
 
-def test_a_line_says_all_that_is_known(clock):
-    gauge = at_work(clock)
-    assert gauge.line() == "tokenize 41/108 38% 2.98 GB 120 MB/s ETA 41 s rejects 0 it 40% en 35%"
+def test_a_line_says_all_that_is_known():
+    assert AT_WORK.line() == "tokenize 41/108 38% 2.98 GB 120 MB/s ETA 41 s rejects 0 it 40% en 35%"
 
 
-def test_what_an_earlier_run_did_is_shown_and_is_not_speed(clock):
-    gauge = Gauge("count", clock, expected=1000, partitions=4)
-    gauge.earlier.update({"bytes": 500, "partitions": 2})
-    clock.now += 10
+def test_what_an_earlier_run_did_is_shown_and_is_not_speed():
+    before = {"bytes": 500, "partitions": 2}
+    gauge = Gauge("count", 10, {}, before, expected_bytes=1000, partitions=4)
     assert gauge.line() == "count 2/4 50% 500 B rejects 0"
-    gauge.counts.update({"bytes": 100})
+    gauge = Gauge("count", 10, {"bytes": 100}, before, expected_bytes=1000, partitions=4)
     assert gauge.line() == "count 2/4 60% 600 B 10 B/s ETA 40 s rejects 0"
     assert gauge.summary() == "count: 100 B of text, 10 B/s in 10.0 s (2 partitions done before)"
 
 
-def test_what_is_refused_is_read_too(clock):
-    gauge = Gauge("count", clock, expected=1000)
-    gauge.earlier.update({"refused bytes": 100})
-    gauge.counts.update({"bytes": 100, "refused bytes": 400})
-    clock.now += 10
+def test_what_is_refused_is_read_too():
+    counts = {"bytes": 100, "refused bytes": 400}
+    gauge = Gauge("count", 10, counts, {"refused bytes": 100}, expected_bytes=1000)
     assert gauge.line() == "count 60% 600 B 50 B/s ETA 8 s rejects 0"
     assert gauge.summary() == "count: 100 B of text, 10 B/s in 10.0 s"
 
 
-def test_a_wrong_estimate_never_says_that_all_is_done(clock):
-    gauge = Gauge("count", clock, expected=1000, sources={"it": 10, "en": 990, "empty": 0})
-    clock.now += 1
-    gauge.counts.update({"bytes": 5000, "bytes:it": 5000})
+def test_a_wrong_estimate_never_says_that_all_is_done():
+    counts = {"bytes": 5000, "bytes:it": 5000}
+    gauge = Gauge("count", 1, counts, expected_bytes=1000, sources={"it": 10, "en": 990, "empty": 0})
     assert gauge.line() == "count 99% 5 kB 5 kB/s rejects 0 it 99% en 0% empty 99%"
 
 
-def test_without_an_estimate_there_is_neither_percentage_nor_time_left(clock):
-    gauge = Gauge("sample", clock)
-    gauge.counts.update({"bytes": 5000, "documents": 1})
-    clock.now += 1
+def test_without_an_estimate_there_is_neither_percentage_nor_time_left():
+    gauge = Gauge("sample", 1, {"bytes": 5000, "documents": 1})
     assert gauge.line() == "sample 5 kB 5 kB/s rejects 0"
     assert gauge.summary() == "sample: 1 document, 5 kB of text, 5 kB/s in 1.0 s"
 
 
-def test_a_step_without_text_shows_its_counts_and_its_time(clock):
-    gauge = Gauge("merge", clock)
-    clock.now += 45
-    assert gauge.line() == "merge 45 s"
-    gauge.counts.update({"words": 1_000_000})
-    assert gauge.line() == "merge 1,000,000 words 45 s"
+def test_a_step_without_text_shows_its_counts_and_its_time():
+    assert Gauge("merge", 45).line() == "merge 45 s"
+    assert Gauge("merge", 45, {"words": 1_000_000}).line() == "merge 1,000,000 words 45 s"
 
 
-def test_a_step_with_nothing_to_do_says_nothing(clock):
-    assert Gauge("tokenize", clock).summary() == ""
+def test_a_step_with_nothing_to_do_says_nothing():
+    assert Gauge("tokenize").summary() == ""
 
 
-def test_a_thousand_sources_are_summed_up(clock):
-    gauge = Gauge("count", clock, expected=10**6, sources={f"s{n}": 1000 + n for n in range(1000)})
-    clock.now += 1
-    gauge.counts.update({"bytes": 1})
+def test_a_thousand_sources_are_summed_up():
+    sources = {f"s{n}": 1000 + n for n in range(1000)}
+    gauge = Gauge("count", 1, {"bytes": 1}, expected_bytes=10**6, sources=sources)
     assert gauge.line().endswith("s994 0% s995 0% s996 0% s997 0% s998 0% s999 0% and 994 sources more")
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 79, 120, 200])
-def test_a_bar_fits_and_keeps_percentage_rate_and_time_left(width, clock):
-    gauge = at_work(clock)
-    bar = gauge.bar(width)
+def test_a_bar_fits_and_keeps_percentage_rate_and_time_left(width):
+    bar = AT_WORK.bar(width)
     assert len(bar) <= max(width, len("tokenize 38% 120 MB/s ETA 41 s"))
     assert all(text in bar for text in ("38%", "120 MB/s", "ETA 41 s"))
     assert "..." not in bar

@@ -23,16 +23,17 @@ from pretok.watch.lines import blocks, watch_lines
 NOW = 1_800_000_000.0
 
 
-def leave(work: Path, seconds_ago: float = 2.0, **state: Any) -> Path:
+def leave(work: Path, seconds_ago: float = 2.0, **step: Any) -> Path:
     """What a job of `tokenize` leaves, in the middle of its second run."""
     path = work / "logs" / "tokenize-1.now.json"
-    told = {
-        "time": utc(NOW - seconds_ago), "host": "n7", "job": "41", "command": "tokenize", "title": "tokenize",
-        "seconds": 100.0, "counts": {"bytes": 3_000_000_000, "partitions": 4, "rejected": 12, "bytes:it": 2 * 10**9},
+    gauge = {
+        "title": "tokenize", "seconds": 100.0,
+        "counts": {"bytes": 3_000_000_000, "partitions": 4, "rejected": 12, "bytes:it": 2 * 10**9},
         "before": {"bytes": 10**9, "partitions": 2, "bytes:it": 10**9}, "expected_bytes": 10 * 10**9, "partitions": 20,
         "sources": {"it": 6 * 10**9, "en": 4 * 10**9},
     }  # fmt: skip
-    write_json(path, told | state)
+    told = {"time": utc(NOW - seconds_ago), "host": "n7", "job": "41", "command": "tokenize"}
+    write_json(path, told | {"step": gauge | step})
     return path
 
 

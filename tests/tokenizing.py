@@ -8,8 +8,9 @@ from pathlib import Path
 from telling import Told
 
 from pretok.base.execute import Engine
+from pretok.base.tasks import Step
 from pretok.config import Recipe, make_recipe
-from pretok.shards.job import TokenizeSummary, run_tokenize
+from pretok.shards.job import run_tokenize
 
 
 def recipe(
@@ -31,8 +32,8 @@ def recipe(
     return make_recipe(data, "test")
 
 
-def run(made: Recipe, engine: Engine) -> tuple[TokenizeSummary, list[str]]:
-    """Tokenize; (summary, notices)."""
+def run(made: Recipe, engine: Engine) -> tuple[Step, list[str]]:
+    """Tokenize; (what the workers did, notices)."""
     told = Told()
     return run_tokenize(made, engine, told), told.notices
 

@@ -5,7 +5,6 @@ Gauge and notices go to standard error; what a command was asked for goes to sta
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import platform
@@ -311,8 +310,10 @@ class Meter(Progress):
 
 def _gaps() -> Iterator[float]:
     """Seconds to wait before each line of a log: doubling, so that a short step is seen and a long one is no flood."""
-    for power in itertools.count():
-        yield min(FIRST_LINE * 2.0 ** min(power, UNBOUNDED.bit_length()), LINES_APART)
+    gap = FIRST_LINE
+    while True:
+        yield gap
+        gap = min(2 * gap, LINES_APART)
 
 
 def print_json(value: object) -> None:

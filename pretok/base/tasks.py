@@ -109,11 +109,12 @@ class Step:
                     yield outcome
         finally:
             self.available = workers * (time.monotonic() - began)
+            self.nodes = Counter(dict(sorted(self.nodes.items())))
             self.tell.event(
                 "workers",
                 what=what,
                 workers=workers,
-                nodes=dict(sorted(self.nodes.items())),
+                nodes=dict(self.nodes),
                 idle=round(self.idle, 4),
                 peak_bytes=self.peak,
             )

@@ -56,20 +56,6 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 STATE = ".state"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizeSummary:
-    """What a run did: the manifest's totals are on disk; this is what the run adds.
-
-    partitions: of all sources that were not sealed before; nodes: partitions done on each; idle: share of the workers'
-    time in which they had no task, their start included; peak: most bytes of memory that a worker held.
-    """
-
-    partitions: int
-    nodes: dict[str, int]
-    idle: float
-    peak: int
-
-
 def shared_config(recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None) -> dict[str, object]:
     """What every source of an output has in common; a change needs another output folder. What is not used is None, as
     in shards that were made before it could be."""
@@ -87,8 +73,8 @@ def shared_config(recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None
     }
 
 
-def run_tokenize(recipe: Recipe, engine: Engine, tell: Teller) -> TokenizeSummary:
-    """Bring SHARDS to what the recipe says, as the only job that writes there.
+def run_tokenize(recipe: Recipe, engine: Engine, tell: Teller) -> Step:
+    """Bring SHARDS to what the recipe says, as the only job that writes there. What the workers did is in the Step.
 
     Raises MismatchError, UsageError, FolderInUse, OutputError, Stopped; at the end PartitionsFailed, or InternalError
     after a bug of ours.
@@ -104,7 +90,8 @@ def run_tokenize(recipe: Recipe, engine: Engine, tell: Teller) -> TokenizeSummar
             with open_step("look for copies", engine, tell) as step:
                 failures = settle_copies(work.tasks, work.sealed, step)
         with open_step("tokenize", engine, tell) as step:
-            return _tokenize(recipe, vocab, work, failures, step)
+            _tokenize(recipe, vocab, work, failures, step)
+            return step
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +155,7 @@ def _prepare(
     return _Work(config, old, plans, tasks, [task for task in tasks if not _finished(task)])
 
 
-def _tokenize(
-    recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures, step: Step
-) -> TokenizeSummary:
+def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures, step: Step) -> None:
     """Tokenize and seal. failures: partitions that failed already; they are not tried again in this run."""
     shards, state, tell = recipe.shards_dir, recipe.shards_dir / STATE, step.tell
     plans, tasks = work.plans, work.tasks
@@ -207,7 +192,6 @@ def _tokenize(
     complaints += _poor_sources(contents, recipe)
     if complaints:
         raise PartitionsFailed("\n".join(complaints))
-    return TokenizeSummary(len(tasks), dict(sorted(step.nodes.items())), step.idle, step.peak)
 
 
 def _failure(partition: Partition, message: str) -> Failure:

@@ -155,8 +155,8 @@ def test_a_stop_is_told_and_continued(tmp_path, inputs, finished, vocab_dir, mon
 
 def test_running_again_does_nothing(finished, here):
     before = contents(finished.shards_dir)
-    summary, _ = run(finished, here)
-    assert summary.partitions == 0
+    step, _ = run(finished, here)
+    assert not step.nodes
     assert contents(finished.shards_dir) == before
 
 

@@ -26,7 +26,7 @@ from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import compare_checksum, copy_file, read_json, write_json
-from pretok.base.tasks import Step, open_step
+from pretok.base.tasks import open_step
 from pretok.base.tell import Teller
 from pretok.shards.contents import Contents, ShardEntry, count_source, shard_entry
 from pretok.shards.format import ShardWriter

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.train_shards import bare_contents
-from pretok.base.records import to_json
+from pretok.base.records import replace, to_json
 from pretok.config import make_mix
 from pretok.shards.contents import ShardEntry
 from pretok.shards.manifest import Manifest

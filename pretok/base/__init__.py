@@ -1,4 +1,4 @@
-"""The ground floor: what every stage stands on. Standard library, numpy, xxhash; rich and ray in one module each.
+"""The ground floor: what every stage stands on. Standard library, numpy, msgspec, xxhash; rich, ray in a module each.
 
 errors.py    kinds of errors and their exit codes
 units.py     numbers as people write them: 1.2T, 64MiB

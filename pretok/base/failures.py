@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pretok.base.errors import InternalError, PartitionsFailed, PretokError, UsageError
+from pretok.base.records import Record
 from pretok.base.storage import FULL, REMEDIES, output_error, passes
 from pretok.base.tell import Teller
 from pretok.base.units import listed
@@ -26,8 +27,7 @@ from pretok.base.units import listed
 SHOWN = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Record, frozen=True):
     """An input whose rest could not be read, or a partition that could not be done; `file` names its inputs."""
 
     partition: str

@@ -10,11 +10,12 @@ job itself shows it, and who watches the job from what it left.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import field
 from rich.cells import cell_len
 
+from pretok.base.records import Count, Record
 from pretok.base.units import counted, duration, short_bytes
 
 NEARLY = 99
@@ -34,8 +35,7 @@ class _Field(NamedTuple):
     """Whether it stays where a terminal has no room for all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gauge:
+class Gauge(Record, frozen=True):
     """One step at one time; COMMAND-DATE.now.json holds it as it is here.
 
     seconds: since it began; counts: of this run; before: of earlier ones; expected_bytes: of text of the whole step,
@@ -45,11 +45,11 @@ class Gauge:
 
     title: str
     seconds: float = 0.0
-    counts: dict[str, int] = field(default_factory=dict)
-    before: dict[str, int] = field(default_factory=dict)
-    expected_bytes: int = 0
-    partitions: int = 0
-    sources: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, Count] = field(default_factory=dict)
+    before: dict[str, Count] = field(default_factory=dict)
+    expected_bytes: Count = 0
+    partitions: Count = 0
+    sources: dict[str, Count] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:

@@ -16,11 +16,11 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from pretok.base.memory import free_memory
-from pretok.base.records import read_record
+from pretok.base.records import Record, read_record, to_json
 from pretok.base.storage import TEMPORARY_SUFFIX
 
 WRITE_BYTES = 64 << 20
@@ -45,8 +45,7 @@ class Limits:
     skew: float = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Record, frozen=True):
     """One line of a report. value: as shown; problem: what is wrong, or empty; number: for comparing nodes."""
 
     name: str
@@ -55,8 +54,7 @@ class Check:
     number: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReport:
+class NodeReport(Record, frozen=True):
     """What one node says of itself."""
 
     node: str
@@ -161,7 +159,7 @@ def _gpus(limits: Limits) -> Check:
 
 def report_line(report: NodeReport) -> str:
     """A report as the one line that `read_reports` finds among whatever else a log holds."""
-    return json.dumps(asdict(report)) + "\n"
+    return json.dumps(to_json(report)) + "\n"
 
 
 def read_reports(folder: Path) -> list[NodeReport]:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError
 from pretok.base.failures import Failure
-from pretok.base.records import Signed, check_version, read_record, to_json
+from pretok.base.records import Count, Record, Signed, check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
 from pretok.counts.task import CountRecord
 from pretok.read.changes import SourceInputs
@@ -33,8 +33,7 @@ FILE_NAME = "counts.json"
 HELDOUT_FILE = "heldout.parquet"
 
 
-@dataclass(frozen=True, slots=True)
-class CountSettings:
+class CountSettings(Record, frozen=True):
     """What decides the words of a text. unicode: the first line of the table of classes; sample, holdout: fractions."""
 
     pattern: str
@@ -49,8 +48,7 @@ class CountSettings:
         return self.pattern, self.unicode, self.normalize, self.sample, self.holdout, self.seed
 
 
-@dataclass(frozen=True, slots=True)
-class CountConfig(CountSettings):
+class CountConfig(CountSettings, frozen=True):
     """All that decides the counts of some text."""
 
     inputs: dict[str, SourceInputs]
@@ -61,15 +59,13 @@ class CountConfig(CountSettings):
         return {}
 
 
-@dataclass(frozen=True, slots=True)
-class Addends:
+class Addends(Record, frozen=True):
     """The settings of each of the counts that were added, as they stood there."""
 
     added: tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SumConfig(CountSettings):
+class SumConfig(CountSettings, frozen=True):
     """All that decides a sum of counts. added: folder -> fingerprint."""
 
     inputs: Addends
@@ -79,20 +75,18 @@ class SumConfig(CountSettings):
 Config = CountConfig | SumConfig
 
 
-@dataclass(frozen=True, slots=True)
-class BucketFile:
+class BucketFile(Record, frozen=True):
     """The words of one bucket."""
 
     path: str
     checksum: str
 
 
-@dataclass(frozen=True, slots=True)
-class _CountsFile:
+class _CountsFile(Record, frozen=True):
     """The whole file; see the module."""
 
     format: str
-    version: int
+    version: Count
     sources: dict[str, CountRecord]
     failed: tuple[Failure, ...]
     buckets: tuple[BucketFile, ...]

@@ -15,7 +15,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -252,7 +251,7 @@ def count_config(recipe: Recipe, engine: Engine, tell: Teller) -> CountConfig:
         holdout=str(recipe.vocab.holdout),
         seed=recipe.vocab.seed,
         inputs={
-            name: SourceInputs(**asdict(recipe.sources[name].record), files=tuple(files))
+            name: SourceInputs(**to_json(recipe.sources[name].record), files=tuple(files))
             for name, files in listed.items()
         },
     )

@@ -11,18 +11,19 @@ into the hold-out. Memory: one table of TABLE_BYTES; what is beyond it is spille
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pretok.base.failures import Failure
-from pretok.base.records import read_record, to_json
+from pretok.base.records import Count, read_record, to_json
 from pretok.base.storage import atomic_open, temporary_of, writing
 from pretok.base.tell import Counts
 from pretok.counts.buckets import BUCKETS, WordCounts, read_group, read_metadata, split_buckets, write_groups
@@ -74,21 +75,20 @@ class ReduceTask:
     sources: dict[str, list[tuple[Path, int]]]
 
 
-@dataclass(slots=True)
-class CountRecord:
+class CountRecord(msgspec.Struct, forbid_unknown_fields=True):
     """What a partition held.
 
     read: records; documents, bytes: counted for training; heldout_documents, heldout_bytes: counted apart; unsampled:
     documents outside of the sample; rejected: by reason; errors: inputs whose rest could not be read.
     """
 
-    read: int = 0
-    documents: int = 0
-    bytes: int = 0
-    heldout_documents: int = 0
-    heldout_bytes: int = 0
-    unsampled: int = 0
-    rejected: dict[str, int] = field(default_factory=dict)
+    read: Count = 0
+    documents: Count = 0
+    bytes: Count = 0
+    heldout_documents: Count = 0
+    heldout_bytes: Count = 0
+    unsampled: Count = 0
+    rejected: dict[str, Count] = {}
     errors: tuple[Failure, ...] = ()
 
     def counts(self, source: str) -> Counts:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -56,16 +57,15 @@ class Amount:
         self.token_bytes += other.token_bytes
 
 
-@dataclass(slots=True)
-class DateRange:
+class DateRange(msgspec.Struct, kw_only=True, omit_defaults=True):
     """earliest, latest: as written, to the day, the month or the year; dated: documents between them; other: those
     whose value is no date as ISO 8601 writes it; none: those without a value."""
 
     earliest: str | None = None
     latest: str | None = None
-    dated: int = 0
-    other: int = 0
-    none: int = 0
+    dated: int
+    other: int
+    none: int
 
     def add(self, values: pa.Array) -> None:
         """Take in a column of dates."""
@@ -159,7 +159,7 @@ def _count(
     source = extent.sources[name]
     counted = {kind: ValueCounts(MOST_VALUES) for kind in columns if kind not in ("date", "duplicate")}
     figures = ReadFigures(name, source, Amount(), columns, counted)
-    figures.dates = DateRange() if "date" in columns else None
+    figures.dates = DateRange(dated=0, other=0, none=0) if "date" in columns else None
     figures.duplicates = Amount() if "duplicate" in columns else None
     first = 0  # of the window among the flat tokens of the source
     for shard in manifest.of(name, extent.split):

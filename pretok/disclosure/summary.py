@@ -267,9 +267,9 @@ def _sum(amounts: Iterable[Amount]) -> Amount:
 
 def _all_dates(figures: Sequence[ReadFigures]) -> DateRange:
     """Documents of sources without a column of dates are those without one."""
-    dates = DateRange()
+    dates = DateRange(dated=0, other=0, none=0)
     for source in figures:
-        dates.merge(source.dates or DateRange(none=source.amount.documents))
+        dates.merge(source.dates or DateRange(dated=0, other=0, none=source.amount.documents))
     return dates
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pretok.base.records import Count, Record
 from pretok.base.tokens import Ints
 from pretok.base.units import short
 from pretok.shards.format import index_bytes
@@ -33,18 +34,17 @@ _TORCH_CODES = {2: 20, 4: 16}
 """Bytes of an id -> litdata's number of torch.uint16 and torch.int32, litdata/constants.py."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedFile:
+class ExportedFile(Record, frozen=True):
     """One file of tokens. path: relative to the folder; shards: their names, in order; sizes, checksums: by suffix, of
     it and of those beside it."""
 
     path: str
     source: str
     split: str
-    tokens: int
-    documents: int
+    tokens: Count
+    documents: Count
     shards: tuple[str, ...]
-    sizes: dict[str, int]
+    sizes: dict[str, Count]
     checksums: dict[str, str]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import IO
@@ -24,7 +24,7 @@ import xxhash
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
-from pretok.base.records import read_record, to_json
+from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import atomic_open, copy_file, damaged, read_json, write_json
 from pretok.base.tasks import Step, open_step
 from pretok.base.tell import Teller
@@ -41,8 +41,7 @@ BLEND_FILE = "blend.json"
 BLOCK = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(Record, frozen=True, omit_defaults=True):
     """What OUT/export.json says. to: whose format; shards, tokenizer: fingerprints; dtype: of the ids; merged: most
     bytes of ids in a file, 0 for one file a shard; weights: share of each source in training; bos_id: of the token that
     begins each document, None where none does."""
@@ -50,15 +49,15 @@ class Export:
     to: str
     shards: str
     tokenizer: str
-    vocab_size: int
-    eod_id: int
+    vocab_size: Count
+    eod_id: Count
     dtype: str
-    merged: int
-    tokens: int
-    documents: int
+    merged: Count
+    tokens: Count
+    documents: Count
     weights: dict[str, float]
     files: tuple[ExportedFile, ...]
-    bos_id: int | None = None
+    bos_id: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,12 @@ import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pretok.base.records import replace
 from pretok.read.files import READ_SIZE, CorruptInputError, InputFile, decompress, open_input
 from pretok.read.partition import Piece, line_starts
 from pretok.read.probe import Probe

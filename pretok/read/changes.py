@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
 
@@ -24,11 +23,10 @@ INPUTS = "inputs"
 """Key of settings that holds {source: SourceInputs}; its changes are named file by file."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceInputs(RecordFormat):
+class SourceInputs(RecordFormat, frozen=True, kw_only=True):
     """How the records of a source are found, and the files they are in."""
 
-    files: tuple[InputFile, ...] = field(kw_only=True)
+    files: tuple[InputFile, ...]
 
 
 def refuse_changes(what: str, folder: Path, old: Mapping[str, object], new: Mapping[str, object]) -> None:
@@ -102,7 +100,7 @@ def _source_changes(before: object, now: object) -> list[str]:
         changes += input_changes(old[name].files, new[name].files)
         changes += [
             f"{key} of source {name} was {getattr(old[name], key)!r} and is {getattr(new[name], key)!r}"
-            for key in (entry.name for entry in fields(RecordFormat))
+            for key in RecordFormat.__struct_fields__
             if getattr(old[name], key) != getattr(new[name], key)
         ]
     return changes

@@ -10,13 +10,13 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import xxhash
 
 from pretok.base.errors import UsageError
+from pretok.base.records import Count, Record
 from pretok.base.storage import Tries, passes, tried
 from pretok.read.paths import is_remote, server_of
 from pretok.read.servers import REQUESTS, blocks_ahead, ends_on_server, on_server
@@ -37,8 +37,7 @@ class CorruptInputError(Exception):
     """The rest of an input file cannot be read; what came before it can."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputFile:
+class InputFile(Record, frozen=True):
     """One input as the plan records it.
 
     format: jsonl, parquet, text, dataset (a Hugging Face dataset saved to disk) or hub; compression: "", zstd, gzip;
@@ -48,7 +47,7 @@ class InputFile:
     path: str
     format: str
     compression: str
-    size: int
+    size: Count
     identity: str
 
 

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pretok.base.records import Count, Record
+
 TYPES = {
     "text": pa.large_string(),
     "integer": pa.int64(),
@@ -25,8 +27,7 @@ LONGEST_VALUE = 1 << 14
 """Bytes of the longest text that is kept: 65,536 of them are held at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeptColumn:
+class KeptColumn(Record, frozen=True):
     """name: of the column; field: of the record, `meta.url` one inside `meta`; type: a key of TYPES, "" where nobody
     has said or looked yet."""
 
@@ -70,14 +71,13 @@ class KeptValues:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
+class Mismatch(Record, frozen=True):
     """How many values of a kept column were null because of another type; of the first its record, from 0 within the
     piece, and what stands there."""
 
     column: str
-    count: int
-    record: int
+    count: Count
+    record: Count
     value: str
 
 

@@ -7,9 +7,9 @@ are decided once, when a source is planned: they must not follow from which reco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from pretok.base.tell import Teller
 from pretok.base.units import listed
 from pretok.read.kept import KeptColumn

@@ -6,19 +6,19 @@ documents that became empty, which are rejects of it. What is done is part of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pretok.base.records import Record
 from pretok.read.batches import Reject, TextBatch, buffers
 
 BOM = "\ufeff"
 
 
-@dataclass(frozen=True, slots=True)
-class Normalization:
+class Normalization(Record, frozen=True):
     """Which changes are made to every document; the default makes none.
 
     unicode: "none" or "nfc"; strip_bom: drop one U+FEFF at the start of a document; crlf: turn CR LF into LF.

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pretok.base.records import Count, Record
 from pretok.read.ahead import ahead
 from pretok.read.batches import Rejects, TextBatch, from_buffers
 from pretok.read.begun import PIECES, begun
@@ -55,15 +56,14 @@ EXPLAINED_BYTES = 1 << 20
 """The longest line that is parsed again to say what is wrong with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordFormat:
+class RecordFormat(Record, frozen=True):
     """How to find documents. field: name of the text field or column, `meta.text` inside another; separator: what ends
     a document in a plain text file, "" for one document a file; max_document: bytes of the longest text that is no
     reject, before normalization."""
 
     field: str = "text"
     separator: str = ""
-    max_document: int = 256 << 20
+    max_document: Count = 256 << 20
 
     @property
     def max_line(self) -> int:

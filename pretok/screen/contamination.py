@@ -11,13 +11,13 @@ however long the page is; a document that shares a common phrase with a long ite
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from pretok.base.records import Count, Record
 from pretok.kernels.compile import I64, njit
 from pretok.kernels.ngrams import find_grams
 from pretok.screen.benchmark import Benchmark
@@ -54,14 +54,13 @@ def _count(
                 best[d], held[d] = item, count
 
 
-@dataclass(frozen=True, slots=True)
-class ItemCount:
+class ItemCount(Record, frozen=True):
     """What was found of one item. documents: that hold a part of it; grams: of it in the one that holds most."""
 
     item: str
-    size: int
-    documents: int
-    grams: int
+    size: Count
+    documents: Count
+    grams: Count
 
 
 class ContaminationFinder:

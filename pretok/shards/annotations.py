@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError, MismatchError
-from pretok.base.records import check_version, read_record, to_json
+from pretok.base.records import Count, Record, check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
 from pretok.shards.ledger import WINDOW, ledger_path
 from pretok.shards.manifest import Manifest, Shard
@@ -35,62 +35,56 @@ RECORD = "annotations.json"
 FORMAT, VERSION = "pretok-annotations", 1
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedColumn:
+class JoinedColumn(Record, frozen=True):
     """A joined column; type: a key of `pretok.read.kept.TYPES`."""
 
     name: str
     type: str
 
 
-@dataclass(frozen=True, slots=True)
-class GivenFile:
+class GivenFile(Record, frozen=True):
     """A file that was joined, as it was then; identity as of any input."""
 
     path: str
-    size: int
+    size: Count
     identity: str
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedPart:
+class JoinedPart(Record, frozen=True):
     """One file of rows: those of the documents from number `first` on of a source's split; ledgers: fingerprint of the
     checksums of the ledgers of their shards."""
 
     path: str
     source: str
     split: str
-    first: int
-    documents: int
-    matched: int
+    first: Count
+    documents: Count
+    matched: Count
     ledgers: str
-    file_bytes: int
+    file_bytes: Count
     checksum: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListedRows:
+class ListedRows(Record, frozen=True):
     """The file that lists rows without a document."""
 
     path: str
-    file_bytes: int
+    file_bytes: Count
     checksum: str
 
 
-@dataclass(frozen=True, slots=True)
-class JoinCounts:
+class JoinCounts(Record, frozen=True):
     """rows: given, without repetitions; repeated: rows left out that say again what an earlier row says; rows_matched:
     those that a document has the key of; documents, documents_matched: looked at, and those with a row."""
 
-    rows: int
-    repeated: int
-    rows_matched: int
-    documents: int
-    documents_matched: int
+    rows: Count
+    repeated: Count
+    rows_matched: Count
+    documents: Count
+    documents_matched: Count
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotationRecord:
+class AnnotationRecord(Record, frozen=True, omit_defaults=True):
     """annotations.json; made: when, UTC; by: the key, columns of the view `docs` of `pretok query`."""
 
     made: str

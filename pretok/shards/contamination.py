@@ -13,11 +13,10 @@ Documents that were rejected count. `found_items` adds up the sources.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from pretok.base.records import read_record, to_json
+from pretok.base.records import Count, Record, read_record, to_json
 from pretok.base.storage import read_json, write_json
 from pretok.base.tell import Table, Teller, table
 from pretok.base.units import counted
@@ -30,27 +29,24 @@ HALF = 0.5
 """The table tells how many items stand in some document by at least this share."""
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkFile:
+class BenchmarkFile(Record, frozen=True):
     """A file of items; not_checkable: lines of items that have no passage of SHORTEST words."""
 
     file: str
-    items: int
-    not_checkable: tuple[int, ...]
+    items: Count
+    not_checkable: tuple[Count, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkEntry:
+class BenchmarkEntry(Record, frozen=True):
     """benchmark.json; gram, shortest: words of a gram, and of the shortest passage that is looked for."""
 
     fingerprint: str
-    gram: int
-    shortest: int
+    gram: Count
+    shortest: Count
     files: tuple[BenchmarkFile, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Record, frozen=True):
     """What was found in a source."""
 
     items: tuple[ItemCount, ...]

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 from pretok.base.failures import Failure
-from pretok.base.records import to_json
+from pretok.base.records import Count, Record, to_json
 from pretok.base.storage import fingerprint
 from pretok.base.tokens import token_dtype
 from pretok.shards.format import SealedShard
@@ -26,62 +26,57 @@ MAX_TOKENS = 1 << 62
 """More than any shards hold together; below it no address of a token leaves 64 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerEntry:
+class TokenizerEntry(Record, frozen=True, omit_defaults=True):
     """The tokenizer of all shards; dtype: of their token ids, uint16 or int32; bos_id: of the token that begins every
     document, None where none does."""
 
     fingerprint: str
-    vocab_size: int
-    eod_id: int
+    vocab_size: Count
+    eod_id: Count
     dtype: str
-    bos_id: int | None = None
+    bos_id: Count | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SplitCounts:
+class SplitCounts(Record, frozen=True):
     """What a split of a source holds; bytes: of text."""
 
-    tokens: int
-    documents: int
-    bytes: int
+    tokens: Count
+    documents: Count
+    bytes: Count
 
 
-@dataclass(frozen=True, slots=True)
-class SourceCounts:
+class SourceCounts(Record, frozen=True):
     """What a source holds; read: records, of which `documents` were written and the others rejected, by reason."""
 
-    tokens: int
-    documents: int
-    bytes: int
-    read: int
-    rejected: dict[str, int]
+    tokens: Count
+    documents: Count
+    bytes: Count
+    read: Count
+    rejected: dict[str, Count]
     train: SplitCounts
     val: SplitCounts
 
 
-@dataclass(frozen=True, slots=True)
-class ShardEntry:
+class ShardEntry(Record, frozen=True):
     """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; index_checksum: of the `.idx`."""
 
     path: str
     source: str
     split: str
-    tokens: int
-    documents: int
-    file_bytes: int
-    text_bytes: int
+    tokens: Count
+    documents: Count
+    file_bytes: Count
+    text_bytes: Count
     checksum: str
     index_checksum: str
 
 
-@dataclass(frozen=True, slots=True)
-class SideFile:
+class SideFile(Record, frozen=True):
     """A file that is no shard: a ledger, a table of inputs, rejects (of `source`), the tokenizer (of none)."""
 
     path: str
     source: str | None
-    file_bytes: int
+    file_bytes: Count
     checksum: str
 
 
@@ -100,20 +95,18 @@ class FileEntry:
     rejected: int
 
 
-@dataclass(frozen=True, slots=True)
-class MismatchEntry:
+class MismatchEntry(Record, frozen=True):
     """Values of a kept column that are null in the ledgers because they were of another type: how many, and of the
     first the file, its line or row from 1, and what stands there."""
 
     column: str
-    count: int
+    count: Count
     file: str
-    position: int
+    position: Count
     value: str
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(Record, frozen=True, dict=True, omit_defaults=True):
     """All that manifest.json says, see `shards.manifest`; what follows from it (version, fingerprint, seal) is no
     field."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
+from pretok.base.records import Count, Record
 from pretok.base.storage import atomic_open, reading, temporary_of, writing
 from pretok.base.tokens import Tokens
 
@@ -39,14 +39,13 @@ def dtype_code(dtype: np.dtype[np.generic]) -> int:
     return next(code for code, known in DTYPE_CODES.items() if known == dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class SealedShard:
+class SealedShard(Record, frozen=True):
     """What a writer leaves: sizes and checksums of one finished shard."""
 
-    tokens: int
-    documents: int
-    bin_bytes: int
-    idx_bytes: int
+    tokens: Count
+    documents: Count
+    bin_bytes: Count
+    idx_bytes: Count
     bin_checksum: str
     idx_checksum: str
 

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pretok.base.errors import IntegrityError
-from pretok.base.records import read_record, to_json
+from pretok.base.records import Record, read_record, to_json
 from pretok.base.storage import atomic_open, damaged, reading
 from pretok.read.files import InputFile
 from pretok.read.kept import KeptColumn
@@ -98,8 +98,7 @@ class SealedInputs:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
+class _Said(Record, frozen=True, omit_defaults=True):
     """What the metadata say. config: what all sources share, in a plan."""
 
     settings: dict[str, Any]

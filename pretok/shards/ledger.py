@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -31,6 +30,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pretok.base.errors import IntegrityError
+from pretok.base.records import Count, Record
 from pretok.base.storage import reading, temporary_of, writing
 from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
@@ -57,11 +57,10 @@ DELTA = ("record", "tokens", "bytes")
 """Columns written as differences: as small as a dictionary of their values, and faster to write."""
 
 
-@dataclass(frozen=True, slots=True)
-class SealedLedger:
+class SealedLedger(Record, frozen=True):
     """What a writer leaves: size and checksum of one finished file."""
 
-    file_bytes: int
+    file_bytes: Count
     checksum: str
 
 

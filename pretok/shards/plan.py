@@ -8,11 +8,12 @@ what has written no document binds nothing.
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pretok.base.errors import MismatchError
+from pretok.base.records import to_json
 from pretok.base.tell import Teller
 from pretok.config import Source
 from pretok.read.changes import input_changes, refuse, refuse_changes
@@ -44,7 +45,7 @@ def plan_source(
     for text in notices:
         tell.notice(text)
     old, before = read_plan(state / name) or (sealed, None)
-    settings = asdict(source.record) | {"keep": list(source.keep), "on_mismatch": source.on_mismatch}
+    settings = to_json(source.record) | {"keep": list(source.keep), "on_mismatch": source.on_mismatch}
     if old is not None:
         try:
             return _continue(

@@ -15,7 +15,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 from pretok.base.errors import FolderInUse, MismatchError
 from pretok.base.failures import Failure
 from pretok.base.lock import refuse_readers
+from pretok.base.records import replace
 from pretok.base.storage import atomic_open, checksum
 from pretok.base.tokens import token_dtype
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found

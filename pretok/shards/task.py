@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from pretok.base.errors import MismatchError
 from pretok.base.failures import Failure
-from pretok.base.records import read_record, to_json
+from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import atomic_open, read_json, write_json
 from pretok.base.tell import SILENT, Counts
 from pretok.base.tokens import Tokens
@@ -80,26 +80,23 @@ class TokenizeTask:
     software: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class SealedSplit:
+class SealedSplit(Record, frozen=True):
     """The documents of a part that went to one split; text_bytes: of their text."""
 
     shard: SealedShard
     ledger: SealedLedger
-    text_bytes: int
+    text_bytes: Count
 
 
-@dataclass(frozen=True, slots=True)
-class PartMismatch:
+class PartMismatch(Record, frozen=True):
     """What `kept.Mismatch` says, of a whole part; piece: that of the first."""
 
-    piece: int
+    piece: Count
     first: Mismatch
-    count: int
+    count: Count
 
 
-@dataclass(frozen=True, slots=True)
-class PartRecord:
+class PartRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What a sealed part holds; JSON in the state folder.
 
     name: of its train shard; records: how many were read for it, per piece of the partition; lines: of each such piece
@@ -111,18 +108,18 @@ class PartRecord:
     """
 
     name: str
-    part: int
-    records: dict[str, int]
-    rejected: dict[str, int]
+    part: Count
+    records: dict[str, Count]
+    rejected: dict[str, Count]
     errors: tuple[Failure, ...]
     mismatches: tuple[PartMismatch, ...]
     last: bool
-    lines: dict[str, int]
-    refused: int
+    lines: dict[str, Count]
+    refused: Count
     train: SealedSplit | None = None
     val: SealedSplit | None = None
-    contaminated: tuple[ItemCount, ...] = ()
-    software: dict[str, str] = field(default_factory=dict)
+    contaminated: tuple[ItemCount, ...]
+    software: dict[str, str]
 
     @property
     def read(self) -> int:
@@ -408,15 +405,15 @@ class _PartWriter:
         sealed = {split: writer.seal() for split, writer in self._writers.items()}
         self._stack.close()
         record = PartRecord(
-            self._name,
-            self._part,
-            dict(self._records),
-            dict(sorted(self._reasons.items())),
-            tuple(self._errors),
-            tuple(self._mismatches[name] for name in sorted(self._mismatches)),
-            last,
-            self._lines,
-            self._refused,
+            name=self._name,
+            part=self._part,
+            records=dict(self._records),
+            rejected=dict(sorted(self._reasons.items())),
+            errors=tuple(self._errors),
+            mismatches=tuple(self._mismatches[name] for name in sorted(self._mismatches)),
+            last=last,
+            lines=self._lines,
+            refused=self._refused,
             **sealed,
             contaminated=self._screen.take(),
             software=software(),

@@ -2,7 +2,7 @@
 
 Enters: a shards folder and a mix.json, or none for every sequence of every source once. Leaves: a `View`, a sequence
 of token arrays that torch's DataLoader takes as a dataset. Opening reads two small files; shards are opened when first
-read, and the number of open files is bounded. numpy and the standard library only.
+read, and the number of open files is bounded. numpy, msgspec and the standard library only.
 
     view = pretok.stream.open("shards", "mix.json")
     view[i]                 # (seq_len + 1,) token ids at position i; view[a:b] for (b - a, seq_len + 1)

@@ -2,7 +2,7 @@
 
 Enters: a mix.json, and at which position it is left: given, or that of a run's newest checkpoint. Leaves: the mix of
 these positions in the shards of today, behind which `stream.mix_job` puts new stages; and, of two mixes, how many
-positions they prove to have in common. numpy and the standard library only.
+positions they prove to have in common. numpy, msgspec and the standard library only.
 
 The shards may have grown by sources: those of the old mix's manifest, taken alone, must have its fingerprint, which
 covers path, size and checksum of every shard and the tokenizer.
@@ -11,11 +11,11 @@ covers path, size and checksum of every shard and the tokenizer.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pretok.base.errors import MismatchError, UsageError
+from pretok.base.records import replace
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest
 from pretok.stream.mix_file import Earlier, Mix, check_sources, load_mix, parse_mix

@@ -6,12 +6,11 @@ batch changes, by hand or by a phase.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
-from pretok.base.records import Signed, read_record
+from pretok.base.records import Count, Record, Signed, read_record, replace
 from pretok.base.storage import read_json, read_lines
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
@@ -22,8 +21,7 @@ LEGS = "legs.jsonl"
 CONFIG = "config.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamLeg:
+class StreamLeg(Record, frozen=True, kw_only=True, omit_defaults=True):
     """From step number `step` (from 0, with `tokens` done) on each step reads `global_batch` positions of a stream, the
     first of them from `position` on.
 
@@ -31,11 +29,11 @@ class StreamLeg:
     every sequence once, in the order of `seed`.
     """
 
-    step: int
-    tokens: int
-    position: int
-    global_batch: int
-    seq_len: int
+    step: Count
+    tokens: Count
+    position: Count
+    global_batch: Count
+    seq_len: Count
     seed: Signed
     stream: str
     shards: str
@@ -56,16 +54,14 @@ class StreamLeg:
         return replace(here, tokens=other.tokens) == other
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Record, frozen=True):
     """What of `resolved` in config.json is needed: what `train` made of the settings. model: its sizes."""
 
     model: dict[str, object]
-    steps: int
+    steps: Count
 
 
-@dataclass(frozen=True, slots=True)
-class RunSettings:
+class RunSettings(Record, frozen=True):
     """What of a run's config.json is needed."""
 
     resolved: Resolved
@@ -84,10 +80,9 @@ def read_settings(run: Path) -> RunSettings:
     return read_record(RunSettings, _known(RunSettings, data) | {"resolved": resolved}, path)
 
 
-def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+def _known(kind: type[Record], data: dict[str, Any]) -> dict[str, Any]:
     """The fields of a record among more that others wrote."""
-    names = {field.name for field in fields(kind)}
-    return {key: value for key, value in data.items() if key in names}
+    return {key: value for key, value in data.items() if key in kind.__struct_fields__}
 
 
 def read_legs(run: Path) -> tuple[StreamLeg, ...]:

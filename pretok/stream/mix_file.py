@@ -2,7 +2,7 @@
 
 Enters: a manifest, and either nothing (every sequence once, natural proportion) or a mix.json, which `stream.mix_job`
 planned. Leaves: a `Mix`, small and immutable, from which `Mix.order` gives every position. This module alone knows the
-file. numpy and the standard library only.
+file. numpy, msgspec and the standard library only.
 
     format, version, fingerprint
     manifest    fingerprint of the shards it belongs to
@@ -24,14 +24,13 @@ never continued has the file it always had.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.html import html_table
-from pretok.base.records import Signed, check_version, read_record, to_json
+from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
 from pretok.shards.contents import MAX_TOKENS, SPLITS
 from pretok.shards.manifest import Manifest
@@ -43,25 +42,22 @@ MAX_STAGES = 1 << 20
 """So many stages of fewer than `order.MAX_SEQUENCES` positions each stay within 64 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class MixSource:
+class MixSource(Record, frozen=True):
     """A source as a mix sees it: its tokens in the split, and how many sequences they make."""
 
     name: str
-    tokens: int
-    sequences: int
+    tokens: Count
+    sequences: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Earlier:
+class Earlier(Record, frozen=True):
     """The first `length` positions were planned for shards with this fingerprint, all of which the mix's own have."""
 
     manifest: str
-    length: int
+    length: Count
 
 
-@dataclass(frozen=True)
-class Mix:
+class Mix(Record, frozen=True, dict=True):
     """The whole description of an order. `stages` holds the quotas of each stage, in the order of `sources`.
 
     taken: positions of each stage, empty where all stages are whole; earlier: shards of before, ever longer.
@@ -69,11 +65,11 @@ class Mix:
 
     manifest: str
     split: str
-    seq_len: int
-    seed: int
+    seq_len: Count
+    seed: Signed
     sources: tuple[MixSource, ...]
-    stages: tuple[tuple[int, ...], ...]
-    taken: tuple[int, ...] = ()
+    stages: tuple[tuple[Count, ...], ...]
+    taken: tuple[Count, ...] = ()
     earlier: tuple[Earlier, ...] = ()
 
     def identity(self) -> dict[str, object]:
@@ -189,24 +185,22 @@ class Mix:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _StageEntry:
+class _StageEntry(Record, frozen=True):
     """A stage as the file has it."""
 
-    quotas: tuple[int, ...]
-    length: int | None = None
+    quotas: tuple[Count, ...]
+    length: Count | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _MixFile:
+class _MixFile(Record, frozen=True):
     """The whole file; see the module."""
 
     fingerprint: str
     format: str
-    version: int
+    version: Count
     manifest: str
     split: str
-    seq_len: int
+    seq_len: Count
     seed: Signed
     sources: tuple[MixSource, ...]
     stages: tuple[_StageEntry, ...]

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.failures import Failure
 from pretok.base.html import html_table
 from pretok.base.lock import hold
+from pretok.base.records import Count, Record, replace
 from pretok.base.tell import Teller, table
 from pretok.base.units import listed
 from pretok.shards.manifest import Manifest, load_manifest
@@ -55,47 +58,44 @@ class WhatIf:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class StageReport:
+class StageReport(Record, frozen=True):
     """A stage by source. weights: as asked for, exact fractions; shares: as given; prefix_bound_tokens: how far any
     prefix of it may be from them."""
 
-    tokens: int
+    tokens: Count
     weights: dict[str, str]
     shares: dict[str, float]
     prefix_bound_tokens: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceReport:
+class SourceReport(Record, frozen=True):
     """What a mix takes of a source. unused_tokens: whole sequences not drawn even once; tail_tokens: the end of the
     source, which fills no sequence."""
 
-    sequences: int
-    tokens: int
+    sequences: Count
+    tokens: Count
     epochs: float
-    repeated_tokens: int
-    unused_tokens: int
-    tail_tokens: int
+    repeated_tokens: Count
+    unused_tokens: Count
+    tail_tokens: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixReport:
+class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What follows from a mix. left_out: tokens of sources without a place in it; notes: what --cap changed;
     continued_at: sequences that are those of the mix it goes on with; failed: inputs that the shards lack."""
 
-    sequences: int
-    tokens: int
+    sequences: Count
+    tokens: Count
     stages: tuple[StageReport, ...]
     sources: dict[str, SourceReport]
-    left_out: dict[str, int]
+    left_out: dict[str, Count]
     notes: tuple[str, ...]
-    continued_at: int | None = None
+    continued_at: Count | None = None
     failed: tuple[Failure, ...]
 
     def _repr_html_(self) -> str:
-        columns = tuple(field.name.replace("_", " ") for field in fields(SourceReport))
-        rows = [(name, *astuple(source)) for name, source in self.sources.items()]
+        columns = tuple(name.replace("_", " ") for name in SourceReport.__struct_fields__)
+        rows = [(name, *msgspec.structs.astuple(source)) for name, source in self.sources.items()]
         title = f"mix: {self.tokens:,} tokens in {self.sequences:,} sequences"
         return html_table(title, ("source", *columns), rows, " ".join(self.notes))
 

@@ -6,89 +6,81 @@ texts that were kept; all other figures are of the words of all training documen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from pretok.base.failures import Failure
 from pretok.base.html import html_table
+from pretok.base.records import Count, Record
 
 
-@dataclass(frozen=True, slots=True)
-class MadeVocabulary:
+class MadeVocabulary(Record, frozen=True):
     """The vocabulary that was written; asked: the entries it was to have."""
 
-    size: int
-    asked: int
+    size: Count
+    asked: Count
     fingerprint: str
-    eod_id: int
+    eod_id: Count
 
 
-@dataclass(frozen=True, slots=True)
-class CountedWords:
+class CountedWords(Record, frozen=True):
     """What it was trained from. dropped: words rarer than `min_count`."""
 
-    distinct: int
-    occurrences: int
-    dropped: int
+    distinct: Count
+    occurrences: Count
+    dropped: Count
     dropped_share_of_text: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class Costs(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Text of one source by this vocabulary; words are those of the pattern, signs and spaces among them."""
 
-    documents: int | None = None
-    bytes: int
-    words: int
-    tokens: int
+    documents: Count | None = None
+    bytes: Count
+    words: Count
+    tokens: Count
     bytes_per_token: float | None
     tokens_per_word: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class SourceCosts:
+class SourceCosts(Record, frozen=True):
     """One source. weight: its share of the text trained on; multiplier: what its counts were multiplied by for that."""
 
-    documents: int
+    documents: Count
     weight: float | None
-    multiplier: int
-    distinct_words: int
+    multiplier: Count
+    distinct_words: Count
     training: Costs
     heldout: Costs
 
 
-@dataclass(frozen=True, slots=True)
-class LongToken:
+class LongToken(Record, frozen=True):
     """One of the longest entries."""
 
-    id: int
+    id: Count
     token: str
-    occurrences: dict[str, int]
+    occurrences: dict[str, Count]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOwners:
+class TokenOwners(Record, frozen=True):
     """Whose the entries are. mostly_in: source -> entries found there above all; unused_bytes: hexadecimal."""
 
-    mostly_in: dict[str, int]
-    shared: int
-    unused: int
+    mostly_in: dict[str, Count]
+    shared: Count
+    unused: Count
     longest: tuple[LongToken, ...]
     unused_bytes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(Record, frozen=True):
     """One source by one tokenizer. fertility: tokens per word between spaces, as papers count them."""
 
-    tokens: int | None
-    bytes: int
+    tokens: Count | None
+    bytes: Count
     bytes_per_token: float | None
     fertility: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class MixCosts:
+class MixCosts(Record, frozen=True):
     """Bytes per token where the sources have their shares of the vocabulary's training text: of all text by size, of
     held-out texts by tokenizer."""
 
@@ -97,41 +89,37 @@ class MixCosts:
     compare: dict[str, float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class UsedSuperword:
+class UsedSuperword(Record, frozen=True):
     """A superword. share: of the tokens of the mix."""
 
     token: str
     share: float
-    uses: dict[str, int]
+    uses: dict[str, Count]
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Record, frozen=True):
     """What the mix's tokens are worth in tokens of a vocabulary without superwords."""
 
-    tokens: int
-    plain_tokens: int
+    tokens: Count
+    plain_tokens: Count
 
 
-@dataclass(frozen=True, slots=True)
-class SuperwordReport:
+class SuperwordReport(Record, frozen=True):
     """Superwords: heldout_tokens and mix_bytes_per_token are by number of superwords, `plain` being words only."""
 
-    entries: int
-    words: int
+    entries: Count
+    words: Count
     separators: str
-    most_words: int
-    sample_bytes: dict[str, int]
-    heldout_tokens: dict[str, dict[str, int]]
+    most_words: Count
+    sample_bytes: dict[str, Count]
+    heldout_tokens: dict[str, dict[str, Count]]
     mix_bytes_per_token: dict[str, float | None]
     share_of_tokens: float
     most_used: tuple[UsedSuperword, ...]
     budget: Budget | None
 
 
-@dataclass(frozen=True, slots=True)
-class TextFigures:
+class TextFigures(Record, frozen=True):
     """One vocabulary in the text of a source or of the planned mix.
 
     single_bytes: share of the bytes that are a token each; split_characters: share of the bytes that are a token each
@@ -145,8 +133,7 @@ class TextFigures:
     renyi: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class WordFigures:
+class WordFigures(Record, frozen=True):
     """Words of one kind. share: of all words; tokens_per_word, bytes_per_token: None where there are none."""
 
     share: float | None
@@ -154,19 +141,17 @@ class WordFigures:
     bytes_per_token: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFigures:
+class SourceFigures(Record, frozen=True):
     """A source, or the planned mix, by this vocabulary. tokens: planned; only_steps: entries that its text has inside
     of longer ones alone; kinds: as `cost.KINDS`."""
 
-    tokens: int
+    tokens: Count
     text: TextFigures
-    only_steps: int
+    only_steps: Count
     kinds: dict[str, WordFigures]
 
 
-@dataclass(frozen=True, slots=True)
-class SizeFigures:
+class SizeFigures(Record, frozen=True):
     """A vocabulary of one size in the planned mix.
 
     steps: learned entries that longer ones are made of; left_over: those of them that the text trained on uses less
@@ -175,50 +160,46 @@ class SizeFigures:
     """
 
     text: TextFigures
-    steps: int
-    left_over: int
+    steps: Count
+    left_over: Count
     left_over_share: float | None
-    unused: int
-    rare: dict[str, int]
+    unused: Count
+    rare: dict[str, Count]
 
 
-@dataclass(frozen=True, slots=True)
-class RareEntry:
+class RareEntry(Record, frozen=True):
     """An entry that the planned mix uses seldom; step: whether longer ones are made of it."""
 
-    id: int
+    id: Count
     token: str
-    uses: int
+    uses: Count
     step: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AlphabetReport:
+class AlphabetReport(Record, frozen=True):
     """A language's letters. two: those that take two tokens; more: those that take more than two."""
 
-    letters: int
+    letters: Count
     two: str
     more: str
 
 
-@dataclass(frozen=True, slots=True)
-class OtherTokenizer:
+class OtherTokenizer(Record, frozen=True):
     """A tokenizer, this one included, on the held-out texts as the planned mix weighs them.
 
     shared_entries: entries whose bytes are an entry of this vocabulary too; share_of_tokens: how large a part of this
     vocabulary's tokens they are.
     """
 
-    size: int
-    shared_entries: int
+    size: Count
+    shared_entries: Count
     share_of_tokens: float | None
     bytes_per_token: float | None
     fertility: float | None
     renyi: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Record, frozen=True):
     """What decides on a vocabulary, in the text that is planned.
 
     basis: where the proportions are from, see `planned.plan_text`; sources: and `mix` for all of them; sizes: by
@@ -234,15 +215,14 @@ class Decision:
     tokenizers: dict[str, OtherTokenizer]
 
 
-@dataclass(frozen=True, slots=True)
-class VocabReport:
+class VocabReport(Record, frozen=True):
     """The whole file. sizes: entries -> source -> tokens of all its text; compare: tokenizer -> source; config: all
     that decides the vocabulary."""
 
     vocabulary: MadeVocabulary
     words: CountedWords
     sources: dict[str, SourceCosts]
-    sizes: dict[str, dict[str, int]]
+    sizes: dict[str, dict[str, Count]]
     tokens: TokenOwners
     compare: dict[str, dict[str, Compared]]
     mix: MixCosts

@@ -12,7 +12,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from pretok.base.errors import IntegrityError
 from pretok.base.gauge import Gauge
 from pretok.base.joblog import LOGS, NOW
-from pretok.base.records import read_record
+from pretok.base.records import Record, read_record
 from pretok.base.storage import read_lines
 from pretok.base.units import counted, duration, short, short_bytes
 from pretok.stream.legs import CONFIG, read_settings
@@ -37,8 +36,7 @@ SHOWN = 5
 SQUEUE_SECONDS = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
+class Now(Record, frozen=True):
     """COMMAND-DATE.now.json: the step of a job, as its `Meter` left it."""
 
     time: str

@@ -7,7 +7,6 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from pretok.annotate.request import Request
 from pretok.audit.verify_job import run_verify
 from pretok.base.errors import InternalError, UsageError
 from pretok.base.execute import Engine
+from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.base.tell import SILENT
 from pretok.cli import run_command

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import needs
 
+from pretok.base.records import replace
 from pretok.cli import run_command
 
 RECIPE = """

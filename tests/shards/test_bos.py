@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from pretok.audit.verify_job import run_verify
 from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine
+from pretok.base.records import replace
 from pretok.base.storage import checksum
 from pretok.cli import run_command
 from pretok.config import Recipe, Vocab

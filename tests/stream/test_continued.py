@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from support import make_shards
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
+from pretok.base.records import replace
 from pretok.base.storage import fingerprint
 from pretok.base.tell import Silent
 from pretok.cli import run_command

@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from typer.testing import CliRunner
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.records import replace
 from pretok.base.storage import fingerprint
 from pretok.cli import app, run_command
 from pretok.config import MixTable

@@ -346,7 +346,6 @@ def test_streams_need_nothing_but_numpy() -> None:
         "torch",
         "ray",
         "pydantic",
-        "msgspec",
         "gigatoken",
         "pyarrow",
         "typer",

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from support import needs
 torch = needs("torch")
 from benchmarks.train_shards import bare_contents
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, Stopped, UsageError
+from pretok.base.records import replace
 from pretok.base.storage import read_json
 from pretok.base.tokens import token_dtype
 from pretok.shards.contents import shard_entry

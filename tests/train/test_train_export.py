@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from support import make_shards, needs
 torch = needs("torch")
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.records import replace
 from pretok.base.storage import write_json
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 from support import needs
@@ -14,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pretok.base.records import replace
 from train.model.loss import IGNORE, linear_cross_entropy, token_scores
 from train.model.sizes import PRESETS, ModelConfig
 from train.model.transformer import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from support import needs
 
 torch = needs("torch")
 from pretok.base.errors import PretokError, UsageError
+from pretok.base.records import replace
 from tests.train_support import column, tiny_config
 from train.config import MOST_BETA, TrainConfig
 from train.model.sizes import PRESETS

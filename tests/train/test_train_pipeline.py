@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from support import needs
 
 needs("torch")
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from tests.train_support import column, random_shards, run_jobs
 from train.config import TrainConfig
 from train.model.sizes import PRESETS, ModelConfig

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from support import needs
 
 torch = needs("torch")
 from pretok.base.errors import MismatchError, UsageError
+from pretok.base.records import replace
 from pretok.base.storage import write_json
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data

@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from support import needs
 torch = needs("torch")
 tokenizers = needs("tokenizers")
 from pretok.base.errors import MismatchError, UsageError
+from pretok.base.records import replace
 from pretok.base.storage import write_json
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.manifest import load_manifest, write_manifest

@@ -3,7 +3,6 @@ kept as the plan says."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pretok.base.records import replace
 from train.config import TrainConfig
 from train.model import transformer
 from train.model.sizes import PRESETS

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.records import replace
 from pretok.base.storage import TEMPORARY_SUFFIX, read_json, write_json
 from pretok.base.units import listed
 from train.checkpoint.meta import read_meta

@@ -8,28 +8,27 @@ default too, and of its type.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
-from pretok.base.records import Signed, read_record, to_json
+from pretok.base.records import Count, Record, Signed, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from train.model.sizes import ModelConfig
 
 META = "meta.json"
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
+class FileRecord(Record, frozen=True):
     """One file as meta.json describes it."""
 
-    size: int
+    size: Count
     checksum: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunState:
+class RunState(Record, frozen=True):
     """Where a run is: `step` steps are done, `position` sequences of the stream read.
 
     data_hash: of all sequences read; best: the lowest validation losses; tokens: done; phase: tokens at which the
@@ -37,23 +36,22 @@ class RunState:
     tokens of the steps in which it counts, 0 before it began.
     """
 
-    step: int = 0
-    position: int = 0
+    step: Count = 0
+    position: Count = 0
     data_hash: str = ""
     best: tuple[float, ...] = ()
-    tokens: int = 0
-    phase: int = 0
-    schedule: int = 0
-    unit: int = 0
+    tokens: Count = 0
+    phase: Count = 0
+    schedule: Count = 0
+    unit: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Record, frozen=True):
     """What a run is. stream: fingerprint of the mix; manifest: that of the shards; mix: the mix itself, as its file has
     it."""
 
     model: ModelConfig
-    global_batch: int
+    global_batch: Count
     seed: Signed
     stream: str
     manifest: str
@@ -65,29 +63,27 @@ class Identity:
         return self.global_batch * self.model.seq_len
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerOrigin:
+class TokenizerOrigin(Record, frozen=True):
     """Which tokenizer the ids are of, and the folder of shards where a copy of it lay."""
 
     fingerprint: str
     shards: str
 
 
-@dataclass(frozen=True, slots=True)
-class Meta:
+class Meta(Record, frozen=True, omit_defaults=True):
     """All of meta.json but its seal. step: as in the folder's name; config: the settings; files: by name;
     eod_id, bos_id: of the tokens that end and, where there is one, begin every document."""
 
-    step: int
+    step: Count
     progress: RunState
     val_loss: float | None
     identity: Identity
     config: dict[str, Any]
-    eod_id: int
+    eod_id: Count
     tokenizer: TokenizerOrigin
     provenance: dict[str, Any]
-    files: dict[str, FileRecord] = field(default_factory=dict)
-    bos_id: int | None = None
+    files: dict[str, FileRecord] = msgspec.field(default_factory=dict)
+    bos_id: Count | None = None
 
 
 def write_meta(folder: Path, meta: Meta, files: dict[str, FileRecord]) -> None:

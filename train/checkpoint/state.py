@@ -8,7 +8,6 @@ the group of the optimizer it is in, both of which depend on the mesh. Hyper-par
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pretok.base.errors import MismatchError, PretokError
+from pretok.base.records import to_json
 from train.checkpoint.restore import restore
 from train.checkpoint.save import open_checkpoint
 from train.model.sizes import ModelConfig
@@ -52,10 +52,10 @@ def load_weights(
     if isinstance(opened, PretokError):
         raise opened
     meta, reader = opened
-    saved = asdict(meta.identity.model)
+    saved = to_json(meta.identity.model)
     different = [
         f"{name} {saved[name]} (here {value})"
-        for name, value in asdict(config).items()
+        for name, value in to_json(config).items()
         if name not in ("seq_len", "rope_theta") and saved[name] != value
     ]
     if different:

@@ -6,25 +6,24 @@ Enters: the setting `model`. Leaves: a ModelConfig, and what follows from it: pa
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from pretok.base.errors import UsageError
+from pretok.base.records import Count, Record
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig:
+class ModelConfig(Record, frozen=True, kw_only=True):
     """Sizes of a decoder. `vocab_size` is the tokenizer's; matrices have `padded_vocab` rows. qk_norm: RMSNorm of every
     head's queries and keys before the rotary positions."""
 
-    vocab_size: int = 50_000
-    dim: int
-    layers: int
-    heads: int
-    kv_heads: int
-    hidden: int
-    seq_len: int = 4096
+    vocab_size: Count = 50_000
+    dim: Count
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    hidden: Count
+    seq_len: Count = 4096
     tied: bool = True
     rope_theta: float = 500_000.0
     norm_eps: float = 1e-5

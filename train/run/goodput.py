@@ -11,12 +11,12 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from pretok.base.joblog import when_and_where
-from pretok.base.records import read_record
+from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import read_lines
 
 KINDS = ("initialisation", "training", "validation", "saving", "data", "restarting")
@@ -38,8 +38,7 @@ class Restart:
         return cls(int(os.environ.get("PRETOK_RESTART_NUMBER", "0")), os.environ.get("PRETOK_RESTART", ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Record, frozen=True):
     """Seconds by kind, without overlap, from one start of the run to its end; data: training waited for it.
 
     steps: done; lost_steps, lost_seconds: of the segments before, not saved and done again in this one.
@@ -52,8 +51,8 @@ class Segment:
     validation: float
     saving: float
     data: float
-    steps: int
-    lost_steps: int
+    steps: Count
+    lost_steps: Count
     lost_seconds: float
     restart: str
     restarting: float
@@ -104,7 +103,7 @@ class GoodputFile:
 
     def __init__(self, path: Path, restart: Restart = Restart(), started: float = 0.0) -> None:
         """started: of this process, on the clock of `time.monotonic`."""
-        names = {item.name for item in fields(Segment)}  # and when and where the line was written
+        names = set(Segment.__struct_fields__)  # and when and where the line was written
         self._path = path
         lines = read_lines(path)
         self._earlier = [
@@ -123,7 +122,7 @@ class GoodputFile:
         segment = replace(segment, restart=self._restart, restarting=self._restarting)
         with self._path.open("r+", encoding="utf-8") as file:
             file.seek(self._place)
-            file.write(json.dumps(asdict(segment) | when_and_where()) + "\n")
+            file.write(json.dumps(to_json(segment) | when_and_where()) + "\n")
             file.truncate()
         return summarize([*self._earlier, segment])
 

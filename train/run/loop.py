@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pretok.base.errors import MismatchError, PretokError, Stopped
+from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from pretok.shards.manifest import shards_of

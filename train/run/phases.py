@@ -11,13 +11,13 @@ and moments, its sizes and its tokenizer are those of the whole run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
-from pretok.base.records import to_json
+from pretok.base.records import replace, to_json
 from pretok.shards.manifest import shards_of
 from pretok.stream import View, same_until
 from pretok.stream.legs import LEGS, written_legs

@@ -7,12 +7,12 @@ it is changed to when another phase begins.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
 
-from pretok.base.records import to_json
+from pretok.base.records import replace, to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from train import STARTED

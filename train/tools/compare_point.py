@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pretok.base.errors import PretokError
-from pretok.base.records import read_record, to_json
+from pretok.base.records import Count, Record, read_record, to_json
 from pretok.base.storage import read_json, write_json
 from train.config import TrainConfig
 from train.model.loss import IGNORE
@@ -46,8 +46,7 @@ LAST = 20
 """Steps whose mean loss is reported as the loss of training."""
 
 
-@dataclass(frozen=True, slots=True)
-class PointSpec:
+class PointSpec(Record, frozen=True):
     """What a run is, apart from where its files lie.
 
     compute: FLOPs asked for; steps: the whole steps these pay for; shards: fingerprint of the arm's; text_bytes: of
@@ -56,18 +55,18 @@ class PointSpec:
 
     arm: str
     compute: float
-    seed: int
+    seed: Count
     model: str
     sizes: ModelConfig
     settings: dict[str, object]
-    steps: int
+    steps: Count
     shards: str
-    eod_id: int
+    eod_id: Count
     dtype: str
     text_bytes: float
     weights: dict[str, float]
-    val_bytes: dict[str, int]
-    val_documents: dict[str, int]
+    val_bytes: dict[str, Count]
+    val_documents: dict[str, Count]
 
     @property
     def batch(self) -> Batch:
@@ -92,28 +91,26 @@ class PointSpec:
         return self.tokens * self.sizes.flops_per_token(self.sizes.seq_len)
 
 
-@dataclass(frozen=True, slots=True)
-class PointJob:
+class PointJob(Record, frozen=True):
     """A run to be done: text and validation (by source) are files of token ids, out is where the Point goes."""
 
     spec: PointSpec
     text: str
     validation: dict[str, str]
     out: str
-    threads: int
+    threads: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Record, frozen=True):
     """A run that was done. bits: per byte, by source; frequency_bits: the same for a model that knows of the text read
     how often each token occurs, and no more; loss: nats per token in training, mean of the last steps."""
 
     spec: PointSpec
     bits: dict[str, float]
     frequency_bits: dict[str, float]
-    val_tokens: dict[str, int]
+    val_tokens: dict[str, Count]
     loss: float
-    skipped: int
+    skipped: Count
     seconds: float
     device: str
     torch: str

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from pretok.base.children import child_environment
 from pretok.base.errors import MismatchError, PretokError, Stopped, UsageError
 from pretok.base.lock import hold
-from pretok.base.records import read_record, to_json
+from pretok.base.records import read_record, replace, to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import read_json, write_json
 from pretok.base.units import short, short_bytes

@@ -12,10 +12,11 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from train.config import TrainConfig, add_flags, parse, whole_number
 from train.model.sizes import ModelConfig, model_config
 from train.parallel.batch import solve_batch

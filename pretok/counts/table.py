@@ -201,7 +201,8 @@ def _rehash(old: Any, new: Any) -> Any:
             at = 4 * _home(old[k], old[k + 1]) & mask
             while new[at + 1] != 0:
                 at = (at + 4) & mask
-            new[at : at + 4] = old[k : k + 4]
+            for field in range(4):
+                new[at + field] = old[k + field]
 
 
 @njit(types.int64(_SLOTS, _POOL, _POOL, _STATE, _STATE, _STATE))
@@ -217,7 +218,8 @@ def _extract(slots: Any, pool: Any, data: Any, offsets: Any, first: Any, second:
         length: Any = np.int64(load64(pool.ctypes, at)) if long else np.int64(high >> np.uint64(56))
         if len(data):
             if long:
-                data[size : size + length] = pool[at + _HEADER : at + _HEADER + length]
+                for b in range(length):
+                    data[size + b] = pool[at + _HEADER + b]
             else:
                 for b in range(length):
                     data[size + b] = slots[k + (b >> 3)] >> np.uint64(8 * (b & 7)) & np.uint64(0xFF)

@@ -101,21 +101,28 @@ class Kernel:
     """A function with the one signature that it is compiled for when it is first called, from Python or by another."""
 
     def __init__(self, function: Callable[..., Any], signature: Any, inline: bool) -> None:
-        options = {"cache": True, "nogil": True, "error_model": "numpy", "forceinline": inline}
         self.py_func = function
         self._signature = signature
-        self._compiled: Any = numba.njit(**options)(function)
-        self.is_loaded = False
+        self._options = {"nogil": True, "error_model": "numpy", "forceinline": inline}
+        self.loaded: dict[bool, Any] = {}
 
-    def compiled(self) -> Any:
-        """Numba's function, which takes no other types than those of the signature."""
-        if not self.is_loaded:
+    def compiled(self, part: bool = False) -> Any:
+        """Numba's function, which takes no other types than those of the signature.
+
+        A part is what another kernel calls: the other's code holds its code, so it is neither cached by itself nor
+        given what Python would call it by. That makes up most of the time that a small function takes to compile.
+        """
+        if part not in self.loaded:
             with _LOADING:
-                if not self.is_loaded:
-                    self._compiled.compile(self._signature)
-                    self._compiled.disable_compile()
-                    self.is_loaded = True
-        return self._compiled
+                if part not in self.loaded:
+                    options = (
+                        {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if part else {"cache": True}
+                    )
+                    function: Any = numba.njit(**self._options, **options)(self.py_func)
+                    function.compile(self._signature)
+                    function.disable_compile()
+                    self.loaded[part] = function
+        return self.loaded[part]
 
     def __call__(self, *arguments: Any) -> Any:
         return self.compiled()(*arguments)
@@ -123,7 +130,7 @@ class Kernel:
 
 def _type_of(kernel: Kernel, _context: Any) -> Any:
     """What Numba takes a kernel for that another one calls."""
-    return types.Dispatcher(kernel.compiled())
+    return types.Dispatcher(kernel.compiled(part=True))
 
 
 typeof_impl.register(Kernel)(_type_of)

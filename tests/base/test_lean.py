@@ -25,7 +25,7 @@ import pretok.counts.task, pretok.shards.task
 from pretok.kernels.compile import Kernel
 from pretok.kernels.hashing import hash_bytes
 assert isinstance(hash_bytes, Kernel)
-loaded = [k for m in list(sys.modules.values()) for k in vars(m).values() if isinstance(k, Kernel) and k.is_loaded]
+loaded = [k for m in list(sys.modules.values()) for k in vars(m).values() if isinstance(k, Kernel) and k.loaded]
 assert not loaded, loaded
 assert not {"pandas", "datasets", "ray", "torch", "duckdb", "rich", "typer", "pydantic"} & set(sys.modules)
 """

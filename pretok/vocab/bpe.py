@@ -138,7 +138,8 @@ def _write(data: Any, offsets: Any, key: Any, token: Any) -> Any:
         start, size = offsets[part], offsets[part + 1] - offsets[part]
         if end + size > len(data):
             moved = np.empty(2 * (end + size), np.uint8)
-            moved[:end] = data[:end]
+            for i in range(end):
+                moved[i] = data[i]
             data = moved
         for i in range(size):
             data[end + i] = data[start + i]

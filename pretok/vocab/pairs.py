@@ -80,7 +80,8 @@ def new_table(rows: Any) -> Any:
     while capacity < rows:
         capacity *= 2
     table = np.zeros(PAIR * capacity, np.int64)
-    table[KEY::PAIR] = FREE
+    for row in range(0, len(table), PAIR):
+        table[row + KEY] = FREE
     return table
 
 
@@ -100,7 +101,9 @@ def is_short(table_size: Any, rows: Any) -> Any:
 def renew(pairs: Any, reserve: Any) -> Any:
     """The pairs that still occur often enough, in a table with room for `reserve` more."""
     table, least = pairs.table, max(1, pairs.used[LEAST])
-    used = np.count_nonzero(table[COUNT::PAIR] >= least)
+    used = 0
+    for row in range(0, len(table), PAIR):
+        used += table[row + COUNT] >= least
     renewed = new_table(2 * (used + reserve))
     for row in range(0, len(table), PAIR):
         if table[row + COUNT] >= least:
@@ -201,25 +204,37 @@ def _join_all(
 def _tidy(text: Any, pairs: Any, reserve: Any) -> Any:
     """The pairs with the places alone where they still occur, and room for `reserve` more."""
     symbols, table, places, least = text.symbols, pairs.table, pairs.places, max(1, pairs.used[LEAST])
-    rows = PAIR * np.flatnonzero(table[SIZE::PAIR] > 0)
-    used = 0
-    for row in rows[
-        np.argsort(table[START::PAIR][rows // PAIR])
-    ]:  # so that none is overwritten before it is read
+    # Runs move to the front in their order, so that none is overwritten before it is read. To meet them in it, the
+    # first cell of each gives its place to the number of the row, which is marked by being negative.
+    for row in range(0, len(table), PAIR):
+        if table[row + SIZE] > 0:
+            start = table[row + START]
+            table[row + START] = places[start]
+            places[start] = -1 - row // PAIR
+    at = used = 0
+    while at < pairs.used[PLACES]:
+        if places[at] >= 0:  # of a pair that is merged or gone
+            at += 1
+            continue
+        row = PAIR * (-1 - np.int64(places[at]))
+        places[at] = table[row + START]
+        stop = at + table[row + SIZE]
         a, b = table[row + KEY] >> 32, table[row + KEY] & 0xFFFFFFFF
-        start = used
+        table[row + START] = used
         if table[row + COUNT] >= least:
-            for k in range(table[row + START], table[row + START] + table[row + SIZE]):
+            for k in range(at, stop):
                 p = places[k]
                 if symbols[p] == a and symbols[after(symbols, p)] == b:
                     places[used] = p
                     used += 1
-        table[row + START], table[row + SIZE] = start, used - start
+        table[row + SIZE] = used - table[row + START]
+        at = stop
     pairs.used[PLACES] = used
     room = used + used // 4 + reserve
     if room > len(places):
         grown = np.empty(room, np.int32)
-        grown[:used] = places[:used]
+        for i in range(used):
+            grown[i] = places[i]
         places = grown
     return Pairs(table, places, pairs.used)
 
@@ -316,7 +331,8 @@ def _pairs_with(text: Any, token: Any, changes: Any) -> Any:
             continue
         if 2 * n + 4 > len(made):
             longer = np.empty(2 * len(made), np.int32)
-            longer[: 2 * n] = made[: 2 * n]
+            for i in range(2 * n):
+                longer[i] = made[i]
             made = longer
         start, count = before(symbols, p), count_at(text, p)
         left, right = symbols[start], symbols[after(symbols, p)]

@@ -216,18 +216,18 @@ def _tidy(text: Any, pairs: Any, reserve: Any) -> Any:
         if places[at] >= 0:  # of a pair that is merged or gone
             at += 1
             continue
-        row = PAIR * (-1 - np.int64(places[at]))
-        places[at] = table[row + START]
-        stop = at + table[row + SIZE]
-        a, b = table[row + KEY] >> 32, table[row + KEY] & 0xFFFFFFFF
-        table[row + START] = used
-        if table[row + COUNT] >= least:
+        owner: Any = PAIR * (-1 - np.int64(places[at]))
+        places[at] = table[owner + START]
+        stop = at + table[owner + SIZE]
+        a, b = table[owner + KEY] >> 32, table[owner + KEY] & 0xFFFFFFFF
+        table[owner + START] = used
+        if table[owner + COUNT] >= least:
             for k in range(at, stop):
                 p = places[k]
                 if symbols[p] == a and symbols[after(symbols, p)] == b:
                     places[used] = p
                     used += 1
-        table[row + SIZE] = used - table[row + START]
+        table[owner + SIZE] = used - table[owner + START]
         at = stop
     pairs.used[PLACES] = used
     room = used + used // 4 + reserve

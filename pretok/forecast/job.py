@@ -17,7 +17,6 @@ from pretok.config import Recipe, Source
 from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, forecast_mix, forecast_source
 from pretok.forecast.measure import measure
 from pretok.forecast.vocabulary import counting_vocabulary
-from pretok.forecast.windows import windows
 from pretok.read.guarded import one_child
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import Probe, probe_inputs
@@ -74,7 +73,8 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forec
         sources = {}
         for name, source in recipe.sources.items():
             found = measure(
-                windows(probed[name], f"{seed}/{name}"),
+                probed[name],
+                f"{seed}/{name}",
                 source.record,
                 recipe.normalize.function,
                 encoder,

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from pretok.counts.table import WordTable
-from pretok.forecast.windows import Window
+from pretok.forecast.windows import Window, windows
 from pretok.read.batches import TextBatch, buffers
 from pretok.read.files import CorruptInputError
 from pretok.read.normalize import Normalization, normalize_batch
+from pretok.read.probe import Probe
 from pretok.read.readers import RecordFormat, read_piece
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
@@ -42,7 +43,7 @@ class Found:
 @dataclass(slots=True)
 class Sample:
     """What all windows of a source gave. words: (bytes of text encoded so far, distinct words in it) after each window;
-    errors: windows that could not be read."""
+    errors: files and windows that could not be read."""
 
     found: list[Found] = field(default_factory=list)
     words: list[tuple[int, int]] = field(default_factory=list)
@@ -73,15 +74,16 @@ class Sample:
 
 
 def measure(
-    windows: Iterable[Window],
+    probes: Sequence[Probe],
+    seed: str,
     record: RecordFormat,
     normalization: Normalization,
     encoder: Encoder,
     pattern: str,
 ) -> Sample:
-    """Read every window once."""
+    """Read every window of a source once."""
     sample, table, read = Sample(), WordTable(), 0
-    for window in windows:
+    for window in windows(probes, seed, sample.errors):
         found = Found(window)
         began = time.monotonic()
         try:

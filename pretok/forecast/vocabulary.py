@@ -62,7 +62,7 @@ def counting_vocabulary(
 def _count(recipe: Recipe, source: Source, probes: list[Probe], seed: str) -> WordCounts:
     """The words of a sample of a source; what cannot be read is left for the sample that is measured to tell."""
     table = WordTable()
-    for window in windows(probes, seed):
+    for window in windows(probes, seed, []):
         try:
             for batch in read_piece(window.piece, 0, source.record):
                 texts = normalize_batch(batch, recipe.normalize.function).texts

@@ -15,11 +15,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pretok.base.records import replace
+from pretok.base.storage import tried
 from pretok.read.files import READ_SIZE, CorruptInputError, InputFile, decompress, open_input
 from pretok.read.partition import Piece, line_starts
 from pretok.read.probe import Probe
@@ -45,9 +47,10 @@ class Window:
     text: int = WINDOW
 
 
-def windows(probes: Sequence[Probe], seed: str) -> Iterator[Window]:
+def windows(probes: Sequence[Probe], seed: str, errors: list[str]) -> Iterator[Window]:
     """The windows of one source, in the order of its inputs. Each must be read before the next is asked for: then the
-    unpacked beginning of a compressed file is removed. A file that cannot be read gives none."""
+    unpacked beginning of a compressed file is removed. A file that cannot be read gives none and is named in `errors`;
+    what may pass is tried again before."""
     probes = [probe for probe in probes if _weight(probe)]
     ends = list(accumulate(_weight(probe) for probe in probes))
     if not ends:
@@ -60,8 +63,8 @@ def windows(probes: Sequence[Probe], seed: str) -> Iterator[Window]:
         places = [start + place / points for place in range(points)]
         try:
             yield from _of_file(probes[number], places, points * step)
-        except (CorruptInputError, OSError):
-            continue
+        except (CorruptInputError, OSError) as error:
+            errors.append(f"{probes[number].file.path}: {error}")
 
 
 def _weight(probe: Probe) -> float:
@@ -86,7 +89,7 @@ def _of_file(probe: Probe, places: Sequence[float], stored: float) -> Iterator[W
             yield Window(Piece(file, start, stop), stop - start, amount * rows / file.size)
     elif file.compression:
         with TemporaryDirectory(prefix="pretok-") as folder:
-            unpacked, packed = _unpack(file, Path(folder) / "prefix")
+            unpacked, packed = tried(lambda: _unpack(file, Path(folder) / "prefix"))
             yield from _of_plain(unpacked, places, amount * unpacked.size / packed)
     else:
         yield from _of_plain(file, places, amount)
@@ -99,7 +102,7 @@ def _of_plain(file: InputFile, places: Sequence[float], amount: float) -> Iterat
         return
     for place in places:
         at = int(place * file.size)
-        borders = line_starts(file, [0, at, min(at + WINDOW, file.size), file.size])
+        borders = tried(partial(line_starts, file, [0, at, min(at + WINDOW, file.size), file.size]))
         start = next((border for border in borders if border >= at), borders[-1])
         if start == file.size:  # nothing begins behind the point: the last record stands for what is there
             start = borders[-2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import random
@@ -11,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from telling import Told
 
+from pretok.base import storage
 from pretok.base.errors import UsageError
 from pretok.base.tell import SILENT
 from pretok.cli import run_command
@@ -114,11 +117,11 @@ def test_the_windows_of_a_source_stand_for_all_of_it(tmp_path, monkeypatch):
     for number in range(200):  # more files than points
         (tmp_path / f"{number}.jsonl").write_bytes(lines(texts(1 + number % 7, number)))
     probes = probe_inputs(list_inputs([str(tmp_path / "*")], "auto")[0], "text", SILENT)
-    found = list(module.windows(probes, "seed"))
+    found = list(module.windows(probes, "seed", []))
     assert sum(window.amount for window in found) == pytest.approx(sum(probe.file.size for probe in probes))
     assert len(found) == module.POINTS
-    assert found == list(module.windows(probes, "seed"))
-    assert found != list(module.windows(probes, "another"))
+    assert found == list(module.windows(probes, "seed", []))
+    assert found != list(module.windows(probes, "another", []))
 
 
 def test_rejects_are_expected_in_their_share(tmp_path, vocab_dir, monkeypatch):
@@ -183,6 +186,34 @@ def test_the_vocabulary_of_a_plan_is_weighed_as_the_real_one(tmp_path):
             assert found.sources[name].tokens.value == pytest.approx(source.tokens, rel=0.02)
             half = found.sources[name].tokens.value / 2  # the other half is kept for validation
             assert found.mix.epochs[name] == pytest.approx(10_000 / half, rel=0.02)
+
+
+@pytest.mark.parametrize(("number", "told"), [(errno.EIO, False), (errno.EACCES, True)])
+def test_what_may_pass_is_read_again_and_what_does_not_is_named(
+    number, told, tmp_path, vocab_dir, monkeypatch
+):
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        write(tmp_path / "in" / name, "gz")
+    opened, failed = module.open_input, set()
+
+    def fails_once(path, *rest):
+        if path.endswith("b.jsonl.gz") and (told or path not in failed):
+            failed.add(path)
+            raise OSError(number, "no")
+        return opened(path, *rest)
+
+    tell = Told()
+    monkeypatch.setattr(module, "open_input", fails_once)
+    monkeypatch.setattr(storage, "WAITS", (0.0,))
+    data = {
+        "out": tmp_path,
+        "sources": {"it": {"inputs": [f"{tmp_path}/in/*"]}},
+        "vocab": {"path": vocab_dir},
+    }
+    run_forecast(make_recipe(data, "test"), 2, 0, tell)
+    assert failed
+    assert tell.notices == ([f"it: not sampled: {tmp_path}/in/b.jsonl.gz: [Errno 13] no"] if told else [])
 
 
 def test_a_source_without_text_is_an_error(tmp_path, vocab_dir):

@@ -1,10 +1,16 @@
-"""Benchmark items of the user's own -> what documents are searched for.
+"""Benchmark items of the user's own -> how much of them stands in documents.
 
-Enters: a folder of JSON Lines (plain, .gz, .zst), one item a line. Leaves: a `Benchmark`, also as a file for workers.
+Enters: a folder of JSON Lines (plain, .gz, .zst), one item a line; batches of documents. Leaves: a `Benchmark`, also as
+a file for workers; for each document the largest share of an item that it holds, and which item; for each item, in how
+many documents it stands and how much of it at most.
 
 Every text in an item, however deep (question, context, each choice, solution), is a passage of its own; names of fields
 mean nothing. A passage of `ngrams.GRAM` words or more is looked for in grams of that many words, a shorter one as a
 whole, and one below `ngrams.SHORTEST` words not at all: an item that holds nothing longer is listed as not checkable.
+
+The share of an item that a document holds is the share of the item's grams that stand in the document, however often.
+It is a share of the item and not of the document: a page that quotes one question spoils it, however long the page is;
+a document that shares a common phrase with a long item does not.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -20,10 +26,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import types
 
 from pretok.base.errors import UsageError
+from pretok.base.records import Count, Record
 from pretok.base.storage import atomic_open
-from pretok.kernels.ngrams import GRAM, SHORTEST, Grams, list_grams
+from pretok.kernels.compile import I64, njit
+from pretok.kernels.ngrams import GRAM, SHORTEST, Grams, find_grams, list_grams
 from pretok.read.files import CorruptInputError, raise_passing, read_bytes
 from pretok.read.recognise import list_inputs
 
@@ -137,3 +146,92 @@ def load_benchmark(path: Path, fingerprint: str) -> Benchmark:
             raise AssertionError(f"{path} holds the benchmark {kept}, not {fingerprint}")
         grams = Grams(**{name: file[f"gram_{name}"] for name in _GRAM_ARRAYS})
         return Benchmark(kept, tuple(names), grams, *(file[name] for name in _ARRAYS))
+
+
+_I32 = types.Array(types.int32, 1, "C", readonly=True)
+_NEW_I32, _NEW_I64 = (types.Array(kind, 1, "C") for kind in (types.int32, types.int64))
+
+
+@njit(types.void(I64, _I32, I64, _I32, _I32, _NEW_I32, _NEW_I32, _NEW_I64, _NEW_I32))
+def _count(
+    at: Any, hits: Any, starts: Any, holders: Any, sizes: Any, best: Any, held: Any, documents: Any, most: Any
+) -> Any:
+    """Per document (best, held), the item of which it holds the largest share, the first of equals, and how many of its
+    grams; adds to (documents, most) of each item."""
+    counts = np.zeros(len(sizes), np.int32)
+    touched = np.empty(len(sizes), np.int32)
+    for d in range(len(at) - 1):
+        n = 0
+        for k in range(at[d], at[d + 1]):
+            for place in range(starts[hits[k]], starts[hits[k] + 1]):
+                item = holders[place]
+                if counts[item] == 0:
+                    touched[n] = item
+                    n += 1
+                counts[item] += 1
+        for k in range(n):
+            item = touched[k]
+            count, documents[item] = counts[item], documents[item] + 1
+            counts[item] = 0
+            most[item] = max(most[item], count)
+            ours = 0 if best[d] < 0 else np.int64(held[d]) * sizes[item]
+            theirs = np.int64(count) * (1 if best[d] < 0 else sizes[best[d]])
+            if theirs > ours or (theirs == ours and item < best[d]):
+                best[d], held[d] = item, count
+
+
+class ItemCount(Record, frozen=True):
+    """What was found of one item. documents: that hold a part of it; grams: of it in the one that holds most."""
+
+    item: str
+    size: Count
+    documents: Count
+    grams: Count
+
+
+class ContaminationFinder:
+    """Searches batch after batch, and adds up what it finds of each item until `take` is called."""
+
+    def __init__(self, benchmark: Benchmark) -> None:
+        self.benchmark = benchmark
+        self._documents = np.zeros(len(benchmark.names), np.int64)
+        self._most = np.zeros(len(benchmark.names), np.int32)
+
+    def search(
+        self, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]]:
+        """Of each document data[offsets[d]:offsets[d + 1]] the largest share of an item that it holds, and the number
+        of that item, -1 where it holds of none; both (documents,)."""
+        benchmark = self.benchmark
+        at, hits = find_grams(benchmark.grams, data, offsets)
+        best, held = np.full(len(offsets) - 1, -1, np.int32), np.zeros(len(offsets) - 1, np.int32)
+        if len(hits):
+            _count(
+                at, hits, benchmark.starts, benchmark.holders, benchmark.sizes,
+                best, held, self._documents, self._most,
+            )  # fmt: skip
+        return held / np.maximum(benchmark.sizes[best], 1), best
+
+    def take(self) -> tuple[ItemCount, ...]:
+        """What was found since the last call, of items of which something was; in the order of the items."""
+        found = tuple(
+            ItemCount(
+                self.benchmark.names[item],
+                *(int(x[item]) for x in (self.benchmark.sizes, self._documents, self._most)),
+            )
+            for item in np.flatnonzero(self._documents)
+        )
+        self._documents[:] = self._most[:] = 0
+        return found
+
+
+def sum_items(counts: Iterable[ItemCount]) -> tuple[ItemCount, ...]:
+    """One count an item, by name: documents added up, the most of all."""
+    summed: dict[str, ItemCount] = {}
+    for count in counts:
+        if (one := summed.get(count.item)) is not None:
+            count = ItemCount(
+                count.item, count.size, one.documents + count.documents, max(one.grams, count.grams)
+            )
+        summed[count.item] = count
+    return tuple(summed[item] for item in sorted(summed))

@@ -4,7 +4,7 @@ Enters: batches as `read` gives them, and a `Screening`. Leaves: batches whose r
 reasons `duplicate` and `contaminated`, and whose others have more kept columns, where these are looked for:
 
     duplicate_of        text   where the first document with this text is, as FILE:LINE; null where this is the first
-    contaminated_share  float  the largest share of a benchmark item that the document holds, see `contamination`
+    contaminated_share  float  the largest share of a benchmark item that the document holds, see `benchmark`
     contaminated_by     text   that item, as FILE:LINE of the benchmark's folder; null where it holds of none
 """
 
@@ -23,8 +23,7 @@ import pyarrow as pa
 from pretok.read.batches import Reject, TextBatch, buffers
 from pretok.read.kept import TYPES, KeptColumn
 from pretok.read.readers import Damage
-from pretok.screen.benchmark import load_benchmark
-from pretok.screen.contamination import ContaminationFinder, ItemCount
+from pretok.screen.benchmark import ContaminationFinder, ItemCount, load_benchmark
 from pretok.screen.copies import CopiesOfPartition, load_copies
 
 DUPLICATE = (KeptColumn("duplicate_of", "", "text"),)

@@ -21,8 +21,7 @@ from pretok.base.storage import read_json, write_json
 from pretok.base.tell import Table, Teller, table
 from pretok.base.units import counted
 from pretok.kernels.ngrams import GRAM, SHORTEST
-from pretok.screen.benchmark import Benchmark, save_benchmark
-from pretok.screen.contamination import ItemCount, sum_items
+from pretok.screen.benchmark import Benchmark, ItemCount, save_benchmark, sum_items
 
 FOLDER = "contamination"
 HALF = 0.5

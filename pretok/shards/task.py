@@ -34,7 +34,7 @@ from pretok.read.kept import Keep, Mismatch
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat, read_partition
-from pretok.screen.contamination import ItemCount
+from pretok.screen.benchmark import ItemCount
 from pretok.screen.screening import Screen, Screening
 from pretok.shards.format import SealedShard, ShardWriter
 from pretok.shards.ledger import LedgerWriter, SealedLedger, ledger_rows, schema_with

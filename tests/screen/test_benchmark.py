@@ -16,8 +16,15 @@ import pytest
 
 from pretok.base.errors import UsageError
 from pretok.kernels.ngrams import GRAM, SHORTEST
-from pretok.screen.benchmark import Benchmark, load_benchmark, read_benchmark, save_benchmark
-from pretok.screen.contamination import ContaminationFinder, ItemCount, sum_items
+from pretok.screen.benchmark import (
+    Benchmark,
+    ContaminationFinder,
+    ItemCount,
+    load_benchmark,
+    read_benchmark,
+    save_benchmark,
+    sum_items,
+)
 
 
 def write_items(folder: Path, **files: list[object]) -> Path:

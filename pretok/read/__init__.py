@@ -1,14 +1,13 @@
 """Inputs -> partitions -> batches of documents as Arrow arrays, with what was refused and why.
 
 paths.py            paths, globs and URLs -> the paths they stand for
-files.py            input files: open, decompress, notice changes
+files.py            input files: open, decompress, notice changes; datasets on a hub
 recognise.py        paths -> input files, recognised by content
-servers.py          a file on a server -> any of its bytes, several requests under way at once
+servers.py          a file on a server -> any of its bytes, several requests under way at once; column chunks too
 zstd_frames.py      zstd data -> slices whose text is bounded
-hub.py              datasets on a hub, streamed
 sample/__init__.py  the text shipped with the package
 guarded.py          a function over items in a process of its own, which a library may end
-probe.py            inputs -> how much text they hold, whether the field is there
+probe.py            inputs -> how much text they hold, whether the field is there, the types of what is kept
 partition.py        inputs -> partitions, planned from sizes
 changes.py          what changed since a result was made, by name
 spans.py            blocks of bytes -> spans of whole records, none too long
@@ -16,14 +15,11 @@ json_values.py      JSON values in Numba: skip one, unescape a string
 jsonl.py            JSON Lines -> texts, in Numba
 json_kept.py        JSON Lines -> what is kept beside the text, in Numba
 kept.py             what is kept of a record beside its text, by type
-kept_types.py       what is to be kept -> the type of each column
-chunks.py           a Parquet file on a server, its column chunks asked for ahead
 tables.py           Parquet, saved and hub datasets -> columns of text
 batches.py          batches of documents as Arrow arrays
 normalize.py        text -> normalized text
-begun.py            pieces on a server, begun before their turn
+prefetch.py         the next items and pieces, beside the work on what is there
 readers.py          a partition -> batches of documents, any format
-ahead.py            read ahead in a thread
 partition_runs.py   one task a partition: what counting and tokenizing share
 rejects.py          why records are refused; sources that gave too little
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -18,8 +18,8 @@ import xxhash
 from pretok.base.errors import UsageError
 from pretok.base.records import Count, Record
 from pretok.base.storage import Tries, passes, tried
-from pretok.read.paths import is_remote, server_of
-from pretok.read.servers import REQUESTS, blocks_ahead, ends_on_server, on_server
+from pretok.read.paths import HUB, is_remote, server_of
+from pretok.read.servers import REQUESTS, ServerStream, blocks_ahead, ends_on_server, on_server
 from pretok.read.zstd_frames import FrameWalk
 
 IDENTITY_BYTES = 1 << 16
@@ -64,11 +64,22 @@ def open_parquet(path: str) -> Any:
     """Open a Parquet file for Arrow, which reads a local one itself, without the interpreter lock."""
     import pyarrow as pa
 
-    from pretok.read.chunks import ServerStream
-
     if file := on_server(path):
         return ServerStream(file)
     return open_input(path, READ_SIZE) if is_remote(path) else pa.OSFile(path)
+
+
+def open_hub(path: str) -> Any:
+    """The streaming dataset a hub path names (default: its only config, split train). UsageError if it can't be had."""
+    from datasets import load_dataset
+
+    name, config, split, *more = [*path.removeprefix(HUB).split(":"), "", ""]
+    if not name or any(more):
+        raise UsageError(f"{path!r} is not hub:ID, hub:ID:CONFIG or hub:ID:CONFIG:SPLIT")
+    try:
+        return load_dataset(name, config or None, split=split or "train", streaming=True)
+    except Exception as error:  # the library raises whatever its transport raised
+        raise UsageError(f"cannot open {path}: {type(error).__name__}: {error}") from error
 
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
@@ -235,10 +246,9 @@ def read_bytes(
     stop: int | None = None,
     *,
     begin: int = 0,
-    received: Callable[[], object] = lambda: None,
 ) -> Iterator[bytes]:
     """The file's bytes, decompressed; `start` and `stop` cut an uncompressed one. Of a server who wants the beginning
-    only asks for `begin` bytes at a time; `received` is called when it has given all, whether they are used yet or not.
+    only asks for `begin` bytes at a time.
 
     Raises CorruptInputError after the last readable byte: the file is damaged, shorter than `stop`, or a read failed.
     """
@@ -252,7 +262,7 @@ def read_bytes(
                 # What stands in the first IDENTITY_BYTES is known from planning.
                 first = start + (IDENTITY_BYTES if begin else READ_SIZE)
                 borders = [start, *range(min(first, end), end, begin or READ_SIZE), end]
-                for block in blocks_ahead(file, borders, 1 if begin else REQUESTS, received):
+                for block in blocks_ahead(file, borders, 1 if begin else REQUESTS):
                     yield from (block[at : at + size] for at in range(0, len(block), size))
                 _check_end(end, stop)
         except OSError as error:

@@ -1,7 +1,9 @@
 """The inputs of a source -> what planning must know of each: how much text it holds, and whether it has the field.
 
-Enters: InputFiles and the name of the text field. Leaves: a Probe of each; UsageError when the field is in none.
-Of every Parquet file the footer is read, once; of JSON Lines the first records of some files.
+Enters: InputFiles, the name of the text field, and what is to be kept beside it. Leaves: a Probe of each, UsageError
+when the field is in none; the one type of each kept column. Of every Parquet file the footer is read, once; of JSON
+Lines the first records of some files. Types are decided here, once: they must not follow from which records a worker
+happens to read.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from typing import Any
 
 from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
+from pretok.base.records import replace
 from pretok.base.storage import tried
 from pretok.base.tell import SILENT, Teller
-from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_bytes
+from pretok.base.units import listed
+from pretok.read.files import CorruptInputError, InputFile, open_hub, open_parquet, read_bytes
 from pretok.read.guarded import in_child
-from pretok.read.hub import open_hub
-from pretok.read.kept import type_of
+from pretok.read.kept import KeptColumn, type_of
 from pretok.read.paths import is_remote
 from pretok.read.servers import on_server
 
@@ -37,7 +40,9 @@ larger one the helper process reads it itself."""
 NULL = "null"
 """Type of a field that has no value."""
 NAMED = 10
-"""Fields that a message names."""
+"""Text fields that a message names."""
+FIELDS_NAMED = 50
+"""Fields of any type that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,3 +266,51 @@ def _probe_dataset(file: InputFile, field: str) -> Probe:
         problem = _problem(file.path, field, False, Counter(dict.fromkeys(texts, 0)))
     fields = _schema_fields(dataset.features.arrow_schema) if dataset.features else {}
     return Probe(file, file.size, units=units, judged=bool(names), problem=problem, fields=fields)
+
+
+def decide_types(
+    source: str, columns: Sequence[KeptColumn], probes: Sequence[Probe], tell: Teller
+) -> tuple[KeptColumn, ...]:
+    """The columns with their types: what was said, or what was seen, where a whole number is also a float.
+
+    Raises UsageError for a field that no input has, or has in different types, or that holds lists or objects. `tell`
+    hears of fields that were null wherever they were seen; they are taken for text.
+    """
+    if columns and (plain := [probe.file.path for probe in probes if probe.file.format == "text"]):
+        raise UsageError(f"source {source}: plain text has no fields to keep, and {plain[0]} is plain text")
+    return tuple(_decide(source, column, probes, tell) for column in columns)
+
+
+def _decide(source: str, column: KeptColumn, probes: Sequence[Probe], tell: Teller) -> KeptColumn:
+    seen: dict[str, str] = {}  # type -> the first file that has it
+    for probe in probes:
+        for kind in sorted(probe.fields.get(column.field, ())):
+            seen.setdefault(kind, probe.file.path)
+    if column.type:
+        return column
+    example = f"{column.field}:text"
+    if not seen and any(probe.fields for probe in probes):
+        names = sorted({name for probe in probes for name in probe.fields})
+        raise UsageError(
+            f"source {source}: keep: no field {column.field!r} in what was looked at; there are "
+            f"{listed(names, FIELDS_NAMED)}; if it comes later, say its type: {example}"
+        )
+    kinds = seen.keys() - {NULL}
+    if "" in kinds:
+        raise UsageError(
+            f"source {source}: keep: {column.field!r} is no text, number or true or false in {seen['']}"
+        )
+    if kinds == {"integer", "float"}:
+        kinds = {"float"}
+    if len(kinds) > 1:
+        what = " and ".join(f"{kind} in {seen[kind]}" for kind in sorted(kinds))
+        raise UsageError(
+            f"source {source}: keep: {column.field!r} is {what}; say which it shall be, such as {example}: the others "
+            'are then null, or rejects with on_mismatch = "reject"'
+        )
+    if not kinds:
+        tell.notice(
+            f"{source}: {column.field!r} has no value in what was looked at and is kept as text; if it is something "
+            f"else, say so, such as {column.field}:float"
+        )
+    return replace(column, type=min(kinds, default="text"))

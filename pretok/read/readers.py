@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.records import Count, Record
-from pretok.read.ahead import ahead
 from pretok.read.batches import Rejects, TextBatch, from_buffers
-from pretok.read.begun import PIECES, begun
 from pretok.read.files import CorruptInputError, read_bytes, read_small, stamp, unpack, what_changed
 from pretok.read.json_kept import kept_lines
 from pretok.read.jsonl import field_bytes, parse_lines
@@ -31,6 +28,7 @@ from pretok.read.kept import Keep, KeptValues, describe_mismatch, kept_tables, m
 from pretok.read.normalize import Normalization, normalize_batch
 from pretok.read.partition import Partition, Piece
 from pretok.read.paths import is_remote
+from pretok.read.prefetch import PIECES, ahead, begun
 from pretok.read.rejects import (
     BLANK,
     CONVERT,
@@ -88,26 +86,21 @@ def read_partition(
 ) -> Iterator[TextBatch | Damage]:
     """All batches of a partition, normalized, read ahead in a thread; a damaged piece does not end the others.
 
-    A file that is no longer what was planned, or was written to meanwhile, counts as damaged once it has been read; one
-    on a server when all pieces were, as the requests go on beside the reading.
+    A file that is no longer what was planned, or was written to meanwhile, counts as damaged once it has been read. A
+    server is asked about that while the next pieces are read, and its answers are told when all are.
     """
 
     pool = ThreadPoolExecutor(2 * PIECES, thread_name_prefix="piece")  # of no thread, if all pieces are local
-    asked: dict[int, Future[str]] = {}
     stamps: dict[int, tuple[int, int] | None] = {}  # of files that were not read at once
-
-    def ask(index: int) -> None:
-        if index not in asked:
-            asked[index] = pool.submit(what_changed, partition.pieces[index].file, None)
 
     def read(index: int, piece: Piece) -> Iterator[TextBatch]:
         small = read_small(piece.file)
         if small is None:
             stamps[index] = stamp(piece.file)
-        return read_piece(piece, index, record, keep, small, partial(ask, index))
+        return read_piece(piece, index, record, keep, small)
 
     def batches() -> Iterator[TextBatch | Damage]:
-        later: list[tuple[int, str]] = []
+        later: list[tuple[int, str, Future[str]]] = []
         try:
             for index, piece, found in begun(partition.pieces, read, pool):
                 error = ""
@@ -116,15 +109,14 @@ def read_partition(
                 except CorruptInputError as damage:
                     error = str(damage)
                 if is_remote(piece.file.path):
-                    ask(index)
-                    later.append((index, error))
+                    later.append((index, error, pool.submit(what_changed, piece.file, None)))
                     continue
                 if index in stamps:
                     error = what_changed(piece.file, stamps.pop(index)) or error
                 if error:
                     yield Damage(index, error)
-            for index, error in later:
-                if error := asked[index].result() or error:
+            for index, error, change in later:
+                if error := change.result() or error:
                     yield Damage(index, error)
         finally:
             pool.shutdown(cancel_futures=True)
@@ -146,21 +138,20 @@ def read_piece(
     record: RecordFormat,
     keep: Keep = NOTHING,
     small: bytes | None = None,
-    received: Callable[[], object] = lambda: None,
 ) -> Iterator[TextBatch]:
     """Batches of one piece, which stands at `index` in its partition. small: all bytes of its file, where they are at
-    hand; received: as in `read_bytes`. Raises CorruptInputError."""
+    hand. Raises CorruptInputError."""
     kind = piece.file.format
     if kind == "unreadable":
         raise CorruptInputError(f"cannot be opened: {piece.file.identity}")
     if kind == "jsonl":
-        spans = _spans(piece, small, b"\n", record.max_line, received)
+        spans = _spans(piece, small, b"\n", record.max_line)
         records = _read_jsonl(spans, not piece.start, record, keep)
     elif kind == "text":
         mark, limit = record.separator.encode(), record.max_document
-        records = _read_text(_spans(piece, small, mark, limit, received), mark, limit)
+        records = _read_text(_spans(piece, small, mark, limit), mark, limit)
     else:
-        records = _read_table(piece, record, keep, received)
+        records = _read_table(piece, record, keep)
     first = 0
     for found in records:
         yield from _batches(index, first, found, keep)
@@ -168,13 +159,11 @@ def read_piece(
         del found  # with the bytes it was found in: the next may be as large
 
 
-def _spans(
-    piece: Piece, small: bytes | None, mark: bytes, limit: int, received: Callable[[], object]
-) -> Iterator[memoryview | None]:
+def _spans(piece: Piece, small: bytes | None, mark: bytes, limit: int) -> Iterator[memoryview | None]:
     """Spans of whole records of a piece. mark: what ends a record, b"" for one that is the whole file."""
     file, start = piece.file, piece.start or 0
     if small is None:
-        blocks = read_bytes(file.path, file.compression, start, piece.stop, received=received)
+        blocks = read_bytes(file.path, file.compression, start, piece.stop)
     else:
         small = small[start : piece.stop]
         if (
@@ -376,12 +365,10 @@ def _explain_length(status: npt.NDArray[np.uint8], limit: int) -> Callable[[int]
     return lambda record: f"more than {limit} bytes" if status[record] == TOO_LONG else ""
 
 
-def _read_table(
-    piece: Piece, record: RecordFormat, keep: Keep, received: Callable[[], object]
-) -> Iterator[_Found]:
+def _read_table(piece: Piece, record: RecordFormat, keep: Keep) -> Iterator[_Found]:
     """Texts of a column of strings or bytes, and what is kept beside them; nulls are rejects."""
     fields = [column.field for column in keep.columns]
-    for column, others in table_columns(piece, record.field, fields, BATCH_BYTES, received):
+    for column, others in table_columns(piece, record.field, fields, BATCH_BYTES):
         lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
         status = _status(lengths, record.max_document)
         status[np.asarray(column.is_null())] = NULL

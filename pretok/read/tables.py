@@ -10,7 +10,7 @@ Whatever a library raises while it reads an input is CorruptInputError: it saw b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -21,10 +21,9 @@ import pyarrow.parquet as pq
 
 from pretok.base.storage import Tries
 from pretok.base.units import listed
-from pretok.read.chunks import ServerStream
-from pretok.read.files import READ_SIZE, CorruptInputError, open_parquet
-from pretok.read.hub import open_hub
+from pretok.read.files import READ_SIZE, CorruptInputError, open_hub, open_parquet
 from pretok.read.partition import Piece
+from pretok.read.servers import ServerStream
 
 NAMES_SHOWN = 50
 """TextColumns that a message lists at most."""
@@ -35,18 +34,13 @@ TextColumns = tuple[pa.Array, list[pa.Array | None]]
 
 
 def table_columns(
-    piece: Piece,
-    field: str,
-    others: Sequence[str],
-    batch_bytes: int,
-    received: Callable[[], object] = lambda: None,
+    piece: Piece, field: str, others: Sequence[str], batch_bytes: int
 ) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
-    """Texts of a piece, and its columns `others`; `received` as in `read_bytes`. Raises CorruptInputError after the
-    last batch that can be read."""
+    """Texts of a piece, and its columns `others`. Raises CorruptInputError after the last batch that can be read."""
     seen, tries = 0, Tries()
     while True:
         try:  # read again, a table gives the same batches
-            for batch in islice(_batches(piece, field, others, batch_bytes, received), seen, None):
+            for batch in islice(_batches(piece, field, others, batch_bytes), seen, None):
                 seen += 1
                 yield batch
             return
@@ -56,12 +50,12 @@ def table_columns(
 
 
 def _batches(
-    piece: Piece, field: str, others: Sequence[str], batch_bytes: int, received: Callable[[], object]
+    piece: Piece, field: str, others: Sequence[str], batch_bytes: int
 ) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
     if piece.file.format == "hub":
         columns = _hub(piece, field, others)
     elif piece.file.format == "parquet":
-        columns = _parquet(piece, field, others, batch_bytes, received)
+        columns = _parquet(piece, field, others, batch_bytes)
     else:
         columns = _dataset(piece, field, others, batch_bytes)
     for column, rest in columns:
@@ -169,9 +163,7 @@ def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
     return pc.struct_field(column, path[1:]) if path[1:] else column
 
 
-def _parquet(
-    piece: Piece, field: str, others: Sequence[str], batch_bytes: int, received: Callable[[], object]
-) -> Iterator[TextColumns]:
+def _parquet(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) -> Iterator[TextColumns]:
     """Rows per batch follow the bytes of the row groups before, of the first one its bytes in all columns: a column's
     size stands in metadata that pyarrow aborts the process on, where they are damaged."""
     with _library("damaged Parquet"):
@@ -183,7 +175,7 @@ def _parquet(
             chosen = _Chosen(file.schema_arrow, field, others)
             groups = range(piece.start or 0, file.num_row_groups if piece.stop is None else piece.stop)
             if isinstance(stream, ServerStream):
-                stream.expect(file.metadata, groups, chosen.leaves, READ_SIZE, received)
+                stream.expect(file.metadata, groups, chosen.leaves, READ_SIZE)
         seen = size = 0
         for group in groups:
             with _library("damaged Parquet"):

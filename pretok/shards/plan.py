@@ -18,9 +18,8 @@ from pretok.base.tell import Teller
 from pretok.config import Source
 from pretok.read.changes import input_changes, refuse, refuse_changes
 from pretok.read.files import InputFile
-from pretok.read.kept_types import decide_types
 from pretok.read.partition import Partition, plan, shard_bytes
-from pretok.read.probe import probe_inputs
+from pretok.read.probe import decide_types, probe_inputs
 from pretok.read.recognise import list_inputs
 from pretok.shards.inputs import SourcePlan, read_plan, write_plan
 from pretok.shards.task import PartRecord, load_parts

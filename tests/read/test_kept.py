@@ -21,9 +21,8 @@ from pretok.base.tell import SILENT, Silent
 from pretok.read.json_kept import kept_lines
 from pretok.read.jsonl import OK, field_bytes, parse_lines
 from pretok.read.kept import LONGEST_VALUE, Keep, KeptColumn, KeptValues, kept_tables, parse_keep
-from pretok.read.kept_types import decide_types
 from pretok.read.partition import Piece
-from pretok.read.probe import probe_inputs
+from pretok.read.probe import decide_types, probe_inputs
 from pretok.read.readers import RecordFormat, read_piece
 from pretok.read.recognise import list_inputs
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pretok.read.ahead import ahead
+from pretok.read.prefetch import ahead
 
 
 def threads() -> int:

@@ -14,7 +14,7 @@ import pytest
 import zstandard
 from serving import serve
 
-from pretok.read import begun
+from pretok.read import prefetch
 from pretok.read.files import (
     CorruptInputError,
     InputFile,
@@ -29,7 +29,7 @@ from pretok.read.paths import server_of
 from pretok.read.probe import probe_inputs
 from pretok.read.readers import Damage, RecordFormat, read_partition, read_piece
 from pretok.read.recognise import list_inputs
-from pretok.read.servers import REQUESTS, blocks_ahead
+from pretok.read.servers import REQUESTS
 from pretok.read.tables import table_columns
 
 RNG = np.random.default_rng(0)
@@ -188,7 +188,7 @@ def test_chunks_may_be_read_in_any_order(tmp_path):
     data, meta = path.read_bytes(), pq.read_metadata(path)
     third = len(data) // 3
     with open_parquet(file.path) as stream:
-        stream.expect(meta, range(2), ["id", "text"], 1 << 17, lambda: None)
+        stream.expect(meta, range(2), ["id", "text"], 1 << 17)
         for start in (third, 0, 2 * third):
             stream.seek(start)
             assert stream.read(third) == data[start : start + third]
@@ -260,7 +260,7 @@ def test_the_next_files_are_begun_while_one_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [([1] * 12, 9), ([begun.ROOM] * 4, 2), ([begun.ROOM // 2] * 6, 3), ([5, 5, begun.ROOM, 5], 2)],
+    [([1] * 12, 9), ([prefetch.ROOM] * 4, 2), ([prefetch.ROOM // 2] * 6, 3), ([5, 5, prefetch.ROOM, 5], 2)],
 )
 def test_how_many_are_begun_before_their_turn(sizes, expected):
     """Themselves among them, and the more the smaller they are; local ones when their turn comes."""
@@ -284,7 +284,7 @@ def test_how_many_are_begun_before_their_turn(sizes, expected):
             Piece(InputFile(f"{protocol}a/{at}", "jsonl", "", size, "")) for at, size in enumerate(sizes)
         ]
         found = []
-        for index, piece, batches in begun.begun(pieces, read, Here()):
+        for index, piece, batches in prefetch.begun(pieces, read, Here()):
             assert piece is pieces[index]
             found += batches
             if index == 0:
@@ -309,30 +309,6 @@ def test_a_file_that_changed_on_the_server_is_damage(tmp_path, how):
     texts, damages = read(whole(tmp_path / "in", "changed://"))
     assert damages == []
     assert ("nuovo" in texts) == (how == "longer")
-
-
-def test_it_is_told_when_all_was_received():
-    """From then on a file may be checked: not before the last answer, nor only when the bytes are used up."""
-    late, given = threading.Event(), []
-
-    class File:
-        def read(self, start, end):
-            if start == 4:
-                late.wait(5)
-            given.append(start)
-            return b"x" * (end - start)
-
-    told = []
-    blocks = blocks_ahead(File(), range(8), REQUESTS, lambda: told.append(len(given)))
-    for _ in range(3):
-        next(blocks)
-        time.sleep(0.02)
-    assert (told, sorted(given)) == ([], [0, 1, 2, 3, 5, 6])
-    late.set()
-    time.sleep(0.1)
-    next(blocks)
-    assert told == [7]
-    assert len(list(blocks)) == 3
 
 
 def test_a_file_that_was_written_again_is_opened_again(tmp_path):

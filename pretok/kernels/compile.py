@@ -17,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +29,7 @@ import numba
 from numba import types
 from numba.extending import typeof_impl
 
+from pretok.base.children import child_environment
 from pretok.base.errors import OutputError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -97,6 +100,24 @@ _LOADING = threading.RLock()
 """Held while any function is loaded, which may load others: threads that read and encode call them first at once."""
 
 
+_beside: dict[str, subprocess.Popen[bytes]] = {}
+"""Kernels that a process of its own compiles."""
+
+
+def compile_beside(kernel: str) -> None:
+    """Have a process of its own compile `MODULE:NAME`, which this one calls later: in a process Numba compiles one
+    function at a time. Where that process ends without it, the call compiles it."""
+    module, name = kernel.split(":")
+    code = f"from {module} import {name}; {name}.compiled()"
+    _beside[kernel] = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=child_environment(),
+    )
+
+
 class Kernel:
     """A function with the one signature that it is compiled for when it is first called, from Python or by another."""
 
@@ -115,6 +136,8 @@ class Kernel:
         if part not in self.loaded:
             with _LOADING:
                 if part not in self.loaded:
+                    if beside := _beside.pop(f"{self.py_func.__module__}:{self.py_func.__name__}", None):
+                        beside.wait()
                     options = (
                         {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if part else {"cache": True}
                     )

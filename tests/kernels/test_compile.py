@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from support import ROOT
 
 from pretok.base.errors import OutputError
+from pretok.commands.options import MERGING
 from pretok.kernels import compile as _numba
 
 CODE = """
@@ -99,6 +101,30 @@ def test_all_folders_with_compiled_functions_are_looked_at() -> None:
     found = {path for path in _numba.PACKAGE.rglob("*.py") if named in path.read_bytes()}
     assert {path.relative_to(_numba.PACKAGE).parts[0] for path in found} == set(_numba.FOLDERS)
     assert all(len(path.relative_to(_numba.PACKAGE).parts) == 2 for path in found)
+
+
+BESIDE = """
+from numpy import array, uint8, zeros
+from pretok.kernels.compile import compile_beside
+from pretok.kernels.hashing import _hash_documents, hash_documents
+compile_beside(KERNEL)
+hash_documents(zeros(9, uint8), array([0, 9]), 1)
+print(sum(_hash_documents.compiled().stats.cache_hits.values()))
+"""
+
+
+@pytest.mark.parametrize(("kernel", "hits"), [("_hash_documents", "1"), ("nothing", "0")])
+def test_a_process_beside_compiles_what_is_called_later(kernel: str, hits: str, tmp_path: Path) -> None:
+    """And where it fails, the call compiles it."""
+    code = BESIDE.replace("KERNEL", f"'pretok.kernels.hashing:{kernel}'")
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=env)
+    assert (done.stdout.strip(), done.stderr) == (hits, "")
+
+
+def test_what_commands_compile_beside_is_a_kernel() -> None:
+    module, name = MERGING.split(":")
+    assert isinstance(getattr(importlib.import_module(module), name), _numba.Kernel)
 
 
 def test_threads_may_call_a_function_first_at_once() -> None:

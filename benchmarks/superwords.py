@@ -32,13 +32,14 @@ from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import buffers
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
-from pretok.tokenizer.encoder import BatchEncoder, FastEngine, SuperwordEngine, fast_engine
-from pretok.tokenizer.segments import BASE, COARSE, SEPARATORS
-from pretok.tokenizer.stages import drop_crossing
+from pretok.superwords.chains import ChainFinder, train_superwords
+from pretok.superwords.encode import SuperwordEngine
+from pretok.superwords.segments import BASE, COARSE, SEPARATORS
+from pretok.superwords.stages import drop_crossing
+from pretok.tokenizer.encoder import BatchEncoder, FastEngine, fast_engine
 from pretok.tokenizer.vocabulary import tokenizer_data
 from pretok.vocab.bpe import train_merges
 from pretok.vocab.cells import cells_of
-from pretok.vocab.chains import ChainFinder, train_superwords
 
 HELD_OUT = 25
 BATCH = 4 << 20

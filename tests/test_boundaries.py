@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "screen": ("base", "kernels", "read"),
     "counts": ("base", "kernels", "read", "config"),
     "vocab": ("base", "kernels", "read", "config", "tokenizer", "counts"),
+    "superwords": ("base", "kernels", "read", "config", "tokenizer", "counts", "vocab"),
     "shards": ("base", "kernels", "read", "config", "tokenizer", "screen"),
     "stream": ("base", "config", "tokenizer", "shards"),
     "forecast": ("base", "kernels", "read", "config", "counts", "tokenizer", "vocab", "stream"),

@@ -4,15 +4,14 @@ Enters: batches of texts and a tokenizer.json. Leaves: the ids of all documents 
 one is named, before it, in the dtype of the shards, and the tokens per document. Text that spells a special token is
 text.
 
-`gigatoken` encodes, and of a vocabulary with superwords its first stage, `joining` the second; `tokenizers` is the
-reference. It takes over for documents with characters that the two engines class or normalize differently, and for
+`gigatoken` encodes, for a vocabulary with superwords together with `pretok.superwords`; `tokenizers` is the reference.
+It takes over for documents with characters that the two engines class or normalize differently, and for
 whole vocabularies that gigatoken does not take, that have features it reads differently (`doubt`), or of which it
 encodes probe texts differently.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any, Protocol
 
 import msgspec
@@ -33,9 +32,8 @@ from pretok.tokenizer.reference import (
     Unencodable,
     guarded,
     join_parts,
+    superwords_for,
 )
-from pretok.tokenizer.stages import Stages, split_stages
-from pretok.tokenizer.superword_merge import Joiner
 from pretok.tokenizer.tokenizer_file import decoded
 
 PROBE = (
@@ -105,21 +103,10 @@ class FastEngine:
         return layout.content.data, layout.offsets.data
 
 
-class SuperwordEngine:
-    """Words by FastEngine, then superwords. Raises ValueError for a tokenizer that FastEngine does not know."""
-
-    def __init__(self, stages: Stages) -> None:
-        self._words = FastEngine(json.dumps(stages.first))
-        self._joiner = Joiner(stages)
-
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
-        return self._joiner.join(*buffers(texts), *self._words.encode(texts))
-
-
 def fast_engine(tokenizer_json: str) -> BatchEncoder:
-    """The engine for a tokenizer of one or two stages. Raises ValueError when there is none."""
-    stages = split_stages(decoded(tokenizer_json))
-    return SuperwordEngine(stages) if stages else FastEngine(tokenizer_json)
+    """The engine for a tokenizer of words, or of superwords. Raises ValueError when there is none."""
+    superwords = superwords_for(decoded(tokenizer_json))
+    return superwords.SuperwordEngine(tokenizer_json) if superwords else FastEngine(tokenizer_json)
 
 
 def doubt(tokenizer: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from pretok.base.errors import PretokError, UsageError
 from pretok.base.tokens import Ids, Ints
 from pretok.kernels.pretokenize import PATTERNS, word_ends
 from pretok.read.batches import buffers
-from pretok.tokenizer.segments import COARSE, SEPARATORS, segment_ends
 from pretok.tokenizer.tokenizer_file import decoded
 
 Cutter = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.int64]]
@@ -32,6 +32,9 @@ Cutter = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.int64]]
 LONG = 1 << 20
 """Documents of more bytes are cut into words before. A pattern takes a few steps a byte at one place, so the library's
 ten million are not reached below this size; and a text costs it about 200 bytes of memory a token."""
+
+JOINS_WORDS = "(?:(?i:'s|"
+"""The patterns of superwords begin so: a group of words. Those of `PATTERNS` begin with one word or contraction."""
 
 
 class EngineError(Exception):
@@ -171,7 +174,19 @@ def _cutter(tokenizer: dict[str, Any]) -> Cutter | None:
     for name, regex in PATTERNS.items():
         if pattern == regex:
             return lambda data: word_ends(data, np.array([0, len(data)]), name)
-    for name, regex in COARSE.items():
-        if pattern == regex:
-            return lambda data: segment_ends(data, SEPARATORS[name])
-    return None
+    superwords = superwords_for(tokenizer)
+    cut: Cutter | None = superwords.cutter(pattern) if superwords else None
+    return cut
+
+
+def superwords_for(tokenizer: dict[str, Any]) -> Any:
+    """`pretok.superwords.encode` for a tokenizer.json that joins words, None for any other.
+
+    This is the seam: by name, because superwords stand on this stage, and loaded only for whom has turned them on.
+    """
+    steps = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or []
+    pattern = (steps[0].get("pattern") or {}).get("Regex") if steps else None
+    if not (pattern or "").startswith(JOINS_WORDS):
+        return None
+    superwords = import_module("pretok.superwords.encode")
+    return superwords if pattern in superwords.FLAGS_OF else None

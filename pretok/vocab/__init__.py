@@ -1,12 +1,9 @@
-"""Counts -> merges -> a vocabulary, with superwords if asked for, and a report of what it costs.
+"""Counts -> merges -> a vocabulary, and a report of what it costs.
 
 cells.py          words -> a row of cells, and how often each occurs
 pairs.py          pairs of tokens and where they occur, for bpe
 first_pairs.py    words -> the pairs that merging begins with
 bpe.py            counts -> merges
-chains.py         documents -> chains of tokens -> merges of superwords
-chain_task.py     a partition -> a file of chains
-superword_job.py  the job: chains of all partitions -> superwords in the place of the last entries
 cost.py           what a vocabulary costs, from counts alone
 records.py        what report.json holds
 planned.py        how much text of each source is planned: what figures are weighed by

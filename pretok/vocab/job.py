@@ -4,7 +4,7 @@ Enters: a Recipe. Leaves: VOCAB/tokenizer.json with its two companions and, last
 
     count     every word of every source (`pretok.counts.job`)
     merge     weigh the counts, train the merges, write the tokenizer
-    join      train superwords in the place of the last entries, if asked for (`pretok.vocab.superword_job`)
+    join      train superwords in the place of the last entries, if asked for (`pretok.superwords.job`)
     measure   what it costs on each source, beside other sizes and other tokenizers, one task a bucket
 
 Other sizes that are asked for are written beside it, as VOCAB/SIZE: their merges are the first ones of the largest.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,6 @@ from pretok.vocab.planned import check_mix
 from pretok.vocab.records import VocabReport
 from pretok.vocab.report import Made, make_report, source_factors
 from pretok.vocab.show import show_report
-from pretok.vocab.superword_job import add_superwords, check_superwords
 
 REPORT_FILE = "report.json"
 STATE = ".state"
@@ -98,7 +98,7 @@ def _build_vocab(
     main, superwords = made[recipe.vocab.size], None
     if recipe.vocab.superwords:
         state = folder / STATE / fingerprint(config)[:16]
-        main, superwords = add_superwords(recipe, engine, tell, main, counts, state)
+        main, superwords = _superwords().add_superwords(recipe, engine, tell, main, counts, state)
     with open_step("measure", engine, tell) as step:
         measure = _measure(made, counts, recipe, step)
         paths = {THIS: folder, **{str(path): path for path in compare}}
@@ -107,7 +107,14 @@ def _build_vocab(
     write_json(folder / REPORT_FILE, to_json(report))
     shutil.rmtree(folder / STATE, ignore_errors=True)
     show_report(report, tell, recipe.vocab.languages, compared=bool(compare))
+    if superwords:
+        _superwords().show_superwords(superwords, tell)
     return report
+
+
+def _superwords() -> Any:
+    """`pretok.superwords.job`: by name, because it stands on this stage, and loaded only for whom has turned it on."""
+    return import_module("pretok.superwords.job")
 
 
 def check_settings(vocab: Vocab, counted: bool = False) -> None:
@@ -119,7 +126,7 @@ def check_settings(vocab: Vocab, counted: bool = False) -> None:
         )
     code_of(vocab.pattern)
     if vocab.superwords:
-        check_superwords(vocab, counted)
+        _superwords().check_superwords(vocab, counted)
     check_languages(vocab.languages)
     special = vocab.special_tokens
     if len(set(special)) < len(special) or "" in special:
@@ -153,21 +160,10 @@ def _config(vocab: Vocab, compare: Sequence[Path], source: dict[str, Any]) -> di
         "size": vocab.size,
         "special_tokens": list(vocab.special_tokens),
         "min_count": vocab.min_count,
-        "superwords": _superword_config(vocab),
+        "superwords": _superwords().settings(vocab) if vocab.superwords else None,
         "weights": {name: str(weight) for name, weight in sorted(vocab.weights.items())},
         "compare": [str(path) for path in compare],
         "sizes": vocab.other_sizes,
-    }
-
-
-def _superword_config(vocab: Vocab) -> dict[str, Any] | None:
-    if not vocab.superwords:
-        return None
-    return {
-        "entries": vocab.superwords,
-        "sample": vocab.superword_sample,
-        "separators": vocab.superword_separators,
-        "most_words": vocab.superword_words,
     }
 
 

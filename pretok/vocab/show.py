@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pretok.base.tell import Table, Teller, table
 from pretok.vocab.compare import THIS
 from pretok.vocab.entries import LISTED
-from pretok.vocab.records import Decision, SourceFigures, SuperwordReport, VocabReport
+from pretok.vocab.records import Decision, SourceFigures, VocabReport
 
 READABLE = 3
 """A long entry of no more different characters, such as a line of dashes, tells nothing."""
@@ -38,8 +38,6 @@ def show_report(report: VocabReport, tell: Teller, languages: Sequence[str], *, 
         tell.detail(made)
     for made in _tokenizers(report):
         asked(made)
-    if report.superwords:
-        show_superwords(report.superwords, tell)
     tokens = report.tokens
     readable = [entry.token for entry in tokens.longest if len(set(entry.token)) > READABLE]
     longest = ", ".join(map(repr, readable[:5]))
@@ -182,36 +180,6 @@ def _show_faults(decision: Decision, languages: Sequence[str], tell: Teller) -> 
             )
         if row.two:
             tell.notice(f"{name} has letters of two tokens: {' '.join(row.two)}")
-
-
-def show_superwords(section: SuperwordReport, tell: Teller) -> None:
-    """Print the section on superwords."""
-    rows = section.heldout_tokens
-    names, mix = list(rows["plain"]), section.mix_bytes_per_token
-    tell.notice(
-        f"{section.entries:,} superwords after {section.words:,} other entries, {section.separators}, "
-        f"trained on {sum(section.sample_bytes.values()):,} bytes; {section.share_of_tokens:.1%} of the tokens "
-        "of held-out texts, mixed by weight, are superwords"
-    )
-    body = [
-        (
-            row,
-            *(f"{tokens[name]:,} ({tokens[name] / max(1, rows['plain'][name]) - 1:+.1%})" for name in names),
-            _number(mix[row]),
-        )
-        for row, tokens in rows.items()
-    ]
-    title = (
-        "tokens of held-out texts by number of superwords, beside words only, and bytes per token of the mix"
-    )
-    tell.detail(table(title, ("", *names, "mix"), body))
-    tell.detail(
-        "most used in the mix: " + ", ".join(repr(entry.token) for entry in section.most_used[:NAMED])
-    )
-    if budget := section.budget:
-        tell.notice(
-            f"a budget of {budget.tokens:,} tokens trains on the text of {budget.plain_tokens:,} tokens of words only"
-        )
 
 
 def _number(value: float | None) -> str:

@@ -26,10 +26,10 @@ from pretok.base.storage import checksum
 from pretok.base.tell import Silent
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.manifest import Shard, load_manifest
+from pretok.superwords.segments import COARSE
 from pretok.tokenizer import reference
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import EngineError, ReferenceEngine, Unencodable, guarded
-from pretok.tokenizer.segments import COARSE
 from pretok.tokenizer.vocabulary import to_characters
 
 GIVEN_UP = " " * 10_500_000 + "x"

@@ -12,7 +12,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from pretok.kernels.pretokenize import word_ends
 from pretok.kernels.unicode import class_table
-from pretok.tokenizer.segments import BASE, COARSE, SEPARATORS, joined, segment_ends
+from pretok.superwords.segments import BASE, COARSE, SEPARATORS, joined, segment_ends
 
 
 def split(text: str, pattern: str) -> list[str]:

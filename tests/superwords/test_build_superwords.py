@@ -19,17 +19,17 @@ from pretok.config import make_recipe
 from pretok.counts.counts_file import CorpusCounts, load_counts
 from pretok.counts.job import run_count
 from pretok.read.sample import sample_path
+from pretok.superwords.chains import train_superwords
+from pretok.superwords.job import check_superwords
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.bpe import Merges
-from pretok.vocab.chains import train_superwords
 from pretok.vocab.job import run_build_vocab
-from pretok.vocab.superword_job import check_superwords
 
 
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report's comparisons cost more than all else on small texts."""
-    monkeypatch.setattr("pretok.vocab.superword_job.ROWS", (0, 100, 300))
+    monkeypatch.setattr("pretok.superwords.job.ROWS", (0, 100, 300))
     monkeypatch.setattr("pretok.vocab.job.OTHER_SIZES", ())
 
 
@@ -133,7 +133,7 @@ def test_a_stopped_sample_is_continued(tmp_path: Path, here: Any, monkeypatch: p
         raise Stopped("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pretok.vocab.superword_job.train_superwords", stop)
+        patch.setattr("pretok.superwords.job.train_superwords", stop)
         with pytest.raises(Stopped):
             build(tmp_path, "part", here)
     files = sorted((tmp_path / "part").rglob("*.npy"))
@@ -144,7 +144,7 @@ def test_a_stopped_sample_is_continued(tmp_path: Path, here: Any, monkeypatch: p
         assert [file.stat().st_mtime_ns for file in files] == times
         return train_superwords(chains, *rest)
 
-    monkeypatch.setattr("pretok.vocab.superword_job.train_superwords", train)
+    monkeypatch.setattr("pretok.superwords.job.train_superwords", train)
     assert (build(tmp_path, "part", here) / "tokenizer.json").read_bytes() == (
         whole / "tokenizer.json"
     ).read_bytes()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.tasks import Step, open_step
-from pretok.base.tell import SILENT, Teller
+from pretok.base.tell import SILENT, Teller, table
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import partitions_of
@@ -30,19 +31,21 @@ from pretok.counts.weigh import mix_bytes_per_token, shares
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import buffers
 from pretok.read.guarded import one_child
+from pretok.superwords.chain_task import ChainTask, read_chains, stage_tokens, write_chains
+from pretok.superwords.chains import train_superwords
+from pretok.superwords.segments import BASE, COARSE, SEPARATORS
+from pretok.superwords.stages import Merge, drop_crossing
 from pretok.tokenizer.encoder import Encoder
-from pretok.tokenizer.segments import BASE, COARSE, SEPARATORS
-from pretok.tokenizer.stages import Merge, drop_crossing
 from pretok.tokenizer.vocabulary import Vocabulary, to_bytes, tokenizer_data, write_vocab
 from pretok.vocab.bpe import Merges
-from pretok.vocab.chain_task import ChainTask, read_chains, stage_tokens, write_chains
-from pretok.vocab.chains import train_superwords
 from pretok.vocab.records import Budget, SuperwordReport, UsedSuperword
 
 ROWS = (0, 2_500, 5_000, 10_000, 20_000)
 """Numbers of superwords that the report compares."""
 MOST_USED = 50
 """How many superwords the report lists."""
+SHOWN = 20
+"""How many of them are shown."""
 SAMPLED_PARTS = 8
 """A sample smaller than an eighth of a source is taken from every k-th of its partitions, the others not being read."""
 FEWEST_PARTITIONS = 16
@@ -61,6 +64,16 @@ def check_superwords(vocab: Vocab, counted: bool) -> None:
         raise UsageError(
             "superwords are trained on text, which counts of words do not hold; leave out --counts"
         )
+
+
+def settings(vocab: Vocab) -> dict[str, Any]:
+    """What decides the superwords, as the report's `config` names it."""
+    return {
+        "entries": vocab.superwords,
+        "sample": vocab.superword_sample,
+        "separators": vocab.superword_separators,
+        "most_words": vocab.superword_words,
+    }
 
 
 def add_superwords(
@@ -230,3 +243,33 @@ def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> Budget
         if rows[row][name]
     ) / float(sum(weights.values()))
     return Budget(recipe.mix.tokens, round(recipe.mix.tokens * per_token))
+
+
+def show_superwords(section: SuperwordReport, tell: Teller) -> None:
+    """Print the section on superwords: two lines, and as details what more and fewer superwords would save."""
+    rows = section.heldout_tokens
+    names, mix = list(rows["plain"]), section.mix_bytes_per_token
+    tell.notice(
+        f"{section.entries:,} superwords after {section.words:,} other entries, {section.separators}, "
+        f"trained on {sum(section.sample_bytes.values()):,} bytes; {section.share_of_tokens:.1%} of the tokens "
+        "of held-out texts, mixed by weight, are superwords"
+    )
+    body = [
+        (
+            row,
+            *(f"{tokens[name]:,} ({tokens[name] / max(1, rows['plain'][name]) - 1:+.1%})" for name in names),
+            str(mix[row] or "-"),
+        )
+        for row, tokens in rows.items()
+    ]
+    title = (
+        "tokens of held-out texts by number of superwords, beside words only, and bytes per token of the mix"
+    )
+    tell.detail(table(title, ("", *names, "mix"), body))
+    tell.detail(
+        "most used in the mix: " + ", ".join(repr(entry.token) for entry in section.most_used[:SHOWN])
+    )
+    if budget := section.budget:
+        tell.notice(
+            f"a budget of {budget.tokens:,} tokens trains on the text of {budget.plain_tokens:,} tokens of words only"
+        )

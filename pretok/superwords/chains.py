@@ -24,8 +24,8 @@ from pretok.counts.table import WordTable
 from pretok.kernels.compile import I64, U8, njit
 from pretok.kernels.hashing import P1
 from pretok.kernels.unicode import class_table
-from pretok.tokenizer.segments import joined
-from pretok.tokenizer.stages import letter_last, marks
+from pretok.superwords.segments import joined
+from pretok.superwords.stages import letter_last, marks
 from pretok.vocab.bpe import Merges, merge_sequences
 
 Chains = Callable[[], Iterator[Ids]]

@@ -53,6 +53,9 @@ def _coarse(flags: int) -> str:
 COARSE: dict[str, str] = {name: _coarse(flags) for name, flags in SEPARATORS.items()}
 """Name of the separators -> regular expression, as it stands in the Split of a tokenizer.json."""
 
+FLAGS_OF: dict[str, int] = {COARSE[name]: flags for name, flags in SEPARATORS.items()}
+"""Regular expression -> flags."""
+
 MARKS: dict[int, tuple[bytes, ...]] = {SPACE: (b" ",), APOSTROPHE: (b"'", "\u2019".encode()), COMMA: (b",",)}
 """Flag -> the characters a word begins with that the separator joins to the one before."""
 

@@ -32,15 +32,15 @@ from pretok.kernels.pretokenize import PATTERNS, disputed
 from pretok.read.batches import buffers
 from pretok.read.sample import sample_path
 from pretok.shards.job import run_tokenize
-from pretok.tokenizer.encoder import BatchEncoder, Encoder, SuperwordEngine, choose_engine, fast_engine
+from pretok.superwords.chains import BREAK, ChainFinder, train_superwords
+from pretok.superwords.encode import SHORT_RUN, SuperwordEngine
+from pretok.superwords.segments import BASE, COARSE, COMMA, SEPARATORS, SPACE
+from pretok.superwords.stages import Merge, drop_crossing
+from pretok.tokenizer.encoder import BatchEncoder, Encoder, choose_engine, fast_engine
 from pretok.tokenizer.reference import ReferenceEngine
-from pretok.tokenizer.segments import BASE, COARSE, COMMA, SEPARATORS, SPACE
-from pretok.tokenizer.stages import Merge, drop_crossing
-from pretok.tokenizer.superword_merge import SHORT_RUN
 from pretok.tokenizer.vocabulary import tokenizer_data
 from pretok.vocab.bpe import Merges, train_merges
 from pretok.vocab.cells import cells_of
-from pretok.vocab.chains import BREAK, ChainFinder, train_superwords
 
 SPECIAL = ["<|endoftext|>", "<|pad|>"]
 SIZE, SUPERWORDS = 700, 300
@@ -224,7 +224,7 @@ def test_training_is_bpe_over_chains_however_rare_pairs_are_cut(
     wanted = naive_superwords(plain, trained.tokens, 60, max_words)
     half = int(np.flatnonzero(flat == BREAK)[50]) + 1
     for rare in (1, 1 << 40):  # cut too much, and start again; cut nothing
-        monkeypatch.setattr("pretok.vocab.chains.RARE", rare)
+        monkeypatch.setattr("pretok.superwords.chains.RARE", rare)
         made = train_superwords(lambda: iter([flat[:half], flat[half:]]), trained.tokens, 60, max_words)
         assert pairs_of(made) == wanted
 

@@ -30,10 +30,10 @@ from pretok.read.batches import buffers
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat, read_partition
+from pretok.superwords.chains import BREAK, ChainFinder
 from pretok.tokenizer.encoder import BatchEncoder, choose_engine
 from pretok.tokenizer.reference import ReferenceEngine
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
-from pretok.vocab.chains import BREAK, ChainFinder
 
 
 @dataclass(frozen=True, slots=True)

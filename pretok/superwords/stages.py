@@ -15,7 +15,7 @@ from typing import Any
 
 from pretok.kernels.pretokenize import LETTER, PATTERNS
 from pretok.kernels.unicode import class_table
-from pretok.tokenizer.segments import BASE, COARSE, COMMA, MARKS, SEPARATORS
+from pretok.superwords.segments import BASE, COMMA, FLAGS_OF, MARKS
 from pretok.tokenizer.vocabulary import CHARACTER_BYTES, to_bytes
 
 Merge = tuple[bytes, bytes]
@@ -109,15 +109,14 @@ class Stages:
     tokens: dict[int, bytes]
 
 
-def split_stages(tokenizer: dict[str, Any]) -> Stages | None:
-    """The stages of a tokenizer.json, None when it is not a superword vocabulary of this project.
+def split_stages(tokenizer: dict[str, Any]) -> Stages:
+    """The stages of a tokenizer.json whose Split has a coarse pattern.
 
-    The pattern of its Split says that it is one; stage 2 begins with the first merge that joins words. ValueError when
-    the merges are not stage 1 followed by stage 2, so that encoding in two steps would not be exact.
+    Stage 2 begins with the first merge that joins words. ValueError when the merges are not stage 1 followed by stage
+    2, so that encoding in two steps would not be exact.
     """
-    separators = _separators(tokenizer)
-    if separators is None:
-        return None
+    split, *others = tokenizer["pre_tokenizer"]["pretokenizers"]
+    separators = FLAGS_OF[split["pattern"]["Regex"]]
     if not all(token["special"] for token in tokenizer.get("added_tokens", [])):
         raise ValueError("its added tokens that are not special could stand inside of a segment")
     vocab: dict[str, int] = tokenizer["model"]["vocab"]
@@ -136,7 +135,6 @@ def split_stages(tokenizer: dict[str, Any]) -> Stages | None:
     second = [(vocab[left], vocab[right], vocab[left + right]) for left, right in pairs[start:]]
     results = {result for _, _, result in second}
     words = {token: i for token, i in vocab.items() if i not in results}
-    split, *others = tokenizer["pre_tokenizer"]["pretokenizers"]
     steps = [{**split, "pattern": {"Regex": PATTERNS[BASE]}}, *others]
     first = {
         **tokenizer,
@@ -150,10 +148,3 @@ def split_stages(tokenizer: dict[str, Any]) -> Stages | None:
         if token not in added and CHARACTER_BYTES.keys() >= set(token)
     }
     return Stages(separators, first, second, tokens)
-
-
-def _separators(tokenizer: dict[str, Any]) -> int | None:
-    """The separators whose coarse pattern stands in the Split of a tokenizer.json, None for any other."""
-    steps = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or []
-    pattern = (steps[0].get("pattern") or {}).get("Regex") if steps else None
-    return next((SEPARATORS[name] for name, coarse in COARSE.items() if coarse == pattern), None)

@@ -39,7 +39,7 @@ from pretok.superwords.stages import drop_crossing
 from pretok.tokenizer.encoder import BatchEncoder, FastEngine, fast_engine
 from pretok.tokenizer.vocabulary import tokenizer_data
 from pretok.vocab.bpe import train_merges
-from pretok.vocab.cells import cells_of
+from pretok.vocab.symbols import buffer_of
 
 HELD_OUT = 25
 BATCH = 4 << 20
@@ -106,8 +106,8 @@ def main() -> None:
             table.add_documents(*buffers(batch), np.zeros(len(batch), np.bool_), BASE)
     words = table.words()
     special = DEFAULT_SPECIAL_TOKENS
-    cells = cells_of(words.data, words.offsets, words.counts)
-    merges1 = train_merges(cells, vocab_size=args.size, special_tokens=len(special))
+    buffer = buffer_of(words.data, words.offsets, words.counts)
+    merges1 = train_merges(buffer, vocab_size=args.size, special_tokens=len(special))
     all1 = merges1.first(args.size)
     print(f"stage 1: {time.process_time() - start:.1f} s")
     plain = json.dumps(tokenizer_data(PATTERNS[BASE], special, all1))

@@ -37,7 +37,7 @@ from pretok.read.batches import from_buffers
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import write_vocab
 from pretok.vocab.bpe import train_merges
-from pretok.vocab.cells import cells_of
+from pretok.vocab.symbols import buffer_of
 
 RESULTS = Path(__file__).with_name("results_vocab.json")
 SIZE = 50_000
@@ -141,8 +141,8 @@ def _weighed(counts: CorpusCounts) -> WeightedWords:
 
 
 def _merges(words: WordCounts | WeightedWords) -> Any:
-    cells = cells_of(words.data, words.offsets, words.counts)
-    return train_merges(cells, vocab_size=SIZE, special_tokens=SPECIAL)
+    buffer = buffer_of(words.data, words.offsets, words.counts)
+    return train_merges(buffer, vocab_size=SIZE, special_tokens=SPECIAL)
 
 
 def _reference(texts: list[str]) -> set[bytes]:
@@ -246,7 +246,7 @@ def measure_economy(corpus: Path, work: Path) -> dict[str, Any]:
             table.add_numbers(part.data, part.offsets, part.counts * factors[name], part.counts)
         merged = table.sums()[:3]
         for size in (32_000, SIZE, 64_000):
-            made = train_merges(cells_of(*merged), vocab_size=size, special_tokens=SPECIAL)
+            made = train_merges(buffer_of(*merged), vocab_size=size, special_tokens=SPECIAL)
             pairs = [(made.tokens[left], made.tokens[right]) for left, right in made.pairs.tolist()]
             vocab = write_vocab(work / "economy", PATTERNS[pattern], DEFAULT_SPECIAL_TOKENS, pairs)
             encoder = Encoder(vocab.path.read_text(encoding="utf-8"), 0, vocab.size)

@@ -116,7 +116,7 @@ def weigh(buckets: list[Path], factors: dict[str, int], min_count: int) -> Itera
     """Add up the sources of every bucket, counts times factor, and drop words that occur less than `min_count` times.
 
     factors: source -> integer, in the order of the row groups. Occurrences are those in training documents. The words
-    of a bucket are ordered by their counts, as `vocab.cells` wants them, and those that count alike by their bytes:
+    of a bucket are ordered by their counts, as `vocab.symbols` wants them, and those that count alike by their bytes:
     where words that begin alike lie together, merging takes a sixth less time.
     """
     waiting: deque[Future[TrainingWords]] = deque()

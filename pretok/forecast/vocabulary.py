@@ -27,7 +27,7 @@ from pretok.read.probe import Probe
 from pretok.read.readers import read_piece
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab, write_vocab
 from pretok.vocab.bpe import train_merges
-from pretok.vocab.cells import cells_of
+from pretok.vocab.symbols import buffer_of
 
 
 @contextmanager
@@ -51,8 +51,8 @@ def counting_vocabulary(
     words = concatenate(list(parts.values()))
     counts = np.concatenate([factors[name] * part.counts for name, part in parts.items()])
     special = recipe.vocab.special_tokens
-    cells = cells_of(words.data, words.offsets, counts)
-    merges = train_merges(cells, vocab_size=recipe.vocab.size, special_tokens=len(special))
+    buffer = buffer_of(words.data, words.offsets, counts)
+    merges = train_merges(buffer, vocab_size=recipe.vocab.size, special_tokens=len(special))
     with TemporaryDirectory(prefix="pretok-") as folder:
         made = merges.first(recipe.vocab.size)
         write_vocab(Path(folder), PATTERNS[recipe.vocab.pattern], special, made)

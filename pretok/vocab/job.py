@@ -41,20 +41,20 @@ from pretok.read.changes import refuse_changes
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
 from pretok.vocab.alphabets import check_languages
 from pretok.vocab.bpe import train_merges
-from pretok.vocab.cells import Cells, CellWriter
 from pretok.vocab.compare import THIS, measure_tokenizer
 from pretok.vocab.cost import Measure, MeasureTask, empty_measure, measure_bucket, open_tokenizer
 from pretok.vocab.planned import check_mix
 from pretok.vocab.records import VocabReport
 from pretok.vocab.report import Made, make_report, source_factors
 from pretok.vocab.show import show_report
+from pretok.vocab.symbols import BufferWriter, SymbolBuffer
 
 REPORT_FILE = "report.json"
 STATE = ".state"
 OTHER_SIZES = (32_000, 64_000)
 """Sizes the report compares with, trained from the same counts."""
 MERGING_BYTES = 10
-"""Memory for each cell of the distinct words (one a byte and one a word) while they are merged, see docs/scaling.md."""
+"""Memory for each byte of the distinct words, and for each word, while they are merged, see docs/scaling.md."""
 
 
 def run_build_vocab(
@@ -177,9 +177,9 @@ def train_vocabularies(
     special = vocab.special_tokens
     nested = vocab.other_sizes
     sizes = dict.fromkeys((vocab.size, *nested, *OTHER_SIZES))
-    cells, tally = _cells(counts, vocab)
-    merges = train_merges(cells, vocab_size=max(sizes), special_tokens=len(special))
-    del cells
+    buffer, tally = _lay_out(counts, vocab)
+    merges = train_merges(buffer, vocab_size=max(sizes), special_tokens=len(special))
+    del buffer
     made = {}
     for size in sizes:
         kept = not vocab.superwords and size in (vocab.size, *nested)
@@ -194,7 +194,7 @@ def train_vocabularies(
     return made, tally
 
 
-def _cells(counts: CorpusCounts, vocab: Vocab) -> tuple[Cells, Tally]:
+def _lay_out(counts: CorpusCounts, vocab: Vocab) -> tuple[SymbolBuffer, Tally]:
     """The words to merge, laid out bucket by bucket, as all of them would take a third of what merging takes.
 
     Raises IntegrityError for counts that are damaged, and UsageError, before the work, for words that memory does not
@@ -202,7 +202,7 @@ def _cells(counts: CorpusCounts, vocab: Vocab) -> tuple[Cells, Tally]:
     """
     counts.check()
     free, more = free_memory(), vocab.min_count + 1
-    writer, tally, left, left_bytes = CellWriter(free // MERGING_BYTES), Tally(), 0, 0
+    writer, tally, left, left_bytes = BufferWriter(free // MERGING_BYTES), Tally(), 0, 0
     for part in weigh(counts.buckets, source_factors(vocab, counts), vocab.min_count):
         words, tally = part.words, tally + part.tally
         writer.add(words.data, words.offsets, words.counts)
@@ -215,8 +215,8 @@ def _cells(counts: CorpusCounts, vocab: Vocab) -> tuple[Cells, Tally]:
             f"memory, and {short_bytes(free)} are free here: --min-count {more} leaves {left:,} of them, for "
             f"{short_bytes(kept)}; or take a node with more memory. The counts are kept"
         )
-    pa.default_memory_pool().release_unused()  # it keeps what the buckets took, half as much as the cells
-    return writer.cells(), tally
+    pa.default_memory_pool().release_unused()  # it keeps what the buckets took, half as much as the buffer
+    return writer.buffer(), tally
 
 
 def _measure(made: dict[int, Vocabulary], counts: CorpusCounts, recipe: Recipe, step: Step) -> Measure:

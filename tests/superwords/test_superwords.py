@@ -40,7 +40,7 @@ from pretok.tokenizer.encoder import BatchEncoder, Encoder, choose_engine, fast_
 from pretok.tokenizer.reference import ReferenceEngine
 from pretok.tokenizer.vocabulary import tokenizer_data
 from pretok.vocab.bpe import Merges, train_merges
-from pretok.vocab.cells import cells_of
+from pretok.vocab.symbols import buffer_of
 
 SPECIAL = ["<|endoftext|>", "<|pad|>"]
 SIZE, SUPERWORDS = 700, 300
@@ -95,8 +95,8 @@ def train(name: str, texts: list[str], size: int, wanted: int) -> Trained:
     table = WordTable()
     table.add_documents(*pack(texts), np.zeros(len(texts), np.bool_), BASE)
     counted = table.words()
-    cells = cells_of(counted.data, counted.offsets, counted.counts)
-    merges = train_merges(cells, vocab_size=size - wanted, special_tokens=len(SPECIAL))
+    buffer = buffer_of(counted.data, counted.offsets, counted.counts)
+    merges = train_merges(buffer, vocab_size=size - wanted, special_tokens=len(SPECIAL))
     words = drop_crossing(pairs_of(merges), separators)
     tokens = merges.tokens
     chains = chains_of(texts, words, tokens, separators)

@@ -23,9 +23,9 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from pretok.base.errors import UsageError
 from pretok.kernels.pretokenize import PATTERNS, word_ends
 from pretok.tokenizer.vocabulary import to_characters
-from pretok.vocab import bpe, cells
+from pretok.vocab import bpe, symbols
 from pretok.vocab.bpe import Merges, merge_sequences, train_merges
-from pretok.vocab.cells import ALPHABET, cells_of
+from pretok.vocab.symbols import ALPHABET, buffer_of
 
 SPECIAL = ["<|endoftext|>", "<|pad|>"]
 CORPUS_BYTES = 4_000_000
@@ -60,7 +60,7 @@ def train(words: Counter[bytes], special_tokens: Sequence[str] = SPECIAL, **limi
     data = np.frombuffer(b"".join(words), np.uint8)
     offsets = np.cumsum([0, *map(len, words)], dtype=np.int64)
     counts = np.fromiter(words.values(), np.int64, len(words))
-    return train_merges(cells_of(data, offsets, counts), special_tokens=len(special_tokens), **limits)
+    return train_merges(buffer_of(data, offsets, counts), special_tokens=len(special_tokens), **limits)
 
 
 def split_words(texts: Sequence[str], pattern: str) -> Counter[bytes]:
@@ -305,7 +305,9 @@ def test_one_word_of_5_million_bytes(word: npt.NDArray[np.uint8], merges: int) -
     1,744 fill the vocabulary; where all tokens are equal each round halves them, and the odd ones are joined last.
     """
     started = time.process_time()
-    made = train_merges(cells_of(word, np.array([0, LONG]), np.array([1])), vocab_size=2000, special_tokens=0)
+    made = train_merges(
+        buffer_of(word, np.array([0, LONG]), np.array([1])), vocab_size=2000, special_tokens=0
+    )
     assert time.process_time() - started < 30
     assert len(made.pairs) == merges
 
@@ -321,6 +323,6 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         merge_sequences(*lay_out([([0, 2], 1)]), [b"a", b"b"], 1)
     with pytest.raises(ValueError, match="one offset more"):
         merge_sequences(np.zeros(2, np.int32), np.array([0, 2]), np.array([1, 1]), [b"a"], 1)
-    monkeypatch.setattr(cells, "MAX_CELLS", 9)
+    monkeypatch.setattr(symbols, "MAX_SYMBOLS", 9)
     with pytest.raises(UsageError, match=r"2 words of 7 bytes.*greater min-count"):
         train(Counter({b"abc": 1, b"defg": 1}), vocab_size=300)

@@ -28,9 +28,9 @@ from pretok.kernels.pretokenize import PATTERNS
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import load_vocab, to_bytes
 from pretok.vocab.bpe import train_merges
-from pretok.vocab.cells import cells_of
 from pretok.vocab.cost import measure_texts
 from pretok.vocab.job import run_build_vocab
+from pretok.vocab.symbols import buffer_of
 
 SPECIAL = ["<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62))]
 
@@ -82,8 +82,8 @@ def test_the_vocabulary_is_that_of_the_reference(folder: Path, here: Engine, pat
 def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine) -> None:
     counts = run_count(recipe(folder, holdout="0"), here, Silent())
     words = concatenate([part.words for part in weigh(counts.buckets, {"it": 3, "en": 1}, 1)])
-    cells = cells_of(words.data, words.offsets, words.counts)
-    merges = train_merges(cells, vocab_size=2000, special_tokens=len(SPECIAL))
+    buffer = buffer_of(words.data, words.offsets, words.counts)
+    merges = train_merges(buffer, vocab_size=2000, special_tokens=len(SPECIAL))
     made = [(merges.tokens[left], merges.tokens[right]) for left, right in merges.pairs.tolist()]
     texts = documents(folder, "it") * 3 + documents(folder, "en")
     expected = reference(texts, "cl100k", 2000)["merges"]

@@ -1,15 +1,15 @@
-"""Words in a row of cells: the text that BPE merges, and how often each cell of it occurs.
+"""The symbol buffer: words laid out in a row, which BPE merges in place, and how often each position of it occurs.
 
-Enters: words as bytes or tokens in a row, and how often each occurs. Leaves: Cells, and the Text that compiled code
+Enters: words as bytes or tokens, and how often each occurs. Leaves: a SymbolBuffer, and the Text that compiled code
 walks over.
 
-There is a cell for each token, and one before, between and after words. When tokens are joined, the new one begins at
-the first one's cell; of the other cells it covers the first and the last hold its length, as a negative number. So both
-neighbours of a token are found in constant time, however long it is.
+There is a position for each token, and one before, between and after words. When tokens are joined, the new one begins
+at the first one's position; of the other positions it covers the first and the last hold its length, as a negative
+number. So both neighbours of a token are found in constant time, however long it is.
 
-How often a cell occurs is kept for runs of words that occur equally often, not for each cell; a hint for every 32 cells
-says where among the runs to begin to look. Any order of words is right. Ordered by their counts they are few runs,
-which stay in the processor's caches: half of all distinct words occur once.
+How often a position occurs is kept for runs of words that occur equally often, not for each position; a hint for every
+32 positions says where among the runs to begin to look. Any order of words is right. Ordered by their counts they are
+few runs, which stay in the processor's caches: half of all distinct words occur once.
 
 Memory: 4.125 bytes for each token and each word, and 12 for each run.
 """
@@ -30,10 +30,10 @@ from pretok.kernels.compile import I64, njit
 from pretok.tokenizer.vocabulary import ALPHABET
 
 BOUNDARY = -1
-"""Symbol of the cells around words. A cell that a token covers but does not begin at has a smaller one."""
+"""Symbol of the positions around words. A position that a token covers but does not begin at has a smaller one."""
 HINT_BITS = 5
-"""A hint is for 2**HINT_BITS cells."""
-MAX_CELLS = 2**31 - 1
+"""A hint is for 2**HINT_BITS positions."""
+MAX_SYMBOLS = 2**31 - 1
 MAX_OCCURRENCES = 2.0**62
 _BLOCK = 1 << 16
 """Words whose bytes are made tokens at once."""
@@ -47,15 +47,15 @@ _Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class SymbolBuffer:
     """Words laid out. Merging uses them up."""
 
     symbols: _Int32s
-    """[cells], the token that begins there; BOUNDARY; or the length of the token that covers it, negative."""
+    """[positions], the token that begins there; BOUNDARY; or the length of the token that covers it, negative."""
     starts: _Int32s
-    """[runs + 1], the first cell of each run of words that occur equally often; last, the number of cells."""
+    """[runs + 1], the first position of each run of words that occur equally often; last, the number of positions."""
     hints: _Int32s
-    """For every 2**HINT_BITS cells, the run that the first of them is in."""
+    """For every 2**HINT_BITS positions, the run that the first of them is in."""
     counts: Ints
     """[runs], how often each of the words occurs."""
 
@@ -63,13 +63,13 @@ class Cells:
 class Text(NamedTuple):
     """The words while they are merged: pointers, as counting references to arrays took half of the time."""
 
-    cells: Any
-    """How many."""
+    size: Any
+    """How many positions."""
     symbols: Any
     starts: Any
     hints: Any
     counts: Any
-    """These as in Cells."""
+    """These as in SymbolBuffer."""
     weights: Any
     """int64[ids], the weight of each token."""
     limit: Any
@@ -80,21 +80,21 @@ TEXT = types.NamedTuple((types.int64, POINTER32, POINTER32, POINTER32, POINTER, 
 
 
 @njit(TEXT(types.int64, POINTER32, POINTER32, POINTER32, POINTER, POINTER, types.int64))
-def text_of(cells: Any, symbols: Any, starts: Any, hints: Any, counts: Any, weights: Any, limit: Any) -> Any:
+def text_of(size: Any, symbols: Any, starts: Any, hints: Any, counts: Any, weights: Any, limit: Any) -> Any:
     """A Text of arrays, which must outlive it."""
-    return Text(cells, symbols, starts, hints, counts, weights, limit)
+    return Text(size, symbols, starts, hints, counts, weights, limit)
 
 
 @njit(types.int64(POINTER32, types.int64), inline=True)
 def after(symbols: Any, p: Any) -> Any:
-    """The cell after the token that begins at p."""
+    """The position after the token that begins at p."""
     covered = symbols[p + 1]
     return p - covered if covered < BOUNDARY else p + 1
 
 
 @njit(types.int64(POINTER32, types.int64), inline=True)
 def before(symbols: Any, p: Any) -> Any:
-    """The cell where the token before p begins, or the boundary before p."""
+    """The position where the token before p begins, or the boundary before p."""
     covered = symbols[p - 1]
     return p + covered if covered < BOUNDARY else p - 1
 
@@ -107,7 +107,7 @@ def joinable(text: Any, a: Any, b: Any) -> Any:
 
 @njit(types.int64(TEXT, types.int64), inline=True)
 def count_at(text: Any, p: Any) -> Any:
-    """How often the word occurs that cell p is in."""
+    """How often the word occurs that position p is in."""
     run = np.int64(text.hints[p >> HINT_BITS])
     while text.starts[run + 1] <= p:
         run += 1
@@ -116,7 +116,7 @@ def count_at(text: Any, p: Any) -> Any:
 
 @njit(types.int64(types.Array(types.int32, 1, "C", readonly=True), I64, I32, types.int64))
 def _place(tokens: Any, offsets: Any, symbols: Any, p: Any) -> Any:
-    """Write words of tokens, and a boundary after each, to the cells from p on; returns the cell after them."""
+    """Write words of tokens, and a boundary after each, to the positions from p on; returns the position after them."""
     first = offsets[0]
     for w in range(len(offsets) - 1):
         for i in range(offsets[w] - first, offsets[w + 1] - first):
@@ -127,22 +127,22 @@ def _place(tokens: Any, offsets: Any, symbols: Any, p: Any) -> Any:
     return p
 
 
-class CellWriter:
-    """Words -> Cells, part by part, so that the words need not be there all at once.
+class BufferWriter:
+    """Words -> SymbolBuffer, part by part, so that the words need not be there all at once.
 
-    most: cells; of more than that, words are only counted.
+    most: positions; of more than that, words are only counted.
     """
 
-    def __init__(self, most: int = MAX_CELLS) -> None:
+    def __init__(self, most: int = MAX_SYMBOLS) -> None:
         self.words, self.bytes = 0, 0
-        self._most, self._end, self._occurrences = min(most, MAX_CELLS), 1, 0.0
+        self._most, self._end, self._occurrences = min(most, MAX_SYMBOLS), 1, 0.0
         self._symbols = np.full(1, BOUNDARY, np.int32)
         self._starts: list[_Int32s] = []
         self._counts: list[Ints] = []
 
     @property
     def size(self) -> int:
-        """The cells of all words added."""
+        """The positions of all words added."""
         return self.bytes + self.words + 1
 
     def add(self, data: Bytes, offsets: Ints, counts: Ints) -> None:
@@ -184,8 +184,8 @@ class CellWriter:
         """Where it lies, or moved by the kernel: a large array is never there twice. No other array looks at it."""
         self._symbols.resize(size, refcheck=False)
 
-    def cells(self) -> Cells:
-        """The words added. Raises UsageError where they are too many, as 32 bits number the cells."""
+    def buffer(self) -> SymbolBuffer:
+        """The words added. Raises UsageError where they are too many, as 32 bits number the positions."""
         if self.size > self._most:
             raise UsageError(
                 f"{self.words:,} words of {self.bytes:,} bytes are too many to merge (words and bytes together: "
@@ -196,11 +196,11 @@ class CellWriter:
         blocks = np.arange(0, self._end, 1 << HINT_BITS, dtype=np.int32)
         hints = np.maximum(np.searchsorted(starts, blocks, side="right") - 1, 0).astype(np.int32)
         counts = np.concatenate([np.empty(0, np.int64), *self._counts])
-        return Cells(self._symbols, starts, hints, counts)
+        return SymbolBuffer(self._symbols, starts, hints, counts)
 
 
-def cells_of(data: Bytes, offsets: Ints, counts: Ints) -> Cells:
-    """The Cells of words of bytes, as `CellWriter.add` takes them."""
-    writer = CellWriter()
+def buffer_of(data: Bytes, offsets: Ints, counts: Ints) -> SymbolBuffer:
+    """The SymbolBuffer of words of bytes, as `BufferWriter.add` takes them."""
+    writer = BufferWriter()
     writer.add(data, offsets, counts)
-    return writer.cells()
+    return writer.buffer()

@@ -32,6 +32,7 @@ from pretok.vocab.entries import (
 )
 from pretok.vocab.planned import plan_text
 from pretok.vocab.records import (
+    Compared,
     Costs,
     CountedWords,
     Decision,
@@ -84,6 +85,7 @@ def make_report(made: Made) -> VocabReport:
     """The report."""
     counts, measure, sources = made.counts, made.measure, made.counts.sources
     plain = made.vocabularies[made.recipe.vocab.size]
+    compare = {path: compared(row) for path, row in made.rows.items()}
     return VocabReport(
         vocabulary=MadeVocabulary(
             made.main.size, made.recipe.vocab.size, made.main.fingerprint, made.main.eod_id
@@ -100,8 +102,8 @@ def make_report(made: Made) -> VocabReport:
             for v, vocab in enumerate(made.vocabularies.values())
         },
         tokens=_token_owners(plain, measure.uses[0], sources),
-        compare={path: compared(row) for path, row in made.rows.items()},
-        mix=_mix(made),
+        compare=compare,
+        mix=_mix(made, compare),
         failed=counts.failed,
         superwords=made.superwords,
         config=made.config,
@@ -139,12 +141,11 @@ def _costs(measure: Measure, source: int, split: int, documents: int | None = No
     )
 
 
-def _mix(made: Made) -> MixCosts:
+def _mix(made: Made, compare: Mapping[str, Mapping[str, Compared]]) -> MixCosts:
     measure, sources = made.measure, made.counts.sources
     parts = shares(made.recipe.vocab.weights, made.sizes)
     sizes = dict(zip(sources, measure.bytes.sum(1).tolist(), strict=True))
     tokens = [dict(zip(sources, row, strict=True)) for row in measure.tokens.sum(2).T.tolist()]
-    rows = {path: compared(row) for path, row in made.rows.items()}
     return MixCosts(
         {name: round(float(part), 6) for name, part in parts.items()},
         {
@@ -157,7 +158,7 @@ def _mix(made: Made) -> MixCosts:
                 {name: one.bytes for name, one in row.items()},
                 {name: one.tokens for name, one in row.items()},
             )
-            for path, row in rows.items()
+            for path, row in compare.items()
         },
     )
 

@@ -6,12 +6,12 @@ vocabulary costs in the planned mix, how its size compares, and what is wrong wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from pretok.base.tell import Table, Teller, table
 from pretok.vocab.compare import THIS
 from pretok.vocab.entries import LISTED
-from pretok.vocab.records import Decision, SourceFigures, VocabReport
+from pretok.vocab.records import Decision, VocabReport
 
 READABLE = 3
 """A long entry of no more different characters, such as a line of dashes, tells nothing."""
@@ -23,142 +23,105 @@ BASIS = {
     "disk": "the text as it is, for there is no [mix] and no weights",
 }
 
+Columns = Mapping[str, str]
+"""Heading -> what `str.format` makes of a record, the argument 0."""
+
+SOURCE: Columns = {
+    "weight": "{0.weight:.1%}",
+    "distinct words": "{0.distinct_words:,}",
+    "tokens": "{0.training.tokens:,}",
+    "held out": "{0.heldout.documents:,}",
+    "bytes/token": "{0.heldout.bytes_per_token}",
+    "tokens/word": "{0.heldout.tokens_per_word}",
+}
+"""Of a SourceCosts."""
+PLANNED: Columns = {
+    "tokens": "{0.tokens:,}",
+    "bytes/token": "{0.text.bytes_per_token}",
+    "tokens/word": "{0.text.tokens_per_word}",
+    "bytes as tokens": "{0.text.single_bytes:.2%}",
+    "of letters": "{0.text.split_characters:.2%}",
+    "Renyi": "{0.text.renyi}",
+    "cut before '": "{0.kinds[cut_before_apostrophe].share:.2%}",
+    "digits/token": "{0.kinds[numbers].bytes_per_token}",
+    "only steps": "{0.only_steps:,}",
+}
+"""Of a SourceFigures."""
+SIZE: Columns = {
+    "bytes/token": "{0.text.bytes_per_token}",
+    "tokens/word": "{0.text.tokens_per_word}",
+    "Renyi": "{0.text.renyi}",
+    "steps": "{0.steps:,}",
+    "left over": "{0.left_over:,} ({0.left_over_share:.1%})",
+    "unused": "{0.unused:,}",
+}
+"""Of a SizeFigures."""
+TOKENIZER: Columns = {
+    "mix": "{0.fertility}",
+    "Renyi": "{0.renyi}",
+    "entries": "{0.size:,}",
+    f"as in {THIS}": "{0.shared_entries:,}",
+    f"of {THIS}'s tokens": "{0.share_of_tokens:.2%}",
+}
+"""Of an OtherTokenizer."""
+
 
 def show_report(report: VocabReport, tell: Teller, languages: Sequence[str], *, compared: bool) -> None:
     """Print a line, and what was asked for: the letters of `languages`, and other tokenizers where some were
     `compared`. The rest are details."""
-    words, asked = report.words, tell.show if compared else tell.detail
+    words, decision = report.words, report.decision
     dropped = f" ({words.dropped:,} more are too rare)" if words.dropped else ""
     tell.notice(
         f"vocabulary: {report.vocabulary.size:,} entries from {words.distinct:,} distinct words{dropped}, "
-        f"{_number(report.mix.sizes[str(report.vocabulary.size)])} bytes per token"
+        f"{_cell(report.mix.sizes[str(report.vocabulary.size)])} bytes per token"
     )
-    tell.detail(_sizes(report))
-    for made in _planned(report.decision, bool(report.superwords)):
-        tell.detail(made)
+    what = f"in the planned mix ({BASIS[decision.basis]})" + ("; words only" if report.superwords else "")
+    every = {**decision.sources, "mix": decision.mix}
+    tell.detail(
+        _table(f"this vocabulary {what}", "source", {n: _row(PLANNED, of) for n, of in every.items()})
+    )
+    sizes = {
+        f"{int(size):,}": _row(SIZE, of)
+        | {f"< {int(limit):,} uses": f"{n:,}" for limit, n in of.rare.items()}
+        for size, of in decision.sizes.items()
+    }
+    tell.detail(_table(f"sizes {what}", "size", sizes))
     for made in _tokenizers(report):
-        asked(made)
+        tell.show(made) if compared else tell.detail(made)
     tokens = report.tokens
     readable = [entry.token for entry in tokens.longest if len(set(entry.token)) > READABLE]
-    longest = ", ".join(map(repr, readable[:5]))
     tell.detail(
-        f"{tokens.shared:,} tokens are shared by the sources, {tokens.unused:,} unused; "
-        f"{len(tokens.unused_bytes)} bytes never occur; longest words: {longest or '-'}"
+        f"{tokens.shared:,} tokens are shared by the sources, {tokens.unused:,} unused; {len(tokens.unused_bytes)} "
+        f"bytes never occur; longest words: {', '.join(map(repr, readable[:5])) or '-'}"
     )
-    _show_faults(report.decision, languages, tell)
+    _show_faults(decision, languages, tell)
 
 
 def sources_table(report: VocabReport) -> Table:
     """What the vocabulary costs in each source."""
-    rows = [
-        (
-            name,
-            f"{source.weight or 0:.1%}",
-            f"{source.distinct_words:,}",
-            f"{source.training.tokens:,}",
-            f"{source.heldout.documents or 0:,}",
-            _number(source.heldout.bytes_per_token),
-            _number(source.heldout.tokens_per_word),
-            f"{report.tokens.mostly_in[name]:,}",
-        )
+    rows = {
+        name: {**_row(SOURCE, source), "own tokens": f"{report.tokens.mostly_in[name]:,}"}
         for name, source in report.sources.items()
-    ]
-    columns = (
-        "source",
-        "weight",
-        "distinct words",
-        "tokens",
-        "held out",
-        "bytes/token",
-        "tokens/word",
-        "own tokens",
-    )
-    return table(f"vocabulary of {report.vocabulary.size:,} entries", columns, rows)
+    }
+    return _table(f"vocabulary of {report.vocabulary.size:,} entries", "source", rows)
 
 
-def _sizes(report: VocabReport) -> Table:
-    names = list(report.sources)
-    rows = [
-        (f"{int(size):,}", *(f"{row[name]:,}" for name in names), _number(report.mix.sizes[size]))
-        for size, row in report.sizes.items()
-    ]
-    title = "tokens of all text by size of the vocabulary, and bytes per token of the mix"
-    return table(title, ("size", *names, "mix"), rows)
-
-
-def _planned(decision: Decision, superwords: bool) -> Iterator[Table]:
-    """Tables of sources and of sizes in the planned mix."""
-    what = f"in the planned mix ({BASIS[decision.basis]})" + ("; words only" if superwords else "")
-    sources = (
-        "source",
-        "tokens",
-        "bytes/token",
-        "tokens/word",
-        "bytes as tokens",
-        "of letters",
-        "Renyi",
-        "cut before '",
-        "digits/token",
-        "only steps",
-    )
-    every = {**decision.sources, "mix": decision.mix}
-    yield table(f"this vocabulary {what}", sources, [_planned_row(name, row) for name, row in every.items()])
-    limits = list(next(iter(decision.sizes.values())).rare)
-    rows = [
-        (
-            f"{int(size):,}",
-            _number(row.text.bytes_per_token),
-            _number(row.text.tokens_per_word),
-            _number(row.text.renyi),
-            f"{row.steps:,}",
-            f"{row.left_over:,} ({row.left_over_share or 0:.1%})",
-            f"{row.unused:,}",
-            *(f"{row.rare[limit]:,}" for limit in limits),
-        )
-        for size, row in decision.sizes.items()
-    ]
-    rare = (f"< {int(limit):,} uses" for limit in limits)
-    columns = ("size", "bytes/token", "tokens/word", "Renyi", "steps", "left over", "unused", *rare)
-    yield table(f"sizes {what}", columns, rows)
-
-
-def _planned_row(name: str, row: SourceFigures) -> tuple[str, ...]:
+def _tokenizers(report: VocabReport) -> tuple[Table, Table]:
+    """Bytes per token, and tokens per word, of each tokenizer."""
+    sizes, words = {}, {}
+    for path, row in report.compare.items():
+        mix = _cell(report.mix.compare[path])
+        sizes[path] = {**{name: _cell(of.bytes_per_token) for name, of in row.items()}, "mix": mix}
+        mixed = _row(TOKENIZER, report.decision.tokenizers[path])
+        words[path] = {**{name: _cell(of.fertility) for name, of in row.items()}, **mixed}
     return (
-        name,
-        f"{row.tokens:,}",
-        _number(row.text.bytes_per_token),
-        _number(row.text.tokens_per_word),
-        _share(row.text.single_bytes),
-        _share(row.text.split_characters),
-        _number(row.text.renyi),
-        _share(row.kinds["cut_before_apostrophe"].share),
-        _number(row.kinds["numbers"].bytes_per_token),
-        f"{row.only_steps:,}",
+        _table(
+            "bytes per token of held-out texts, and of the mix of the sources by weight", "tokenizer", sizes
+        ),
+        _table(
+            "tokens per word between spaces, of held-out texts and of the planned mix", "tokenizer", words
+        ),
     )
-
-
-def _tokenizers(report: VocabReport) -> Iterator[Table]:
-    names = list(report.sources)
-    columns = ("tokenizer", *names, "mix")
-    rows = [
-        [path, *(_number(row[name].bytes_per_token) for name in names), _number(report.mix.compare[path])]
-        for path, row in report.compare.items()
-    ]
-    yield table("bytes per token of held-out texts, and of the mix of the sources by weight", columns, rows)
-    rows = [
-        [
-            path,
-            *(_number(report.compare[path][name].fertility) for name in names),
-            _number(row.fertility),
-            _number(row.renyi),
-            f"{row.size:,}",
-            f"{row.shared_entries:,}",
-            _share(row.share_of_tokens),
-        ]
-        for path, row in report.decision.tokenizers.items()
-    ]
-    title = "tokens per word between spaces, of held-out texts and of the planned mix"
-    yield table(title, (*columns, "Renyi", "entries", f"as in {THIS}", f"of {THIS}'s tokens"), rows)
 
 
 def _show_faults(decision: Decision, languages: Sequence[str], tell: Teller) -> None:
@@ -182,9 +145,20 @@ def _show_faults(decision: Decision, languages: Sequence[str], tell: Teller) -> 
             tell.notice(f"{name} has letters of two tokens: {' '.join(row.two)}")
 
 
-def _number(value: float | None) -> str:
-    return str(value or "-")
+def _table(title: str, first: str, rows: Mapping[str, Mapping[str, str]]) -> Table:
+    """Rows by name, each with a text by heading."""
+    columns = next(iter(rows.values()))
+    return table(title, (first, *columns), [(name, *row.values()) for name, row in rows.items()])
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
+def _row(columns: Columns, record: object) -> dict[str, str]:
+    return {heading: _cell(record, template) for heading, template in columns.items()}
+
+
+def _cell(value: object, template: str = "{0}") -> str:
+    """A dash where there is no figure."""
+    try:
+        text = template.format(value)
+    except TypeError:  # None has no format of numbers
+        return "-"
+    return "-" if text == "None" else text

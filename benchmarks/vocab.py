@@ -149,7 +149,7 @@ def _reference(texts: list[str]) -> set[bytes]:
     """Tokens that BpeTrainer makes of the texts, as bytes."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-    from pretok.tokenizer.vocabulary import to_bytes
+    from pretok.tokenizer.tokenizer_file import to_bytes
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = Tokenizer(models.BPE())

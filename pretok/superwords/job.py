@@ -36,7 +36,8 @@ from pretok.superwords.chains import train_superwords
 from pretok.superwords.segments import BASE, COARSE, SEPARATORS
 from pretok.superwords.stages import Merge, drop_crossing
 from pretok.tokenizer.encoder import Encoder
-from pretok.tokenizer.vocabulary import Vocabulary, to_bytes, tokenizer_data, write_vocab
+from pretok.tokenizer.tokenizer_file import to_bytes
+from pretok.tokenizer.vocabulary import Vocabulary, tokenizer_data, write_vocab
 from pretok.vocab.bpe import Merges
 from pretok.vocab.records import Budget, SuperwordReport, UsedSuperword
 
@@ -174,9 +175,9 @@ def _report(
 ) -> SuperwordReport:
     """Tokens of the held-out texts that were kept, by `plain` and by stage 1 with more and more superwords.
 
-    Without EOD; also which superwords of the vocabulary are used most, and the share of tokens that are superwords,
-    both in text in which the sources have their shares of the vocabulary's training text. vocabularies: words only,
-    stage 1, the one written; sample: bytes of text sampled per source.
+    Also which superwords of the vocabulary are used most, and the share of tokens that are superwords, both in text in
+    which the sources have their shares of the vocabulary's training text. vocabularies: words only, stage 1, the one
+    written; sample: bytes of text sampled per source.
     """
     plain, stage, made = vocabularies
     vocab = recipe.vocab
@@ -191,11 +192,10 @@ def _report(
         encoder = Encoder(json.dumps(data), 0, len(data["model"]["vocab"]))
         rows[row] = {}
         for name in counts.sources:
-            tokens, lengths = encoder.encode(texts[name])
-            rows[row][name] = len(tokens) - len(lengths)
+            ids, _ = encoder.ids(texts[name])
+            rows[row][name] = len(ids)
             if row == str(vocab.size - stage.size):
-                uses[name] = np.bincount(tokens, minlength=vocab.size)
-                uses[name][0] = 0  # EOD, whose id is that of the first special token
+                uses[name] = np.bincount(ids, minlength=vocab.size)
     parts = shares(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
     sizes = {name: len(buffers(texts[name])[0]) for name in counts.sources}
     rates = _mix_rates(parts, sizes, uses)

@@ -16,7 +16,7 @@ from typing import Any
 from pretok.kernels.pretokenize import LETTER, PATTERNS
 from pretok.kernels.unicode import class_table
 from pretok.superwords.segments import BASE, COMMA, FLAGS_OF, MARKS
-from pretok.tokenizer.vocabulary import CHARACTER_BYTES, to_bytes
+from pretok.tokenizer.tokenizer_file import CHARACTER_BYTES, to_bytes
 
 Merge = tuple[bytes, bytes]
 

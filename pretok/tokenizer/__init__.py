@@ -1,6 +1,6 @@
 """A tokenizer.json, and text -> token ids exactly as `tokenizers` gives them.
 
-tokenizer_file.py   a tokenizer.json of any origin -> its checked contents
+tokenizer_file.py   a tokenizer.json of any origin -> its checked contents; how it spells bytes
 vocabulary.py       merges -> tokenizer.json; any byte-level tokenizer.json -> a vocabulary
 reference.py        texts -> token ids by tokenizers, long ones word by word
 encoder.py          texts -> token ids, as tokenizers gives them, fast

@@ -63,170 +63,6 @@ class BatchEncoder(Protocol):
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]: ...
 
 
-class FastEngine:
-    """`gigatoken` on Arrow buffers, one thread. Raises ValueError for a tokenizer it does not know.
-
-    Its cache keeps every distinct word for ever, at 70 to 95 bytes, and a worker lives as long as its job: it is loaded
-    anew when the process has grown by CACHE_BYTES.
-    """
-
-    def __init__(self, tokenizer_json: str) -> None:
-        whole = decoded(tokenizer_json)
-        # Nothing in a document may become a special token; the other added tokens are words of the vocabulary.
-        plain = {**whole, "added_tokens": [token for token in whole["added_tokens"] if not token["special"]]}
-        self._json = msgspec.json.encode(plain)
-        self._load()
-
-    def _load(self) -> None:
-        import gigatoken
-
-        self._tokenizer: Any = None  # the cache goes first
-        try:
-            with guarded():
-                self._tokenizer = gigatoken.Tokenizer.from_json(self._json)
-        except EngineError as error:
-            raise ValueError(str(error)) from None
-        self._most = resident_bytes() + CACHE_BYTES
-
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
-        import awkward as ak
-
-        if resident_bytes() > self._most:
-            self._load()
-        data, offsets = buffers(texts)
-        characters = ak.contents.NumpyArray(data, parameters={"__array__": "char"})
-        strings = ak.contents.ListOffsetArray(
-            ak.index.Index64(offsets), characters, parameters={"__array__": "string"}
-        )
-        with guarded():
-            layout = self._tokenizer.encode_batch(ak.Array(strings), parallel=False).layout
-        return layout.content.data, layout.offsets.data
-
-
-def fast_engine(tokenizer_json: str) -> BatchEncoder:
-    """The engine for a tokenizer of words, or of superwords. Raises ValueError when there is none."""
-    superwords = superwords_for(decoded(tokenizer_json))
-    return superwords.SuperwordEngine(tokenizer_json) if superwords else FastEngine(tokenizer_json)
-
-
-def doubt(tokenizer: dict[str, Any]) -> str:
-    """What gigatoken reads differently from tokenizers in this tokenizer.json, or may; empty where there is nothing."""
-    added = [token for token in tokenizer.get("added_tokens", []) if not token["special"]]
-    for token in added:
-        for flag in ("single_word", "lstrip", "rstrip"):
-            if token[flag]:
-                return f"the added token {token['content']!r} has the flag {flag}"
-        if token["normalized"] and tokenizer.get("normalizer") and not set(token["content"]) <= INERT:
-            return f"the added token {token['content']!r} is to be looked for in normalized text"
-    special = [token["content"] for token in tokenizer.get("added_tokens", []) if token["special"]]
-    return _overlap(special, [token["content"] for token in added])
-
-
-def _overlap(special: list[str], others: list[str]) -> str:
-    """A special token that can stand over another one in a text: which of them is found there, engines differ on."""
-    if not others or not special:
-        return ""
-    if len(special) * len(others) > MANY or max(map(len, others + special)) > LONGEST:
-        return "its added tokens are too many or too long to be compared with each other"
-    names = set(others)
-    heads = {name[:size] for name in others for size in range(1, len(name) + 1)}
-    tails = {name[-size:] for name in others for size in range(1, len(name) + 1)}
-    for token in special:
-        size = len(token)
-        parts = {token[a:b] for a in range(size) for b in range(a + 1, size + 1)}
-        if (
-            parts & names
-            or any(token in name for name in others)
-            or any(token[-k:] in heads or token[:k] in tails for k in range(1, size + 1))
-        ):
-            return f"the special token {token!r} overlaps with an added one that is not special"
-    return ""
-
-
-def _probes(tokenizer: dict[str, Any]) -> pa.LargeStringArray:
-    """Texts on which an engine that reads the pattern or an added token differently would show."""
-    names = [token["content"] for token in tokenizer.get("added_tokens", [])]
-    rows = ["".join(names), "".join(reversed(names)), " ".join(names)]
-    return pa.array([PROBE, *rows, *map(ADDED_CONTEXTS.format, names)], pa.large_string())
-
-
-def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[BatchEncoder, str]:
-    """The fastest engine that is exact for this tokenizer, and a notice when that is the slow one."""
-    tokenizer = decoded(tokenizer_json)
-    reason = doubt(tokenizer)
-    if not reason:
-        try:
-            fast = fast_engine(tokenizer_json)
-        except ValueError as error:
-            reason = f"gigatoken does not take this tokenizer ({error})"
-        else:
-            probes = _probes(tokenizer)
-            if not (unequal := _unequal(fast, reference, probes)):
-                return fast, ""
-            reason = f"gigatoken encodes a probe text differently from tokenizers: {probes[unequal[0]].as_py()[:60]!r}"
-    return reference, f"{reason}; encoding with tokenizers instead, at about 1.3 MB/s per core"
-
-
-def _unequal(fast: BatchEncoder, reference: ReferenceEngine, texts: pa.LargeStringArray) -> list[int]:
-    """The texts that two engines encode differently; all where one of them gives up."""
-    try:
-        (ids, offsets), (expected, borders) = fast.encode(texts), reference.encode(texts)
-    except (EngineError, Unencodable):
-        return list(range(len(texts)))
-    return [
-        i
-        for i in range(len(texts))
-        if not np.array_equal(ids[offsets[i] : offsets[i + 1]], expected[borders[i] : borders[i + 1]])
-    ]
-
-
-def disputed_table(
-    tokenizer: dict[str, Any], fast: BatchEncoder, reference: ReferenceEngine
-) -> npt.NDArray[np.uint8]:
-    """The table for `disputed`: UNASSIGNED is every code point that the engines may take differently.
-
-    With a normalizer these are also the marks that one of them puts into another order, being probed here, and the
-    scripts that are still growing. gigatoken knows a later Unicode than tokenizers, whose NFC is of version 9.
-    """
-    if not tokenizer.get("normalizer"):
-        return class_table()
-    table = class_table().copy()
-    marks = np.flatnonzero(table & MARK)
-    # U+0345 is of the last combining class and U+0334 of the first: a mark of any class moves past one of them
-    probes = pa.array([f"a\u0345{chr(mark)}\u0334" for mark in marks.tolist()], pa.large_string())
-    table[marks[_unequal(fast, reference, probes)]] = UNASSIGNED
-    table[NEW_SCRIPTS.start : NEW_SCRIPTS.stop] = UNASSIGNED
-    return table
-
-
-def _join(ids: Any, offsets: Any, bos: Any, eod: Any, out: Any, lengths: Any) -> None:
-    """Cast ids into `out` with `bos`, unless it is negative, before and `eod` after each document; fills tokens per
-    document.
-
-    Positions are unsigned: an index that could count from the end keeps LLVM from copying many ids at once, 20 times
-    slower.
-    """
-    at, head = np.uint64(0), np.uint64(bos >= 0)
-    for document in range(len(offsets) - 1):
-        start = np.uint64(offsets[document])
-        length = np.uint64(offsets[document + 1]) - start
-        if head:
-            out[at] = bos
-            at += head
-        for i in range(length):
-            out[at + i] = ids[start + i]
-        out[at + length] = eod
-        lengths[document] = length + head + np.uint64(1)
-        at += length + np.uint64(1)
-
-
-_U32 = types.Array(types.uint32, 1, "C", readonly=True)
-_JOIN = {
-    np.dtype(dtype): njit(types.void(_U32, I64, types.int64, types.int64, out[::1], types.int32[::1]))(_join)
-    for dtype, out in (("<u2", types.uint16), ("<i4", types.int32))
-}
-
-
 class Encoder:
     """One tokenizer, loaded once per worker process: its word cache warms up over the first megabytes.
 
@@ -291,3 +127,167 @@ class Encoder:
             for at, document in enumerate(where):
                 parts[document] = ids[offsets[at] : offsets[at + 1]]
         return join_parts(parts)
+
+
+def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[BatchEncoder, str]:
+    """The fastest engine that is exact for this tokenizer, and a notice when that is the slow one."""
+    tokenizer = decoded(tokenizer_json)
+    reason = doubt(tokenizer)
+    if not reason:
+        try:
+            fast = fast_engine(tokenizer_json)
+        except ValueError as error:
+            reason = f"gigatoken does not take this tokenizer ({error})"
+        else:
+            probes = _probes(tokenizer)
+            if not (unequal := _unequal(fast, reference, probes)):
+                return fast, ""
+            reason = f"gigatoken encodes a probe text differently from tokenizers: {probes[unequal[0]].as_py()[:60]!r}"
+    return reference, f"{reason}; encoding with tokenizers instead, at about 1.3 MB/s per core"
+
+
+def fast_engine(tokenizer_json: str) -> BatchEncoder:
+    """The engine for a tokenizer of words, or of superwords. Raises ValueError when there is none."""
+    superwords = superwords_for(decoded(tokenizer_json))
+    return superwords.SuperwordEngine(tokenizer_json) if superwords else FastEngine(tokenizer_json)
+
+
+class FastEngine:
+    """`gigatoken` on Arrow buffers, one thread. Raises ValueError for a tokenizer it does not know.
+
+    Its cache keeps every distinct word for ever, at 70 to 95 bytes, and a worker lives as long as its job: it is loaded
+    anew when the process has grown by CACHE_BYTES.
+    """
+
+    def __init__(self, tokenizer_json: str) -> None:
+        whole = decoded(tokenizer_json)
+        # Nothing in a document may become a special token; the other added tokens are words of the vocabulary.
+        plain = {**whole, "added_tokens": [token for token in whole["added_tokens"] if not token["special"]]}
+        self._json = msgspec.json.encode(plain)
+        self._load()
+
+    def _load(self) -> None:
+        import gigatoken
+
+        self._tokenizer: Any = None  # the cache goes first
+        try:
+            with guarded():
+                self._tokenizer = gigatoken.Tokenizer.from_json(self._json)
+        except EngineError as error:
+            raise ValueError(str(error)) from None
+        self._most = resident_bytes() + CACHE_BYTES
+
+    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
+        import awkward as ak
+
+        if resident_bytes() > self._most:
+            self._load()
+        data, offsets = buffers(texts)
+        characters = ak.contents.NumpyArray(data, parameters={"__array__": "char"})
+        strings = ak.contents.ListOffsetArray(
+            ak.index.Index64(offsets), characters, parameters={"__array__": "string"}
+        )
+        with guarded():
+            layout = self._tokenizer.encode_batch(ak.Array(strings), parallel=False).layout
+        return layout.content.data, layout.offsets.data
+
+
+def doubt(tokenizer: dict[str, Any]) -> str:
+    """What gigatoken reads differently from tokenizers in this tokenizer.json, or may; empty where there is nothing."""
+    added = [token for token in tokenizer.get("added_tokens", []) if not token["special"]]
+    for token in added:
+        for flag in ("single_word", "lstrip", "rstrip"):
+            if token[flag]:
+                return f"the added token {token['content']!r} has the flag {flag}"
+        if token["normalized"] and tokenizer.get("normalizer") and not set(token["content"]) <= INERT:
+            return f"the added token {token['content']!r} is to be looked for in normalized text"
+    special = [token["content"] for token in tokenizer.get("added_tokens", []) if token["special"]]
+    return _overlap(special, [token["content"] for token in added])
+
+
+def _overlap(special: list[str], others: list[str]) -> str:
+    """A special token that can stand over another one in a text: which of them is found there, engines differ on."""
+    if not others or not special:
+        return ""
+    if len(special) * len(others) > MANY or max(map(len, others + special)) > LONGEST:
+        return "its added tokens are too many or too long to be compared with each other"
+    names = set(others)
+    heads = {name[:size] for name in others for size in range(1, len(name) + 1)}
+    tails = {name[-size:] for name in others for size in range(1, len(name) + 1)}
+    for token in special:
+        size = len(token)
+        parts = {token[a:b] for a in range(size) for b in range(a + 1, size + 1)}
+        if (
+            parts & names
+            or any(token in name for name in others)
+            or any(token[-k:] in heads or token[:k] in tails for k in range(1, size + 1))
+        ):
+            return f"the special token {token!r} overlaps with an added one that is not special"
+    return ""
+
+
+def _probes(tokenizer: dict[str, Any]) -> pa.LargeStringArray:
+    """Texts on which an engine that reads the pattern or an added token differently would show."""
+    names = [token["content"] for token in tokenizer.get("added_tokens", [])]
+    rows = ["".join(names), "".join(reversed(names)), " ".join(names)]
+    return pa.array([PROBE, *rows, *map(ADDED_CONTEXTS.format, names)], pa.large_string())
+
+
+def _unequal(fast: BatchEncoder, reference: ReferenceEngine, texts: pa.LargeStringArray) -> list[int]:
+    """The texts that two engines encode differently; all where one of them gives up."""
+    try:
+        (ids, offsets), (expected, borders) = fast.encode(texts), reference.encode(texts)
+    except (EngineError, Unencodable):
+        return list(range(len(texts)))
+    return [
+        i
+        for i in range(len(texts))
+        if not np.array_equal(ids[offsets[i] : offsets[i + 1]], expected[borders[i] : borders[i + 1]])
+    ]
+
+
+def disputed_table(
+    tokenizer: dict[str, Any], fast: BatchEncoder, reference: ReferenceEngine
+) -> npt.NDArray[np.uint8]:
+    """The table for `disputed`: UNASSIGNED is every code point that the engines may take differently.
+
+    With a normalizer these are also the marks that one of them puts into another order, being probed here, and the
+    scripts that are still growing. gigatoken knows a later Unicode than tokenizers, whose NFC is of version 9.
+    """
+    if not tokenizer.get("normalizer"):
+        return class_table()
+    table = class_table().copy()
+    marks = np.flatnonzero(table & MARK)
+    # U+0345 is of the last combining class and U+0334 of the first: a mark of any class moves past one of them
+    probes = pa.array([f"a\u0345{chr(mark)}\u0334" for mark in marks.tolist()], pa.large_string())
+    table[marks[_unequal(fast, reference, probes)]] = UNASSIGNED
+    table[NEW_SCRIPTS.start : NEW_SCRIPTS.stop] = UNASSIGNED
+    return table
+
+
+def _join(ids: Any, offsets: Any, bos: Any, eod: Any, out: Any, lengths: Any) -> None:
+    """Cast ids into `out` with `bos`, unless it is negative, before and `eod` after each document; fills tokens per
+    document.
+
+    Positions are unsigned: an index that could count from the end keeps LLVM from copying many ids at once, 20 times
+    slower.
+    """
+    at, head = np.uint64(0), np.uint64(bos >= 0)
+    for document in range(len(offsets) - 1):
+        start = np.uint64(offsets[document])
+        length = np.uint64(offsets[document + 1]) - start
+        if head:
+            out[at] = bos
+            at += head
+        for i in range(length):
+            out[at + i] = ids[start + i]
+        out[at + length] = eod
+        lengths[document] = length + head + np.uint64(1)
+        at += length + np.uint64(1)
+
+
+_U32 = types.Array(types.uint32, 1, "C", readonly=True)
+_JOIN = {
+    np.dtype(dtype): njit(types.void(_U32, I64, types.int64, types.int64, out[::1], types.int32[::1]))(_join)
+    for dtype, out in (("<u2", types.uint16), ("<i4", types.int32))
+}

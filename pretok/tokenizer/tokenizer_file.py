@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,35 @@ MAX_BYTES = 256 << 20
 """The largest published tokenizer.json has about 35 MB."""
 MAX_PATTERN = 10_000
 """Characters of a regular expression; those of published tokenizers have less than 500."""
+
+
+def _byte_characters() -> list[str]:
+    """The printable character that stands for each byte in a byte-level vocabulary.
+
+    Bytes that are printable in Latin-1 stand for themselves, the others take the code points from U+0100 on; the
+    mapping is that of the GPT-2 tokenizer (Radford et al., 2019) and of `tokenizers`' ByteLevel.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    code_points = {byte: byte for byte in printable}
+    code_points.update({byte: 0x100 + i for i, byte in enumerate(others)})
+    return [chr(code_points[byte]) for byte in range(256)]
+
+
+BYTE_CHARACTERS = _byte_characters()
+CHARACTER_BYTES = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
+ALPHABET = tuple(sorted(range(256), key=lambda byte: BYTE_CHARACTERS[byte]))
+"""The 256 bytes in the order of their ids, which is that of their characters, as in `tokenizers.BpeTrainer`."""
+
+
+def to_characters(token: bytes) -> str:
+    """A token's bytes as they stand in a tokenizer.json."""
+    return "".join(BYTE_CHARACTERS[byte] for byte in token)
+
+
+def to_bytes(token: str) -> bytes:
+    """Inverse of `to_characters`. KeyError for a character that stands for no byte."""
+    return bytes(CHARACTER_BYTES[character] for character in token)
 
 
 class AddedToken(msgspec.Struct):
@@ -64,18 +92,8 @@ class TokenizerJson(msgspec.Struct):
     added_tokens: list[AddedToken] = []
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerFile:
-    """raw: the bytes of the file; data: the JSON in them, whose structure is that of TokenizerJson; size: its entries,
-    whose ids are 0 to size - 1."""
-
-    raw: bytes
-    data: dict[str, Any]
-    size: int
-
-
-def read_tokenizer(path: Path, alphabet: frozenset[str]) -> TokenizerFile:
-    """Read and check a tokenizer.json. alphabet: the characters that stand for the 256 bytes.
+def read_tokenizer(path: Path) -> tuple[bytes, dict[str, Any], int]:
+    """(the bytes of a tokenizer.json, what they say, its entries, whose ids are 0 to one less).
 
     Raises FileNotFoundError, and UsageError for what is not a byte-level BPE whose ids are all there, each once.
     """
@@ -97,8 +115,8 @@ def read_tokenizer(path: Path, alphabet: frozenset[str]) -> TokenizerFile:
         contents = msgspec.convert(data, TokenizerJson)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a tokenizer.json that can be used: {error}") from None
-    _check_model(path, contents, alphabet)
-    return TokenizerFile(raw, data, _check_ids(path, contents))
+    _check_model(path, contents)
+    return raw, data, _check_ids(path, contents)
 
 
 @lru_cache(maxsize=2)
@@ -132,11 +150,14 @@ def _steps(step: Step | None) -> Iterator[Step]:
             yield from _steps(inner)
 
 
-def _check_model(path: Path, contents: TokenizerJson, alphabet: frozenset[str]) -> None:
+def _check_model(path: Path, contents: TokenizerJson) -> None:
     """That it is byte-level BPE: all 256 bytes are tokens, a ByteLevel step maps text to them, merges do the rest."""
     model = contents.model
     steps = list(_steps(contents.pre_tokenizer))
-    if not any(step.type == "ByteLevel" for step in steps) or not model.vocab.keys() >= alphabet:
+    if (
+        not any(step.type == "ByteLevel" for step in steps)
+        or not model.vocab.keys() >= CHARACTER_BYTES.keys()
+    ):
         raise UsageError(
             f"{path} is not byte-level: a text could hold characters it has no token for. Take a byte-level tokenizer, "
             "such as that of GPT-2, Llama 3 or Qwen, or make one of your text with pretok build-vocab"

@@ -17,42 +17,13 @@ import msgspec
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import atomic_open, digest, passes, write_json
-from pretok.tokenizer.tokenizer_file import read_tokenizer
+from pretok.tokenizer.tokenizer_file import ALPHABET, CHARACTER_BYTES, read_tokenizer, to_bytes, to_characters
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 """End-of-document tokens looked for, in this order, in a tokenizer that names none."""
-
-
-def _byte_characters() -> list[str]:
-    """The printable character that stands for each byte in a byte-level vocabulary.
-
-    Bytes that are printable in Latin-1 stand for themselves, the others take the code points from U+0100 on; the
-    mapping is that of the GPT-2 tokenizer (Radford et al., 2019) and of `tokenizers`' ByteLevel.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    code_points = {byte: byte for byte in printable}
-    code_points.update({byte: 0x100 + i for i, byte in enumerate(others)})
-    return [chr(code_points[byte]) for byte in range(256)]
-
-
-BYTE_CHARACTERS = _byte_characters()
-CHARACTER_BYTES = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
-ALPHABET = tuple(sorted(range(256), key=lambda byte: BYTE_CHARACTERS[byte]))
-"""The 256 bytes in the order of their ids, which is that of their characters, as in `tokenizers.BpeTrainer`."""
-
-
-def to_characters(token: bytes) -> str:
-    """A token's bytes as they stand in a tokenizer.json."""
-    return "".join(BYTE_CHARACTERS[byte] for byte in token)
-
-
-def to_bytes(token: str) -> bytes:
-    """Inverse of `to_characters`. KeyError for a character that stands for no byte."""
-    return bytes(CHARACTER_BYTES[character] for character in token)
 
 
 @dataclass(frozen=True)
@@ -189,16 +160,16 @@ def load_vocab(path: Path, eod: str | int | None = None, bos: str | int | None =
     """
     file = path / TOKENIZER_FILE if path.is_dir() else path
     try:
-        found = read_tokenizer(file, frozenset(BYTE_CHARACTERS))
+        raw, data, size = read_tokenizer(file)
     except FileNotFoundError:
         raise UsageError(
             f"no tokenizer at {file}: run pretok build-vocab, or name one with --vocab"
         ) from None
-    added = {token["content"]: token["id"] for token in found.data.get("added_tokens", [])}
-    ids = {**found.data["model"]["vocab"], **added}
+    added = {token["content"]: token["id"] for token in data.get("added_tokens", [])}
+    ids = {**data["model"]["vocab"], **added}
     eod_id = _eod_id(file, eod, ids)
-    bos_id = None if bos is None else _bos_id(file, bos, eod_id, found.data)
-    return Vocabulary(file, found.raw, found.data, found.size, eod_id, added, bos_id)
+    bos_id = None if bos is None else _bos_id(file, bos, eod_id, data)
+    return Vocabulary(file, raw, data, size, eod_id, added, bos_id)
 
 
 def _eod_id(file: Path, eod: str | int | None, ids: dict[str, int]) -> int:

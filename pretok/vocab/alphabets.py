@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from pretok.base.errors import UsageError
@@ -94,8 +95,8 @@ def letters_of(language: str) -> list[str]:
 def measure_alphabets(encoder: Encoder) -> dict[str, AlphabetReport]:
     """How each alphabet fares with a tokenizer."""
     every = sorted({letter for language in ALPHABETS for letter in letters_of(language)})
-    _, lengths = encoder.encode(pa.array(every, pa.large_string()))
-    tokens = dict(zip(every, (lengths - 1).tolist(), strict=True))  # without the EOD
+    _, offsets = encoder.ids(pa.array(every, pa.large_string()))
+    tokens = dict(zip(every, np.diff(offsets).tolist(), strict=True))
     return {
         language: AlphabetReport(
             len(letters),

@@ -41,7 +41,7 @@ from pretok.base.errors import UsageError
 from pretok.kernels.compile import I64, U8, njit
 from pretok.kernels.eight_bytes import prefetch_i32, prefetch_i64
 from pretok.kernels.hashing import hash_bytes
-from pretok.tokenizer.vocabulary import ALPHABET
+from pretok.tokenizer.tokenizer_file import ALPHABET
 from pretok.vocab.symbols import (
     BOUNDARY,
     HINT_BITS,

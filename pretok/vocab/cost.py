@@ -44,7 +44,6 @@ class MeasureTask:
     bucket: Path
     sources: int
     tokenizers: tuple[Path, ...]
-    eod: str
 
 
 @dataclass(slots=True)
@@ -73,9 +72,9 @@ class Measure:
 
 
 @lru_cache(maxsize=16)  # all of a report's: each bucket asks for every one
-def open_tokenizer(path: Path, eod: str | int = 0) -> tuple[Encoder, Vocabulary]:
-    """A tokenizer to measure; UsageError for one that cannot encode. Without EOD in what counts, any id will do."""
-    vocab = load_vocab(path, eod)
+def open_tokenizer(path: Path) -> tuple[Encoder, Vocabulary]:
+    """A tokenizer to measure; UsageError for one that cannot encode. Texts are measured without EOD: any id will do."""
+    vocab = load_vocab(path, eod=0)
     return Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path)), vocab
 
 
@@ -93,7 +92,7 @@ def empty_measure(sources: int, sizes: Sequence[int]) -> Measure:
 
 def measure_bucket(task: MeasureTask, report: Report) -> Measure:
     """Encode each distinct word of a bucket once by each tokenizer; a word alone has the tokens it has in a text."""
-    encoders = [open_tokenizer(path, task.eod) for path in task.tokenizers]
+    encoders = [open_tokenizer(path) for path in task.tokenizers]
     total = empty_measure(task.sources, [vocab.size for _, vocab in encoders])
     for source in range(task.sources):
         words = read_group(task.bucket, source)
@@ -102,12 +101,11 @@ def measure_bucket(task: MeasureTask, report: Report) -> Measure:
         total.bytes[source] = counts @ words.lengths
         total.distinct[source] = np.count_nonzero(words.counts)
         texts = from_buffers(words.data, words.offsets)
-        for k, (encoder, vocab) in enumerate(encoders):
-            ids, lengths = encoder.encode(texts)
-            tokens = lengths.astype(np.int64) - 1
+        for k, (encoder, _) in enumerate(encoders):
+            ids, offsets = encoder.ids(texts)
+            tokens = np.diff(offsets)
             total.tokens[source, k] = counts @ tokens
-            np.add.at(total.uses[k][source], ids, np.repeat(words.counts, lengths))
-            total.uses[k][source, vocab.eod_id] = 0  # the encoder ends every word with it
+            np.add.at(total.uses[k][source], ids, np.repeat(words.counts, tokens))
             if k == 0:
                 rows = np.stack([np.ones_like(tokens), tokens, words.lengths]) * words.counts
                 total.kinds[source] = _kinds_of(texts) @ rows.T
@@ -126,9 +124,6 @@ def _kinds_of(words: pa.LargeStringArray) -> npt.NDArray[np.int64]:
 
 
 def measure_texts(path: Path, texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
-    """Uses of each id in texts by any tokenizer, int64[ids], without EOD. Raises Unencodable."""
+    """Uses of each id in texts by any tokenizer, int64[ids]. Raises Unencodable."""
     encoder, vocab = open_tokenizer(path)
-    ids, lengths = encoder.encode(texts)
-    within = np.ones(len(ids), np.bool_)
-    within[np.cumsum(lengths) - 1] = False  # the EOD, which may be any id
-    return np.bincount(ids[within], minlength=vocab.size)
+    return np.bincount(encoder.ids(texts)[0], minlength=vocab.size)

@@ -100,7 +100,7 @@ def _build_vocab(
         state = folder / STATE / fingerprint(config)[:16]
         main, superwords = _superwords().add_superwords(recipe, engine, tell, main, counts, state)
     with open_step("measure", engine, tell) as step:
-        measure = _measure(made, counts, recipe, step)
+        measure = _measure(made, counts, step)
         paths = {THIS: folder, **{str(path): path for path in compare}}
         rows = {name: measure_tokenizer(path, counts, tell) for name, path in paths.items()}
     report = make_report(Made(recipe, counts, tally, made, measure, main, superwords, paths, rows, config))
@@ -219,11 +219,10 @@ def _lay_out(counts: CorpusCounts, vocab: Vocab) -> tuple[SymbolBuffer, Tally]:
     return writer.buffer(), tally
 
 
-def _measure(made: dict[int, Vocabulary], counts: CorpusCounts, recipe: Recipe, step: Step) -> Measure:
+def _measure(made: dict[int, Vocabulary], counts: CorpusCounts, step: Step) -> Measure:
     """Encode the words of all buckets by all vocabularies made."""
     paths = tuple(vocab.path.absolute() for vocab in made.values())
-    eod = recipe.vocab.special_tokens[0]
-    tasks = [MeasureTask(path.absolute(), len(counts.sources), paths, eod) for path in counts.buckets]
+    tasks = [MeasureTask(path.absolute(), len(counts.sources), paths) for path in counts.buckets]
     total = empty_measure(len(counts.sources), [vocab.size for vocab in made.values()])
     step.engine.choose(sum(path.stat().st_size for path in counts.buckets))
     for _, measure in step.map(measure_bucket, tasks, "bucket", lambda task: task.bucket.name, kept=False):

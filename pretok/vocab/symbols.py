@@ -27,7 +27,7 @@ from numba import types
 from pretok.base.errors import UsageError
 from pretok.base.tokens import Bytes, Ints
 from pretok.kernels.compile import I64, njit
-from pretok.tokenizer.vocabulary import ALPHABET
+from pretok.tokenizer.tokenizer_file import ALPHABET
 
 BOUNDARY = -1
 """Symbol of the positions around words. A position that a token covers but does not begin at has a smaller one."""

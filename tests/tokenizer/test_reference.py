@@ -30,7 +30,7 @@ from pretok.superwords.segments import COARSE
 from pretok.tokenizer import reference
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import EngineError, ReferenceEngine, Unencodable, guarded
-from pretok.tokenizer.vocabulary import to_characters
+from pretok.tokenizer.tokenizer_file import to_characters
 
 GIVEN_UP = " " * 10_500_000 + "x"
 """The library's regular expression engine gives up after ten million spaces that no line break follows."""

@@ -12,15 +12,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 from pretok.base.errors import UsageError
 from pretok.base.storage import fingerprint
 from pretok.kernels.pretokenize import PATTERNS
-from pretok.tokenizer.vocabulary import (
-    ALPHABET,
-    BYTE_CHARACTERS,
-    load_vocab,
-    to_bytes,
-    to_characters,
-    tokenizer_data,
-    write_vocab,
-)
+from pretok.tokenizer.tokenizer_file import ALPHABET, BYTE_CHARACTERS, to_bytes, to_characters
+from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data, write_vocab
 
 SPECIAL = ["<|endoftext|>", "<|pad|>", "<|reserved_0|>"]
 MERGES = [(b"c", b"i"), (b"a", b"o"), (b"ci", b"ao"), (b" ", b"ciao"), (b"\xc3", b"\xa8")]

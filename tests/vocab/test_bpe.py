@@ -22,7 +22,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from pretok.base.errors import UsageError
 from pretok.kernels.pretokenize import PATTERNS, word_ends
-from pretok.tokenizer.vocabulary import to_characters
+from pretok.tokenizer.tokenizer_file import to_characters
 from pretok.vocab import bpe, symbols
 from pretok.vocab.bpe import Merges, merge_sequences, train_merges
 from pretok.vocab.symbols import ALPHABET, buffer_of

@@ -26,7 +26,8 @@ from pretok.counts.job import run_count
 from pretok.counts.weigh import weigh
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.tokenizer.reference import Unencodable
-from pretok.tokenizer.vocabulary import load_vocab, to_bytes
+from pretok.tokenizer.tokenizer_file import to_bytes
+from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.bpe import train_merges
 from pretok.vocab.cost import measure_texts
 from pretok.vocab.job import run_build_vocab

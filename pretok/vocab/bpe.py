@@ -607,7 +607,7 @@ def _tidy(text: Any, pairs: Any, reserve: Any) -> Any:
     """The pairs with the places alone where they still occur, and room for `reserve` more."""
     symbols, table, places, least = text.symbols, pairs.table, pairs.places, max(1, pairs.used[LEAST])
     # Runs move to the front in their order, so that none is overwritten before it is read. To meet them in it, the
-    # first cell of each gives its place to the number of the row, which is marked by being negative.
+    # first place of each gives its place to the number of the row, which is marked by being negative.
     for row in range(0, len(table), PAIR):
         if table[row + SIZE] > 0:
             start = table[row + START]
@@ -618,18 +618,18 @@ def _tidy(text: Any, pairs: Any, reserve: Any) -> Any:
         if places[at] >= 0:  # of a pair that is merged or gone
             at += 1
             continue
-        owner: Any = PAIR * (-1 - np.int64(places[at]))
-        places[at] = table[owner + START]
-        stop = at + table[owner + SIZE]
-        a, b = table[owner + KEY] >> 32, table[owner + KEY] & 0xFFFFFFFF
-        table[owner + START] = used
-        if table[owner + COUNT] >= least:
+        row = PAIR * (-1 - np.int64(places[at]))
+        places[at] = table[row + START]
+        stop = at + table[row + SIZE]
+        a, b = table[row + KEY] >> 32, table[row + KEY] & 0xFFFFFFFF
+        table[row + START] = used
+        if table[row + COUNT] >= least:
             for k in range(at, stop):
                 p = places[k]
                 if symbols[p] == a and symbols[after(symbols, p)] == b:
                     places[used] = p
                     used += 1
-        table[owner + SIZE] = used - table[owner + START]
+        table[row + SIZE] = used - table[row + START]
         at = stop
     pairs.used[PLACES] = used
     room = used + used // 4 + reserve

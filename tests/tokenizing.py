@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from telling import Told
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from pretok.base.execute import Engine
 from pretok.base.tasks import Step
 from pretok.config import Recipe, make_recipe
+from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.job import run_tokenize
 
 
@@ -41,3 +45,22 @@ def run(made: Recipe, engine: Engine) -> tuple[Step, list[str]]:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def trained_model(
+    texts: Iterable[str], pattern: str | None, special_tokens: Sequence[str], **limits: Any
+) -> dict[str, Any]:
+    """The model that BpeTrainer trains on the texts; without a pattern, every text is one word."""
+    steps = [pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated")] if pattern else []
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, level])
+    trainer = trainers.BpeTrainer(
+        show_progress=False,
+        special_tokens=list(special_tokens),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        **limits,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
+    return model

@@ -111,6 +111,11 @@ class CorpusCounts:
         return list(self.records)
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes counted for training of each source."""
+        return {name: record.bytes for name, record in self.records.items()}
+
+    @property
     def buckets(self) -> list[Path]:
         """The files of words."""
         return [self.folder / bucket.path for bucket in self.bucket_files]

@@ -123,7 +123,7 @@ def _tasks(
 ) -> tuple[list[ChainTask], dict[str, int]]:
     """The tasks that take the sample, and how often each source's part is taken."""
     vocab = recipe.vocab
-    sizes = {name: counts.of(name).bytes for name in counts.sources}
+    sizes = counts.sizes
     parts = shares(vocab.weights, sizes)
     wanted = min(vocab.superword_sample, sum(sizes.values()))
     damage = tuple((failure.file, failure.error) for failure in counts.failed)
@@ -196,7 +196,7 @@ def _report(
             rows[row][name] = len(ids)
             if row == str(vocab.size - stage.size):
                 uses[name] = np.bincount(ids, minlength=vocab.size)
-    parts = shares(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
+    parts = shares(vocab.weights, counts.sizes)
     sizes = {name: len(buffers(texts[name])[0]) for name in counts.sources}
     rates = _mix_rates(parts, sizes, uses)
     order = np.argsort(-rates[stage.size :], kind="stable")[:MOST_USED]

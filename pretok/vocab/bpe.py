@@ -608,6 +608,7 @@ def _tidy(text: Any, pairs: Any, reserve: Any) -> Any:
     symbols, table, places, least = text.symbols, pairs.table, pairs.places, max(1, pairs.used[LEAST])
     # Runs move to the front in their order, so that none is overwritten before it is read. To meet them in it, the
     # first place of each gives its place to the number of the row, which is marked by being negative.
+    row: Any
     for row in range(0, len(table), PAIR):
         if table[row + SIZE] > 0:
             start = table[row + START]
@@ -618,7 +619,7 @@ def _tidy(text: Any, pairs: Any, reserve: Any) -> Any:
         if places[at] >= 0:  # of a pair that is merged or gone
             at += 1
             continue
-        row = PAIR * (-1 - np.int64(places[at]))
+        row = PAIR * (-1 - int(places[at]))
         places[at] = table[row + START]
         stop = at + table[row + SIZE]
         a, b = table[row + KEY] >> 32, table[row + KEY] & 0xFFFFFFFF

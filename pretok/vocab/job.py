@@ -35,7 +35,7 @@ from pretok.base.units import short_bytes
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import count_config, run_count
-from pretok.counts.weigh import Tally, weigh
+from pretok.counts.weigh import Tally, multipliers, weigh
 from pretok.kernels.pretokenize import PATTERNS, code_of, word_ends
 from pretok.read.changes import refuse_changes
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
@@ -45,7 +45,7 @@ from pretok.vocab.compare import THIS, measure_tokenizer
 from pretok.vocab.cost import Measure, MeasureTask, empty_measure, measure_bucket, open_tokenizer
 from pretok.vocab.planned import check_mix
 from pretok.vocab.records import VocabReport
-from pretok.vocab.report import Made, make_report, source_factors
+from pretok.vocab.report import Made, make_report
 from pretok.vocab.show import show_report
 from pretok.vocab.symbols import BufferWriter, SymbolBuffer
 
@@ -203,7 +203,7 @@ def _lay_out(counts: CorpusCounts, vocab: Vocab) -> tuple[SymbolBuffer, Tally]:
     counts.check()
     free, more = free_memory(), vocab.min_count + 1
     writer, tally, left, left_bytes = BufferWriter(free // MERGING_BYTES), Tally(), 0, 0
-    for part in weigh(counts.buckets, source_factors(vocab, counts), vocab.min_count):
+    for part in weigh(counts.buckets, multipliers(vocab.weights, counts.sizes), vocab.min_count):
         words, tally = part.words, tally + part.tally
         writer.add(words.data, words.offsets, words.counts)
         frequent = words.occurrences >= more

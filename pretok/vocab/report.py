@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pretok.config import Recipe, Vocab
+from pretok.config import Recipe
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.weigh import Tally, mix_bytes_per_token, multipliers, shares
 from pretok.tokenizer.vocabulary import Vocabulary
@@ -70,16 +70,6 @@ class Made:
     rows: Mapping[str, CostsBySource]
     config: dict[str, Any]
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Bytes counted for training of each source."""
-        return {name: self.counts.of(name).bytes for name in self.counts.sources}
-
-
-def source_factors(vocab: Vocab, counts: CorpusCounts) -> dict[str, int]:
-    """What the counts of each source are multiplied by for its share of the training text."""
-    return multipliers(vocab.weights, {name: counts.of(name).bytes for name in counts.sources})
-
 
 def make_report(made: Made) -> VocabReport:
     """The report."""
@@ -94,7 +84,7 @@ def make_report(made: Made) -> VocabReport:
             made.words.distinct,
             int(measure.words[:, 0].sum()),
             made.words.dropped_words,
-            ratio(made.words.dropped_bytes, sum(made.sizes.values())),
+            ratio(made.words.dropped_bytes, sum(made.counts.sizes.values())),
         ),
         sources=_sources(made),
         sizes={
@@ -112,8 +102,8 @@ def make_report(made: Made) -> VocabReport:
 
 
 def _sources(made: Made) -> dict[str, SourceCosts]:
-    factors = source_factors(made.recipe.vocab, made.counts)
-    weighted = {name: factors[name] * size for name, size in made.sizes.items()}
+    factors = multipliers(made.recipe.vocab.weights, made.counts.sizes)
+    weighted = {name: factors[name] * size for name, size in made.counts.sizes.items()}
     return {
         name: SourceCosts(
             made.counts.of(name).documents,
@@ -143,7 +133,7 @@ def _costs(measure: Measure, source: int, split: int, documents: int | None = No
 
 def _mix(made: Made, compare: Mapping[str, Mapping[str, Compared]]) -> MixCosts:
     measure, sources = made.measure, made.counts.sources
-    parts = shares(made.recipe.vocab.weights, made.sizes)
+    parts = shares(made.recipe.vocab.weights, made.counts.sizes)
     sizes = dict(zip(sources, measure.bytes.sum(1).tolist(), strict=True))
     tokens = [dict(zip(sources, row, strict=True)) for row in measure.tokens.sum(2).T.tolist()]
     return MixCosts(
@@ -196,12 +186,12 @@ def _decision(made: Made) -> Decision:
     measure, sources = made.measure, made.counts.sources
     counted = dict(zip(sources, measure.tokens[:, 0, 0].tolist(), strict=True))
     sample = Fraction(made.counts.config.sample)
-    planned = plan_text(made.recipe, sample, made.sizes, counted)
+    planned = plan_text(made.recipe, sample, made.counts.sizes, counted)
     plain = made.vocabularies[made.recipe.vocab.size]
     entries = [read_entries(vocab) for vocab in made.vocabularies.values()]
-    trained = np.array(list(source_factors(made.recipe.vocab, made.counts).values()))
+    trained = np.array(list(multipliers(made.recipe.vocab.weights, made.counts.sizes).values()))
     words = float(planned.scale @ measure.words[:, 0])
-    text = planned.scale * np.array(list(made.sizes.values()))
+    text = planned.scale * np.array(list(made.counts.sizes.values()))
     parts = dict(zip(sources, (text / max(1.0, text.sum())).tolist(), strict=True))
     tokens = planned.scale * measure.tokens[:, 0, 0]
     return Decision(

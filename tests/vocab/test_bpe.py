@@ -18,7 +18,7 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from texts import pack
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from tokenizing import trained_model
 
 from pretok.base.errors import UsageError
 from pretok.kernels.pretokenize import PATTERNS, word_ends
@@ -39,19 +39,8 @@ def byte_pairs(merges: Merges) -> list[tuple[bytes, bytes]]:
 def reference(
     texts: Iterable[str], pattern: str | None = None, special_tokens: Sequence[str] = SPECIAL, **limits: Any
 ) -> tuple[dict[str, int], list[tuple[int, int]]]:
-    """(vocabulary, merges as pairs of ids) by BpeTrainer; without a pattern, every text is one word."""
-    steps = [pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated")] if pattern else []
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, level])
-    trainer = trainers.BpeTrainer(
-        show_progress=False,
-        special_tokens=list(special_tokens),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        **limits,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    model = json.loads(tokenizer.to_str())["model"]
+    """(vocabulary, merges as pairs of ids) by BpeTrainer."""
+    model = trained_model(texts, pattern, special_tokens, **limits)
     vocab = model["vocab"]
     return vocab, [(vocab[left], vocab[right]) for left, right in model["merges"]]
 

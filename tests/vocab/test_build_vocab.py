@@ -12,7 +12,8 @@ import pytest
 from counting import Killer, contents, documents, recipe
 from support import needs
 from telling import Told
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
+from tokenizing import trained_model
 
 from pretok.base.errors import MismatchError, Stopped, UsageError
 from pretok.base.execute import Engine
@@ -54,20 +55,7 @@ def one_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def reference(texts: list[str], pattern: str, size: int) -> dict[str, Any]:
-    """The model that `tokenizers` trains on the texts."""
-    tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
-    return model
+    return trained_model(texts, pattern, SPECIAL, vocab_size=size)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -355,6 +355,20 @@ def test_too_little_data_in_a_phase_is_told_at_the_start(shards: Path, tmp_path:
         loop.train(settings(shards, tmp_path, micro_batch=2, phases=[{"at": 4 * STEP, "global_batch": 9}]))
 
 
+@pytest.mark.parametrize("second", [2 * STEP - 1, 2 * STEP])
+def test_phases_closer_than_a_step_are_refused_before_the_first_step(
+    shards: Path, tmp_path: Path, second: int
+) -> None:
+    """Both would begin with the same step; a run that ended there would seem to be done."""
+    phases = [{"at": STEP + 1}, {"at": second}, {"at": 6 * STEP}]
+    with pytest.raises(UsageError, match=f"at {STEP + 1} and at {second} tokens both begin with step 3"):
+        loop.train(settings(shards, tmp_path, phases=phases))
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+    phases[1]["at"] = 2 * STEP + 1  # begins a step later
+    loop.train(settings(shards, tmp_path, phases=phases))
+    assert len(column(tmp_path / "run", "loss")) == 8
+
+
 def test_decay_in_tokens(shards: Path, tmp_path: Path) -> None:
     """As many tokens, however the batch grows."""
     phases = [{"at": 4 * STEP, "global_batch": 2 * BATCH}]

@@ -158,8 +158,8 @@ class Leg:
 def plan_legs(phases: Sequence[Phase], state: RunState, saved: Identity | None) -> list[Leg]:
     """From where a run is to its end. saved: of the checkpoint that `state` is of, None at the beginning.
 
-    Raises UsageError where there is too little data or nothing to do, MismatchError where the checkpoint's phase and
-    the settings disagree.
+    Raises UsageError where there is too little data or nothing to do, or two phases begin with one step, MismatchError
+    where the checkpoint's phase and the settings disagree.
     """
     number, began = _phase_of(phases, state, saved)
     step, tokens = state.step, state.tokens
@@ -181,6 +181,11 @@ def plan_legs(phases: Sequence[Phase], state: RunState, saved: Identity | None) 
         if not following or tokens < following[0].at:
             break
         number += 1
+        if following[1:] and following[1].at <= tokens:
+            raise UsageError(
+                f"phases: those at {following[0].at} and at {following[1].at} tokens both begin with step {step + 1}, "
+                f"as a step has {phase.step_tokens} tokens; put them further apart, or make one of them"
+            )
         same = same_until(phase.view.mix, phases[number].view.mix)
         position = leg.position_after(last) if same >= leg.position_after(last) else 0
         if phases[number].own_schedule:

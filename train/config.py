@@ -22,39 +22,12 @@ from pretok.base.errors import UsageError
 from train.model.sizes import model_config
 
 
-def _option(default: Any, help: str, *, choices: tuple[str, ...] = (), example: str = "") -> Any:
-    """A setting. example: as TOML, for the page of all keys, where the default is none."""
-    return field(default=default, metadata={"help": help, "choices": choices, "example": example})
-
-
-_LEAST = {
-    0: (
-        *("lr", "min_lr", "warmup", "decay", "beta1", "beta2", "eps", "weight_decay", "clip", "z_loss"),
-        *("skip_sigma", "max_skips", "workers", "val_every", "keep_best", "milestone", "profile"),
-    ),
-    1: (
-        *("seq_len", "rope_theta", "global_batch", "micro_batch", "accumulation", "steps", "tokens", "shard"),
-        *(
-            "tensor",
-            "pipeline",
-            "pipeline_parts",
-            "decay_tokens",
-            "loss_chunk",
-            "timeout",
-            "prefetch",
-            "val_sequences",
-            "evaluate_every",
-            "keep_last",
-        ),
-        *("log_every", "gc_every"),
-    ),
-}
-"""The least value of settings that have one."""
-
-
-def least_of(name: str) -> int | None:
-    """The least value of a setting, None where there is none."""
-    return next((least for least, names in _LEAST.items() if name in names), None)
+def _option(
+    default: Any, help: str, *, least: int | None = None, choices: tuple[str, ...] = (), example: str = ""
+) -> Any:
+    """A setting. least: its least value; example: as TOML, for the page of all keys, where the default is none."""
+    metadata = {"help": help, "least": least, "choices": choices, "example": example}
+    return field(default=default, metadata=metadata)
 
 
 MOST_BETA = 0.98
@@ -91,59 +64,64 @@ class TrainConfig:
     )
     init_moments: bool = _option(False, "--init-from a checkpoint: take its optimizer's moments too")
     rope_theta: float | None = _option(
-        None, "base of the rotary positions (default: the model's)", example="500000"
+        None, "base of the rotary positions (default: the model's)", least=1, example="500000"
     )
     seq_len: int | None = _option(
-        None, "tokens in a sequence (default: the mix's, else the model's)", example="4096"
+        None, "tokens in a sequence (default: the mix's, else the model's)", least=1, example="4096"
     )
     seed: int = _option(0, "seed of the initialisation, and of the order when there is no mix")
     attention: str = _option(
         "causal", "document: see only one's own document", choices=("causal", "document")
     )
 
-    global_batch: int | None = _option(None, "sequences in a step over all ranks", example="1024")
-    micro_batch: int | None = _option(None, "sequences in one pass of one rank", example="4")
-    accumulation: int | None = _option(None, "passes in a step", example="8")
-    steps: int | None = _option(None, "length of the run in steps (default: the whole mix)", example="10000")
+    global_batch: int | None = _option(None, "sequences in a step over all ranks", least=1, example="1024")
+    micro_batch: int | None = _option(None, "sequences in one pass of one rank", least=1, example="4")
+    accumulation: int | None = _option(None, "passes in a step", least=1, example="8")
+    steps: int | None = _option(
+        None, "length of the run in steps (default: the whole mix)", least=1, example="10000"
+    )
     tokens: int | None = _option(
-        None, "length of the run in tokens, for example 1.2T; rounded down to whole steps", example='"1.2T"'
+        None,
+        "length of the run in tokens, for example 1.2T; rounded down to whole steps",
+        least=1,
+        example='"1.2T"',
     )
 
-    lr: float = _option(3e-4, "peak learning rate")
-    min_lr: float = _option(0.1, "end of the decay, as a part of lr")
-    warmup: int = _option(100, "steps of linear warm-up")
+    lr: float = _option(3e-4, "peak learning rate", least=0)
+    min_lr: float = _option(0.1, "end of the decay, as a part of lr", least=0)
+    warmup: int = _option(100, "steps of linear warm-up", least=0)
     schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
-    decay: float = _option(0.2, "wsd: part of the run that decays at its end; 0 keeps it extendable")
+    decay: float = _option(0.2, "wsd: part of the run that decays at its end; 0 keeps it extendable", least=0)
     decay_tokens: int | None = _option(
-        None, "wsd: tokens of the decay at the end, instead of a part of the run", example='"100B"'
+        None, "wsd: tokens of the decay at the end, instead of a part of the run", least=1, example='"100B"'
     )
-    beta1: float = _option(0.9, "AdamW")
-    beta2: float = _option(0.95, "AdamW")
-    eps: float = _option(1e-8, "AdamW")
-    weight_decay: float = _option(0.1, "AdamW; never on norms")
+    beta1: float = _option(0.9, "AdamW", least=0)
+    beta2: float = _option(0.95, "AdamW", least=0)
+    eps: float = _option(1e-8, "AdamW", least=0)
+    weight_decay: float = _option(0.1, "AdamW; never on norms", least=0)
     moments: str = _option(
         "fp32", "of AdamW, as they are kept; bf16: half the bytes", choices=("fp32", "bf16")
     )
     decay_embeddings: bool = _option(False, "weight decay on embeddings too")
-    clip: float = _option(1.0, "largest gradient norm; 0: gradients are not clipped")
-    z_loss: float = _option(0.0, "weight of the squared log-partition")
+    clip: float = _option(1.0, "largest gradient norm; 0: gradients are not clipped", least=0)
+    z_loss: float = _option(0.0, "weight of the squared log-partition", least=0)
     init: str = _option(
         "normal", "of the weights; truncated: none 3 deviations out", choices=("normal", "truncated")
     )
     skip_sigma: float = _option(
-        6.0, "skip a step whose gradient norm or loss lies so many deviations up; 0: never"
+        6.0, "skip a step whose gradient norm or loss lies so many deviations up; 0: never", least=0
     )
-    max_skips: int = _option(10, "stop after so many skipped steps in a row")
+    max_skips: int = _option(10, "stop after so many skipped steps in a row", least=0)
 
     shard: int | None = _option(
-        None, "ranks that share one copy of the parameters (default: a node's)", example="8"
+        None, "ranks that share one copy of the parameters (default: a node's)", least=1, example="8"
     )
-    tensor: int = _option(1, "ranks that share every matrix product")
-    pipeline: int = _option(1, "ranks that share the blocks, each with some of them")
+    tensor: int = _option(1, "ranks that share every matrix product", least=1)
+    pipeline: int = _option(1, "ranks that share the blocks, each with some of them", least=1)
     pipeline_schedule: str = _option(
         "1f1b", "order of passes in a pipeline", choices=("gpipe", "1f1b", "interleaved")
     )
-    pipeline_parts: int = _option(2, "interleaved: stages of each rank; the bubble is divided by it")
+    pipeline_parts: int = _option(2, "interleaved: stages of each rank; the bubble is divided by it", least=1)
     reshard: bool = _option(
         True, "free gathered parameters after each use (ZeRO-3); off: at the end of a step (ZeRO-2)"
     )
@@ -162,32 +140,34 @@ class TrainConfig:
         "recompute activations: none, ops, full, every-N blocks, or of a share (0.5) full and else ops",
     )
     compile: bool = _option(False, "torch.compile of each block")
-    loss_chunk: int = _option(4096, "tokens whose logits are in memory at a time")
-    timeout: int = _option(900, "seconds after which a hung collective or save ends the job")
+    loss_chunk: int = _option(4096, "tokens whose logits are in memory at a time", least=1)
+    timeout: int = _option(900, "seconds after which a hung collective or save ends the job", least=1)
 
-    workers: int = _option(2, "loader processes of a rank")
-    prefetch: int = _option(4, "batches each loader process holds ready")
-    val_every: int = _option(0, "evaluate every so many steps; 0: never")
-    val_sequences: int = _option(256, "sequences evaluated of each source, at most")
+    workers: int = _option(2, "loader processes of a rank", least=0)
+    prefetch: int = _option(4, "batches each loader process holds ready", least=1)
+    val_every: int = _option(0, "evaluate every so many steps; 0: never", least=0)
+    val_sequences: int = _option(256, "sequences evaluated of each source, at most", least=1)
     evaluate: str | None = _option(
         None,
         "files of questions the model answers as it learns: NAME=FILE.jsonl,...",
         example='"arc=arc.jsonl"',
     )
-    evaluate_every: int = _option(1000, "steps between answers to them; after the last step too")
+    evaluate_every: int = _option(1000, "steps between answers to them; after the last step too", least=1)
 
     save_every: str = _option("auto", "100 (steps), 10m (minutes), auto: 4 times the start-up time, or never")
-    keep_last: int = _option(3, "newest checkpoints kept")
-    keep_best: int = _option(0, "checkpoints kept by validation loss; one among the best is saved at once")
-    milestone: int = _option(0, "keep every checkpoint whose step is a multiple; 0: none")
+    keep_last: int = _option(3, "newest checkpoints kept", least=1)
+    keep_best: int = _option(
+        0, "checkpoints kept by validation loss; one among the best is saved at once", least=0
+    )
+    milestone: int = _option(0, "keep every checkpoint whose step is a multiple; 0: none", least=0)
 
-    log_every: int = _option(10, "steps between lines on the terminal")
-    gc_every: int = _option(50, "steps between garbage collections, on all ranks together")
+    log_every: int = _option(10, "steps between lines on the terminal", least=1)
+    gc_every: int = _option(50, "steps between garbage collections, on all ranks together", least=1)
     wandb: str | None = _option(
         None, "Weights & Biases project; offline unless WANDB_MODE says otherwise", example='"my-project"'
     )
     tensorboard: bool = _option(False, "write TensorBoard events to RUN/tensorboard")
-    profile: int = _option(0, "write a profile of so many steps to RUN/profile.json")
+    profile: int = _option(0, "write a profile of so many steps to RUN/profile.json", least=0)
     memory_snapshot: bool = _option(False, "when a GPU's memory runs out, write what holds it to RUN/memory")
     deterministic: bool = _option(False, "only operations that give the same bits each time; slower")
 
@@ -197,18 +177,15 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            choices = item.metadata["choices"]
-            if choices and (value := getattr(self, item.name)) not in choices:
+            value, choices, least = getattr(self, item.name), item.metadata["choices"], item.metadata["least"]
+            if choices and value not in choices:
                 raise UsageError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
+            bounded = least is not None and value is not None
+            if bounded and not least <= value < math.inf:  # NaN compares with nothing
+                raise UsageError(f"{item.name} is {value}; it must be at least {least}")
         parse_save_every(self.save_every)
         recomputed(self.checkpointing, 0)
         parse_files(self.evaluate)
-        for least, names in _LEAST.items():
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and not least <= value < math.inf:  # NaN compares with nothing
-                    raise UsageError(f"{name} is {value}; it must be at least {least}")
-
         for name in ("beta1", "beta2") if self.moments == "bf16" else ():
             if (value := getattr(self, name)) > MOST_BETA:
                 raise UsageError(

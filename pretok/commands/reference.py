@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from pretok.config import keys, settings
 from pretok.config.keys import Key, toml
-from train.config import IN_PHASES, TrainConfig, least_of
+from train.config import IN_PHASES, TrainConfig
 
 TABLES: dict[str, Any] = {
     "": settings.Recipe,
@@ -58,7 +58,7 @@ def _flags() -> Iterator[Key]:
             part for part in get_args(hints[item.name]) or (hints[item.name],) if part is not type(None)
         )
         words = {int: "count", float: "number", bool: "true or false"}.get(kind, "text")
-        choices, least = item.metadata["choices"], least_of(item.name)
+        choices, least = item.metadata["choices"], item.metadata["least"]
         if choices:
             words = " or ".join(f'"{choice}"' for choice in choices)
         if least is not None:

@@ -30,13 +30,6 @@ def solve_batch(
 
     Raises UsageError with the nearest valid values when it does not divide.
     """
-    for name, value in (
-        ("global_batch", global_batch),
-        ("micro_batch", micro_batch),
-        ("accumulation", accumulation),
-    ):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}; it must be at least 1")
     if global_batch is None:
         micro_batch, accumulation = micro_batch or USUAL_MICRO_BATCH, accumulation or 1
         return Batch(micro_batch * accumulation * ranks, micro_batch, accumulation, ranks)

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from train.tools.compare_point import Point
-from train.tools.compare_read import read_points, report_points, write_points
+from train.compare.point import Point
+from train.compare.report import read_points, report_points, write_points
 
 INPUTS = {
     "it": ("gutenberg-it-00", "microsoftdocs-it-00", "debian-docs-it-00"),

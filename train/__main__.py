@@ -132,7 +132,7 @@ def _tune(arguments: Sequence[str]) -> None:
 
 
 def _compare(arguments: Sequence[str]) -> None:
-    from train.tools.compare import main as compare
+    from train.compare.command import main as compare
 
     compare(arguments)
 

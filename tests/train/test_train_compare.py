@@ -26,15 +26,11 @@ from pretok.shards.ledger import LedgerWriter, hash_texts, ledger_rows
 from pretok.shards.manifest import write_manifest
 from pretok.stream.quota import parse_weights
 from train.__main__ import main
-from train.model.sizes import ModelConfig
-from train.model.transformer import Decoder
-from train.parallel.devices import find_device
-from train.parallel.mesh import process_group
-from train.tools import compare_point
-from train.tools import compare_runs as tool
-from train.tools.compare import parse_asked
-from train.tools.compare_point import Point, PointSpec, micro_batches, run_point, score_stream
-from train.tools.compare_read import (
+from train.compare import command as tool
+from train.compare import point as compare_point
+from train.compare.command import parse_asked
+from train.compare.point import Point, PointSpec, micro_batches, run_point, score_stream
+from train.compare.report import (
     MIXED,
     T95,
     draw_points,
@@ -44,7 +40,7 @@ from train.tools.compare_read import (
     report_points,
     write_points,
 )
-from train.tools.compare_text import (
+from train.compare.text import (
     Arm,
     check_same,
     choose_validation,
@@ -54,6 +50,10 @@ from train.tools.compare_text import (
     text_weights,
     write_documents,
 )
+from train.model.sizes import ModelConfig
+from train.model.transformer import Decoder
+from train.parallel.devices import find_device
+from train.parallel.mesh import process_group
 
 VOCAB, ALIAS = 60, 30
 Documents = Mapping[tuple[str, str], Sequence[str]]

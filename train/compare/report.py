@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pretok.base.storage import atomic_open
-from train.tools.compare_point import Point, PointSpec
+from train.compare.point import Point, PointSpec
 
 _QUANTILES = """
 12.706 4.303 3.182 2.776 2.571 2.447 2.365 2.306 2.262 2.228 2.201 2.179 2.160 2.145 2.131

@@ -1,6 +1,6 @@
 """One run of a comparison, in a process of its own: a file of token ids -> bits per byte of each source.
 
-    python -m train.tools.compare_point JOB.json
+    python -m train.compare.point JOB.json
 
 Enters: a PointJob with its files. Leaves: the Point as JSON at the job's `out`. The model, the optimizer, the step and
 the loss are the trainer's own, on one device; nothing is saved on the way, as such a run takes minutes.

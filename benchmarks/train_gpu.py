@@ -23,7 +23,7 @@ from benchmarks.train_shards import write_random_shards
 from train.config import TrainConfig
 from train.model.sizes import ModelConfig, model_config
 from train.parallel.devices import Device, find_device
-from train.parallel.mesh import Layout
+from train.parallel.layout import Layout
 from train.tools.memory import count_tensors, largest_micro_batch
 from train.tools.tune import run_trial
 

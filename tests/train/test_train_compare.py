@@ -53,7 +53,7 @@ from train.compare.text import (
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
 from train.parallel.devices import find_device
-from train.parallel.mesh import process_group
+from train.parallel.group import process_group
 
 VOCAB, ALIAS = 60, 30
 Documents = Mapping[tuple[str, str], Sequence[str]]

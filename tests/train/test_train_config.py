@@ -24,8 +24,7 @@ from train.config import (
     whole_number,
 )
 from train.model.sizes import PRESETS
-from train.parallel.batch import solve_batch
-from train.parallel.mesh import check_tensor, solve_layout
+from train.parallel.layout import check_tensor, solve_batch, solve_layout
 from train.tools.tune import flags
 
 

@@ -17,7 +17,7 @@ from tests.train_support import column, tiny_config
 from train.config import MOST_BETA, TrainConfig
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
-from train.parallel.mesh import Layout
+from train.parallel.layout import Layout
 from train.run import loop
 from train.steps import step
 from train.steps.optim import WINDOW, Guard, build_optimizer, learning_rate

@@ -15,7 +15,7 @@ from tests.train_support import column, model_file, run_jobs
 from train.config import TrainConfig
 from train.model.sizes import model_config
 from train.model.transformer import Decoder, initial_tensor
-from train.parallel.mesh import Layout
+from train.parallel.layout import Layout
 from train.run import loop
 from train.steps.optim import learning_rate
 from train.tools.memory import count_tensors

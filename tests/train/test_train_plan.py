@@ -11,7 +11,7 @@ torch = needs("torch")
 from train.__main__ import main
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
-from train.parallel.mesh import Layout
+from train.parallel.layout import Layout
 from train.tools.memory import count_tensors, largest_micro_batch, rule_of_thumb
 from train.tools.plan import GIB
 

@@ -20,7 +20,9 @@ from train.config import TrainConfig
 from train.model import transformer
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder, rotary_table
-from train.parallel.mesh import Layout, _checkpoint_activations, clean_name
+from train.parallel.layout import Layout
+from train.parallel.mesh import clean_name
+from train.parallel.recompute import checkpoint_activations
 from train.tools.memory import block_bytes_per_token, count_tensors
 
 CONFIG = replace(PRESETS["debug"], vocab_size=128, seq_len=16)
@@ -35,7 +37,7 @@ def gradients(setting: str) -> tuple[dict[str, torch.Tensor], int, set[str]]:
     begun = []
     for block in model.layers:
         block.input_layernorm.register_forward_pre_hook(lambda *_: begun.append(1))
-    _checkpoint_activations(model, setting)
+    checkpoint_activations(model, setting)
     tokens = torch.randint(0, 128, (2, 17), generator=generator)
     total, _ = model(tokens[:, :-1], tokens[:, 1:])
     total.backward()
@@ -69,7 +71,7 @@ def test_ops_keeps_attention_inside_of_documents(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(transformer, "document_mask", lambda _documents: "of a GPU")
     transformer._flex.cache_clear()
     model = Decoder(CONFIG)
-    _checkpoint_activations(model, "ops")
+    checkpoint_activations(model, "ops")
     tokens = torch.randint(0, 128, (2, 17), generator=torch.Generator().manual_seed(0))
     total, _ = model(tokens[:, :-1], tokens[:, 1:], tokens[:, 1:])
     total.backward()
@@ -104,7 +106,7 @@ def test_blocks_keep_what_the_plan_counts(setting: str) -> None:
     """Without recomputation they keep more on a CPU, whose norms are of several operations."""
     config, sizes = TrainConfig(precision="fp32", checkpointing=setting), replace(CONFIG, layers=4)
     model, x = Decoder(sizes), torch.randn(2, 16, sizes.dim, requires_grad=True)
-    _checkpoint_activations(model, setting)
+    checkpoint_activations(model, setting)
     tables = rotary_table(16, sizes.head_dim, sizes.rope_theta, x.device)
     y = x
     with Made() as made:

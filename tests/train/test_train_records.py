@@ -20,7 +20,7 @@ from train.config import TrainConfig
 from train.model.sizes import PRESETS
 from train.model.transformer import attention_kernel
 from train.parallel.devices import deterministic, find_device
-from train.parallel.mesh import Layout
+from train.parallel.layout import Layout
 from train.run import loop
 from train.run.memory import memory_history
 from train.tools.memory import count_tensors

@@ -13,9 +13,8 @@ from pretok.base.errors import UsageError
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
-from train.parallel.mesh import Layout
+from train.parallel.layout import Layout, bubble, split_layers
 from train.parallel.pipeline import take_part
-from train.parallel.stages import bubble, split_layers
 from train.tools.memory import HEADROOM, count_tensors
 from train.tools.plan import main
 from train.tools.search import Machine, search

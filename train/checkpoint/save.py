@@ -32,7 +32,7 @@ from train.checkpoint.meta import Meta, read_meta, write_meta
 from train.checkpoint.restore import Reader, first_failure, restore, unreadable
 from train.checkpoint.saved import LATEST, SummedWriter, check_files, complete_checkpoints
 from train.config import TrainConfig
-from train.parallel.mesh import first_problem
+from train.parallel.group import first_problem
 
 SETTLE_SECONDS = 300.0
 """How long a run that ends by an error waits for the save in progress."""

@@ -47,7 +47,7 @@ from train.compare.text import (
 )
 from train.config import TrainConfig, from_mapping, whole_number
 from train.model.sizes import model_config
-from train.parallel.batch import solve_batch
+from train.parallel.layout import solve_batch
 
 SETTINGS = (
     *("seq_len", "rope_theta", "attention", "global_batch", "micro_batch", "accumulation", "lr", "min_lr"),

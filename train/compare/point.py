@@ -33,9 +33,10 @@ from train.config import TrainConfig
 from train.model.loss import IGNORE
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, initial_tensor
-from train.parallel.batch import Batch, solve_batch
 from train.parallel.devices import Device, deterministic, find_device
-from train.parallel.mesh import Layout, build_mesh, materialize, parallelize, process_group, reshard
+from train.parallel.group import process_group
+from train.parallel.layout import Batch, Layout, solve_batch
+from train.parallel.mesh import build_mesh, materialize, parallelize, reshard
 from train.run.failures import explain
 from train.steps.evaluate import bits_per_byte
 from train.steps.optim import learning_rate

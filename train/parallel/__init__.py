@@ -1,9 +1,10 @@
 """Where the ranks are and what each of them holds.
 
 - devices.py: accelerators, their backends and peaks
-- ending.py: what ends one rank ends all, with its words
-- batch.py: a global batch -> micro-batches, passes and ranks
-- mesh.py: ranks, meshes, sharding, checkpointing of activations
-- stages.py: which blocks are in which stage of a pipeline, and what waiting costs
+- layout.py: how ranks, a global batch and the blocks are divided
+- group.py: the process group, the run's folder, and one end for all ranks
+- mesh.py: a model split over the ranks
+- tensor.py: the products that ranks share
+- recompute.py: activations that are computed again
 - pipeline.py: the blocks divided over ranks
 """

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from train.config import TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
-from train.parallel.batch import Batch
+from train.parallel.layout import Batch
 
 
 def take_part(model: Decoder, stage: int, blocks: Sequence[range]) -> None:

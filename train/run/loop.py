@@ -30,7 +30,7 @@ from train import STARTED
 from train.checkpoint.meta import Meta
 from train.config import TrainConfig
 from train.parallel.devices import Device, deterministic, find_device
-from train.parallel.mesh import process_group, run_folder
+from train.parallel.group import process_group, run_folder
 from train.run.failures import explain, out_of_memory
 from train.run.memory import memory_history
 from train.run.metrics import provenance

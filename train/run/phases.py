@@ -25,7 +25,7 @@ from pretok.stream.mix_file import Mix, mix_json, parse_mix
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin
 from train.config import IN_PHASES, SCHEDULE, TrainConfig
 from train.model.sizes import ModelConfig, model_config
-from train.parallel.batch import USUAL_MICRO_BATCH, Batch, solve_batch
+from train.parallel.layout import USUAL_MICRO_BATCH, Batch, solve_batch
 from train.steps.optim import learning_rate
 
 MAY_CHANGE = {"model.seq_len", "model.rope_theta", "global_batch", "stream", "manifest", "mix"}

@@ -24,19 +24,19 @@ from train.checkpoint.state import load_weights
 from train.config import PhaseSettings, TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, attention_kernel, initial_tensor
-from train.parallel.batch import Batch
 from train.parallel.devices import Device
-from train.parallel.mesh import (
+from train.parallel.layout import (
+    Batch,
     Layout,
-    build_mesh,
+    bubble,
+    check_pipeline,
     check_tensor,
-    materialize,
-    parallelize,
-    pass_dtype,
     solve_layout,
+    split_layers,
+    stages_per_rank,
 )
+from train.parallel.mesh import build_mesh, materialize, parallelize, pass_dtype
 from train.parallel.pipeline import Pipeline, take_part
-from train.parallel.stages import bubble, check_pipeline, split_layers, stages_per_rank
 from train.run.phases import Leg, Phase, keep_batch, open_phases
 from train.steps.optim import set_hyper_parameters
 from train.steps.step import Trainee

@@ -25,7 +25,7 @@ from pretok.stream import View
 from pretok.stream.loader import Narrow, PositionSampler, identity_of
 from train.config import TrainConfig
 from train.model.loss import IGNORE
-from train.parallel.batch import Batch
+from train.parallel.layout import Batch
 
 _Tokens = npt.NDArray[np.integer[Any]]
 

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from train.checkpoint.state import named_state
 from train.config import TrainConfig
 from train.model.transformer import Decoder, document_ids
-from train.parallel.batch import Batch
+from train.parallel.layout import Batch
 from train.parallel.mesh import gradient_sync
 from train.parallel.pipeline import Pipeline
 from train.steps.optim import Guard, NormGroups, build_optimizer, update

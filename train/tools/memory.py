@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 
 from train.config import TrainConfig, recomputed
 from train.model.sizes import ModelConfig
-from train.parallel.mesh import Layout
-from train.parallel.stages import passes_in_memory, split_layers, stages_per_rank
+from train.parallel.layout import Layout, passes_in_memory, split_layers, stages_per_rank
 
 HEADROOM = 0.9
 """Part of a device's memory that a plan fills: the rest is for the context, the libraries and fragmentation."""

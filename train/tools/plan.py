@@ -19,10 +19,8 @@ from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from train.config import TrainConfig, add_flags, parse, whole_number
 from train.model.sizes import ModelConfig, model_config
-from train.parallel.batch import solve_batch
 from train.parallel.devices import peak_of
-from train.parallel.mesh import check_tensor, solve_layout
-from train.parallel.stages import bubble, check_pipeline
+from train.parallel.layout import bubble, check_pipeline, check_tensor, solve_batch, solve_layout
 from train.run.setup import checkpoint_bytes
 from train.tools.memory import HEADROOM, count_tensors, largest_micro_batch, rule_of_thumb
 from train.tools.search import Machine, search

@@ -6,7 +6,7 @@ what it loses time to. The estimate ranks choices, it foretells no speed; `train
 - matrix products at the peak times `--mfu`, which is that of a device with nothing else to do;
 - recomputation: a third more for whole blocks (their forward pass again), a twentieth for `ops` (elementwise work), of
   a share of blocks the one and of the others the other;
-- the bubble of a pipeline (`train.parallel.stages`);
+- the bubble of a pipeline (`train.parallel.layout`);
 - all-reduces of tensor parallelism, four a block and pass, six with whole blocks recomputed, which nothing hides;
 - gathering of parameters and scattering of gradients in each pass, and the all-reduce over replicas once a step, as far
   as they take longer than the products they run beside; of what these hide a tenth, which their kernels take from them.
@@ -24,9 +24,15 @@ from typing import Any
 from pretok.base.errors import UsageError
 from train.config import TrainConfig
 from train.model.sizes import ModelConfig
-from train.parallel.batch import Batch, solve_batch
-from train.parallel.mesh import Layout, check_tensor, solve_layout
-from train.parallel.stages import bubble, check_pipeline
+from train.parallel.layout import (
+    Batch,
+    Layout,
+    bubble,
+    check_pipeline,
+    check_tensor,
+    solve_batch,
+    solve_layout,
+)
 from train.tools.memory import HEADROOM, count_tensors
 
 RECOMPUTE = {"none": 0.0, "ops": 0.0, "0.25": 0.25, "0.5": 0.5, "0.75": 0.75, "full": 1.0}

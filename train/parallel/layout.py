@@ -1,0 +1,176 @@
+"""How ranks, a global batch and the blocks of a model are divided. Arithmetic, without torch.
+
+Enters: the number of ranks, sizes of the model, the settings that are given. Leaves: a Layout of ranks and a Batch, all
+sizes solved, and which blocks are in which stage of a pipeline; UsageError names what does not divide or does not go
+together.
+
+Of a pipeline with P ranks, V stages on each and M micro-batches in a step, stage s is on rank s mod P. GPipe (Huang et
+al. 2019) runs all forward passes, then all backward ones; 1F1B (Narayanan et al. 2019, PipeDream-Flush) begins a
+backward pass as soon as it can and holds at most P micro-batches; interleaved 1F1B (Narayanan et al. 2021, section 2.2)
+gives each rank V stages, which divides the bubble by V.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pretok.base.errors import UsageError
+from train.config import TrainConfig, recomputed
+from train.model.sizes import ModelConfig
+
+USUAL_MICRO_BATCH = 8
+"""Sequences in a pass where no size is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many ranks each mesh dimension has."""
+
+    replicate: int
+    shard: int
+    tensor: int
+    pipeline: int = 1
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different data."""
+        return self.replicate * self.shard
+
+
+def solve_layout(world: int, per_node: int, shard: int | None, tensor: int, pipeline: int = 1) -> Layout:
+    """Sizes of the mesh: by default one copy of the parameters (of a stage) per node, replicas across nodes.
+
+    Raises UsageError when the sizes do not divide.
+    """
+    if world % tensor:
+        raise UsageError(f"tensor = {tensor} does not divide the {world} ranks")
+    if world // tensor % pipeline:
+        raise UsageError(
+            f"pipeline = {pipeline} does not divide the {world // tensor} groups of tensor ranks"
+        )
+    data_ranks = world // tensor // pipeline
+    if shard is None:
+        shard = max(1, per_node // tensor)
+        shard = shard if data_ranks % shard == 0 else data_ranks
+    if shard < 1 or data_ranks % shard:
+        valid = [n for n in range(1, data_ranks + 1) if data_ranks % n == 0]
+        raise UsageError(f"shard = {shard} does not divide {data_ranks} data-parallel ranks; valid: {valid}")
+    return Layout(data_ranks // shard, shard, tensor, pipeline)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """global_batch = micro_batch x accumulation x data-parallel ranks, all in sequences."""
+
+    global_batch: int
+    micro_batch: int
+    accumulation: int
+    ranks: int
+
+
+def solve_batch(
+    ranks: int, global_batch: int | None, micro_batch: int | None, accumulation: int | None
+) -> Batch:
+    """Fill in what is not given. Of two unknowns accumulation is 1; with nothing given, micro_batch is 8.
+
+    Raises UsageError with the nearest valid values when it does not divide.
+    """
+    if global_batch is None:
+        micro_batch, accumulation = micro_batch or USUAL_MICRO_BATCH, accumulation or 1
+        return Batch(micro_batch * accumulation * ranks, micro_batch, accumulation, ranks)
+    if micro_batch is None:
+        accumulation = accumulation or 1
+    unit = ranks * (micro_batch or 1) * (accumulation or 1)
+    both = micro_batch is not None and accumulation is not None
+    if global_batch % unit or (both and global_batch != unit):
+        below, above = global_batch // unit * unit, -(-global_batch // unit) * unit
+        nearest = str(unit) if both else " or ".join(str(n) for n in (below, above) if n)
+        factors = [f"{ranks} data-parallel ranks"]
+        factors += [f"micro_batch {micro_batch}"] if micro_batch else []
+        factors += [f"accumulation {accumulation}"] if accumulation else []
+        raise UsageError(
+            f"global_batch {global_batch} is not a multiple of {' x '.join(factors)} = {unit}"
+            f"{' or not equal to it' if both else ''}; nearest: {nearest}"
+        )
+    if micro_batch is None:
+        return Batch(global_batch, global_batch // unit, accumulation or 1, ranks)
+    return Batch(global_batch, micro_batch, global_batch // (ranks * micro_batch), ranks)
+
+
+def check_tensor(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
+    """UsageError unless heads, feed-forward, vocabulary and sequences can be divided among the tensor ranks, and
+    no compiled block is recomputed as a whole: torch 2.13 then ends in an AssertionError about what it has saved."""
+    ranks = config.tensor
+    whole = any(recomputed(config.checkpointing, block) == "full" for block in range(model.layers))
+    if ranks > 1 and config.compile and whole:
+        raise UsageError(
+            f"--compile with --tensor does not go with --checkpointing {config.checkpointing}, only with ops or none"
+        )
+    sizes = {"kv_heads": model.kv_heads, "hidden": model.hidden, "rows of the vocabulary": model.padded_vocab}
+    for name, size in {**sizes, "seq_len": seq_len}.items():
+        if size % ranks:
+            raise UsageError(f"--tensor {ranks} does not divide {name} ({size})")
+
+
+def check_pipeline(config: TrainConfig, model: ModelConfig, batch: Batch) -> None:
+    """UsageError names what --pipeline does not go with, and what would."""
+    ranks, passes = config.pipeline, batch.accumulation
+    if ranks == 1:
+        return
+    stages = ranks * stages_per_rank(config)
+    if model.tied:
+        raise UsageError(
+            "--pipeline: the model's embedding is its output matrix (tied), at both ends; untie it"
+        )
+    if config.offload:
+        raise UsageError("--pipeline does not go with --offload")
+    if stages > model.layers:
+        raise UsageError(f"--pipeline: {stages} stages are more than the {model.layers} blocks of the model")
+    if config.pipeline_schedule == "1f1b" and passes < ranks:
+        raise UsageError(
+            f"--pipeline {ranks} with 1f1b needs at least {ranks} micro-batches in a step of each rank; there are "
+            f"{passes}: lower --micro-batch (now {batch.micro_batch}) or raise --global-batch"
+        )
+    if config.pipeline_schedule == "interleaved" and passes % ranks:
+        raise UsageError(
+            f"--pipeline {ranks} with interleaved needs a multiple of {ranks} micro-batches in a step of each rank; "
+            f"there are {passes}"
+        )
+
+
+def stages_per_rank(config: TrainConfig) -> int:
+    """V."""
+    return config.pipeline_parts if config.pipeline > 1 and config.pipeline_schedule == "interleaved" else 1
+
+
+def split_layers(model: ModelConfig, stages: int) -> list[range]:
+    """Blocks of each stage, at least one, so that stages take like long.
+
+    The output matrix with its loss counts as so many blocks as it has weights: the last stage has fewer.
+    """
+    head = model.padded_vocab * model.dim / model.block_weights
+    share = (model.layers + head) / stages
+    ends = [0]
+    for stage in range(1, stages):
+        end = round(stage * share)
+        ends.append(min(max(end, ends[-1] + 1), model.layers - (stages - stage)))
+    return [range(first, end) for first, end in zip(ends, [*ends[1:], model.layers], strict=True)]
+
+
+def bubble(config: TrainConfig, micro_batches: int) -> float:
+    """Part of a step for which a rank waits: (P - 1) / (V M + P - 1), all passes of a stage taking equally long."""
+    waits = config.pipeline - 1
+    return waits / (stages_per_rank(config) * micro_batches + waits)
+
+
+def passes_in_memory(config: TrainConfig, rank: int, micro_batches: int) -> int:
+    """Passes of one stage whose activations a rank holds at a time; V of them are a micro-batch.
+
+    GPipe: all. 1F1B: P less the rank. Interleaved: as many as Megatron-LM's warm-up has, and the one at work.
+    """
+    ranks, parts = config.pipeline, stages_per_rank(config)
+    if config.pipeline_schedule == "gpipe":
+        return micro_batches
+    if parts == 1:
+        return min(micro_batches, ranks - rank)
+    return min(parts * micro_batches, (parts - 1) * ranks + 2 * (ranks - 1 - rank) + 1)

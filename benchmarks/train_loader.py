@@ -20,10 +20,10 @@ import torch
 
 import pretok.stream
 from benchmarks.train_shards import write_random_shards
+from pretok.base.storage import read_lines
 from train.config import TrainConfig
 from train.parallel.layout import Batch
 from train.run import loop
-from train.run.metrics import read_lines
 from train.steps.data import Feed
 
 

@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.base.storage import fingerprint, read_json, read_lines, write_json
 from tests.support import make_shards
 from train.config import TrainConfig
-from train.run.metrics import read_lines
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo is what the first training step imports.
@@ -133,9 +132,9 @@ def run_jobs(
     folder: Path,
     timeout: float = 600,
     before: Callable[[], None] | None = None,
-) -> None:
+) -> str:
     """Run many short commands, each on its number of ranks, one after the other in the same processes, in each of which
-    `before` runs first."""
+    `before` runs first; returns what all wrote."""
     from torch.distributed import TCPStore
 
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
@@ -159,6 +158,7 @@ def run_jobs(
         process.join()
     text = "".join(path.read_text() for path in sorted(folder.glob("jobs-*")))
     assert [process.exitcode for process in processes] == [0] * len(processes), text[-8000:]
+    return text
 
 
 class Ranks:

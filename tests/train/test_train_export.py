@@ -17,7 +17,7 @@ from pretok.base.records import replace
 from pretok.base.storage import write_json
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
-from tests.train_support import column, model_file, random_shards, run_ranks
+from tests.train_support import column, model_file, random_shards, run_jobs
 from train.__main__ import main
 from train.checkpoint import export
 from train.checkpoint.restore import Reader, restore
@@ -31,13 +31,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     folder = tmp_path_factory.mktemp("export")
     shards = random_shards(folder / "shards")
     add_tokenizer(shards)
-    found = {}
-    for tied in (True, False):
-        run = folder / f"run-{tied}"
-        model = model_file(folder, tied=tied)
-        # Written by two processes, each holding half: the export puts them together.
-        run_ranks(2, [*arguments(shards, run, model), "--shard", 2, "--save-every", 3], folder)
-        found[tied] = run
+    found = {tied: folder / f"run-{tied}" for tied in (True, False)}
+    # Written by two processes, each holding half: the export puts them together.
+    saved = ("--shard", 2, "--save-every", 3)
+    models = {tied: model_file(folder, tied=tied) for tied in found}
+    run_jobs([(2, [*arguments(shards, run, models[tied]), *saved]) for tied, run in found.items()], folder)
     return found
 
 
@@ -142,13 +140,15 @@ def test_the_mean_of_the_last_checkpoints(runs: dict[bool, Path], tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["exported", "checkpoint"])
-def test_weights_start_a_run_with_other_positions(runs: dict[bool, Path], kind: str, tmp_path: Path) -> None:
+def test_weights_start_a_run_with_other_positions(
+    runs: dict[bool, Path], kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = runs[True] / "checkpoints" / "step-00000003"
     if kind == "exported":
         source = exported(runs, True, tmp_path / "model", "--step", "3")
     command = arguments(runs[True].parent / "shards", tmp_path / "run", model_file(tmp_path))
-    text = run_ranks(1, [*command, "--init-from", source, "--rope-theta", "2e6", "--steps", 1], tmp_path)
-    assert f"rope_theta was 500000.0 in {source}, is 2000000.0" in text
+    main([str(part) for part in (*command, "--init-from", source, "--rope-theta", "2e6", "--steps", 1)])
+    assert f"rope_theta was 500000.0 in {source}, is 2000000.0" in capsys.readouterr().out
     [loss] = column(tmp_path / "run", "loss")
     assert 0 < abs(loss - column(runs[True], "loss")[0]) < 1
 
@@ -162,8 +162,8 @@ def test_moments_come_along_where_asked(
     losses = {}
     for name, more in (("kept", ["--init-moments"]), ("dropped", [])):
         command[command.index("--out") + 1] = tmp_path / name
-        flags = ["--steps", 3, "--schedule", "constant", "--warmup", 0, "--lr", 0.01]
-        run_ranks(1, [*command, *flags, "--init-from", source, *more], tmp_path)
+        flags = ["--steps", 3, "--schedule", "constant", "--warmup", 0, "--init-from", source, *more]
+        main([str(part) for part in (*command, *flags)])
         losses[name] = column(tmp_path / name, "loss")
     assert losses["kept"][0] == losses["dropped"][0]
     assert losses["kept"][1] != pytest.approx(losses["dropped"][1], rel=1e-4)
@@ -184,29 +184,30 @@ def test_moments_come_along_where_asked(
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("kind", ["exported", "checkpoint"])
-def test_weights_start_another_run(runs: dict[bool, Path], kind: str, processes: int, tmp_path: Path) -> None:
-    """The new run's first loss is that of the old weights: the one an unfinished run would go on with."""
-    source = runs[True] / "checkpoints" / "step-00000003"
-    if kind == "exported":
-        source = exported(runs, True, tmp_path / "model", "--step", "3")
-    folder = runs[True].parent
-    new = tmp_path / "run"
-    command = arguments(folder / "shards", new, model_file(tmp_path))
-    run_ranks(processes, [*command, "--init-from", source, "--steps", 1], tmp_path)
-    if kind == "exported":  # a run that goes on needs what it began from no more
-        source.rename(tmp_path / "gone")
-        run_ranks(
-            processes, [*command, "--init-from", source, "--steps", 2, "--schedule", "constant"], tmp_path
-        )
+def test_weights_start_another_run(runs: dict[bool, Path], tmp_path: Path) -> None:
+    """The new run's first loss is that of the old weights: the one an unfinished run would go on with. On one rank and
+    on two, from a checkpoint and from an exported model; and it goes on where what it began from is gone."""
+    shards = runs[True].parent / "shards"
+    saved = runs[True] / "checkpoints" / "step-00000003"
+    model = exported(runs, True, tmp_path / "model", "--step", "3")
+    jobs, starts = [], {}
+    for ranks in (1, 2):
+        for source in (saved, model):
+            starts[ranks, source] = tmp_path / f"run-{ranks}-{source.name}"
+            command = arguments(shards, starts[ranks, source], model_file(tmp_path))
+            jobs.append((ranks, [*command, "--init-from", source, "--steps", 1]))
     scratch = tmp_path / "scratch"
-    run_ranks(1, [*arguments(folder / "shards", scratch, model_file(tmp_path)), "--steps", 1], tmp_path)
-    old = column(runs[True], "loss")
-    assert column(scratch, "loss") == pytest.approx(old[:1], rel=1e-5)
-    assert column(new, "loss")[:1] != pytest.approx(old[:1], rel=1e-4)
-    weights = exported(runs, True, tmp_path / "again", "--step", "3")
-    assert column(new, "loss")[:1] == pytest.approx([first_loss(weights, folder / "shards")], rel=1e-5)
+    jobs.append((1, [*arguments(shards, scratch, model_file(tmp_path)), "--steps", 1]))
+    run_jobs(jobs, tmp_path)
+    old, wanted = column(runs[True], "loss")[0], first_loss(model, shards)
+    assert column(scratch, "loss") == pytest.approx([old], rel=1e-5)
+    assert wanted != pytest.approx(old, rel=1e-4)
+    for run in starts.values():
+        assert column(run, "loss") == pytest.approx([wanted], rel=1e-5)
+    model.rename(tmp_path / "gone")
+    command = arguments(shards, starts[1, model], model_file(tmp_path))
+    main([str(part) for part in (*command, "--init-from", model, "--steps", 2, "--schedule", "constant")])
+    assert len(column(starts[1, model], "loss")) == 2
 
 
 def loaded(folder: Path) -> Decoder:

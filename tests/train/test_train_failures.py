@@ -20,6 +20,7 @@ from support import ROOT, needs
 
 torch = needs("torch")
 from pretok.base.errors import Stopped
+from pretok.base.storage import read_lines
 from tests.train_support import Ranks, model_file
 from train import __main__
 from train.checkpoint import HungSave, save
@@ -185,8 +186,8 @@ def test_a_run_leaves_a_log_and_says_when_and_where_in_every_line(
     )
     loop.train(config)
     [path] = (run / "logs").iterdir()
-    log = metrics.read_lines(path)
-    records = metrics.read_lines(run / "metrics.jsonl") + metrics.read_lines(run / "goodput.jsonl")
+    log = read_lines(path)
+    records = read_lines(run / "metrics.jsonl") + read_lines(run / "goodput.jsonl")
     for line in [*log, *records]:
         assert {"time", "host"} <= line.keys()
         assert line["job"] == "4711"
@@ -201,7 +202,7 @@ def test_a_run_leaves_a_log_and_says_when_and_where_in_every_line(
     with pytest.raises(ZeroDivisionError):
         loop.train(replace(config, steps=4))
     [path] = (run / "logs").iterdir()
-    error, end = metrics.read_lines(path)[-2:]
+    error, end = read_lines(path)[-2:]
     assert (error["event"], end["event"], end["exit_code"]) == ("error", "end", None)
     assert "ZeroDivisionError" in error["traceback"]
 
@@ -216,7 +217,7 @@ def test_a_rank_that_fails_has_a_file_of_its_own_and_one_that_stops_none(tmp_pat
         raise ZeroDivisionError("no such thing")
     [path] = (tmp_path / "logs").iterdir()
     assert path.name.startswith("train-rank3-")
-    error, end = metrics.read_lines(path)
+    error, end = read_lines(path)
     assert (error["rank"], error["message"], end["event"]) == (3, "no such thing", "end")
 
 

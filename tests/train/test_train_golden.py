@@ -16,48 +16,43 @@ from test_golden import GOLDEN, golden_shards
 
 needs("torch")
 from pretok.base.errors import MismatchError
-from tests.train_support import column, reseal, run_ranks
+from pretok.base.storage import read_lines
+from tests.train_support import column, reseal, run_jobs
 from train.checkpoint.meta import read_meta
-from train.run.metrics import read_lines
 
-FLAGS = [
-    "--global-batch",
-    "8",
-    "--steps",
-    "6",
-    "--warmup",
-    "2",
-    "--lr",
-    "0.01",
-    "--workers",
-    "0",
-    "--save-every",
-    "99",
-]
+FLAGS = ("--global-batch", 8, "--steps", 6, "--warmup", 2, "--lr", 0.01, "--workers", 0, "--save-every", 99)
+MESHES: dict[int, tuple[object, ...]] = {1: (), 4: ("--shard", 2, "--tensor", 2), 2: ("--shard", 1)}
+"""Ranks -> their mesh."""
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """checkpoints/MESH, checkpoints/model.toml, shards and mix.json as they were."""
+def unpacked(folder: Path) -> Path:
+    """The two runs as they were, checkpoints/model.toml, shards and mix.json."""
     with tarfile.open(GOLDEN / "checkpoints.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    golden_shards(tmp_path / "shards")
-    shutil.copy(GOLDEN / "mix.json", tmp_path)
-    return tmp_path
+        archive.extractall(folder, filter="data")
+    golden_shards(folder / "shards")
+    shutil.copy(GOLDEN / "mix.json", folder)
+    return folder / "checkpoints"
 
 
-def arguments(place: Path, run: Path) -> list[object]:
-    paths = ("--shards", place / "shards", "--mix", place / "mix.json", "--out", run)
-    return [*paths, "--model", place / "checkpoints/model.toml", *FLAGS]
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """checkpoints/, and a folder in which each run went on as RUN-RANKS, on each mesh."""
+    folder = tmp_path_factory.mktemp("golden")
+    before, jobs = unpacked(folder), []
+    for saved in ("1x1x1", "1x2x2"):
+        for ranks, mesh in MESHES.items():
+            run = Path(shutil.copytree(before / saved, folder / f"{saved}-{ranks}"))
+            paths = ("--shards", folder / "shards", "--mix", folder / "mix.json", "--out", run)
+            jobs.append((ranks, [*paths, "--model", before / "model.toml", *FLAGS, *mesh]))
+    text = run_jobs(jobs, folder)
+    assert text.count("resumed from step 3\n") == len(jobs)
+    return before, folder
 
 
 @pytest.mark.parametrize("saved", ["1x1x1", "1x2x2"])
-@pytest.mark.parametrize(("ranks", "mesh"), [(1, ""), (4, "--shard 2 --tensor 2"), (2, "--shard 1")])
-def test_a_run_goes_on_on_any_mesh(place: Path, saved: str, ranks: int, mesh: str) -> None:
-    run = place / "checkpoints" / saved
-    before = read_lines(run / "metrics.jsonl")
-    text = run_ranks(ranks, [*arguments(place, run), *mesh.split()], place)
-    assert "resumed from step 3\n" in text
+@pytest.mark.parametrize("ranks", MESHES)
+def test_a_run_goes_on_on_any_mesh(runs: tuple[Path, Path], saved: str, ranks: int) -> None:
+    before, run = read_lines(runs[0] / saved / "metrics.jsonl"), runs[1] / f"{saved}-{ranks}"
     assert column(run, "data_hash") == [record["data_hash"] for record in before]
     assert column(run, "loss") == pytest.approx([record["loss"] for record in before], rel=1e-5)
     assert column(run, "grad_norm") == pytest.approx([record["grad_norm"] for record in before], rel=1e-3)
@@ -67,9 +62,9 @@ def test_a_run_goes_on_on_any_mesh(place: Path, saved: str, ranks: int, mesh: st
     ("line", "missing"),
     [(',\n   "qk_norm": false', "identity.model.qk_norm"), (',\n  "phase": 0', "progress.phase")],
 )
-def test_a_checkpoint_that_lacks_a_field_is_refused_by_name(place: Path, line: str, missing: str) -> None:
+def test_a_checkpoint_that_lacks_a_field_is_refused_by_name(tmp_path: Path, line: str, missing: str) -> None:
     """As another version of the trainer would write it."""
-    path = place / "checkpoints/1x1x1/checkpoints/step-00000003"
+    path = unpacked(tmp_path) / "1x1x1/checkpoints/step-00000003"
     text = (path / "meta.json").read_text()
     assert line in text
     (path / "meta.json").write_text(text.replace(line, ""))

@@ -11,21 +11,21 @@ import pytest
 from support import needs
 
 torch = needs("torch")
+from pretok.base.storage import read_lines
 from tests.train_support import tiny_config
 from train.run import loop
-from train.run.goodput import Goodput, GoodputFile, Restart
-from train.run.metrics import read_lines
+from train.run.goodput import Goodput, Restart
 
 
 def test_goodput_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 40.0, 45.0, 95.0])
     monkeypatch.setattr("train.run.goodput.time.monotonic", lambda: next(clock))
-    goodput = Goodput(0.0)
+    path = tmp_path / "goodput.jsonl"
+    goodput = Goodput(0.0, path, lost=(7.2, 7.2))
     goodput.enter("training")  # at 10
     with goodput.spent("saving"):  # from 40 to 45
         pass
-    path = tmp_path / "goodput.jsonl"
-    said = GoodputFile(path).write(goodput.segment(8.0, 10, 2, 14.4))
+    said = goodput.write(10, 8.0)
     spent = {"initialisation": 10.0, "training": 72.0, "validation": 0.0, "saving": 5.0, "data": 8.0}
     [line] = read_lines(path)
     assert line == line | spent | {"steps": 10, "lost_steps": 2, "lost_seconds": 14.4}
@@ -62,15 +62,13 @@ def test_goodput_of_a_restart_inside_a_job(tmp_path: Path, monkeypatch: pytest.M
     """From the last line of the segment before to the start of the process nothing useful was done."""
     path = tmp_path / "goodput.jsonl"
     began = time.monotonic()
-    GoodputFile(path, Restart(1, "exit code 137"), began).write(Goodput(began).segment(0.0, 1, 0, 0.0))
+    Goodput(began, path, Restart(1, "exit code 137")).write(1, 0.0)
     (line,) = read_lines(path)
     assert (line["restart"], line["restarting"]) == ("exit code 137", 0.0)  # nothing went before
-    path.write_text(json.dumps(line | {"time": "2026-01-01T00:00:00Z", "training": 60.0}) + "\n")
+    path.write_text(json.dumps(line | {"time": "2026-01-01T00:00:00Z", "training": 50.0}) + "\n")
     monkeypatch.setattr("train.run.goodput.time.time", lambda: 1767225600.0 + 50)  # 50 s after
-    said = GoodputFile(path, Restart(2, "lost node7"), time.monotonic() - 10).write(
-        Goodput(time.monotonic()).segment(0.0, 1, 0, 0.0)
-    )
+    said = Goodput(time.monotonic() - 10, path, Restart(2, "lost node7")).write(1, 0.0)
     assert read_lines(path)[1]["restarting"] == pytest.approx(40, abs=1)
     assert "restarting 40.0%" in said
-    assert GoodputFile(path, Restart(), began).write(Goodput(time.monotonic()).segment(0.0, 1, 0, 0.0))
+    assert Goodput(time.monotonic(), path).write(1, 0.0)
     assert read_lines(path)[2]["restarting"] == 0.0  # the next job; the queue is not counted

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import sys
 import types
 from pathlib import Path
@@ -14,20 +16,54 @@ from support import needs
 
 torch = needs("torch")
 from pretok.base.errors import UsageError
+from pretok.base.storage import read_lines
 from tests.train_support import tiny_config
 from train.run import loop
-from train.run.metrics import append_line, cut_after, read_lines
+from train.run.lines import Lines
 
 
-def test_metrics_files(tmp_path: Path) -> None:
+def test_lines_that_were_not_saved_go_and_half_a_line_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "metrics.jsonl"
-    assert read_lines(path) == []
+    lines = Lines(path)
     for step in range(1, 6):
-        append_line(path, {"step": step})
+        lines.add({"step": step})
     with path.open("a") as file:
         file.write('{"step": 6')  # a kill
-    assert [record["step"] for record in cut_after(path, 3)] == [4, 5]
-    assert [record["step"] for record in read_lines(path)] == [1, 2, 3]
+    lines = Lines(path, lambda record: bool(record["step"] <= 3))
+    assert [record["step"] for record in lines.dropped] == [4, 5]
+
+    class Broken:
+        """A file system that takes half of the line and is gone for a moment."""
+
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def seek(self, place: int) -> None:
+            self.file.seek(place)
+
+        def write(self, line: bytes) -> int:
+            if len(tries) < 3:
+                tries.append(self.file.write(line[:7]))
+                raise OSError(error, os.strerror(error))
+            return int(self.file.write(line[:20]))
+
+        def close(self) -> None:
+            self.file.close()
+
+    error, tries = errno.ESTALE, list[int]()
+    original = os.fdopen
+    monkeypatch.setattr(os, "fdopen", lambda *rest, **named: Broken(original(*rest, **named)))
+    lines.add({"step": 4})
+    assert [record["step"] for record in read_lines(path)] == [1, 2, 3, 4]
+    assert tries == [7, 7, 7]
+    error = errno.ENOSPC
+    tries.clear()
+    lines.close()
+    with pytest.raises(OSError, match="No space left") as caught:
+        lines.add({"step": 5})
+    assert (caught.value.filename, len(tries)) == (str(path), 1)
 
 
 def test_wandb_is_offline_with_one_id_for_the_chain(

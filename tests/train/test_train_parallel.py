@@ -129,6 +129,7 @@ def test_four_processes_equal_one(runs: Path, name: str) -> None:
     assert lengths == {"[8]" if "--tensor" in own else "[16]"}
 
 
+@pytest.mark.slow
 def test_compiled_blocks_that_are_split_equal_one_process(shards: Path, runs: Path, tmp_path: Path) -> None:
     """What enters the first of them has arrived: torch loses a part of the gradient of what is still on its way."""
     own = ("--tensor", 2, "--compile", "--checkpointing", "ops", "--steps", 3)

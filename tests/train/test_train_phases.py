@@ -14,18 +14,17 @@ from mixing import request
 
 import pretok.stream
 from pretok.base.errors import MismatchError, PretokError, UsageError
-from pretok.base.storage import read_json
+from pretok.base.storage import read_json, read_lines
 from pretok.cluster.chain import recipe_flags
 from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest
 from pretok.stream.continued import beginning, run_position
 from pretok.stream.mix_file import Mix, mix_sources, write_mix
 from pretok.stream.mix_job import run_mix
-from tests.train_support import column, model_file, run_jobs, run_ranks
+from tests.train_support import column, model_file, run_jobs
 from train.config import TrainConfig, add_flags, from_mapping, parse
 from train.model import loss
 from train.run import loop
-from train.run.metrics import read_lines
 
 BATCH, LENGTH = 8, 16
 STEP = BATCH * LENGTH
@@ -188,34 +187,14 @@ def test_a_stop_anywhere_and_other_ranks_give_the_same_run(shards: Path, tmp_pat
     toml.write_text(
         f'[[phases]]\nat = {2 * STEP}\nmix = "{other}"\n[[phases]]\nat = {4 * STEP}\nglobal_batch = {2 * BATCH}\n'
     )
-    shared = [
-        "--config",
-        toml,
-        "--shards",
-        shards,
-        "--mix",
-        first,
-        "--model",
-        model_file(tmp_path),
-        "--workers",
-        0,
-    ]
-    shared += [
-        "--global-batch",
-        BATCH,
-        "--lr",
-        0.01,
-        "--warmup",
-        1,
-        "--schedule",
-        "constant",
-        "--keep-last",
-        99,
-    ]
-    run_ranks(1, [*shared, "--steps", 6, "--out", tmp_path / "whole"], tmp_path)
-    for number, (ranks, steps) in enumerate([(1, 2), (2, 3), (1, 4), (2, 6)]):
-        text = run_ranks(ranks, [*shared, "--steps", steps, "--out", tmp_path / "run"], tmp_path)
-        assert ("resumed from step" in text) == (number > 0)
+    shared = ["--config", toml, "--shards", shards, "--mix", first, "--model", model_file(tmp_path)]
+    shared += ["--workers", 0, "--global-batch", BATCH, "--lr", 0.01, "--warmup", 1]
+    shared += ["--schedule", "constant", "--keep-last", 99]
+    jobs = [(1, [*shared, "--steps", 6, "--out", tmp_path / "whole"])]
+    for ranks, steps in [(1, 2), (2, 3), (1, 4), (2, 6)]:
+        jobs.append((ranks, [*shared, "--steps", steps, "--out", tmp_path / "run"]))
+    text = run_jobs(jobs, tmp_path)
+    assert [step for step in range(7) if f"resumed from step {step}\n" in text] == [2, 3, 4]
     assert column(tmp_path / "run", "data_hash") == column(tmp_path / "whole", "data_hash")
     assert column(tmp_path / "run", "loss") == pytest.approx(column(tmp_path / "whole", "loss"), rel=1e-5)
     begun = [line for line in read_lines(tmp_path / "run/changes.jsonl") if line["by"] == "phase"]

@@ -10,11 +10,11 @@ from support import needs
 needs("torch")
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
+from pretok.base.storage import read_lines
 from tests.train_support import column, random_shards, run_jobs
 from train.config import TrainConfig
 from train.model.sizes import PRESETS, ModelConfig
 from train.parallel.layout import Batch, bubble, check_pipeline, passes_in_memory, split_layers
-from train.run.metrics import read_lines
 
 SIZES = "vocab_size = 60\ndim = 16\nlayers = 4\nheads = 4\nkv_heads = 4\nhidden = 16\ntied = false\nqk_norm = true\n"
 STEPS = 4

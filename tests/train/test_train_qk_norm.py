@@ -14,18 +14,22 @@ from pretok.base.records import replace
 from pretok.base.storage import write_json
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
-from tests.train_support import column, model_file, random_shards, run_ranks
+from tests.train_support import column, model_file, random_shards, run_jobs
 from train.__main__ import main
 from train.checkpoint.export import exported_tensors
 from train.model.sizes import ModelConfig, model_config
 from train.model.transformer import Decoder
 
 STEPS = 6
+MESHES: dict[str, list[object]] = {
+    "shard-2-tensor-2": ["--tensor", 2, "--shard", 2],
+    "replicate-2-tensor-2": ["--shard", 1, "--tensor", 2],
+}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards with a tokenizer, a model file, and a run of one process."""
+    """Shards with a tokenizer, a model file, and a run of one process and of each of MESHES."""
     folder = tmp_path_factory.mktemp("qk")
     shards = random_shards(folder / "shards")
     write_json(shards / "tokenizer.json", tokenizer_data(".", ["<eod>"], []))
@@ -33,7 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = replace(contents.tokenizer, fingerprint=load_vocab(shards, eod="<eod>").fingerprint)
     write_manifest(shards, replace(contents, tokenizer=tokenizer))
     (folder / "qk.toml").write_text(Path(model_file(folder, tied=False)).read_text() + "qk_norm = true\n")
-    run_ranks(1, arguments(folder, folder / "run"), folder)
+    jobs = [(4, [*arguments(folder, folder / name), *mesh]) for name, mesh in MESHES.items()]
+    run_jobs([(1, arguments(folder, folder / "run")), *jobs], folder)
     return folder
 
 
@@ -45,12 +50,11 @@ def arguments(folder: Path, run: Path) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("extra", [["--tensor", 2, "--shard", 2], ["--shard", 1, "--tensor", 2]])
-def test_tensor_ranks_equal_one(folder: Path, tmp_path: Path, extra: list[object]) -> None:
+@pytest.mark.parametrize("mesh", MESHES)
+def test_tensor_ranks_equal_one(folder: Path, mesh: str) -> None:
     """Each rank norms its own heads with one weight, whose gradient is the sum over ranks and counted once; the z-loss
     is of the whole vocabulary, of which each has a slice."""
-    run = tmp_path / "run"
-    run_ranks(4, [*arguments(folder, run), *extra], tmp_path)
+    run = folder / mesh
     assert column(run, "loss") == pytest.approx(column(folder / "run", "loss"), rel=1e-5)
     assert column(run, "grad_norm") == pytest.approx(column(folder / "run", "grad_norm"), rel=1e-3)
 

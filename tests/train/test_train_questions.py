@@ -17,17 +17,16 @@ torch = needs("torch")
 tokenizers = needs("tokenizers")
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
-from pretok.base.storage import write_json
+from pretok.base.storage import read_lines, write_json
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
 from tests.support import make_shards
-from tests.train_support import model_file, run_ranks
+from tests.train_support import model_file, run_jobs
 from train.config import TrainConfig, parse_files
 from train.model.sizes import model_config
 from train.model.transformer import Decoder, document_ids, initial_tensor
 from train.run import loop, setup
-from train.run.metrics import read_lines
 from train.steps.questions import Row, load_questions
 from train.steps.score import pack, passes
 
@@ -154,19 +153,15 @@ def test_answers_equal_those_of_one_row_at_a_time(
 
 
 def test_answers_do_not_depend_on_the_mesh(shards: Path, tmp_path: Path) -> None:
-    answers = []
-    stages = ["--pipeline", 2, "--micro-batch", 3]
-    for number, (count, extra) in enumerate(
-        ((1, []), (3, ["--shard", 3]), (2, ["--tensor", 2]), (2, stages))
-    ):
-        run = tmp_path / str(number)
-        model = model_file(tmp_path, tied=False)
-        arguments: list[object] = ["--shards", shards, "--model", model, "--out", run]
-        arguments += ["--seq-len", LENGTH, "--global-batch", 6, "--steps", 2, "--workers", 0, "--lr", 0.01]
-        arguments += ["--warmup", 1, "--evaluate", files(tmp_path), "--save-every", "never", *extra]
-        run_ranks(count, arguments, tmp_path)
-        (record,) = read_lines(run / "evaluation.jsonl")
-        answers.append(record["questions"])
+    common: list[object] = ["--shards", shards, "--model", model_file(tmp_path, tied=False), "--warmup", 1]
+    common += ["--seq-len", LENGTH, "--global-batch", 6, "--steps", 2, "--workers", 0, "--lr", 0.01]
+    common += ["--evaluate", files(tmp_path), "--save-every", "never"]
+    meshes: list[tuple[int, list[object]]] = [(1, []), (3, ["--shard", 3]), (2, ["--tensor", 2])]
+    meshes.append((2, ["--pipeline", 2, "--micro-batch", 3]))
+    jobs = [(count, [*common, *own, "--out", tmp_path / str(n)]) for n, (count, own) in enumerate(meshes)]
+    run_jobs(jobs, tmp_path)
+    found = [read_lines(tmp_path / str(number) / "evaluation.jsonl") for number in range(len(meshes))]
+    answers = [record["questions"] for (record,) in found]
     for name in ("facts", "words"):
         one, *others = (
             [answer[name][key] for key in ("accuracy", "bits_per_byte", "questions")] for answer in answers

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from support import needs
 
-from pretok.base.storage import read_json
-from tests.train_support import Ranks, column, model_file, run_ranks
-from train.run.metrics import read_lines
+from pretok.base.storage import read_json, read_lines
+from tests.train_support import Ranks, column, model_file, run_jobs, run_ranks
 
 needs("torch")
 
@@ -74,10 +73,16 @@ def _signal_itself(number: signal.Signals, step: int, rank: int, run: Path) -> N
 @pytest.mark.parametrize(
     "chain",
     [
-        [(4, signal.SIGKILL, 5), (2, signal.SIGTERM, 10), (1, signal.SIGUSR1, 15), (4, None, STEPS)],
-        [(2, signal.SIGUSR1, 3), (4, signal.SIGTERM, 8), (1, signal.SIGKILL, 14), (2, None, STEPS)],
+        pytest.param(
+            [(4, signal.SIGKILL, 5), (2, signal.SIGTERM, 10), (1, signal.SIGUSR1, 15), (4, None, STEPS)],
+            id="4-2-1-4",
+        ),
+        pytest.param(
+            [(2, signal.SIGUSR1, 3), (4, signal.SIGTERM, 8), (1, signal.SIGKILL, 14), (2, None, STEPS)],
+            id="2-4-1-2",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["4-2-1-4", "2-4-1-2"],
 )
 def test_interrupted_run_goes_on_with_any_number_of_processes(
     shards: Path, whole: Path, tmp_path: Path, chain: list[tuple[int, signal.Signals | None, int]]
@@ -269,8 +274,11 @@ def test_stop_during_validation(shards: Path, whole: Path, tmp_path: Path) -> No
 def test_finished_run_can_be_extended(shards: Path, whole: Path, tmp_path: Path) -> None:
     constant = {"schedule": "wsd", "decay": 0}
     short, long = tmp_path / "a" / "run", tmp_path / "b" / "run"
-    for run, steps in ((short, 8), (short, 12), (long, 12)):
-        run.parent.mkdir(exist_ok=True)
-        run_ranks(1, arguments(shards, run, steps=steps, **constant), tmp_path)
+    short.parent.mkdir()
+    long.parent.mkdir()
+    jobs = [
+        (1, arguments(shards, run, steps=n, **constant)) for run, n in ((short, 8), (short, 12), (long, 12))
+    ]
+    run_jobs(jobs, tmp_path)
     assert column(short, "loss") == column(long, "loss")
     assert read_json(short / "done.json")["step"] == 12

@@ -14,13 +14,13 @@ from support import needs
 
 torch = needs("torch")
 from pretok.base.errors import UsageError
+from pretok.base.storage import read_lines
 from tests.train_support import tiny_config
 from train.checkpoint.meta import Identity, Meta, RunState, TokenizerOrigin
 from train.checkpoint.save import to_keep
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
 from train.run import loop
-from train.run.metrics import read_lines
 
 losses = st.none() | st.floats(0, 10)
 

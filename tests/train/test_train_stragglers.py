@@ -10,8 +10,8 @@ import pytest
 from support import needs
 
 needs("torch")
+from pretok.base.storage import read_lines
 from tests.train_support import Ranks, model_file, random_shards
-from train.run.metrics import read_lines
 from train.run.stragglers import NOTABLE, slowest
 
 

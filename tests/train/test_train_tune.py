@@ -14,17 +14,16 @@ import pytest
 from support import ROOT, needs
 
 torch = needs("torch")
-from tests.train_support import model_file
+from pretok.base.storage import read_lines
+from tests.train_support import model_file, run_ranks
 from train.__main__ import main
-from train.run.metrics import read_lines
 from train.tools import tune
 
 
 def test_tune_takes_out_of_memory_as_a_result(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One real trial in a fresh process; the others answer as trials do that do not fit or fail."""
-    original = subprocess.run
+    """One real trial in a process of its own; the others answer as trials do that do not fit or fail."""
     started = []
 
     def run(command: list[str], **options: Any) -> Any:
@@ -32,7 +31,9 @@ def test_tune_takes_out_of_memory_as_a_result(
         started.append(size)
         assert options["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)  # from any folder
         if size == "2":
-            return original(command, **options)
+            assert command[:3] == [sys.executable, "-m", "train"]
+            run_ranks(1, command[3:], tmp_path)
+            return types.SimpleNamespace(returncode=0, stderr="")
         text = "torch.OutOfMemoryError: CUDA out of memory." if size == "4" else "ValueError: something else"
         return types.SimpleNamespace(returncode=1, stderr=text)
 

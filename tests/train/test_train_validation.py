@@ -11,6 +11,7 @@ import pytest
 from support import needs
 
 torch = needs("torch")
+from pretok.base.storage import read_lines
 from pretok.shards.manifest import load_manifest
 from tests.support import make_shards
 from tests.train_support import model_file
@@ -18,7 +19,6 @@ from train.config import TrainConfig
 from train.model.sizes import model_config
 from train.model.transformer import Decoder, initial_tensor
 from train.run import loop
-from train.run.metrics import read_lines
 
 LENGTH = 16
 

@@ -31,7 +31,7 @@ from train.checkpoint import HungSave
 from train.checkpoint.meta import Meta, read_meta, write_meta
 from train.checkpoint.restore import Reader, first_failure, restore, unreadable
 from train.checkpoint.saved import LATEST, SummedWriter, check_files, complete_checkpoints
-from train.config import TrainConfig
+from train.config import TrainConfig, parse_save_every
 from train.parallel.group import first_problem
 
 SETTLE_SECONDS = 300.0
@@ -87,6 +87,10 @@ class Checkpoints:
         self._pending: _Pending | None = None
         self._failing_since: float | None = None  # on rank 0, which alone knows how every save ended
         self._retry_at = 0.0
+        self.every = parse_save_every(config.save_every)
+        self.agreed = False  # by all ranks, on a save after the step in work
+        self.saved_at = 0.0
+        self._saved_step = -1
         # Its own group: a save talks while training talks. A rank that writes slowly keeps the others waiting in it.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.timeout))
         self._rank = dist.get_rank()
@@ -115,10 +119,28 @@ class Checkpoints:
                 "Free space, or lower --keep-last or --keep-best"
             )
 
+    def asked(self) -> bool:
+        """On rank 0, whether it is time for a save, or to try again after one that failed; others are told."""
+        now, (kind, amount) = time.monotonic(), self.every
+        if self._rank:
+            return False
+        again = self._failing_since is not None and now >= self._retry_at
+        return again or (kind == "seconds" and now - self.saved_at > amount)
+
+    def due(self, step: int) -> bool:
+        """Whether the state after so many steps is to be saved."""
+        kind, amount = self.every
+        return self.agreed or (kind == "steps" and step % amount == 0)
+
+    def wanted(self, step: int) -> bool:
+        """Whether a save would bring anything: not where this very state is saved, or none is to be."""
+        return self._saved_step != step and self.every[0] != "never"
+
     def save(self, state: dict[str, Any], meta: Meta) -> None:
         """Copy the state to host memory, write it in the background. Waits for an unfinished save first."""
         self._conclude()
         started = time.monotonic()
+        self._saved_step = meta.step
         temporary, problem = self._temporary(meta.step), None
         if self._rank == 0:
             try:
@@ -142,11 +164,6 @@ class Checkpoints:
         if self._pending is not None and (self._pending.future.done() or self._left(self._pending) < 0):
             self._conclude()
 
-    @property
-    def due_again(self) -> bool:
-        """On rank 0, whether it is time to try again after a save that failed."""
-        return self._failing_since is not None and time.monotonic() >= self._retry_at
-
     def wait(self) -> bool:
         """Finish the save in progress, if any, on all ranks. False where it failed, when it is time to try again."""
         self._conclude()
@@ -154,6 +171,8 @@ class Checkpoints:
             time.sleep(max(0.0, self._retry_at - time.monotonic()))
         saved = [self._failing_since is None]
         dist.broadcast_object_list(saved, group=self._group)
+        if not saved[0]:
+            self._saved_step = -1
         return saved[0]
 
     def settle(self) -> None:
@@ -273,6 +292,7 @@ class Checkpoints:
         for path in reversed(candidates[0]):
             problem, meta = self._load(path, state, check)
             if problem is None:
+                self._saved_step = meta.step if meta else -1
                 if damaged and not self._rank:
                     self._set_aside(damaged)
                     self._name_latest(path)

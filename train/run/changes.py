@@ -16,7 +16,7 @@ from pretok.stream.legs import LEGS, StreamLeg, written_legs
 from pretok.stream.mix_file import mix_json
 from train.checkpoint.meta import Meta
 from train.config import TrainConfig
-from train.run.metrics import append_line, cut_after
+from train.run.lines import Lines
 from train.run.phases import Leg, differences
 from train.run.report import Reporter
 
@@ -25,12 +25,14 @@ class Changes:
     """The files of a run whose next step is `step` (from 0)."""
 
     def __init__(self, out: Path, rank: int, step: int, report: Reporter) -> None:
-        self._path = None if rank else out / "changes.jsonl"
         self._report = report
-        self._leg: StreamLeg | None = None
-        if self._path is not None:
-            cut_after(self._path, step - 1)  # what is in force from this step on is told now
-            cut_after(out / LEGS, step - 1)
+        self._changes: Lines | None = None
+        if rank == 0:  # what is in force from this step on is told now
+
+            def before(record: Any) -> bool:
+                return bool(record["step"] < step)
+
+            self._changes, self._legs = Lines(out / "changes.jsonl", before), Lines(out / LEGS, before)
             self._leg = next(reversed(written_legs(out)), None)
 
     def by_hand(self, meta: Meta, config: TrainConfig, leg: Leg) -> None:
@@ -66,11 +68,11 @@ class Changes:
             mix=str(Path(config.mix).absolute()) if config.mix else None,
             order=mix_json(view.mix),
         )
-        if self._path is not None and not (self._leg and self._leg.goes_on_with(now)):
-            append_line(self._path.with_name(LEGS), to_json(now))
+        if self._changes is not None and not (self._leg and self._leg.goes_on_with(now)):
+            self._legs.add(to_json(now))
             self._leg = now
 
     def _write(self, by: str, leg: Leg, found: dict[str, tuple[Any, Any]]) -> None:
-        if self._path is not None and (found or by == "phase"):
+        if self._changes is not None and (found or by == "phase"):
             place = {"step": leg.step, "tokens": leg.tokens, "position": leg.position, "by": by}
-            append_line(self._path, place | {"changes": {name: list(pair) for name, pair in found.items()}})
+            self._changes.add(place | {"changes": {name: list(pair) for name, pair in found.items()}})

@@ -6,18 +6,16 @@ while it goes on, so that a run that is killed has left one too.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pretok.base.joblog import when_and_where
-from pretok.base.records import Count, Record, read_record, replace, to_json
-from pretok.base.storage import read_lines
+from pretok.base.records import Count, Record, read_record, to_json
+from train.run.lines import Lines
 
 KINDS = ("initialisation", "training", "validation", "saving", "data", "restarting")
 
@@ -64,12 +62,33 @@ class Segment(Record, frozen=True):
 
 
 class Goodput:
-    """Seconds by kind since `started`."""
+    """Seconds by kind since `started`, on the clock of `time.monotonic`; on rank 0 with a file, in which the line of
+    this segment is written again and again in its place, behind those of earlier ones."""
 
-    def __init__(self, started: float) -> None:
+    def __init__(
+        self,
+        started: float,
+        path: Path | None = None,
+        restart: Restart = Restart(),
+        lost: Sequence[float] = (),
+    ) -> None:
+        """path: None on other ranks; lost: seconds of each step of the segment before that is done again."""
         self._seconds = dict.fromkeys(("initialisation", "training", "validation", "saving"), 0.0)
         self._since = started
         self.kind = "initialisation"
+        self._lost, self._restart, self._restarting = lost, restart.why, 0.0
+        self._lines: Lines | None = None
+        if path is None:
+            return
+        self._lines = Lines(path)
+        names = set(Segment.__struct_fields__)  # and when and where the line was written
+        self._earlier = [
+            read_record(Segment, {name: line[name] for name in names & line.keys()}, path)
+            for line in self._lines.kept
+        ]
+        if restart.number and self._lines.kept:
+            since = datetime.fromisoformat(self._lines.kept[-1]["time"]).timestamp()
+            self._restarting = round(max(0.0, time.time() - (time.monotonic() - started) - since), 3)
 
     def enter(self, kind: str) -> None:
         """From now on time counts as `kind`."""
@@ -87,43 +106,22 @@ class Goodput:
         finally:
             self.enter(before)
 
-    def segment(self, waited: float, steps: int, lost_steps: int, lost_seconds: float) -> Segment:
-        """What was spent until now; `waited` seconds of the training went by waiting for data."""
+    def write(self, steps: int, waited: float) -> str:
+        """Bring the file up to date: `steps` were done, `waited` seconds of the training went by waiting for data.
+        Returns the sum over all segments in words; on other ranks nothing is done."""
+        if self._lines is None:
+            return ""
         self.enter(self.kind)
         seconds = self._seconds | {"training": self._seconds["training"] - waited, "data": waited}
-        rounded = {kind: round(value, 3) for kind, value in seconds.items()}
-        lost = round(lost_seconds, 3)
-        return Segment(
-            steps=steps, lost_steps=lost_steps, lost_seconds=lost, restart="", restarting=0.0, **rounded
+        segment = Segment(
+            steps=steps,
+            lost_steps=len(self._lost),
+            lost_seconds=round(sum(self._lost, 0.0), 3),
+            restart=self._restart,
+            restarting=self._restarting,
+            **{kind: round(value, 3) for kind, value in seconds.items()},
         )
-
-
-class GoodputFile:
-    """RUN/goodput.jsonl: the lines of earlier segments, and that of this one, written again and again in its place."""
-
-    def __init__(self, path: Path, restart: Restart = Restart(), started: float = 0.0) -> None:
-        """started: of this process, on the clock of `time.monotonic`."""
-        names = set(Segment.__struct_fields__)  # and when and where the line was written
-        self._path = path
-        lines = read_lines(path)
-        self._earlier = [
-            read_record(Segment, {name: line[name] for name in names & line.keys()}, path) for line in lines
-        ]
-        self._restart, self._restarting = restart.why, 0.0
-        if restart.number and lines:
-            since = datetime.fromisoformat(lines[-1]["time"]).timestamp()
-            self._restarting = round(max(0.0, time.time() - (time.monotonic() - started) - since), 3)
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-            self._place = file.tell()
-
-    def write(self, segment: Segment) -> str:
-        """Put this segment's line in its place; returns the sum over all segments in words."""
-        segment = replace(segment, restart=self._restart, restarting=self._restarting)
-        with self._path.open("r+", encoding="utf-8") as file:
-            file.seek(self._place)
-            file.write(json.dumps(to_json(segment) | when_and_where()) + "\n")
-            file.truncate()
+        self._lines.add_for_now(to_json(segment))
         return summarize([*self._earlier, segment])
 
 

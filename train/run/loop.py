@@ -11,7 +11,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -86,7 +86,7 @@ def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> No
             run.log.close()
         if run.progress.step < run.steps:
             reason = stop.reason or "another rank was asked to"
-            kept = "nothing saved (--save-every never)" if run.save_every[0] == "never" else "saved"
+            kept = "nothing saved (--save-every never)" if config.save_every == "never" else "saved"
             raise Stopped(
                 f"stopped after step {run.progress.step} of {run.steps} ({reason}); "
                 f"{kept}; run the same command to continue"
@@ -94,53 +94,59 @@ def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> No
 
 
 def _loop(run: Run) -> None:
-    config = run.plan.config
     gc.collect()
     gc.freeze()
-    gc.disable()  # collected below at the same steps on all ranks: one rank's pause is every rank's pause
+    gc.disable()  # collected between steps, at the same ones on all ranks: one rank's pause is every rank's pause
     run.goodput.enter("training")
-    run.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
-    profiler = _profiler(Path(config.out), config.profile)
-    _steps(run, profiler)
-    for leg in run.legs[1:]:
-        if not run.stop_agreed:
+    run.checkpoints.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
+    profiler = _profiler(Path(run.plan.config.out), run.plan.config.profile)
+    follows = _what_follows(run, profiler)
+    for leg in run.legs:
+        if run.stop_agreed:
+            break
+        if leg is not run.leg:
             _flush(run)
             enter_leg(run, leg, run.leg.phase)
             run.last_end = Mark(run.device.device)
-            _steps(run, profiler)
+        with closing(iter(run.data.feed)) as batches:  # its processes end with it, whatever ends the loop
+            while run.progress.step < leg.last_step and not run.stop_agreed:
+                _one_step(run, batches)
+                for due, act in follows:
+                    if due(run.progress.step):
+                        act()
     if profiler is not None:
         profiler.stop()
     _flush(run)
     _save(run)
     with run.goodput.spent("saving"):
         while not run.checkpoints.wait():
-            run.saved_step = -1
             _save(run)
         run.checkpoints.close()
     _finish_files(run)
 
 
-def _steps(run: Run, profiler: Any) -> None:
-    """All steps of a leg, with what comes between them, or those until a stop."""
+def _what_follows(run: Run, profiler: Any) -> list[tuple[Callable[[int], bool], Callable[[], object]]]:
+    """What comes between two steps, in this order: (whether it is due after so many steps, what is done)."""
     config = run.plan.config
-    with closing(iter(run.feed)) as batches:  # its processes end with it, whatever ends the loop
-        while run.progress.step < run.leg.last_step and not run.stop_agreed:
-            _one_step(run, batches)
-            if profiler is not None:
-                profiler.step()
-            if run.progress.step == run.first + 1:
-                _after_first_step(run)
-            if run.progress.step % config.gc_every == 0:
-                gc.collect(1)
-            run.checkpoints.poll()
-            last = run.progress.step == run.steps
-            if config.val_every and (run.progress.step % config.val_every == 0 or last):
-                _validate(run)
-            if run.questions and (run.progress.step % config.evaluate_every == 0 or last):
-                _ask(run)
-            kind, amount = run.save_every
-            if run.save_agreed or (kind == "steps" and run.progress.step % amount == 0):
-                _save(run)
+
+    def each(steps: int) -> Callable[[int], bool]:
+        return lambda step: step % steps == 0 or step == run.steps
+
+    def always(_step: int) -> bool:
+        return True
+
+    follows: list[tuple[Callable[[int], bool], Callable[[], object]]] = [
+        (lambda step: step == run.first + 1, lambda: _after_first_step(run)),
+        (lambda step: step % config.gc_every == 0, lambda: gc.collect(1)),
+        (always, run.checkpoints.poll),
+    ]
+    if profiler is not None:
+        follows.insert(0, (always, profiler.step))
+    if config.val_every:
+        follows.append((each(config.val_every), lambda: _validate(run)))
+    if config.evaluate:
+        follows.append((each(config.evaluate_every), lambda: _ask(run)))
+    return [*follows, (run.checkpoints.due, lambda: _save(run))]
 
 
 def _profiler(out: Path, steps: int) -> Any:
@@ -160,36 +166,32 @@ def _profiler(out: Path, steps: int) -> Any:
 def _one_step(run: Run, batches: Iterator[tuple[Tensor, int]]) -> None:
     """Queue one step, then read the numbers of the one before, which is done by then."""
     progress, leg = run.progress, run.leg
-    kind, amount = run.save_every
-    due = run.checkpoints.due_again
-    due |= dist.get_rank() == 0 and kind == "seconds" and time.monotonic() - run.saved_at > amount
-    waited, began = run.feed.waited, time.perf_counter()
+    waited, began = run.data.feed.waited, time.perf_counter()
     queued = train_step(
         run.trainee,
         batches,
         progress.step + 1,
         leg.rate(progress.step),
         stop=run.stop.reason is not None,
-        save=due,
+        save=run.checkpoints.asked(),
     )
-    previous, run.pending = run.pending, queued
-    wait, run.pending_wait = run.pending_wait, run.feed.waited - waited
-    run.busy += time.perf_counter() - began - run.pending_wait
+    queued.waited = run.data.feed.waited - waited
     step = progress.step + 1
-    run.stragglers.queued(step)
+    run.stragglers.queued(step, time.perf_counter() - began - queued.waited)
+    previous, run.pending = run.pending, queued
     run.progress = replace(
         progress, step=step, position=leg.position_after(step), tokens=leg.tokens_after(step)
     )
     run.val_loss = None
     if previous is not None:
-        _record(run, previous, wait)
+        _record(run, previous)
 
 
 def _flush(run: Run) -> None:
     """Read what is pending: before saving or evaluating the host waits for the device anyway."""
     if run.pending is not None:
         previous, run.pending = run.pending, None
-        _record(run, previous, run.pending_wait)
+        _record(run, previous)
 
 
 def _check_folder(run: Run) -> None:
@@ -201,7 +203,7 @@ def _check_folder(run: Run) -> None:
         )
 
 
-def _record(run: Run, done: Readback, waited: float) -> None:
+def _record(run: Run, done: Readback) -> None:
     """Log one step, take its decisions, and stop a run that skips step after step."""
     phase, config = run.leg.phase, run.leg.phase.config
     numbers = done.read()
@@ -210,11 +212,11 @@ def _record(run: Run, done: Readback, waited: float) -> None:
     data_hash = chain_hash(run.progress.data_hash, numbers.checksum)
     run.progress = replace(run.progress, data_hash=data_hash)
     run.stop_agreed |= numbers.stop
-    run.save_agreed |= numbers.save
+    run.checkpoints.agreed |= numbers.save
     tokens = phase.step_tokens
     speed = tokens / seconds / dist.get_world_size()
     peak = run.device.peak
-    slow = run.stragglers.done(numbers.step, seconds, run.feed.waited, run.busy)
+    slow = run.stragglers.done(numbers.step, seconds, run.data.feed.waited)
     if slow is not None and slow.behind > NOTABLE:
         run.report(f"slow: {slow}")
     run.log.step(
@@ -229,7 +231,7 @@ def _record(run: Run, done: Readback, waited: float) -> None:
             "tokens_per_second": tokens / seconds,
             "tokens_per_second_per_device": speed,
             "mfu": speed * phase.model.flops_per_token(phase.view.seq_len) / peak if peak else None,
-            "data_wait": waited,
+            "data_wait": done.waited,
             "memory_peak": torch.cuda.max_memory_allocated() if run.device.is_gpu else None,
             "utilisation": run.log.utilisation() if numbers.step % config.log_every == 0 else None,
             "data_hash": data_hash,
@@ -253,17 +255,17 @@ def _after_first_step(run: Run) -> None:
     _flush(run)
     started = torch.tensor(time.monotonic() - STARTED, device=run.device.device)
     dist.all_reduce(started, dist.ReduceOp.MAX)
-    if run.save_every[0] == "auto":
+    if run.checkpoints.every[0] == "auto":
         low, high = AUTO_BOUNDS
         seconds = min(high, max(low, AUTO_FACTOR * started.item()))
-        run.save_every = ("seconds", seconds)
+        run.checkpoints.every = ("seconds", seconds)
         run.report(f"start-up took {started.item():.0f} s: a checkpoint every {seconds:.0f} s")
 
 
 def _validate(run: Run) -> None:
     _flush(run)
     with run.goodput.spent("validation"):
-        result = evaluate(run.trainee, run.validation, lambda: run.stop.reason is not None)
+        result = evaluate(run.trainee, run.data.validation, lambda: run.stop.reason is not None)
     run.last_end = Mark(run.device.device)
     if result is None:
         run.stop_agreed = True
@@ -282,14 +284,14 @@ def _validate(run: Run) -> None:
     best = tuple(sorted([*progress.best, result.loss])[:keep])
     if result.loss in best and math.isfinite(result.loss):
         run.progress = replace(progress, best=best)
-        run.save_agreed = True
+        run.checkpoints.agreed = True
 
 
 def _ask(run: Run) -> None:
     """Let the model answer the questions of --evaluate."""
     _flush(run)
     with run.goodput.spent("validation"):
-        results = score(run.trainee, run.questions, lambda: run.stop.reason is not None)
+        results = score(run.trainee, run.data.questions, lambda: run.stop.reason is not None)
     run.last_end = Mark(run.device.device)
     if results is None:
         run.stop_agreed = True
@@ -305,8 +307,8 @@ def _save(run: Run) -> None:
     """
     _flush(run)
     progress = run.progress
-    run.save_agreed = False
-    if run.saved_step == progress.step or run.save_every[0] == "never":
+    run.checkpoints.agreed = False
+    if not run.checkpoints.wanted(progress.step):
         return
     _check_folder(run)
     with run.goodput.spent("saving"):
@@ -325,23 +327,17 @@ def _save(run: Run) -> None:
             provenance=provenance() | {"manifest": run.leg.phase.view.manifest_fingerprint},
         )
         run.checkpoints.save(run.trainee.state(), meta)
-    run.saved_step, run.saved_at = progress.step, time.monotonic()
-    run.last_end = Mark(run.device.device)
+    run.checkpoints.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
 
 
 def _tally(run: Run) -> str:
     """Bring RUN/goodput.jsonl up to date; returns the sum over all segments in words. Rank 0 alone."""
-    log, steps = run.log, run.progress.step - run.first
-    segment = run.goodput.segment(run.feed.waited, steps, log.lost_steps, log.lost_seconds)
-    return run.spent.write(segment) if run.spent is not None else ""
+    return run.goodput.write(run.progress.step - run.first, run.data.feed.waited)
 
 
 def _finish_files(run: Run) -> None:
     """The last goodput line of this segment, and the done marker after the last step."""
-    done = _tally(run)
-    if dist.get_rank():
-        return
-    run.report(done)
-    if run.progress.step == run.steps:
+    run.report(_tally(run))
+    if dist.get_rank() == 0 and run.progress.step == run.steps:
         record = {"step": run.progress.step, "data_hash": run.progress.data_hash}
         write_json(Path(run.plan.config.out) / "done.json", record)

@@ -6,7 +6,6 @@ the same numbers in Weights & Biases or TensorBoard when asked. Only rank 0 writ
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -16,34 +15,18 @@ import time
 import uuid
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from pretok.base.errors import UsageError
-from pretok.base.joblog import when_and_where
-from pretok.base.storage import atomic_open, read_lines
+from pretok.base.storage import atomic_open
 from pretok.base.units import duration
 from train.config import TrainConfig
 from train.parallel.devices import Device
 from train.run.goodput import Restart
+from train.run.lines import Lines
 from train.run.report import STEP_SILENCE, Reporter, clock
-
-
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Add one record to a JSON Lines file, with the time, the host and the Slurm job."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record | when_and_where()) + "\n")
-
-
-def cut_after(path: Path, step: int) -> list[dict[str, Any]]:
-    """Drop records after `step` (they were not saved and will be done again) and return them."""
-    records = read_lines(path)
-    kept = [record for record in records if record["step"] <= step]
-    if path.exists():
-        with atomic_open(path, "w") as file:
-            file.writelines(json.dumps(record) + "\n" for record in kept)
-    return [record for record in records if record["step"] > step]
 
 
 @cache
@@ -81,7 +64,7 @@ class MetricsLog:
         steps: int,
         manifest: str,
     ) -> None:
-        self.lost_steps, self.lost_seconds = 0, 0.0  # of the segment before, done again
+        self.lost: tuple[float, ...] = ()  # seconds of each step of the segment before that is done again
         self._restarts = Restart.here().number
         self._rank = rank
         self._config = config
@@ -90,7 +73,7 @@ class MetricsLog:
         self._steps = steps
         self._pace_from = (step + 1, 0.0)  # the first step holds compilation and says nothing of the others
         self._told = time.monotonic()
-        self._files: dict[str, IO[str]] = {}
+        self._files: dict[str, Lines] = {}
         self._wandb: Any = None
         self._tensorboard: Any = None
         if rank:
@@ -99,14 +82,13 @@ class MetricsLog:
             self._wandb = _open_wandb(out, config, manifest)
         if config.tensorboard:
             self._tensorboard = _open_tensorboard(out / "tensorboard", step)
+
+        def saved(record: dict[str, Any]) -> bool:
+            return bool(record["step"] <= step)
+
         for name in ("metrics", "validation", "evaluation"):
-            lost = cut_after(out / f"{name}.jsonl", step)
-            if name == "metrics":
-                self.lost_steps, self.lost_seconds = (
-                    len(lost),
-                    sum((record["seconds"] for record in lost), 0.0),
-                )
-            self._files[name] = (out / f"{name}.jsonl").open("a", buffering=1, encoding="utf-8")
+            self._files[name] = Lines(out / f"{name}.jsonl", saved, stays_open=True)
+        self.lost = tuple(record["seconds"] for record in self._files["metrics"].dropped)
 
     def step(self, record: dict[str, Any]) -> None:
         """One optimizer step: a record of it, and a line every `log_every` steps or after a while without one.
@@ -178,7 +160,7 @@ class MetricsLog:
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in record.items()
         }
-        self._files[name].write(json.dumps(clean | when_and_where()) + "\n")
+        self._files[name].add(clean)
         flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
         for name, result in record.get("questions", {}).items():
             flat |= {f"{name}_{key}": value for key, value in result.items()}

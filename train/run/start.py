@@ -18,11 +18,11 @@ from pretok.base.storage import write_json
 from train import STARTED
 from train.checkpoint.meta import RunState
 from train.checkpoint.save import Checkpoints
-from train.config import parse_files, parse_save_every
+from train.config import parse_files
 from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
 from train.run.changes import Changes
-from train.run.goodput import Goodput, GoodputFile, Restart
+from train.run.goodput import Goodput, Restart
 from train.run.metrics import MetricsLog
 from train.run.phases import Leg, Phase, check_resume, plan_legs
 from train.run.report import Reporter
@@ -35,41 +35,37 @@ from train.steps.step import Mark, Readback, Trainee
 
 
 @dataclass
-class Run:
-    """Everything the loop works on.
+class LegData:
+    """What the steps of a leg read."""
 
-    spent: on rank 0; first: steps done before this start; pending: the step whose numbers the host has not read, and
-    pending_wait its data wait; busy: seconds in which the host queued steps.
-    """
+    feed: Feed
+    validation: dict[str, ValidationSource]
+    questions: list[Questions]
+
+
+@dataclass
+class Run:
+    """Everything the loop works on. leg: that of the next step; progress: what is done; pending: the step whose numbers
+    the host has not read; last_end: of the step before it; val_loss: of the state after the step in work."""
 
     plan: Plan
-    legs: list[Leg]
-    leg: Leg
-    changes: Changes
     device: Device
     trainee: Trainee
     checkpoints: Checkpoints
-    log: MetricsLog
-    report: Reporter
-    lost: threading.Event
-    stop: StopFlag
-    goodput: Goodput
-    spent: GoodputFile | None
-    first: int
+    legs: list[Leg]
+    leg: Leg
+    data: LegData
     progress: RunState
-    validation: dict[str, ValidationSource]
-    questions: list[Questions]
-    save_every: tuple[str, float]
-    feed: Feed
+    report: Reporter
+    log: MetricsLog
+    changes: Changes
+    goodput: Goodput
     stragglers: Stragglers
+    stop: StopFlag
+    lost: threading.Event
     last_end: Mark
     pending: Readback | None = None
     stop_agreed: bool = False
-    save_agreed: bool = False
-    saved_step: int = -1
-    saved_at: float = 0.0
-    pending_wait: float = 0.0
-    busy: float = 0.0
     val_loss: float | None = None
 
     @property
@@ -77,15 +73,21 @@ class Run:
         """Of the whole run."""
         return self.legs[-1].last_step
 
+    @property
+    def first(self) -> int:
+        """Steps that were done before this start."""
+        return self.legs[0].step
+
 
 def start_run(
     plan: Plan, device: Device, stop: StopFlag, out: Path, report: Reporter, lost: threading.Event
 ) -> Run:
+    """A run at the first step that is to be done."""
     config, rank, restart = plan.config, dist.get_rank(), Restart.here()
     trainee = build_trainee(plan, device, report)
     checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
     if config.save_every != "never":
-        checkpoints.check_space(checkpoint_bytes(plan.config, plan.model))
+        checkpoints.check_space(checkpoint_bytes(config, plan.model))
     meta = checkpoints.load_newest(
         trainee.state(), lambda found: check_resume(plan.phases, found, config.out)
     )
@@ -101,38 +103,25 @@ def start_run(
     if meta is not None:
         report(f"resumed from step {saved.step}")
         changes.by_hand(meta, config, leg)
+    steps, manifest = legs[-1].last_step, leg.phase.view.manifest_fingerprint
+    log = MetricsLog(out, config, device, report, rank, saved.step, steps, manifest)
     run = Run(
         plan=plan,
-        legs=legs,
-        leg=leg,
-        changes=changes,
         device=device,
         trainee=trainee,
         checkpoints=checkpoints,
-        log=MetricsLog(
-            out,
-            config,
-            device,
-            report,
-            rank,
-            saved.step,
-            legs[-1].last_step,
-            leg.phase.view.manifest_fingerprint,
-        ),
-        report=report,
-        lost=lost,
-        stop=stop,
-        goodput=Goodput(STARTED),
-        spent=None if rank else GoodputFile(out / "goodput.jsonl", restart, STARTED),
-        first=saved.step,
+        legs=legs,
+        leg=leg,
+        data=_open_data(leg, trainee, 0.0),
         progress=saved,
-        validation=_validation(leg.phase),
-        questions=_questions(leg.phase),
-        save_every=parse_save_every(config.save_every),
-        feed=_feed(leg, trainee, 0.0),
+        report=report,
+        log=log,
+        changes=changes,
+        goodput=Goodput(STARTED, None if rank else out / "goodput.jsonl", restart, log.lost),
         stragglers=Stragglers(device.device, config.timeout),
+        stop=stop,
+        lost=lost,
         last_end=Mark(device.device),
-        saved_step=saved.step if meta is not None else -1,
     )
     begins = leg.phase.at != saved.phase
     enter_leg(run, leg, plan.phases[plan.phases.index(leg.phase) - 1] if begins else None)
@@ -151,31 +140,25 @@ def _tell_settings(run: Run, out: Path) -> None:
 
 def enter_leg(run: Run, leg: Leg, before: Phase | None) -> None:
     """Begin a leg; no step is pending. before: the phase that ends here, None where the run goes on inside of one."""
-    phase, trainee = leg.phase, run.trainee
-    enter_phase(trainee, phase, before)
+    phase = leg.phase
+    enter_phase(run.trainee, phase, before)
     if before is not None:
         run.changes.by_phase(before.config, leg)
     if leg is not run.leg:
-        run.validation, run.questions = _validation(phase), _questions(phase)
-        run.feed = _feed(leg, trainee, run.feed.waited)
+        run.leg, run.data = leg, _open_data(leg, run.trainee, run.data.feed.waited)
     run.changes.reads(leg)
-    run.leg = leg
     run.progress = replace(
         run.progress, position=leg.position, phase=phase.at, schedule=leg.schedule, unit=leg.unit
     )
 
 
-def _validation(phase: Phase) -> dict[str, ValidationSource]:
-    return validation_sources(phase.config, phase.view.seq_len) if phase.config.val_every else {}
-
-
-def _questions(phase: Phase) -> list[Questions]:
-    files, view = parse_files(phase.config.evaluate), phase.view
-    first_id = view.eod_id if view.bos_id is None else view.bos_id
-    return load_questions(files, Path(phase.config.shards), first_id, view.seq_len)
-
-
-def _feed(leg: Leg, trainee: Trainee, waited: float) -> Feed:
+def _open_data(leg: Leg, trainee: Trainee, waited: float) -> LegData:
+    """waited: seconds by now for data of the legs before."""
     phase, end = leg.phase, leg.position_after(leg.last_step)
-    rank, device = data_rank(trainee.mesh), trainee.device
-    return Feed(phase.view, phase.batch, rank, leg.position, end, phase.config, device, waited)
+    config, view, rank = phase.config, phase.view, data_rank(trainee.mesh)
+    first_id = view.eod_id if view.bos_id is None else view.bos_id
+    return LegData(
+        Feed(view, phase.batch, rank, leg.position, end, config, trainee.device, waited),
+        validation_sources(config, view.seq_len) if config.val_every else {},
+        load_questions(parse_files(config.evaluate), Path(config.shards), first_id, view.seq_len),
+    )

@@ -79,6 +79,7 @@ class Stragglers:
     def __init__(self, device: torch.device, timeout: int) -> None:
         self._ranks = dist.get_world_size()
         self._device = device
+        self._busy = 0.0  # seconds in which the host queued steps
         self._since = (0, 0.0, 0.0)
         self._probe: tuple[Mark, Mark] | None = None
         self._work: Any = None
@@ -93,16 +94,18 @@ class Stragglers:
         dist.all_gather_object(hosts, os.uname().nodename, group=self._group)
         self._hosts = hosts
 
-    def queued(self, step: int) -> None:
-        """Step `step` is queued: put a matrix product behind it where it is one to look at."""
+    def queued(self, step: int, seconds: float) -> None:
+        """Step `step` is queued, which the host needed so many seconds for: put a matrix product behind it where it is
+        one to look at."""
+        self._busy += seconds
         if self._ranks > 1 and step % EVERY == 0:
             begin = Mark(self._device)
             torch.mm(self._matrix, self._matrix)
             self._probe = begin, Mark(self._device)
 
-    def done(self, step: int, seconds: float, waited: float, busy: float) -> Straggler | None:
-        """Step `step` is done and took `seconds`, and so is what was queued with it. waited, busy: seconds by now that
-        this rank's host waited for data and needed to queue steps. Returns what an earlier step gathered, once."""
+    def done(self, step: int, seconds: float, waited: float) -> Straggler | None:
+        """Step `step` is done and took `seconds`, and so is what was queued with it. waited: seconds by now that this
+        rank's host waited for data. Returns what an earlier step gathered, once."""
         found = None
         if self._work is not None and self._work.is_completed():
             self._work = None
@@ -111,8 +114,8 @@ class Stragglers:
             (begin, end), self._probe = self._probe, None
             first, waited_then, busy_then = self._since
             steps = max(1, step - first)
-            self._since = step, waited, busy
-            host = (busy - busy_then) / steps if self._device.type == "cuda" else 0.0
+            self._since = step, waited, self._busy
+            host = (self._busy - busy_then) / steps if self._device.type == "cuda" else 0.0
             mine = torch.tensor(
                 [(waited - waited_then) / steps, host, end.seconds_since(begin)], dtype=torch.float64
             )

@@ -107,6 +107,7 @@ class Readback:
     def __init__(self, step: int, packed: Tensor, copies: int) -> None:
         """packed: (loss, checksum, stop, save, norm, skipped, in a row), the checksum `copies` times what it is."""
         self._step, self._copies = step, copies
+        self.waited = 0.0  # seconds for which the host waited for its sequences
         self._host = packed
         if packed.is_cuda:
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)

@@ -19,11 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch  # noqa: F401 - so that it is missed here, and not by every trial
+
 from pretok.base.children import child_environment
 from pretok.base.errors import UsageError
 from pretok.base.storage import atomic_open, read_lines
 from train.config import TrainConfig, add_flags, parse, whole_number
-from train.run.metrics import append_line
+from train.run.lines import Lines
 
 SETTINGS = ("micro_batch", "checkpointing", "compile")
 WARM_UP = 3
@@ -108,6 +110,7 @@ def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, process
     """
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
+    lines = Lines(out / "tune.jsonl")
     too_large: set[tuple[str, bool]] = set()
     results = []
     for choice in choices:
@@ -119,7 +122,7 @@ def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, process
         if result["outcome"] == "out of memory":
             too_large.add(rest)
         results.append(result)
-        append_line(out / "tune.jsonl", result)
+        lines.add(result)
         print(row(result), flush=True)
     good = [result for result in results if result["outcome"] == "ok"]
     if not good:

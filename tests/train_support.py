@@ -13,15 +13,24 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pretok.base.storage import fingerprint, read_json, read_lines, write_json
+from pretok.shards.manifest import load_manifest, write_manifest
+from pretok.stream.mix_file import Mix, mix_sources, write_mix
+from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
 from tests.support import make_shards
 from train.config import TrainConfig
+from train.model.sizes import ModelConfig
+from train.model.transformer import Decoder, initial_tensor
+from train.tools.tune import flags
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo is what the first training step imports.
@@ -50,6 +59,37 @@ def tiny_config(shards: Path, folder: Path, **more: Any) -> TrainConfig:
     values: dict[str, Any] = {"shards": str(shards), "out": str(folder / "run"), "model": model_file(folder)}
     values |= {"seq_len": 16, "global_batch": 8, "steps": 8, "workers": 0}
     return TrainConfig(**values | more)
+
+
+def tiny_flags(shards: Path, folder: Path, **more: Any) -> list[object]:
+    """The same for a command line."""
+    return [*flags(tiny_config(shards, folder, **more))]
+
+
+def filled(sizes: ModelConfig, value: Callable[..., Any] | None = None, scale: float = 1.0) -> Decoder:
+    """A model in one piece whose parameters `value` gives; by default those that a run begins with, times `scale`."""
+    model = Decoder(sizes)
+    value = value or partial(initial_tensor, sizes, 0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(value(name, parameter.shape, torch.device("cpu")) * scale)
+    return model
+
+
+def add_tokenizer(shards: Path, data: dict[str, Any] | None = None) -> None:
+    """A tokenizer.json in the shards' folder, by default of the 256 bytes, and its fingerprint in their manifest."""
+    write_json(shards / "tokenizer.json", data or tokenizer_data(".", ["<eod>"], []))
+    contents = load_manifest(shards).contents
+    tokenizer = replace(contents.tokenizer, fingerprint=load_vocab(shards, eod="<eod>").fingerprint)
+    write_manifest(shards, replace(contents, tokenizer=tokenizer))
+
+
+def mix_of(shards: Path, path: Path, *stages: tuple[int, ...], seq_len: int = 16, seed: int = 0) -> str:
+    """A mix of the sources en and it with these quotas."""
+    manifest = load_manifest(shards)
+    sources = mix_sources(manifest, "train", seq_len, manifest.sources)
+    write_mix(path, Mix(manifest.fingerprint, "train", seq_len, seed, sources, stages), {})
+    return str(path)
 
 
 def random_shards(folder: Path) -> Path:
@@ -88,12 +128,21 @@ def _rank_main(
     sys.stdout.flush()
 
 
+def leave_torch_alone(replace: Callable[[object, str, object], None] = setattr) -> None:
+    """One thread, and collections that do not look at what is there by now: of all of torch they would be most of a
+    tiny run. What `train` freezes and unfreezes is no longer frozen."""
+    import train.run.loop  # noqa: F401 - what it brings along
+
+    torch.set_num_threads(1)
+    gc.freeze()
+    for name in ("freeze", "unfreeze"):
+        replace(gc, name, lambda: None)
+
+
 def _write_to(output: str) -> None:
     os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(1, 2)
-    import torch
-
-    torch.set_num_threads(1)
+    leave_torch_alone()
     # As in a program of its own. Else a server would stand between a rank and its loader processes, which outlived a
     # rank that was killed: torch has them look for their parent.
     multiprocessing.set_start_method("fork", force=True)
@@ -111,9 +160,6 @@ def _rank_jobs(
     if before is not None:
         before()
 
-    gc.unfreeze = lambda: (
-        None
-    )  # what a run leaves frozen stays so: a collection of all of torch is half of a short job
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # as under torchrun: the store is another process's
     for count, port, arguments in jobs:
         if rank < count:

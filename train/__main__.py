@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from pretok.base.errors import PretokError, Stopped, UsageError
@@ -119,28 +120,15 @@ def _notice(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _plan(arguments: Sequence[str]) -> None:
-    from train.tools.plan import main as plan
-
-    plan(arguments)
-
-
-def _tune(arguments: Sequence[str]) -> None:
-    from train.tools.tune import main as tune
-
-    tune(arguments)
+def _command(module: str) -> Callable[[Sequence[str]], None]:
+    """The `main` of a module, which is imported when it is called."""
+    return lambda arguments: import_module(module).main(arguments)
 
 
-def _compare(arguments: Sequence[str]) -> None:
-    from train.compare.command import main as compare
-
-    compare(arguments)
-
-
-COMMANDS = {
-    "plan": _plan,
-    "tune": _tune,
-    "compare": _compare,
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "plan": _command("train.tools.plan"),
+    "tune": _command("train.tools.tune"),
+    "compare": _command("train.compare.command"),
     "export": _export,
     "average": _average,
     "verify": _verify,

@@ -14,10 +14,9 @@ torch = needs("torch")
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import replace
-from pretok.base.storage import write_json
 from pretok.shards.manifest import load_manifest, write_manifest
-from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
-from tests.train_support import column, model_file, random_shards, run_jobs
+from pretok.tokenizer.vocabulary import load_vocab
+from tests.train_support import add_tokenizer, column, filled, model_file, random_shards, run_jobs
 from train.__main__ import main
 from train.checkpoint import export
 from train.checkpoint.restore import Reader, restore
@@ -37,15 +36,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     models = {tied: model_file(folder, tied=tied) for tied in found}
     run_jobs([(2, [*arguments(shards, run, models[tied]), *saved]) for tied, run in found.items()], folder)
     return found
-
-
-def add_tokenizer(shards: Path) -> None:
-    """A tokenizer.json in the shards' folder, and its fingerprint in their manifest."""
-    data = tokenizer_data(".", ["<eod>"], [])
-    write_json(shards / "tokenizer.json", data)
-    contents = load_manifest(shards).contents
-    tokenizer = replace(contents.tokenizer, fingerprint=load_vocab(shards, eod="<eod>").fingerprint)
-    write_manifest(shards, replace(contents, tokenizer=tokenizer))
 
 
 def arguments(shards: Path, run: Path, model: str) -> list[object]:
@@ -214,12 +204,8 @@ def loaded(folder: Path) -> Decoder:
     """The exported model, by our own reader."""
     sizes = {"vocab_size": 60, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 64}
     tied = json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
-    model = Decoder(ModelConfig(**sizes, tied=tied))
-    value = export.exported_tensors(folder, model.config, print)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(value(name, parameter.shape, torch.device("cpu")))
-    return model
+    config = ModelConfig(**sizes, tied=tied)
+    return filled(config, export.exported_tensors(folder, config, print))
 
 
 def first_loss(weights: Path, shards: Path) -> float:

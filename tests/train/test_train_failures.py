@@ -21,7 +21,7 @@ from support import ROOT, needs
 torch = needs("torch")
 from pretok.base.errors import Stopped
 from pretok.base.storage import read_lines
-from tests.train_support import Ranks, model_file
+from tests.train_support import Ranks, tiny_config, tiny_flags
 from train import __main__
 from train.checkpoint import HungSave, save
 from train.checkpoint.saved import SummedWriter
@@ -111,8 +111,7 @@ def test_what_the_system_refuses_is_one_line() -> None:
 def test_an_id_outside_of_the_vocabulary_names_its_shard(shards: Path, tmp_path: Path) -> None:
     """In what a loader process reads and in validation."""
     folder = Path(shutil.copytree(shards, tmp_path / "shards"))
-    flags = ["--shards", folder, "--model", model_file(tmp_path), "--out", tmp_path / "run", "--seq-len", 16]
-    flags += ["--workers", 1, "--save-every", "never", "--global-batch", 8]
+    flags = tiny_flags(folder, tmp_path, steps=None, workers=1, save_every="never")
     for path, more in (
         (folder / "it" / "it-val-00000.bin", ["--val-every", 1, "--val-sequences", 999]),
         (folder / "it" / "it-00000.bin", []),
@@ -134,14 +133,8 @@ def test_a_node_without_git_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_step_lines_say_how_far_and_how_long(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config: dict[str, Any] = {
-        "shards": str(shards),
-        "model": model_file(tmp_path),
-        "seq_len": 16,
-        "workers": 0,
-    }
-    config |= {"global_batch": 8, "steps": 6}
-    loop.train(TrainConfig(**config, out=str(tmp_path / "a"), log_every=2))
+    config = tiny_config(shards, tmp_path, steps=6)
+    loop.train(replace(config, log_every=2))
     text = capsys.readouterr().out
     lines = [line.split("  ") for line in text.splitlines() if " step " in line]
     assert [line[0].split()[2] for line in lines] == ["2/6", "4/6", "6/6"]
@@ -150,7 +143,7 @@ def test_step_lines_say_how_far_and_how_long(
     assert "warning: the warm-up of 100 steps takes the whole run of 6" in text
     # Steps that take long are told of although fewer than --log-every are done.
     monkeypatch.setattr(metrics, "STEP_SILENCE", 0.0)
-    loop.train(TrainConfig(**config, out=str(tmp_path / "b"), log_every=100, warmup=2))
+    loop.train(replace(config, out=str(tmp_path / "b"), log_every=100, warmup=2))
     text = capsys.readouterr().out
     assert text.count("/6  ") == 6
     assert "warning" not in text
@@ -175,15 +168,7 @@ def test_a_run_leaves_a_log_and_says_when_and_where_in_every_line(
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     run = tmp_path / "run"
-    config = TrainConfig(
-        shards=str(shards),
-        model=model_file(tmp_path),
-        seq_len=16,
-        workers=0,
-        global_batch=8,
-        steps=2,
-        out=str(run),
-    )
+    config = tiny_config(shards, tmp_path, steps=2)
     loop.train(config)
     [path] = (run / "logs").iterdir()
     log = read_lines(path)
@@ -259,22 +244,8 @@ def _bug_on_rank_1() -> None:
 def test_what_ends_one_rank_ends_all_with_its_words(
     shards: Path, tmp_path: Path, before: Callable[[], None], codes: list[int], words: str, tracebacks: int
 ) -> None:
-    arguments = [
-        "--shards",
-        shards,
-        "--model",
-        model_file(tmp_path),
-        "--out",
-        tmp_path / "run",
-        "--seq-len",
-        16,
-    ]
-    ranks = Ranks(
-        3,
-        [*arguments, "--global-batch", 6, "--steps", 5, "--workers", 0, "--save-every", 1],
-        tmp_path,
-        before,
-    )
+    flags = tiny_flags(shards, tmp_path, global_batch=6, steps=5, save_every="1")
+    ranks = Ranks(3, flags, tmp_path, before)
     assert ranks.wait() == codes, ranks.text()
     assert ranks.text().count(words) >= 2
     assert ranks.text().count("Traceback") == tracebacks
@@ -291,10 +262,7 @@ def test_a_save_that_hangs_ends_the_run(
         return original(self, *arguments)
 
     monkeypatch.setattr(SummedWriter, "write_data", write)
-    config = TrainConfig(
-        shards=str(shards), model=model_file(tmp_path), out=str(tmp_path / "run"), seq_len=16, global_batch=8,
-        steps=2, workers=0, warmup=1, timeout=2,
-    )  # fmt: skip
+    config = tiny_config(shards, tmp_path, steps=2, timeout=2)
     with pytest.raises(
         HungSave, match=r"checkpoint of step 2 could not be written: not done after --timeout 2 s"
     ):
@@ -309,11 +277,7 @@ def test_what_cannot_be_deleted_is_told_and_ends_nothing(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(save, "_delete", refuse)
-    config = TrainConfig(
-        shards=str(shards), model=model_file(tmp_path), out=str(tmp_path / "run"), seq_len=16, global_batch=8,
-        steps=3, workers=0, warmup=1, save_every="1", keep_last=1,
-    )  # fmt: skip
-    loop.train(config)
+    loop.train(tiny_config(shards, tmp_path, steps=3, save_every="1", keep_last=1))
     text = capsys.readouterr().out
     assert "step-00000001 is no longer needed and cannot be deleted: Permission denied" in text
     assert len(list((tmp_path / "run/checkpoints").glob("step-*"))) == 3
@@ -321,9 +285,7 @@ def test_what_cannot_be_deleted_is_told_and_ends_nothing(
 
 def test_collectives_of_every_group_end_after_the_timeout(shards: Path, tmp_path: Path) -> None:
     """Of a mesh, and of the saves beside training: their defaults are 10 and 30 minutes whatever --timeout says."""
-    data = ("--shards", shards, "--model", model_file(tmp_path), "--out", tmp_path / "run", "--seq-len", 16)
-    more = ("--global-batch", 8, "--steps", 2, "--workers", 0, "--timeout", 77, "--shard", 2)
-    ranks = Ranks(2, [*data, *more], tmp_path, _print_timeouts)
+    ranks = Ranks(2, tiny_flags(shards, tmp_path, steps=2, timeout=77, shard=2), tmp_path, _print_timeouts)
     assert ranks.wait() == [0, 0], ranks.text()
     assert ranks.text().count("timeouts {77.0}\n") == 2, ranks.text()
 

@@ -11,21 +11,12 @@ from support import needs
 needs("torch")
 from pretok.base import lock
 from pretok.base.errors import FolderInUse, MismatchError
-from tests.train_support import Ranks, model_file, random_shards
-from train.config import TrainConfig
+from tests.train_support import Ranks, random_shards, tiny_config, tiny_flags
 from train.run import loop
 
 
-def arguments(folder: Path) -> list[object]:
-    random_shards(folder / "shards")
-    return [
-        *("--shards", folder / "shards", "--model", model_file(folder), "--out", folder / "run"),
-        *("--seq-len", 16, "--global-batch", 8, "--steps", 2, "--workers", 0),
-    ]
-
-
-def test_a_second_run_is_refused_on_all_ranks_and_told_of_the_first(tmp_path: Path) -> None:
-    command = arguments(tmp_path)
+def test_a_second_run_is_refused_on_all_ranks_and_told_of_the_first(shards: Path, tmp_path: Path) -> None:
+    command = tiny_flags(shards, tmp_path, steps=2)
     with lock.hold(tmp_path / "run", "train"):
         second = Ranks(2, command, tmp_path)
         assert second.wait() == [75, 75]
@@ -49,23 +40,18 @@ def test_shards_that_are_trained_on_are_not_taken_back(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loop, "_one_step", look)
-    config = TrainConfig(
-        shards=str(shards), model=model_file(tmp_path), out=str(tmp_path / "run"), seq_len=16, workers=0,
-        global_batch=8, steps=2,
-    )  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
-        loop.train(config)
+        loop.train(tiny_config(shards, tmp_path, steps=2))
     assert refused
     lock.refuse_readers(shards)
     assert not list(shards.glob(f"{lock.READERS}*"))
 
 
 def test_a_run_that_lost_its_folder_ends_without_saving(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another run took the folder over while this one hung: nothing of this one is written any more."""
     monkeypatch.setattr(lock, "HEARTBEAT", 0.02)
-    random_shards(tmp_path / "shards")
     one_step = loop._one_step
 
     def taken_over(run, batches):
@@ -74,11 +60,7 @@ def test_a_run_that_lost_its_folder_ends_without_saving(
         one_step(run, batches)
 
     monkeypatch.setattr(loop, "_one_step", taken_over)
-    config = TrainConfig(
-        shards=str(tmp_path / "shards"), model=model_file(tmp_path), out=str(tmp_path / "run"), seq_len=16,
-        global_batch=8, steps=4, workers=0, warmup=1,
-    )  # fmt: skip
     with pytest.raises(MismatchError, match="another run, which now owns the folder"):
-        loop.train(config)
+        loop.train(tiny_config(shards, tmp_path, steps=4))
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
     assert (tmp_path / "run" / lock.LOCK_FILE).read_text() == "another's"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 from support import needs
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretok.base.records import replace
+from tests import train_support
 from train.model.loss import IGNORE, linear_cross_entropy, token_scores
 from train.model.sizes import PRESETS, ModelConfig
 from train.model.transformer import (
@@ -29,12 +31,7 @@ from train.tools.memory import block_bytes_per_token
 TINY = ModelConfig(vocab_size=60, dim=32, layers=2, heads=4, kv_heads=2, hidden=64, seq_len=16)
 
 
-def filled(config: ModelConfig) -> Decoder:
-    model = Decoder(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_tensor(config, 3, name, parameter.shape, torch.device("cpu")) * 5)
-    return model
+filled = partial(train_support.filled, scale=5)
 
 
 @settings(max_examples=40, deadline=None)

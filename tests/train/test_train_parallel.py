@@ -11,10 +11,9 @@ from support import needs
 
 torch = needs("torch")
 import pretok.stream
-from tests.train_support import column, model_file, run_jobs
+from tests.train_support import column, filled, model_file, run_jobs, tiny_config
 from train.config import TrainConfig
 from train.model.sizes import model_config
-from train.model.transformer import Decoder, initial_tensor
 from train.parallel.layout import Layout
 from train.run import loop
 from train.steps.optim import learning_rate
@@ -36,19 +35,8 @@ SPLIT: dict[str, tuple[bool, tuple[object, ...]]] = {
     ),
 }
 """Of runs on four ranks whether the embedding is the output matrix, and what is their own."""
-OTHER = (
-    "--precision",
-    "bf16",
-    "--moments",
-    "bf16",
-    "--offload",
-    "--micro-batch",
-    2,
-    "--checkpointing",
-    "ops",
-    "--shard",
-    2,
-)
+OTHER = ("--precision", "bf16", "--moments", "bf16", "--offload")
+OTHER += ("--micro-batch", 2, "--checkpointing", "ops", "--shard", 2)
 
 
 def arguments(shards: Path, folder: Path, name: str, tied: bool, *own: object) -> list[object]:
@@ -91,10 +79,7 @@ def test_one_process_equals_a_plain_loop(shards: Path, runs: Path, tmp_path: Pat
     config = TrainConfig(lr=0.01, warmup=2)
     sizes = model_config(model_file(tmp_path))
     view = pretok.stream.open(shards, seq_len=16)
-    model = Decoder(sizes)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_tensor(sizes, 0, name, parameter.shape, torch.device("cpu")))
+    model = filled(sizes)
     flat = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     deep = [parameter for name, parameter in model.named_parameters() if name.endswith("proj.weight")]
     groups = [{"params": deep, "weight_decay": 0.1}]
@@ -190,10 +175,8 @@ def test_parameters_are_gathered_once_a_step_or_for_each_use(
     counts = {}
     for reshard in (True, False):
         gathered.clear()
-        sizes = {"global_batch": 8, "accumulation": 4, "steps": 3, "seq_len": 16, "workers": 0}
-        config: dict[str, Any] = {**sizes, "shards": str(shards), "model": model_file(tmp_path)}
-        out = str(tmp_path / str(reshard))
-        loop.train(TrainConfig(**config, out=out, reshard=reshard, save_every="never"))
+        sizes = {"accumulation": 4, "steps": 3, "out": str(tmp_path / str(reshard))}
+        loop.train(tiny_config(shards, tmp_path, reshard=reshard, save_every="never", **sizes))
         counts[reshard] = len(gathered)
     blocks = 2
     assert counts == {True: 3 * 4 * (2 * blocks + 1), False: 3 * (blocks + 1)}
@@ -220,10 +203,8 @@ def test_the_plan_counts_what_is_gathered(
     monkeypatch.setattr(kind_of_group, "unshard", unshard)
     sizes = tmp_path / "sizes.toml"
     sizes.write_text(Path(model_file(tmp_path, tied=tied)).read_text().replace("layers = 2", "layers = 4"))
-    config = TrainConfig(
-        shards=str(shards), model=str(sizes), out=str(tmp_path / "run"), reshard=reshard, seq_len=16, steps=2,
-        workers=0, save_every="never", precision="fp32",
-    )  # fmt: skip
+    more = {"model": str(sizes), "steps": 2, "save_every": "never", "precision": "fp32"}
+    config = tiny_config(shards, tmp_path, reshard=reshard, **more)
     loop.train(config)
     model = model_config(str(sizes))
     counted = count_tensors(model, Layout(1, 1, 1), 8, 1, 16, config).gathered

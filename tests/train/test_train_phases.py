@@ -19,9 +19,8 @@ from pretok.cluster.chain import recipe_flags
 from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest
 from pretok.stream.continued import beginning, run_position
-from pretok.stream.mix_file import Mix, mix_sources, write_mix
 from pretok.stream.mix_job import run_mix
-from tests.train_support import column, model_file, run_jobs
+from tests.train_support import column, mix_of, model_file, run_jobs, tiny_config
 from train.config import TrainConfig, add_flags, from_mapping, parse
 from train.model import loss
 from train.run import loop
@@ -29,14 +28,6 @@ from train.run import loop
 BATCH, LENGTH = 8, 16
 STEP = BATCH * LENGTH
 """Tokens of a step."""
-
-
-def mix_of(shards: Path, path: Path, *stages: tuple[int, ...], seq_len: int = LENGTH, seed: int = 0) -> str:
-    """A mix of the sources en and it with these quotas."""
-    manifest = load_manifest(shards)
-    sources = mix_sources(manifest, "train", seq_len, manifest.sources)
-    write_mix(path, Mix(manifest.fingerprint, "train", seq_len, seed, sources, stages), {})
-    return str(path)
 
 
 def settings(shards: Path, folder: Path, out: str = "run", **more: Any) -> TrainConfig:
@@ -238,10 +229,7 @@ def test_a_batch_that_nobody_states_stays_on_other_ranks(shards: Path, tmp_path:
     run_jobs([(2, [*flags, "--out", run, "--steps", 2]), resumed, stated], tmp_path)
     for name in ("tokens", "lr", "data_hash"):
         assert column(run, name) == column(whole, name)
-    config = TrainConfig(
-        shards=str(shards), out=str(run), model=model_file(tmp_path), seq_len=LENGTH, steps=6,
-        micro_batch=4, accumulation=2, workers=0,
-    )  # fmt: skip
+    config = tiny_config(shards, tmp_path, steps=6, global_batch=None, micro_batch=4, accumulation=2)
     with pytest.raises(UsageError, match="The run has a global batch of 16: state --global-batch to change"):
         loop.train(config)
 

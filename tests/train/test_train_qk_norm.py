@@ -11,10 +11,7 @@ from support import needs
 torch = needs("torch")
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
-from pretok.base.storage import write_json
-from pretok.shards.manifest import load_manifest, write_manifest
-from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
-from tests.train_support import column, model_file, random_shards, run_jobs
+from tests.train_support import add_tokenizer, column, filled, model_file, random_shards, run_jobs
 from train.__main__ import main
 from train.checkpoint.export import exported_tensors
 from train.model.sizes import ModelConfig, model_config
@@ -32,10 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards with a tokenizer, a model file, and a run of one process and of each of MESHES."""
     folder = tmp_path_factory.mktemp("qk")
     shards = random_shards(folder / "shards")
-    write_json(shards / "tokenizer.json", tokenizer_data(".", ["<eod>"], []))
-    contents = load_manifest(shards).contents
-    tokenizer = replace(contents.tokenizer, fingerprint=load_vocab(shards, eod="<eod>").fingerprint)
-    write_manifest(shards, replace(contents, tokenizer=tokenizer))
+    add_tokenizer(shards)
     (folder / "qk.toml").write_text(Path(model_file(folder, tied=False)).read_text() + "qk_norm = true\n")
     jobs = [(4, [*arguments(folder, folder / name), *mesh]) for name, mesh in MESHES.items()]
     run_jobs([(1, arguments(folder, folder / "run")), *jobs], folder)
@@ -65,10 +59,7 @@ def test_it_is_a_qwen3_of_transformers(folder: Path, tmp_path: Path) -> None:
     main(["export", "--run", str(folder / "run"), "--out", str(out)])
     assert json.loads((out / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
     config = replace(model_config(str(folder / "qk.toml")), vocab_size=60, seq_len=16)
-    model, value = Decoder(config), exported_tensors(out, config, print)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(value(name, parameter.shape, torch.device("cpu")))
+    model = filled(config, exported_tensors(out, config, print))
     moved = model.layers[0].self_attn.q_norm.weight - 1
     assert moved.abs().mean() > 0.01  # a weight of ones could be left out unseen
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()

@@ -19,13 +19,12 @@ from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.base.storage import read_lines, write_json
 from pretok.kernels.pretokenize import PATTERNS
-from pretok.shards.manifest import load_manifest, write_manifest
-from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
+from pretok.tokenizer.vocabulary import tokenizer_data
 from tests.support import make_shards
-from tests.train_support import model_file, run_jobs
+from tests.train_support import add_tokenizer, filled, model_file, run_jobs, tiny_config
 from train.config import TrainConfig, parse_files
 from train.model.sizes import model_config
-from train.model.transformer import Decoder, document_ids, initial_tensor
+from train.model.transformer import document_ids, initial_tensor
 from train.run import loop, setup
 from train.steps.questions import Row, load_questions
 from train.steps.score import pack, passes
@@ -64,10 +63,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     documents = [rng.integers(1, VOCABULARY, size=rng.integers(20, 90)).tolist() for _ in range(60)]
     folder = make_shards(tmp_path_factory.mktemp("shards"), {"it": documents}, vocab_size=VOCABULARY)
-    write_json(folder / "tokenizer.json", tokenizer_data(PATTERNS["cl100k"], ["<eod>"], MERGES))
-    contents = load_manifest(folder).contents
-    tokenizer = replace(contents.tokenizer, fingerprint=load_vocab(folder, eod="<eod>").fingerprint)
-    write_manifest(folder, replace(contents, tokenizer=tokenizer))
+    add_tokenizer(folder, tokenizer_data(PATTERNS["cl100k"], ["<eod>"], MERGES))
     return folder
 
 
@@ -94,10 +90,7 @@ def expected(config: TrainConfig, shards: Path, records: Sequence[dict[str, Any]
     tokenizer = tokenizers.Tokenizer.from_file(str(shards / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     sizes = replace(model_config(config.model), vocab_size=VOCABULARY, seq_len=LENGTH)
-    model = Decoder(sizes)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_tensor(sizes, 0, name, parameter.shape, torch.device("cpu")) * 5)
+    model = filled(sizes, scale=5)
     right, nats, size = 0, 0.0, 0
     for record in records:
         losses, greedy = [], True
@@ -130,14 +123,9 @@ def test_answers_equal_those_of_one_row_at_a_time(
 ) -> None:
     # Weights that are sure of themselves; 0.0 keeps them.
     monkeypatch.setattr(setup, "initial_tensor", lambda *given, **more: initial_tensor(*given, **more) * 5)
-    values: dict[str, Any] = {
-        "shards": str(shards),
-        "out": str(tmp_path / "run"),
-        "seq_len": LENGTH,
-        "workers": 0,
-    }
-    values |= {"model": model_file(tmp_path), "global_batch": 4, "micro_batch": 2, "steps": 3, "lr": 0.0}
-    config = TrainConfig(**values, attention=attention, evaluate=files(tmp_path), evaluate_every=2)
+    sizes = {"seq_len": LENGTH, "global_batch": 4, "micro_batch": 2, "steps": 3, "lr": 0.0}
+    asked = {"evaluate": files(tmp_path), "evaluate_every": 2}
+    config = tiny_config(shards, tmp_path, attention=attention, **sizes, **asked)
     loop.train(config)
     found = read_lines(tmp_path / "run/evaluation.jsonl")
     assert [record["step"] for record in found] == [2, 3]

@@ -15,7 +15,7 @@ from support import needs
 torch = needs("torch")
 from pretok.base.errors import UsageError
 from pretok.shards.manifest import load_manifest
-from tests.train_support import column, model_file, run_jobs, tiny_config
+from tests.train_support import column, run_jobs, tiny_config
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
 from train.model.transformer import attention_kernel
@@ -24,6 +24,7 @@ from train.parallel.layout import Layout
 from train.run import loop
 from train.run.memory import memory_history
 from train.tools.memory import count_tensors
+from train.tools.tune import flags
 
 settings = partial(tiny_config, steps=2, warmup=1)
 
@@ -113,23 +114,9 @@ def test_memory_that_ran_out_is_written_down(
 
 def test_gradients_can_travel_in_bf16(shards: Path, tmp_path: Path) -> None:
     """Near the run whose gradients travel in float32, and not equal; the plan counts the smaller buffer."""
-    common: list[object] = ["--shards", shards, "--model", model_file(tmp_path), "--save-every", "never"]
-    common += [
-        "--seq-len",
-        16,
-        "--global-batch",
-        8,
-        "--steps",
-        5,
-        "--workers",
-        0,
-        "--lr",
-        0.01,
-        "--warmup",
-        1,
-    ]
     runs = {width: tmp_path / width for width in ("fp32", "bf16")}
-    run_jobs([(2, [*common, "--out", run, "--reduce", width]) for width, run in runs.items()], tmp_path)
+    run = partial(settings, shards, tmp_path, steps=5, lr=0.01, save_every="never")
+    run_jobs([(2, flags(run(out=str(out), reduce=width))) for width, out in runs.items()], tmp_path)
     assert column(runs["bf16"], "loss") == pytest.approx(column(runs["fp32"], "loss"), rel=5e-3)
     assert column(runs["bf16"], "grad_norm") != pytest.approx(column(runs["fp32"], "grad_norm"), rel=1e-6)
     model = PRESETS["1b"]

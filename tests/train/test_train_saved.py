@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from pretok.base.errors import IntegrityError, Stopped
 from pretok.base.storage import checksum
-from tests.train_support import model_file, random_shards, reseal, run_ranks
+from tests.train_support import random_shards, reseal, run_ranks, tiny_config
 from train.__main__ import main
 from train.checkpoint import save, saved
 from train.checkpoint.export import export
@@ -27,6 +27,7 @@ from train.checkpoint.restore import Reader
 from train.checkpoint.saved import SummedWriter, read_meta
 from train.config import TrainConfig
 from train.run import loop
+from train.tools.tune import flags
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +35,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two ranks, each of which wrote a file, with checkpoints at steps 2 and 4."""
     folder = tmp_path_factory.mktemp("saved")
     random_shards(folder / "shards")
-    flags = settings(folder, folder / "run").as_dict()
-    names = ("shards", "model", "out", "seq_len", "global_batch", "steps", "workers", "save_every")
-    arguments = [part for name in names for part in (f"--{name.replace('_', '-')}", flags[name])]
-    run_ranks(2, [*arguments, "--shard", 2], folder)
+    run_ranks(2, flags(settings(folder, folder / "run", shard=2)), folder)
     return folder / "run"
 
 
 def settings(folder: Path, out: Path, **more: Any) -> TrainConfig:
-    values: dict[str, Any] = {"shards": str(folder / "shards"), "model": model_file(folder), "out": str(out)}
-    values |= {"seq_len": 16, "global_batch": 8, "steps": 4, "workers": 0, "save_every": "2"}
-    return TrainConfig(**values | more)
+    return tiny_config(folder / "shards", folder, **{"out": str(out), "steps": 4, "save_every": "2", **more})
 
 
 @pytest.fixture
@@ -189,9 +185,7 @@ def test_one_flipped_bit_is_found(
 def test_two_ranks_find_what_one_of_them_reads(run: Path, trained: Path) -> None:
     newest = run / "checkpoints" / "step-00000004"
     flip(newest / "__1_0.distcp", 1000)
-    config = settings(trained.parent, run)
-    flags = ["--shards", config.shards, "--model", config.model, "--out", run, "--seq-len", 16]
-    text = run_ranks(2, [*flags, "--global-batch", 8, "--steps", 4, "--workers", 0], run.parent)
+    text = run_ranks(2, flags(settings(trained.parent, run)), run.parent)
     assert "is broken, trying the one before" in text
     assert "resumed from step 2\n" in text
 

@@ -11,7 +11,7 @@ from support import needs
 
 needs("torch")
 from pretok.base.storage import read_lines
-from tests.train_support import Ranks, model_file, random_shards
+from tests.train_support import Ranks, tiny_flags
 from train.run.stragglers import NOTABLE, slowest
 
 
@@ -54,11 +54,9 @@ def _slow_data_on_rank_1() -> None:
     Feed.__iter__ = slow  # type: ignore[method-assign]
 
 
-def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(tmp_path: Path) -> None:
-    shards = random_shards(tmp_path / "shards")
-    data = ("--shards", shards, "--model", model_file(tmp_path), "--out", tmp_path / "run", "--seq-len", 16)
-    more = ("--global-batch", 6, "--steps", 12, "--workers", 0, "--save-every", "never")
-    ranks = Ranks(3, [*data, *more], tmp_path, _slow_data_on_rank_1)
+def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(shards: Path, tmp_path: Path) -> None:
+    flags = tiny_flags(shards, tmp_path, global_batch=6, steps=12, save_every="never")
+    ranks = Ranks(3, flags, tmp_path, _slow_data_on_rank_1)
     assert ranks.wait() == [0, 0, 0], ranks.text()
     looks = [line["slowest"] for line in read_lines(tmp_path / "run/metrics.jsonl") if line["slowest"]]
     assert len(looks) == 2  # the last is not waited for

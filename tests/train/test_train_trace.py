@@ -12,7 +12,7 @@ import pytest
 from support import make_shards, needs
 
 torch = needs("torch")
-from train_support import column, model_file, random_shards, run_ranks
+from train_support import column, mix_of, model_file, random_shards, tiny_config
 
 import pretok.stream
 from pretok.audit.trace import open_traced, passages, positions_of_step, readings
@@ -21,7 +21,6 @@ from pretok.base.storage import read_lines
 from pretok.disclosure.read import read_steps
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View
-from pretok.stream.mix_file import Mix, mix_sources, write_mix
 from train.config import TrainConfig, from_mapping
 from train.run import loop
 
@@ -32,9 +31,7 @@ STEP = BATCH * LENGTH
 def test_a_run_is_traced_by_its_folder(tmp_path: Path) -> None:
     """Three steps of four sequences: steps, what is done, and tokens as the stream gives them."""
     shards, run = random_shards(tmp_path), tmp_path / "run"
-    model = model_file(tmp_path)
-    sizes = [*("--seq-len", 16, "--global-batch", 4, "--steps", 3), *("--warmup", 1, "--workers", 0)]
-    run_ranks(1, ["--shards", shards, "--model", model, "--out", run, *sizes], tmp_path)
+    loop.train(tiny_config(shards, tmp_path, global_batch=4, steps=3, warmup=1))
     (traced,) = open_traced(run, None)
     assert (traced.global_batch, traced.steps) == (4, 3)
     view = pretok.stream.open(shards, seq_len=traced.view.seq_len)
@@ -54,22 +51,9 @@ def test_a_run_is_traced_by_its_folder(tmp_path: Path) -> None:
     assert np.array_equal(view[0], traced.view[0])
 
 
-def mix_of(shards: Path, path: Path, quotas: tuple[int, int], seq_len: int) -> str:
-    """A mix of en and it."""
-    manifest = load_manifest(shards)
-    sources = mix_sources(manifest, "train", seq_len, manifest.sources)
-    write_mix(path, Mix(manifest.fingerprint, "train", seq_len, 3, sources, (quotas,)), {})
-    return str(path)
-
-
 def settings(shards: Path, folder: Path, out: str, **more: Any) -> TrainConfig:
-    values = {
-        "shards": str(shards),
-        "out": str(folder / out),
-        "model": model_file(folder),
-        "global_batch": BATCH,
-    }
-    values |= {"workers": 0, "warmup": 1, "schedule": "constant", "save_every": "99"}
+    values = {"shards": str(shards), "out": str(folder / out), "model": model_file(folder), "workers": 0}
+    values |= {"global_batch": BATCH, "warmup": 1, "schedule": "constant", "save_every": "99"}
     return from_mapping(values | more, "test")
 
 
@@ -97,8 +81,8 @@ def test_a_run_that_changed_data_and_batch_is_traced_and_counted_leg_by_leg(
     with the batch of the beginning. Sources are read more than once."""
     shards = random_shards(tmp_path)
     first, other = (
-        mix_of(shards, tmp_path / "a.json", (500, 300), LENGTH),
-        mix_of(shards, tmp_path / "b.json", (900, 90), 8),
+        mix_of(shards, tmp_path / "a.json", (500, 300), seq_len=LENGTH, seed=3),
+        mix_of(shards, tmp_path / "b.json", (900, 90), seq_len=8, seed=3),
     )
     phases = [{"at": 3 * STEP, "mix": other}, {"at": 5 * STEP + 64, "global_batch": 128}]
     loop.train(settings(shards, tmp_path, "run", mix=first, phases=phases, steps=5))
@@ -161,8 +145,8 @@ def test_legs_are_the_same_after_a_kill_and_know_other_shards(tmp_path: Path) ->
     """The steps since the newest checkpoint are done again: a phase that began among them is recorded once."""
     shards = random_shards(tmp_path / "shards")
     first, other = (
-        mix_of(shards, tmp_path / "a.json", (90, 60), LENGTH),
-        mix_of(shards, tmp_path / "b.json", (90, 9), LENGTH),
+        mix_of(shards, tmp_path / "a.json", (90, 60), seq_len=LENGTH, seed=3),
+        mix_of(shards, tmp_path / "b.json", (90, 9), seq_len=LENGTH, seed=3),
     )
     common = {"mix": first, "phases": [{"at": 3 * STEP, "mix": other}], "steps": 5, "save_every": "2"}
     loop.train(settings(shards, tmp_path, "run", **common))

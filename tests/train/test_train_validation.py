@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,8 @@ torch = needs("torch")
 from pretok.base.storage import read_lines
 from pretok.shards.manifest import load_manifest
 from tests.support import make_shards
-from tests.train_support import model_file
-from train.config import TrainConfig
+from tests.train_support import filled, model_file, tiny_config
 from train.model.sizes import model_config
-from train.model.transformer import Decoder, initial_tensor
 from train.run import loop
 
 LENGTH = 16
@@ -39,24 +36,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def untrained(config: TrainConfig) -> Decoder:
-    sizes = model_config(config.model)
-    model = Decoder(sizes)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_tensor(sizes, config.seed, name, parameter.shape, torch.device("cpu")))
-    return model
-
-
 def test_bits_per_byte_are_those_of_a_plain_sum(
     shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    values: dict[str, Any] = {"shards": str(shards), "out": str(tmp_path / "run"), "seq_len": LENGTH}
-    values |= {"workers": 0, "model": model_file(tmp_path), "global_batch": 4, "steps": 1, "val_every": 1}
-    config = TrainConfig(**values, lr=0.0, val_sequences=1000)
-    loop.train(config)
+    loop.train(tiny_config(shards, tmp_path, steps=1, val_every=1, lr=0.0, val_sequences=1000))
     (record,) = read_lines(tmp_path / "run/validation.jsonl")
-    model, manifest = untrained(config), load_manifest(shards)
+    model, manifest = filled(model_config(model_file(tmp_path))), load_manifest(shards)
     all_nats = all_bytes = 0.0
     for name in ("it", "en"):
         paths = [shards / shard.path for shard in manifest.of(name, "val")]

@@ -2,11 +2,9 @@
 
 - meta.py: meta.json: where the run was and what it was
 - saved.py: a checkpoint's files, their sizes and checksums
-- restore.py: a checkpoint's tensors; nothing in it is run
+- restore.py: its tensors, by name; nothing in it is run
 - save.py: writes in the background, keeps the newest
-- state.py: what is saved of a model in training, by name
-- tokenizer.py: the shards' own tokenizer for an export
-- export.py: to transformers and back
+- export.py: to transformers and back, with the tokenizer of the shards
 """
 
 from __future__ import annotations

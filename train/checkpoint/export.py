@@ -3,10 +3,14 @@
 Enters: a checkpoint folder, or several to be averaged. Leaves: config.json, model.safetensors (the padding of the
 vocabulary cut off) and the files of the shards' tokenizer; no process group, no GPU. `exported_tensors` reads such a
 folder for --init-from.
+
+Rows of the model are ids of one tokenizer; with another it would speak nonsense without an error, so fingerprints are
+compared.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,16 +23,18 @@ from torch import Tensor
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import replace
-from pretok.base.storage import TEMPORARY_SUFFIX, read_json, write_json
+from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, write_json
 from pretok.base.units import listed
-from train.checkpoint.meta import read_meta
+from train.checkpoint.meta import Meta, read_meta
 from train.checkpoint.restore import Reader, restore
 from train.checkpoint.saved import check_files
-from train.checkpoint.tokenizer import tokenizer_files
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
 
 SHARD_BYTES = 5 * 10**9
+TOKENIZER_FILE = "tokenizer.json"
+_PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
+"""What decides ids."""
 
 
 def _outside_name(name: str) -> str:
@@ -219,3 +225,57 @@ def exported_tensors(
         return whole
 
     return value
+
+
+def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
+    """Contents by file name: tokenizer.json, tokenizer_config.json, special_tokens_map.json.
+
+    named None: the copy in the shards' folder. The last two are taken from beside tokenizer.json or, where they are
+    not, made of the tokens that end and begin documents. Raises UsageError when there is no tokenizer.json,
+    MismatchError when it is another one.
+    """
+    expected, shards = meta.tokenizer.fingerprint, Path(meta.tokenizer.shards)
+    place = shards if named is None else named
+    path = place / TOKENIZER_FILE if place.is_dir() else place
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist: --tokenizer names the vocabulary the shards were made with")
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise IntegrityError(f"{path} is no tokenizer")
+    found = tokenizer_fingerprint(data)
+    if found != expected:
+        raise MismatchError(
+            f"{path} is another tokenizer than the one the model was trained with: the same ids mean other words; "
+            f"{shards / TOKENIZER_FILE} is a copy of the right one, taken without --tokenizer (fingerprint {found}, "
+            f"the right one has {expected})"
+        )
+    roles = {"eos_token": _token(data, meta.eod_id)}
+    if meta.bos_id is not None:
+        roles["bos_token"] = _token(data, meta.bos_id)
+    made = {
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **roles,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": meta.identity.model.seq_len,
+        },
+        "special_tokens_map.json": roles,
+    }
+    files = {TOKENIZER_FILE: path.read_bytes()}
+    for other, value in made.items():
+        beside = path.with_name(other)
+        text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+        files[other] = beside.read_bytes() if beside.is_file() else text.encode()
+    return files
+
+
+def tokenizer_fingerprint(data: dict[str, Any]) -> str:
+    """That of a tokenizer.json, as `pretok` takes it."""
+    return fingerprint({part: data.get(part) for part in _PARTS})
+
+
+def _token(data: dict[str, Any], token_id: int) -> str:
+    named = {token["id"]: token["content"] for token in data["added_tokens"]}
+    named |= {number: token for token, number in data["model"]["vocab"].items() if number == token_id}
+    found: str = named[token_id]
+    return found

@@ -1,7 +1,10 @@
 """Tensors of a checkpoint, without trusting it: no program runs from a file.
 
 Enters: a checkpoint folder, from wherever it came, and a state dict. Leaves: the state dict filled in place, on any
-mesh. torch's distributed checkpoint would unpickle `.metadata`, and every saved value that is no tensor, as they come,
+mesh. In it a parameter is known by its name and by nothing else: not by its place among the parameters, nor by the
+group of the optimizer it is in, both of which depend on the mesh. Hyper-parameters are settings and not in it.
+
+torch's distributed checkpoint would unpickle `.metadata`, and every saved value that is no tensor, as they come,
 and unpickling calls what the file names. Here `.metadata` may name only the classes below and values only what torch's
 own `weights_only` admits. Resuming, --init-from and `train export` all load through `restore`.
 """
@@ -11,11 +14,13 @@ from __future__ import annotations
 import io
 import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -23,8 +28,14 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from pretok.base.errors import IntegrityError, PretokError, Stopped
+from pretok.base.errors import IntegrityError, MismatchError, PretokError, Stopped
+from pretok.base.records import to_json
 from pretok.base.storage import PASSING
+from train.checkpoint.meta import Meta, read_meta
+from train.checkpoint.saved import check_files
+from train.model.sizes import ModelConfig
+from train.parallel.group import first_problem
+from train.parallel.mesh import clean_name
 
 _RECORDS = (
     "BytesStorageMetadata",
@@ -148,3 +159,61 @@ def restore(state: dict[str, Any], reader: Reader, group: dist.ProcessGroup | No
             load(state, storage_reader=reader, planner=_Planner(), process_group=group, no_dist=alone)
         except (Exception, CheckpointException) as error:  # anything damaged files can raise
             raise unreadable(reader.checkpoint_id, error) from None
+
+
+def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[Meta, Reader] | PretokError:
+    """On all ranks: a checkpoint's meta and reader, its files compared with their checksums; or what is wrong."""
+    problem: PretokError | None = None
+    try:
+        meta = read_meta(checkpoint, sizes=dist.get_rank() == 0)
+        check_files(checkpoint, meta, dist.get_rank(), dist.get_world_size())
+        reader = Reader(checkpoint)
+    except PretokError as error:
+        problem = error
+    except OSError as error:
+        problem = unreadable(checkpoint, error)
+    problem = first_problem(problem, group)
+    return (meta, reader) if problem is None else problem
+
+
+def named_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, guard: dict[str, Tensor] | None = None
+) -> dict[str, Any]:
+    """{'model': name -> parameter, 'optimizer': {'state': name -> moments and step}, 'guard': ...}; what is None is not
+    in it."""
+    named = {clean_name(name): parameter for name, parameter in model.named_parameters()}
+    state: dict[str, Any] = {"model": {name: parameter.detach() for name, parameter in named.items()}}
+    if optimizer is not None:
+        moments = {name: dict(optimizer.state[parameter]) for name, parameter in named.items()}
+        state["optimizer"] = {"state": moments}
+    if guard is not None:
+        state["guard"] = guard
+    return state
+
+
+def load_weights(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    checkpoint: Path,
+    config: ModelConfig,
+    report: Callable[[str], None],
+) -> None:
+    """Load the model from a checkpoint folder of any mesh, and the moments where an optimizer is given.
+
+    Another rope_theta is told. Raises IntegrityError for a damaged checkpoint, MismatchError for one of other sizes.
+    """
+    opened = open_checkpoint(checkpoint, None)
+    if isinstance(opened, PretokError):
+        raise opened
+    meta, reader = opened
+    saved = to_json(meta.identity.model)
+    different = [
+        f"{name} {saved[name]} (here {value})"
+        for name, value in to_json(config).items()
+        if name not in ("seq_len", "rope_theta") and saved[name] != value
+    ]
+    if different:
+        raise MismatchError(f"{checkpoint} holds a model of other sizes: {', '.join(different)}")
+    if saved["rope_theta"] != config.rope_theta:
+        report(f"rope_theta was {saved['rope_theta']} in {checkpoint}, is {config.rope_theta}")
+    restore(named_state(model, optimizer), reader)

@@ -29,8 +29,8 @@ from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open
 from pretok.base.units import duration
 from train.checkpoint import HungSave
 from train.checkpoint.meta import Meta, read_meta, write_meta
-from train.checkpoint.restore import Reader, first_failure, restore, unreadable
-from train.checkpoint.saved import LATEST, SummedWriter, check_files, complete_checkpoints
+from train.checkpoint.restore import first_failure, open_checkpoint, restore
+from train.checkpoint.saved import LATEST, SummedWriter, complete_checkpoints
 from train.config import TrainConfig, parse_save_every
 from train.parallel.group import first_problem
 
@@ -343,18 +343,3 @@ class Checkpoints:
         except PretokError as error:
             problem = error
         return first_problem(problem, self._group), meta
-
-
-def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[Meta, Reader] | PretokError:
-    """On all ranks: a checkpoint's meta and reader, its files compared with their checksums; or what is wrong."""
-    problem: PretokError | None = None
-    try:
-        meta = read_meta(checkpoint, sizes=dist.get_rank() == 0)
-        check_files(checkpoint, meta, dist.get_rank(), dist.get_world_size())
-        reader = Reader(checkpoint)
-    except PretokError as error:
-        problem = error
-    except OSError as error:
-        problem = unreadable(checkpoint, error)
-    problem = first_problem(problem, group)
-    return (meta, reader) if problem is None else problem

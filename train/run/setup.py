@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from pretok.base.errors import UsageError
 from train.checkpoint.export import exported_tensors
 from train.checkpoint.meta import Meta
+from train.checkpoint.restore import load_weights
 from train.checkpoint.saved import complete_checkpoints
-from train.checkpoint.state import load_weights
 from train.config import PhaseSettings, TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, attention_kernel, initial_tensor

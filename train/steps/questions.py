@@ -27,7 +27,7 @@ from typing import Any
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.storage import read_json
 from pretok.shards.manifest import load_manifest
-from train.checkpoint.tokenizer import TOKENIZER_FILE, tokenizer_fingerprint
+from train.checkpoint.export import TOKENIZER_FILE, tokenizer_fingerprint
 
 Encode = Callable[[str], list[int]]
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from train.checkpoint.state import named_state
+from train.checkpoint.restore import named_state
 from train.config import TrainConfig
 from train.model.transformer import Decoder, document_ids
 from train.parallel.layout import Batch

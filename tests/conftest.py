@@ -32,8 +32,24 @@ from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.sample import sample_path
 
 # Examples are judged by their results: how long one takes says more about the machine than about the code.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", unhurried, max_examples=50)
+settings.register_profile("many", unhurried, max_examples=500)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Properties are tried with few examples, and with many where slow tests are asked for."""
+    settings.load_profile("few" if "not slow" in config.option.markexpr else "many")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on real text are slow ones, and `-m slow` takes the properties too."""
+    many = settings.get_current_profile_name() == "many"
+    for item in items:
+        is_property = hasattr(getattr(item, "function", None), "hypothesis")
+        if (is_property and many) or item.get_closest_marker("corpus"):
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")
@@ -77,6 +93,16 @@ def vocab_dir(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, 
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What may pass is tried again at once."""
     monkeypatch.setattr("pretok.base.storage.WAITS", (0.0, 0.0, 0.0))
+
+
+@pytest.fixture
+def few_buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words are counted in 4 buckets in the place of 64, whose files cost more than small texts do. Not on Ray, whose
+    workers read the constant for themselves."""
+    if "ray_address" not in request.fixturenames:
+        monkeypatch.setattr("pretok.counts.buckets.BUCKET_BITS", 2)
+        for module in ("buckets", "task", "job"):
+            monkeypatch.setattr(f"pretok.counts.{module}.BUCKETS", 4)
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from pretok.cli import run_command
 from pretok.report.history import read_jobs
 from pretok.stream.mix_file import load_mix
 
+pytestmark = pytest.mark.usefixtures("few_buckets")
+
 
 def files(work: Path) -> dict[str, bytes]:
     """What is made in WORK, the logs apart."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
-from benchmarks.house import imports
+from benchmarks import house
 
+imports = functools.cache(house.imports)
 MODULES = sorted([*ROOT.glob("pretok/**/*.py"), *ROOT.glob("train/**/*.py")])
 MAY_IMPORT = {
     "base": (),

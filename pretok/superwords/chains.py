@@ -157,7 +157,11 @@ def train_superwords(chains: Chains, tokens: Sequence[bytes], wanted: int, max_w
     for piece in chains():
         _count(piece, sums)
     weights = np.array([token != b"," for token in tokens], np.int64)
-    bound = int(np.partition(sums, -wanted)[-wanted]) // RARE if wanted < BUCKETS else 0
+    counted, bound = sums[sums > 0], 0  # of small text a few thousand
+    if wanted <= len(counted):
+        counted.partition(-wanted)
+        bound = int(counted[-wanted]) // RARE
+    del counted
     while True:
         symbols, offsets, counts = _frequent_chains(chains, sums, bound)
         merges = merge_sequences(symbols, offsets, counts, tokens, wanted, weights=weights, limit=max_words)

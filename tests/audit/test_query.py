@@ -74,7 +74,8 @@ def ask(made: Recipe, capsys: pytest.CaptureFixture[str], sql: str) -> list[list
     return list(csv.reader(io.StringIO(capsys.readouterr().out)))[1:]
 
 
-def tokens_of(made: Recipe) -> dict[str, int]:
+@pytest.fixture(scope="module")
+def tokens(made: Recipe) -> dict[str, int]:
     """Tokens by id of the document, from the shards and the line each document came from."""
     manifest = load_manifest(made.shards_dir)
     found = {}
@@ -88,10 +89,12 @@ def tokens_of(made: Recipe) -> dict[str, int]:
 
 
 def test_tokens_by_licence_domain_and_the_longest(
-    made: Recipe, rows: dict[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+    made: Recipe,
+    tokens: dict[str, int],
+    rows: dict[str, list[dict[str, Any]]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     needs("duckdb")
-    tokens = tokens_of(made)
     records = {row["id"]: row for part in rows.values() for row in part if row["text"]}
     assert tokens.keys() == records.keys()
     licences: Counter[str] = Counter()
@@ -168,7 +171,7 @@ def test_what_is_wrong_is_said(
 
 @pytest.mark.parametrize("reader", ["duckdb", "polars", "pandas", "pyarrow"])
 def test_others_open_ledgers_as_they_are(
-    made: Recipe, rows: dict[str, list[dict[str, Any]]], reader: str
+    made: Recipe, tokens: dict[str, int], rows: dict[str, list[dict[str, Any]]], reader: str
 ) -> None:
     library = needs(reader)
     paths = [str(path) for path in made.shards_dir.glob("it/*.docs.parquet")]
@@ -189,7 +192,7 @@ def test_others_open_ledgers_as_they_are(
         found = dict(zip(grouped["license"].to_pylist(), grouped["tokens_sum"].to_pylist(), strict=True))
     expected: Counter[str | None] = Counter()
     licences = {row["id"]: row["meta"]["license"] for row in rows["it"]}
-    for name, count in tokens_of(made).items():
+    for name, count in tokens.items():
         if name in licences:
             expected[licences[name]] += count
     assert found == expected

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import regex
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from texts import HARD, pack, texts
 
@@ -32,7 +32,6 @@ def expected(documents: list[str], heldout: list[bool], pattern: str) -> dict[by
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@settings(max_examples=150, deadline=None)
 @given(documents=st.lists(st.tuples(texts, st.booleans()), max_size=6))
 def test_counts_are_those_of_a_counter(pattern: str, documents: list[tuple[str, bool]]) -> None:
     heldout = [apart for _, apart in documents]

@@ -7,13 +7,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.kernels.hashing import hash_documents, select
 
 
-@settings(max_examples=300, deadline=None)
 @given(documents=st.lists(st.binary(max_size=120), max_size=5), seed=st.integers(0, 2**64 - 1))
 def test_equals_xxh64(documents: list[bytes], seed: int) -> None:
     data = np.frombuffer(b"".join(documents), np.uint8)

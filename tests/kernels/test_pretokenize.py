@@ -56,7 +56,7 @@ def test_hard_texts(pattern: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(text=texts)
 def test_any_text(pattern: str, text: str) -> None:
     assert words(text, pattern) == words_of_tokenizers(text, pattern)
@@ -81,7 +81,6 @@ def test_documents_do_not_touch(pattern: str) -> None:
     ]
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=texts.map(lambda text: text.encode()[:-1]))
 def test_invalid_utf8_stays_inside_the_document(data: bytes) -> None:
     array = np.frombuffer(data + b"\x80\xff\xf8\xc3", np.uint8)

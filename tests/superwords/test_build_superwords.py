@@ -25,6 +25,8 @@ from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.bpe import Merges
 from pretok.vocab.job import run_build_vocab
 
+pytestmark = pytest.mark.usefixtures("few_buckets")
+
 
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from segment_texts import TRICKY, texts
 from texts import HARD, pack
 from tokenizers import Regex, pre_tokenizers
@@ -42,7 +42,6 @@ def test_segments_of_tricky_texts(separators: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("separators", SEPARATORS)
-@settings(max_examples=500, deadline=None)
 @given(text=texts)
 def test_segments_of_any_text(separators: str, text: str) -> None:
     assert segments(text, separators) == split(text, COARSE[separators])

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from segment_texts import TRICKY, texts
 from telling import Told
@@ -115,7 +115,6 @@ def expected(trained: Trained, text: str) -> list[int]:
     return trained.reference.encode(text, add_special_tokens=False).ids
 
 
-@settings(max_examples=500, deadline=None)
 @given(data=st.data())
 def test_ids_are_those_of_tokenizers_and_decode_to_the_text(trained: Trained, data: st.DataObject) -> None:
     text = data.draw(st.one_of(texts, texts_of(trained)))

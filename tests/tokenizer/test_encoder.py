@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -69,7 +69,6 @@ def test_a_bos_stands_before_each_document_in_either_dtype(tokenizer_json, size)
     assert tokens.tolist() == [i for part in parts for i in (2, *part.tolist())]
 
 
-@settings(max_examples=300)
 @given(st.lists(texts | italian, max_size=6))
 def test_ids_equal_the_reference_and_decode_to_the_text(encoder, reference, documents):
     tokens, lengths = encoder.encode(pa.array(documents, pa.large_string()))

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import zstandard
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from texts import pack
 from tokenizing import trained_model
@@ -104,7 +104,6 @@ small_words = st.sampled_from(["a", "ab", "abc", "aé"]).flatmap(
 )
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     words=small_words,
     room=st.integers(0, 60),
@@ -169,7 +168,6 @@ def lay_out(sequences: list[tuple[list[int], int]]) -> tuple[Any, Any, Any]:
     return symbols, offsets, np.array([count for _, count in sequences], np.int64)
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     sequences=st.lists(
         st.tuples(

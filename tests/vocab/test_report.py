@@ -33,6 +33,9 @@ SIZE = 900
 MIX = {"it": 0.9, "en": 0.1}
 
 
+pytestmark = pytest.mark.usefixtures("few_buckets")
+
+
 @pytest.fixture(autouse=True)
 def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pretok.vocab.job.OTHER_SIZES", ())

@@ -24,6 +24,20 @@ from pretok.shards.manifest import load_manifest
 GROUP = typer.main.get_command(app)
 
 
+def tokenizing(out, vocab, *inputs: str) -> list[str]:
+    """A command that tokenizes in this process."""
+    return [
+        "tokenize",
+        *(inputs or ("it=sample:it",)),
+        "--out",
+        str(out),
+        "--vocab",
+        str(vocab),
+        "--workers",
+        "0",
+    ]
+
+
 def test_commands_are_those_we_decided_on():
     assert sorted(COMMANDS) == [
         "annotate", "build-vocab", "count", "disclose", "export", "init", "inspect", "mix", "plan", "preflight",
@@ -92,17 +106,7 @@ def test_wrong_usage_is_code_2_and_says_why(arguments, message, capsys, tmp_path
 
 
 def test_an_input_that_matches_nothing(tmp_path, vocab_dir, capsys):
-    command = [
-        "tokenize",
-        "it=/nowhere/*.jsonl",
-        "--out",
-        str(tmp_path),
-        "--vocab",
-        str(vocab_dir),
-        "--workers",
-        "0",
-    ]
-    assert run_command(command) == 2
+    assert run_command(tokenizing(tmp_path, vocab_dir, "it=/nowhere/*.jsonl")) == 2
     assert "no input matches '/nowhere/*.jsonl'" in capsys.readouterr().err
 
 
@@ -110,17 +114,7 @@ def test_failed_partitions_are_code_3(tmp_path, vocab_dir, capsys):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 not really PAR1")
     (tmp_path / "b.jsonl").write_text('{"text": "buono"}\n')
     inputs = [f"it={tmp_path}/a.parquet", f"it={tmp_path}/b.jsonl"]
-    command = [
-        "tokenize",
-        *inputs,
-        "--out",
-        str(tmp_path / "out"),
-        "--vocab",
-        str(vocab_dir),
-        "--workers",
-        "0",
-    ]
-    assert run_command(command) == 3
+    assert run_command(tokenizing(tmp_path / "out", vocab_dir, *inputs)) == 3
     assert "a.parquet: damaged Parquet" in capsys.readouterr().err
     assert run_command(["stats", str(tmp_path / "out" / "shards"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["totals"]["documents"] == 1
@@ -149,16 +143,8 @@ def test_a_signal_is_code_75_and_the_next_run_continues(tmp_path, vocab_dir):
     with (tmp_path / "a.jsonl").open("w") as file:
         for _ in range(40_000):  # 80 MB: seconds of work
             file.write(line)
-    command = [
-        sys.executable,
-        "-m",
-        "pretok",
-        "tokenize",
-        f"it={tmp_path}/a.jsonl",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    command += ["--vocab", str(vocab_dir), "--workers", "0", "--shard-size", "1MiB"]
+    typed = tokenizing(tmp_path / "out", vocab_dir, f"it={tmp_path}/a.jsonl")
+    command = [sys.executable, "-m", "pretok", *typed, "--shard-size", "1MiB"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     state = tmp_path / "out" / "shards" / ".state" / "it"
     deadline = time.monotonic() + 60
@@ -283,8 +269,7 @@ def test_a_mix_or_an_export_into_a_folder_is_one_line(tmp_path, capsys):
 
 @pytest.mark.parametrize("command", ["stats", "stats --json", "inspect --source it"])
 def test_a_reader_that_goes_away_is_no_error(command, tmp_path, vocab_dir):
-    out = ["--out", str(tmp_path), "--vocab", str(vocab_dir), "--workers", "0"]
-    assert run_command(["tokenize", "it=sample:it", *out]) == 0
+    assert run_command(tokenizing(tmp_path, vocab_dir)) == 0
     name, *options = command.split()
     pipe = f"{sys.executable} -m pretok {name} {tmp_path}/shards {' '.join(options)} | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", pipe], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -307,12 +292,11 @@ def test_what_the_locale_cannot_write_is_escaped(tmp_path):
 
 def test_an_output_folder_that_is_a_result_is_asked_about(tmp_path, vocab_dir, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tokenize = ["tokenize", "it=sample:it", "--vocab", str(vocab_dir), "--workers", "0", "--out"]
-    assert run_command([*tokenize, "work"]) == 0
-    assert run_command([*tokenize, "work/shards"]) == 2
+    assert run_command(tokenizing("work", vocab_dir)) == 0
+    assert run_command(tokenizing("work/shards", vocab_dir)) == 2
     assert "did you mean --out work?" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path / "work" / "shards")
-    assert run_command([*tokenize, "."]) == 2
+    assert run_command(tokenizing(".", vocab_dir)) == 2
     assert f"did you mean --out {tmp_path}/work?" in capsys.readouterr().err
     assert not (tmp_path / "work" / "shards" / "shards").exists()
 
@@ -326,8 +310,7 @@ EITHER = (
 
 def test_every_command_takes_the_results_or_their_shards(tmp_path, vocab_dir, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tokenize = ["tokenize", "it=sample:it", "--vocab", str(vocab_dir), "--workers", "0", "--out", "work"]
-    assert run_command(tokenize) == 0
+    assert run_command(tokenizing("work", vocab_dir)) == 0
     assert (
         "each document ends with '<|endoftext|>' (id 0), nothing is put before it" in capsys.readouterr().err
     )
@@ -339,24 +322,23 @@ def test_every_command_takes_the_results_or_their_shards(tmp_path, vocab_dir, ca
         assert said[0].replace("work/shards", "work") == said[1].replace("work/shards", "work"), name
     assert (tmp_path / "work/report.html").exists()
     assert len(pretok.stream.open("work", seq_len=64)) == len(pretok.stream.open("work/shards", seq_len=64))
-    assert run_command([*tokenize[:-1], "other", "--eod", "<|pad|>"]) == 0
+    assert run_command([*tokenizing("other", vocab_dir), "--eod", "<|pad|>"]) == 0
     assert load_manifest(tmp_path / "other").eod_id == 1
     assert run_command(["tokenize", "it=sample:it", "--out", "third", "--eod", "<|pad|>"]) == 2
     assert "name the tokenizer that has it: path, or --vocab" in capsys.readouterr().err
 
 
 def test_another_setting_than_before_says_the_option_to_add(tmp_path, vocab_dir, capsys):
-    first = ["tokenize", "it=sample:it", "--out", str(tmp_path), "--workers", "0"]
-    assert run_command([*first, "--vocab", str(vocab_dir), "--val-fraction", "0.01"]) == 0
+    first = tokenizing(tmp_path, vocab_dir)
+    assert run_command([*first, "--val-fraction", "0.01"]) == 0
     capsys.readouterr()
-    assert run_command([*first, "--vocab", str(vocab_dir)]) == 2
+    assert run_command(first) == 2
     assert "val_fraction was 0.01 and is 0. Restore that (add --val-fraction 0.01)" in capsys.readouterr().err
 
 
 def test_chats_are_told_to_be_written_as_text(tmp_path, vocab_dir, capsys):
     (tmp_path / "chat.jsonl").write_text('{"id": "a", "messages": [{"role": "user", "content": "ciao"}]}\n')
-    first = ["tokenize", f"it={tmp_path}/chat.jsonl", "--out", str(tmp_path / "out"), "--workers", "0"]
-    assert run_command([*first, "--vocab", str(vocab_dir)]) == 2
+    assert run_command(tokenizing(tmp_path / "out", vocab_dir, f"it={tmp_path}/chat.jsonl")) == 2
     assert (
         "holds conversations ('messages'), and pretok reads one text of each record"
         in capsys.readouterr().err
@@ -373,17 +355,7 @@ def test_the_shards_of_a_vocabulary_go_beside_it(tmp_path, capsys):
 
 def test_a_manifest_of_another_program_is_none_of_ours(tmp_path, vocab_dir):
     (tmp_path / "manifest.json").write_text('{"name": "app"}')
-    command = [
-        "tokenize",
-        "it=sample:it",
-        "--vocab",
-        str(vocab_dir),
-        "--workers",
-        "0",
-        "--out",
-        str(tmp_path),
-    ]
-    assert run_command(command) == 0
+    assert run_command(tokenizing(tmp_path, vocab_dir)) == 0
 
 
 def test_shards_by_another_name_are_recognized(tmp_path, capsys):
@@ -393,16 +365,7 @@ def test_shards_by_another_name_are_recognized(tmp_path, capsys):
 
 
 def test_a_rerun_with_nothing_to_do_says_so_in_one_line(tmp_path, vocab_dir, capsys):
-    command = [
-        "tokenize",
-        "it=sample:it",
-        "--vocab",
-        str(vocab_dir),
-        "--workers",
-        "0",
-        "--out",
-        str(tmp_path),
-    ]
+    command = tokenizing(tmp_path, vocab_dir)
     assert run_command(command) == 0
     first = capsys.readouterr().err
     assert "bytes/token" in first
@@ -410,18 +373,18 @@ def test_a_rerun_with_nothing_to_do_says_so_in_one_line(tmp_path, vocab_dir, cap
     again = capsys.readouterr().err
     assert "bytes/token" not in again
     assert re.search(r"shards: [\d,]+ tokens of [\d,]+ documents, complete and unchanged", again)
-    assert run_command([*command[:1], "it=sample:it", "en=sample:en", *command[2:]]) == 0
+    assert run_command(tokenizing(tmp_path, vocab_dir, "it=sample:it", "en=sample:en")) == 0
     assert "bytes/token" in capsys.readouterr().err
 
 
 def test_the_field_of_all_sources(tmp_path, vocab_dir, capsys):
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text('{"content": "buono"}\n{"content": "bello"}\n')
-    inputs = [f"a={tmp_path}/a.jsonl", f"b={tmp_path}/b.jsonl", "--field", "content", "--workers", "0"]
-    command = ["tokenize", *inputs, "--vocab", str(vocab_dir), "--out", str(tmp_path / "out"), "--json"]
-    assert run_command(command) == 0
+    inputs = [f"a={tmp_path}/a.jsonl", f"b={tmp_path}/b.jsonl", "--field", "content"]
+    assert run_command([*tokenizing(tmp_path / "out", vocab_dir, *inputs), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["documents"] == 4
-    assert run_command(["count", *inputs, "--out", str(tmp_path / "counted"), "--json"]) == 0
+    command = ["count", *inputs, "--out", str(tmp_path / "counted"), "--json", "--workers", "0"]
+    assert run_command(command) == 0
     assert json.loads(capsys.readouterr().out)["sources"]["b"]["documents"] == 2
 
 

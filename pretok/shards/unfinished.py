@@ -13,16 +13,19 @@ from pathlib import Path
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.lock import share
 from pretok.base.storage import read_json, write_json
-from pretok.shards.inputs import read_plan
 from pretok.shards.manifest import STATE, Manifest, has_manifest, load_manifest
-from pretok.shards.plan import is_complete
-from pretok.shards.seal import DONE
 
 
 def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
     """{source: (partitions done, partitions planned)} of the sources that are not sealed."""
-    found = {}
-    for folder in sorted((shards / STATE).glob("*/")):
+    found: dict[str, tuple[int, int]] = {}
+    if not (folders := sorted((shards / STATE).glob("*/"))):
+        return found
+    from pretok.shards.inputs import read_plan  # what makes shards, with its compiled loops
+    from pretok.shards.plan import is_complete
+    from pretok.shards.seal import DONE
+
+    for folder in folders:
         if folder.name.endswith(DONE) or (planned := read_plan(folder)) is None:
             continue
         partitions = planned[0].partitions

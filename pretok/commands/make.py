@@ -438,38 +438,22 @@ def export(
     megatron: the file for --per-split-data-args-path; with --merge larger files and theirs. nanogpt, litgpt: a few
     lines of Python over pretok.stream. olmo, nanotron, litdata: files of their formats, listed in export.json.
     """
-    from pretok.export.text import READERS, export_text
+    from pretok.export.text import READERS, export_text, source_tokens
 
-    if merge is not None or to not in READERS:
-        size = parse_size(merge or "0", "--merge")
-        return _files(context, shards, to, mix, stage, out, size, workers, address)
-    text = export_text(shards, to, mix, stage, seq_len)
-    if out is None:
-        typer.echo(text, nl=False)
-        return None
-    with atomic_open(out, "w") as file:
-        file.write(text)
-    terminal(context).notice(f"{out}: what {to} needs to read {shards}")
-    return None
-
-
-def _files(
-    context: typer.Context,
-    shards: Path,
-    to: str,
-    mix: Path | None,
-    stage: int | None,
-    out: Path | None,
-    size: int,
-    workers: int | None,
-    address: str | None,
-) -> None:
-    """Write files of tokens."""
+    if merge is None and to in READERS:
+        text = export_text(shards, to, mix, stage, seq_len)
+        if out is None:
+            typer.echo(text, nl=False)
+            return
+        with atomic_open(out, "w") as file:
+            file.write(text)
+        terminal(context).notice(f"{out}: what {to} needs to read {shards}")
+        return
     from pretok.export.formats import FORMATS
     from pretok.export.job import EXPORT_FILE, run_export
-    from pretok.export.text import READERS, source_tokens
     from pretok.shards.manifest import load_manifest
 
+    most = parse_size(merge or "0", "--merge")
     if to not in FORMATS:
         merged = "; --merge is not for it" if to in READERS else ""
         known = ", ".join(sorted({*FORMATS, *READERS}))
@@ -479,7 +463,7 @@ def _files(
     manifest, tell = load_manifest(shards), terminal(context, out)
     wanted = source_tokens(manifest, mix, stage)
     with start_engine(workers, address) as engine:
-        export = run_export(manifest, to, out, size, wanted, engine, tell)
+        made = run_export(manifest, to, out, most, wanted, engine, tell)
     tell.notice(
-        f"{out}: {counted(len(export.files), 'file')}, {counted(export.tokens, 'token')}, see {EXPORT_FILE}"
+        f"{out}: {counted(len(made.files), 'file')}, {counted(made.tokens, 'token')}, see {EXPORT_FILE}"
     )

@@ -137,7 +137,7 @@ def measure_speed(corpus: Path, work: Path) -> dict[str, Any]:
 
 
 def _weighed(counts: CorpusCounts) -> WeightedWords:
-    return concatenate([part.words for part in weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1)])
+    return concatenate([part for part, _ in weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1)])
 
 
 def _merges(words: WordCounts | WeightedWords) -> Any:

@@ -1,8 +1,9 @@
 """Counts of several sources -> the words a vocabulary is trained from, each with one weighted count.
 
 Enters: counted words bucket by bucket, a row group per source, and the share each source shall have. Leaves:
-`TrainingWords`, a bucket at a time, so that not all words are ever held. Weights are exact fractions until they become
-one integer per source; all else is integer arithmetic, so the result depends on nothing but the counts.
+`WeightedWords` and a `Tally`, a bucket at a time, so that not all words are ever held. Weights are exact fractions
+until they become one integer per source; all else is integer arithmetic, so the result depends on nothing but the
+counts.
 """
 
 from __future__ import annotations
@@ -52,12 +53,8 @@ class Tally:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingWords:
-    """The words of a bucket that are merged, and of how many they are."""
-
-    words: WeightedWords
-    tally: Tally
+Weighed = tuple[WeightedWords, Tally]
+"""The words of a bucket that are merged, and of how many they are."""
 
 
 def shares(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, Fraction]:
@@ -112,14 +109,14 @@ def multipliers(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str
     return factors
 
 
-def weigh(buckets: list[Path], factors: dict[str, int], min_count: int) -> Iterator[TrainingWords]:
+def weigh(buckets: list[Path], factors: dict[str, int], min_count: int) -> Iterator[Weighed]:
     """Add up the sources of every bucket, counts times factor, and drop words that occur less than `min_count` times.
 
     factors: source -> integer, in the order of the row groups. Occurrences are those in training documents. The words
     of a bucket are ordered by their counts, as `vocab.symbols` wants them, and those that count alike by their bytes:
     where words that begin alike lie together, merging takes a sixth less time.
     """
-    waiting: deque[Future[TrainingWords]] = deque()
+    waiting: deque[Future[Weighed]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
         for path in buckets:
             waiting.append(pool.submit(_weigh_bucket, path, factors, min_count))
@@ -130,7 +127,7 @@ def weigh(buckets: list[Path], factors: dict[str, int], min_count: int) -> Itera
             yield waiting.popleft().result()
 
 
-def _weigh_bucket(path: Path, factors: dict[str, int], min_count: int) -> TrainingWords:
+def _weigh_bucket(path: Path, factors: dict[str, int], min_count: int) -> Weighed:
     table = WordTable()
     for group, factor in enumerate(factors.values()):
         words = read_group(path, group)
@@ -139,7 +136,6 @@ def _weigh_bucket(path: Path, factors: dict[str, int], min_count: int) -> Traini
     seen = total.occurrences > 0
     rare = seen & (total.occurrences < min_count)
     kept = np.flatnonzero((total.counts > 0) & ~rare)
-    return TrainingWords(
-        total.take(kept[np.argsort(total.counts[kept], kind="stable")]),
-        Tally(int(seen.sum()), int(rare.sum()), int((total.lengths * total.occurrences)[rare].sum())),
-    )
+    dropped = int((total.lengths * total.occurrences)[rare].sum())
+    ordered = total.take(kept[np.argsort(total.counts[kept], kind="stable")])
+    return ordered, Tally(int(seen.sum()), int(rare.sum()), dropped)

@@ -203,8 +203,8 @@ def _lay_out(counts: CorpusCounts, vocab: Vocab) -> tuple[SymbolBuffer, Tally]:
     counts.check()
     free, more = free_memory(), vocab.min_count + 1
     writer, tally, left, left_bytes = BufferWriter(free // MERGING_BYTES), Tally(), 0, 0
-    for part in weigh(counts.buckets, multipliers(vocab.weights, counts.sizes), vocab.min_count):
-        words, tally = part.words, tally + part.tally
+    for words, part in weigh(counts.buckets, multipliers(vocab.weights, counts.sizes), vocab.min_count):
+        tally += part
         writer.add(words.data, words.offsets, words.counts)
         frequent = words.occurrences >= more
         left, left_bytes = left + int(frequent.sum()), left_bytes + int(words.lengths[frequent].sum())

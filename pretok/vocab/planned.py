@@ -1,12 +1,11 @@
 """How much text of each source the training of a model will read: what a vocabulary's figures are weighed by.
 
-Enters: a Recipe and what its counts say of each source. Leaves: a Planned. Everything that is counted per source, be it
-uses of an entry, words or bytes, becomes what the planned text holds when it is multiplied by `scale` and added up.
+Enters: a Recipe and what its counts say of each source. Leaves: a scale. Everything that is counted per source, be it
+uses of an entry, words or bytes, becomes what the planned text holds when it is multiplied by the scale and added up.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -17,30 +16,25 @@ from pretok.config import MixTable, Recipe
 from pretok.counts.weigh import shares
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """basis: as `plan_text`; scale: float64[sources], planned text of each source as a multiple of what is counted."""
+def plan_text(
+    recipe: Recipe, sample: Fraction, sizes: dict[str, int], tokens: dict[str, int]
+) -> tuple[str, npt.NDArray[np.float64]]:
+    """(basis, scale): where the proportions are from, and planned text of each source as a multiple of what is counted.
 
-    basis: str
-    scale: npt.NDArray[np.float64]
-
-
-def plan_text(recipe: Recipe, sample: Fraction, sizes: dict[str, int], tokens: dict[str, int]) -> Planned:
-    """The planned text. sizes, tokens: what was counted of each source, bytes and tokens by the vocabulary made;
-    sample: the share of the documents that was counted.
-
-    basis `mix`: the tokens that the recipe's [mix] gives each source, of all its stages; `weights`: as much text as
-    there is, in the proportion of the vocabulary's weights; `disk`: the text as it is.
+    sizes, tokens: what was counted of each source, bytes and tokens by the vocabulary made; sample: the share of the
+    documents that was counted; scale: float64[sources]. basis `mix`: the tokens that the recipe's [mix] gives each
+    source, of all its stages; `weights`: as much text as there is, in the proportion of the vocabulary's weights;
+    `disk`: the text as it is.
     """
     there = {name: Fraction(count) / sample for name, count in tokens.items()}
     if recipe.mix is not None:
         wanted = _mix_tokens(recipe.mix, there)
-        return Planned("mix", _scale({name: wanted[name] / max(1, tokens[name]) for name in sizes}))
+        return "mix", _scale({name: wanted[name] / max(1, tokens[name]) for name in sizes})
     if not recipe.vocab.weights:
-        return Planned("disk", _scale(dict.fromkeys(sizes, 1 / sample)))
+        return "disk", _scale(dict.fromkeys(sizes, 1 / sample))
     whole = sum(sizes.values()) / sample
     parts = shares(recipe.vocab.weights, sizes)
-    return Planned("weights", _scale({name: parts[name] * whole / max(1, sizes[name]) for name in sizes}))
+    return "weights", _scale({name: parts[name] * whole / max(1, sizes[name]) for name in sizes})
 
 
 def _scale(factors: dict[str, Fraction]) -> npt.NDArray[np.float64]:

@@ -186,26 +186,26 @@ def _decision(made: Made) -> Decision:
     measure, sources = made.measure, made.counts.sources
     counted = dict(zip(sources, measure.tokens[:, 0, 0].tolist(), strict=True))
     sample = Fraction(made.counts.config.sample)
-    planned = plan_text(made.recipe, sample, made.counts.sizes, counted)
+    basis, scale = plan_text(made.recipe, sample, made.counts.sizes, counted)
     plain = made.vocabularies[made.recipe.vocab.size]
     entries = [read_entries(vocab) for vocab in made.vocabularies.values()]
     trained = np.array(list(multipliers(made.recipe.vocab.weights, made.counts.sizes).values()))
-    words = float(planned.scale @ measure.words[:, 0])
-    text = planned.scale * np.array(list(made.counts.sizes.values()))
+    words = float(scale @ measure.words[:, 0])
+    text = scale * np.array(list(made.counts.sizes.values()))
     parts = dict(zip(sources, (text / max(1.0, text.sum())).tolist(), strict=True))
-    tokens = planned.scale * measure.tokens[:, 0, 0]
+    tokens = scale * measure.tokens[:, 0, 0]
     return Decision(
-        basis=planned.basis,
+        basis=basis,
         sources={
             name: _figures(measure, entries[0], np.eye(len(sources))[k], tokens[k])
             for k, name in enumerate(sources)
         },
-        mix=_figures(measure, entries[0], planned.scale, tokens.sum()),
+        mix=_figures(measure, entries[0], scale, tokens.sum()),
         sizes={
-            str(vocab.size): size_figures(entries[v], planned.scale @ uses, trained @ uses, words)
+            str(vocab.size): size_figures(entries[v], scale @ uses, trained @ uses, words)
             for v, (vocab, uses) in enumerate(zip(made.vocabularies.values(), measure.uses, strict=True))
         },
-        rare=list_rare(plain, entries[0], planned.scale @ measure.uses[0]),
+        rare=list_rare(plain, entries[0], scale @ measure.uses[0]),
         alphabets=measure_alphabets(open_tokenizer(made.main.path)[0]),
         tokenizers=weigh_tokenizers(made.paths, made.rows, parts),
     )

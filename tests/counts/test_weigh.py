@@ -83,12 +83,12 @@ def test_weighing_adds_sources_and_drops_rare_words(tmp_path: Path) -> None:
         with paths[-1].open("wb") as file:
             write_groups(file, groups, {})
     parts = list(weigh(paths, {"it": 10, "en": 3}, min_count=3))
-    trained = concatenate([part.words for part in parts])
+    trained = concatenate([part for part, _ in parts])
     kept = dict(zip(trained.words().to_pylist(), trained.counts.tolist(), strict=True))
     assert kept == {b"la": 53, b"house": 9}
     dropped_bytes = 2 * len("casa") + 2 * len("raro")
-    assert sum((part.tally for part in parts), Tally()) == Tally(4, 2, dropped_bytes)
-    everything = concatenate([part.words for part in weigh(paths, {"it": 1, "en": 0}, min_count=1)])
+    assert sum((tally for _, tally in parts), Tally()) == Tally(4, 2, dropped_bytes)
+    everything = concatenate([part for part, _ in weigh(paths, {"it": 1, "en": 0}, min_count=1)])
     assert dict(zip(everything.words().to_pylist(), everything.counts.tolist(), strict=True)) == {
         b"la": 5, b"casa": 2, b"raro": 1
     }  # fmt: skip
@@ -100,8 +100,8 @@ def test_words_of_a_bucket_are_in_the_order_of_their_counts(tmp_path: Path) -> N
     path = tmp_path / "all.parquet"
     with path.open("wb") as file:
         write_groups(file, [some], {})
-    [part] = weigh([path], {"it": 5}, min_count=1)
-    found = list(zip(part.words.counts.tolist(), part.words.words().to_pylist(), strict=True))
+    [(part, _)] = weigh([path], {"it": 5}, min_count=1)
+    found = list(zip(part.counts.tolist(), part.words().to_pylist(), strict=True))
     assert len(found) == 1000
     assert found == sorted(found)
 

@@ -248,8 +248,8 @@ def test_what_is_planned() -> None:
     def scale(mix: dict[str, Any] | None, sample: str = "1", **vocab: Any) -> tuple[str, list[float]]:
         sources = {name: {"inputs": ["x"]} for name in sizes}
         data = {"out": "x", "sources": sources, "vocab": vocab, **({"mix": mix} if mix else {})}
-        found = plan_text(make_recipe(data, "test"), Fraction(sample), sizes, tokens)
-        return found.basis, found.scale.tolist()
+        basis, found = plan_text(make_recipe(data, "test"), Fraction(sample), sizes, tokens)
+        return basis, found.tolist()
 
     half = {"it": 0.5, "en": 0.5}
     assert scale(None) == ("disk", [1, 1])

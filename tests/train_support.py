@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pretok.base.records import replace
 from pretok.base.storage import fingerprint, read_json, read_lines, write_json
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.stream.mix_file import Mix, mix_sources, write_mix

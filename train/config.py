@@ -13,12 +13,13 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from pretok.base import units
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from train.model.sizes import model_config
 
 

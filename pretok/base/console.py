@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +26,7 @@ from rich.text import Text
 
 from pretok.base.gauge import Gauge
 from pretok.base.joblog import JobLog
-from pretok.base.records import to_json
+from pretok.base.records import replace, to_json
 from pretok.base.tell import Counts, Marked, Progress, Table, Teller
 from pretok.base.version import PRETOK_VERSION
 from pretok.base.visible import visible, visible_json
@@ -267,7 +266,7 @@ class Meter(Progress):
             self._bar.stop()
         gauge = self._now()
         text = gauge.summary() if kind is None else ""
-        self._tell.record("step_end", message=text, ended_by=kind and kind.__name__, **asdict(gauge))
+        self._tell.record("step_end", message=text, ended_by=kind and kind.__name__, **to_json(gauge))
         if text:
             self._tell._print(text)
 
@@ -299,11 +298,11 @@ class Meter(Progress):
         for gap in _gaps():
             due = time.monotonic() + gap
             while (left := due - time.monotonic()) > 0:
-                self._tell.now({"step": asdict(self._now())})
+                self._tell.now({"step": to_json(self._now())})
                 if self._ended.wait(min(left, TICK)):
                     return
             gauge = self._now()
-            self._tell.record("progress", **asdict(gauge))
+            self._tell.record("progress", **to_json(gauge))
             if not self._bar:
                 self._tell._print(f"{time.strftime('%H:%M:%S')} {gauge.line()}")
 

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -26,6 +26,7 @@ from pretok.base import reaper, storage
 from pretok.base.errors import EngineLost, Stopped, UsageError
 from pretok.base.failures import TaskError, lost, task_error
 from pretok.base.lean import collect_seldom, without_pandas
+from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.base.tell import Counts
 from pretok.base.units import short

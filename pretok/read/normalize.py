@@ -6,13 +6,11 @@ documents that became empty, which are rejects of it. What is done is part of th
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pretok.base.records import Record
+from pretok.base.records import Record, replace
 from pretok.read.batches import Reject, TextBatch, buffers
 
 BOM = "\ufeff"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pretok.base.records import Count, Record
+from pretok.base.records import Count, Record, replace
 from pretok.read.batches import Rejects, TextBatch, from_buffers
 from pretok.read.files import CorruptInputError, read_bytes, read_small, stamp, unpack, what_changed
 from pretok.read.json_kept import kept_lines

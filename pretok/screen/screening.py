@@ -11,7 +11,7 @@ reasons `duplicate` and `contaminated`, and whose others have more kept columns,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pretok.base.records import replace
 from pretok.read.batches import Reject, TextBatch, buffers
 from pretok.read.kept import TYPES, KeptColumn
 from pretok.read.readers import Damage

@@ -8,12 +8,11 @@ what has written no document binds nothing.
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pretok.base.errors import MismatchError
-from pretok.base.records import to_json
+from pretok.base.records import replace, to_json
 from pretok.base.tell import Teller
 from pretok.config import Source
 from pretok.read.changes import input_changes, refuse, refuse_changes

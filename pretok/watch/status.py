@@ -9,13 +9,14 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from pretok.base.errors import PretokError
 from pretok.base.joblog import LOGS, NOW
 from pretok.base.lock import holder_of
+from pretok.base.records import replace
 from pretok.base.units import counted
 from pretok.report.history import LoggedJob, read_jobs, read_run
 from pretok.shards.annotations import find_annotations, outdated_parts, unknown_sources

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from texts import pack
 
 from pretok.base.errors import FolderInUse, IntegrityError, MismatchError, Stopped, UsageError
 from pretok.base.execute import Engine
+from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.base.tell import Silent
 from pretok.config import make_recipe

@@ -140,9 +140,8 @@ def test_damaged_shards_are_not_passed_on(tmp_path: Path, here: Engine) -> None:
 def test_a_shard_larger_than_the_format_allows_is_refused(
     shards: Path, tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import dataclasses
 
-    monkeypatch.setitem(FORMATS, "litdata", dataclasses.replace(FORMATS["litdata"], most=400))
+    monkeypatch.setitem(FORMATS, "litdata", replace(FORMATS["litdata"], most=400))
     with pytest.raises(UsageError, match="tokenize with a smaller shard_bytes"):
         export(shards, "litdata", tmp_path, here)
     assert FORMATS["olmo"].most > 1 << 60

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zstandard
 
+from pretok.base.records import replace
 from pretok.read import readers
 from pretok.read.files import IDENTITY_BYTES, InputFile, read_small
 from pretok.read.normalize import Normalization

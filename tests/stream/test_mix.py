@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from telling import Told
 
 import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
-from pretok.base.records import to_json
+from pretok.base.records import replace, to_json
 from pretok.base.tell import Table
 from pretok.config import MixTable, StageTable
 from pretok.stream.mix_file import MixSource, load_mix

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from support import ROOT, needs
 
 torch = needs("torch")
 from pretok.base.errors import Stopped
+from pretok.base.records import replace
 from pretok.base.storage import read_lines
 from tests.train_support import Ranks, tiny_config, tiny_flags
 from train import __main__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import types
 from functools import partial
@@ -14,6 +13,7 @@ from support import needs
 
 torch = needs("torch")
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from pretok.shards.manifest import load_manifest
 from tests.train_support import column, run_jobs, tiny_config
 from train.config import TrainConfig
@@ -55,7 +55,7 @@ def test_the_kernel_is_the_one_torch_takes() -> None:
     """A mask or sums in float64 leave the fused kernels fewer choices."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    sizes, cpu = dataclasses.replace(PRESETS["debug"], seq_len=32), torch.device("cpu")
+    sizes, cpu = replace(PRESETS["debug"], seq_len=32), torch.device("cpu")
     fused = attention_kernel(sizes, 1, torch.float32, cpu, documents=False)
     assert fused == "scaled_dot_product_attention, flash_attention"
     with sdpa_kernel(SDPBackend.MATH):
@@ -92,7 +92,7 @@ def test_memory_that_ran_out_is_written_down(
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: calls.append(path))
     monkeypatch.setenv("RANK", "3")
-    gpu = dataclasses.replace(find_device(), device=torch.device("cuda", 0))
+    gpu = replace(find_device(), device=torch.device("cuda", 0))
 
     def run() -> None:
         with memory_history(True, gpu, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import types
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from support import needs
 
 torch = needs("torch")
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from pretok.base.storage import read_lines
 from tests.train_support import tiny_config
 from train.checkpoint.meta import Identity, Meta, RunState, TokenizerOrigin

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from support import needs
 
 torch = needs("torch")
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder

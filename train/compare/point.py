@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor
 
 from pretok.base.errors import PretokError
-from pretok.base.records import Count, Record, read_record, to_json
+from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import read_json, write_json
 from train.config import TrainConfig
 from train.model.loss import IGNORE

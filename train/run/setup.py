@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from train.checkpoint.export import exported_tensors
 from train.checkpoint.meta import Meta
 from train.checkpoint.restore import load_weights

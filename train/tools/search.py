@@ -18,10 +18,11 @@ between nodes have the bytes a second of one device that `--inside` and `--betwe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from train.config import TrainConfig
 from train.model.sizes import ModelConfig
 from train.parallel.layout import (

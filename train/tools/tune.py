@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import torch  # noqa: F401 - so that it is missed here, and not by every trial
 
 from pretok.base.children import child_environment
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from pretok.base.storage import atomic_open, read_lines
 from train.config import TrainConfig, add_flags, parse, whole_number
 from train.run.lines import Lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from pretok.base.tell import Counts, Progress, Silent, Table
@@ -13,8 +12,6 @@ from pretok.base.tell import Counts, Progress, Silent, Table
 class Told(Silent, Progress):
     """notices; shown: tables and texts; details: those for --verbose; events: (name, details); of all progress: counts,
     before, expected."""
-
-    log: Path | None = None
 
     def __init__(self) -> None:
         self.notices: list[str] = []

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pretok.base.errors import InternalError, PartitionsFailed, PretokError, UsageError
 from pretok.base.records import Record
 from pretok.base.storage import FULL, REMEDIES, output_error, passes
-from pretok.base.tell import Teller
 from pretok.base.units import listed
 
 SHOWN = 20
@@ -49,6 +48,10 @@ class TaskError:
     trace: str
     raises: type[PretokError]
     again: bool = False
+
+
+Failures = list[tuple[str, TaskError]]
+"""Names of the items that could not be done, and why."""
 
 
 def task_error(error: BaseException) -> TaskError:
@@ -93,11 +96,12 @@ def _one_line(error: BaseException) -> str:
 
 
 def raise_failures(
-    failures: Sequence[tuple[str, TaskError]], tell: Teller, what: str = "partitions", *, kept: bool = True
+    failures: Failures, log: Path | None, what: str = "partitions", *, kept: bool = True
 ) -> None:
-    """Raise what the failures of a step mean, (name of the item, its error) each; nothing if there are none.
+    """Raise what the failures of a step mean; nothing if there are none.
 
-    what: the items, in the plural; kept: everything else is done by then and stays. Tracebacks are in the log.
+    log: has their tracebacks, None where no log is kept; what: the items, in the plural; kept: everything else is done
+    by then and stays.
     """
     if not failures:
         return
@@ -109,7 +113,9 @@ def raise_failures(
         parts.append(
             _section(f"{len(bugs)} {what} met an internal error; this is a bug, please report it", bugs)
         )
-        parts.append(_log(bugs, tell))
+        parts.append(
+            f"tracebacks: {log}" if log else "\n".join(f"{name}\n{error.trace}" for name, error in bugs)
+        )
     if refused:
         parts.append(_section(f"{len(refused)} {what} could not be done", refused))
     if passing:
@@ -124,13 +130,6 @@ def raise_failures(
     raise worst.raises("\n".join(parts))
 
 
-def _section(title: str, failures: Sequence[tuple[str, TaskError]]) -> str:
+def _section(title: str, failures: Failures) -> str:
     lines = [f"{name}: {error.message}" for name, error in failures]
     return f"{title}:\n  " + listed(lines, SHOWN, "\n  ")
-
-
-def _log(bugs: Sequence[tuple[str, TaskError]], tell: Teller) -> str:
-    """A sentence that says where the tracebacks are, or the tracebacks themselves where no log is kept."""
-    if tell.log:
-        return f"tracebacks: {tell.log}"
-    return "\n".join(f"{name}\n{error.trace}" for name, error in bugs)

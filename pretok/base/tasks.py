@@ -17,13 +17,10 @@ from typing import Any
 
 from pretok.base.errors import OutputError, Stopped
 from pretok.base.execute import Engine, Item, Outcome, Report, Result, Task
-from pretok.base.failures import TaskError, raise_failures
+from pretok.base.failures import Failures, TaskError, raise_failures
 from pretok.base.joblog import utc
 from pretok.base.storage import remove_leftovers
 from pretok.base.tell import Progress, Teller
-
-Failures = list[tuple[str, TaskError]]
-"""Names of the items that could not be done, and why."""
 
 
 class Step:
@@ -88,7 +85,7 @@ class Step:
         if folder is not None:
             remove_leftovers(folder)
         if failures is None:
-            raise_failures(collected, self.tell, f"{what}s", kept=kept)
+            raise_failures(collected, self.tell.log, f"{what}s", kept=kept)
 
     def _outcomes(
         self, function: Task[Item, Result], items: Sequence[Item], what: str, name: Callable[[Item], str]

@@ -22,12 +22,12 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import Failure, raise_failures
+from pretok.base.failures import Failure, Failures, raise_failures
 from pretok.base.lock import hold
 from pretok.base.reads import map_reads
 from pretok.base.records import to_json
 from pretok.base.storage import atomic_open, checksum, read_json, write_json
-from pretok.base.tasks import Failures, Step, open_step
+from pretok.base.tasks import Step, open_step
 from pretok.base.tell import Teller
 from pretok.config import Recipe
 from pretok.counts.buckets import BUCKETS
@@ -296,7 +296,7 @@ def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, CountReco
     failures: Failures = []
     for task, record in run_partitions(count_partition, every, left, "to count", before, step, failures):
         by_name[task.partition.name] = record
-    raise_failures(failures, step.tell)
+    raise_failures(failures, step.tell.log)
     records = {}
     for name, parts in tasks.items():
         records[name] = CountRecord()

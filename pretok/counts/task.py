@@ -10,7 +10,7 @@ into the hold-out. Memory: one table of TABLE_BYTES; what is beyond it is spille
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pretok.base.execute import Report
 from pretok.base.failures import Failure
 from pretok.base.records import Count, read_record, to_json
 from pretok.base.storage import atomic_open, temporary_of, writing
@@ -119,7 +120,7 @@ def load_record(path: Path) -> CountRecord:
     return read_record(CountRecord, read_metadata(path), path)
 
 
-def count_partition(task: CountTask, report: Callable[[Counts], None]) -> CountRecord:
+def count_partition(task: CountTask, report: Report) -> CountRecord:
     """Count a partition unless it is counted; `report` is told increments of documents and bytes."""
     if task.path.exists():
         return load_record(task.path)
@@ -245,7 +246,7 @@ def add_groups(groups: list[tuple[Path, int]]) -> WordCounts:
     return table.words()
 
 
-def reduce_buckets(tasks: list[ReduceTask], report: Callable[[Counts], None]) -> None:
+def reduce_buckets(tasks: list[ReduceTask], report: Report) -> None:
     """Add up buckets of every source, those that are not done; a stop is seen when `report` is called."""
     for task in tasks:
         if not task.path.exists():
@@ -253,7 +254,7 @@ def reduce_buckets(tasks: list[ReduceTask], report: Callable[[Counts], None]) ->
                 write_groups(file, _bucket(task, report), {"sources": list(task.sources)})
 
 
-def _bucket(task: ReduceTask, report: Callable[[Counts], None]) -> Iterator[WordCounts]:
+def _bucket(task: ReduceTask, report: Report) -> Iterator[WordCounts]:
     for parts in task.sources.values():
         words = add_groups(parts)
         report({})

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from pretok.base.execute import Result, Task
-from pretok.base.tasks import Failures, Step
+from pretok.base.failures import Failures
+from pretok.base.tasks import Step
 from pretok.base.units import counted
 from pretok.read.partition import Partition
 

@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from pretok.base.failures import Failures
 from pretok.base.storage import compare_checksum
-from pretok.base.tasks import Failures, Step
+from pretok.base.tasks import Step
 from pretok.base.tell import Table, table
 from pretok.base.tokens import Hashes, Ints
 from pretok.read.partition_runs import run_partitions

@@ -6,15 +6,14 @@ tokenizing will meet them; and whether an input was damaged. Which document is t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from pretok.base.execute import Report
 from pretok.base.storage import atomic_open
-from pretok.base.tell import Counts
 from pretok.base.tokens import Hashes
 from pretok.read.batches import buffers
 from pretok.read.kept import Keep
@@ -46,7 +45,7 @@ class PartitionHashes:
     damaged: bool
 
 
-def hash_partition(task: HashTask, report: Callable[[Counts], None]) -> int:
+def hash_partition(task: HashTask, report: Report) -> int:
     """Write the hashes of a partition unless they are there; how many there are."""
     if task.path.exists():
         return len(load_hashes(task.path).hashes)

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine
-from pretok.base.failures import Failure, raise_failures
+from pretok.base.failures import Failure, Failures, raise_failures
 from pretok.base.lock import hold
 from pretok.base.storage import remove_leftovers
-from pretok.base.tasks import Failures, Step, open_step
+from pretok.base.tasks import Step, open_step
 from pretok.base.tell import Teller
 from pretok.base.tokens import token_dtype
 from pretok.base.units import counted
@@ -39,7 +39,7 @@ from pretok.shards.contamination import keep_benchmark, kept_benchmark
 from pretok.shards.contents import LEDGER_SUFFIX, Contents
 from pretok.shards.copies_job import settle_copies
 from pretok.shards.inputs import SourcePlan, load_inputs
-from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
+from pretok.shards.manifest import FILE_NAME, STATE, has_manifest, load_manifest
 from pretok.shards.plan import is_complete, plan_source
 from pretok.shards.seal import drop_finished, seal, standing, withdraw
 from pretok.shards.software import all_software, refuse_other_engine, software
@@ -52,8 +52,6 @@ from pretok.shards.task import (
     tokenize_partition,
 )
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
-
-STATE = ".state"
 
 
 def shared_config(recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None) -> dict[str, object]:
@@ -187,7 +185,7 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
         failed = contents.failed
     if failures and failed:
         tell.notice(_describe_failures(failed, shards))
-    raise_failures(failures, tell)
+    raise_failures(failures, tell.log)
     complaints = [_describe_failures(failed, shards)] if failed else []
     complaints += _poor_sources(contents, recipe)
     if complaints:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.errors import MismatchError
+from pretok.base.execute import Report
 from pretok.base.failures import Failure
 from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import atomic_open, read_json, write_json
@@ -189,7 +190,7 @@ def load_encoder(tokenizer_json: Path, tokenizer: str, eod_id: int, bos_id: int 
     return encoder
 
 
-def tokenize_partition(task: TokenizeTask, report: Callable[[Counts], None]) -> list[PartRecord]:
+def tokenize_partition(task: TokenizeTask, report: Report) -> list[PartRecord]:
     """Encode and seal all parts of a partition that are not sealed yet; the records of all of them.
 
     `report` is told the increments of documents, tokens, bytes and rejected as they happen.

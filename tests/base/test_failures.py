@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from telling import Told
 
 from pretok.base.errors import (
     IntegrityError,
@@ -21,7 +20,6 @@ from pretok.base.errors import (
 )
 from pretok.base.failures import TaskError, raise_failures, task_error
 from pretok.base.storage import atomic_open
-from pretok.base.tell import Silent
 
 CASES: list[tuple[BaseException, type[PretokError], bool, str]] = [
     (IntegrityError("it-00000.bin is damaged"), IntegrityError, False, "it-00000.bin is damaged"),
@@ -57,27 +55,26 @@ def test_the_worst_failure_decides_and_all_are_named(tmp_path):
     lost = ("it-00000", TaskError("worker died", "", PartitionsFailed, again=True))
     refused = ("it-00001", TaskError("made by another version", "", MismatchError))
     bug = ("it-00002", TaskError("KeyError: 'x'", "Traceback: line 7", InternalError))
-    told = Told()
-    told.log = tmp_path / "logs" / "tokenize.jsonl"
-    raise_failures([], told)
+    log = tmp_path / "logs" / "tokenize.jsonl"
+    raise_failures([], log)
     for failures, kind, code in (
         ([lost], PartitionsFailed, 3),
         ([lost, refused], MismatchError, 2),
         ([lost, refused, bug], InternalError, 1),
     ):
         with pytest.raises(kind) as error:
-            raise_failures(failures, told)
+            raise_failures(failures, log)
         assert error.value.exit_code == code
         assert "everything else is done and kept" in str(error.value)
         for name, one in failures:
             assert f"  {name}: {one.message}\n" in str(error.value)
-    assert f"tracebacks: {told.log}" in str(error.value)
+    assert f"tracebacks: {log}" in str(error.value)
     assert "line 7" not in str(error.value)
 
 
 def test_a_traceback_is_shown_where_no_log_is_kept():
     with pytest.raises(InternalError, match="Traceback: line 7"):
-        raise_failures([("it", TaskError("KeyError", "Traceback: line 7", InternalError))], Silent())
+        raise_failures([("it", TaskError("KeyError", "Traceback: line 7", InternalError))], None)
 
 
 def test_where_our_file_cannot_be_written_its_name_is_told(tmp_path):

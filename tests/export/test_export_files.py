@@ -15,6 +15,7 @@ from support import EOD, make_shards, needs
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
+from pretok.base.records import replace
 from pretok.base.storage import checksum, read_json
 from pretok.base.tell import SILENT
 from pretok.cli import run_command
@@ -140,7 +141,6 @@ def test_damaged_shards_are_not_passed_on(tmp_path: Path, here: Engine) -> None:
 def test_a_shard_larger_than_the_format_allows_is_refused(
     shards: Path, tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     monkeypatch.setitem(FORMATS, "litdata", replace(FORMATS["litdata"], most=400))
     with pytest.raises(UsageError, match="tokenize with a smaller shard_bytes"):
         export(shards, "litdata", tmp_path, here)

@@ -113,11 +113,6 @@ class Terminal(Teller):
         self.record("notice", message=text)
         self._print(text)
 
-    def warning(self, text: str) -> None:
-        """What a library, or a part of ours that has no Teller, warns of."""
-        self.record("warning", message=text)
-        self._print(text)
-
     def error(self, text: str, trace: str = "") -> None:
         """Why the command ends; in red on a terminal, behind the traceback if it is a bug."""
         self.record("error", message=text, traceback=trace)
@@ -175,7 +170,7 @@ class Terminal(Teller):
 
 
 class TellWarnings(logging.Handler):
-    """Gives what goes to `logging` to a Terminal."""
+    """Gives a Terminal what a library, or a part of ours that has no Teller, warns of."""
 
     def __init__(self, tell: Terminal) -> None:
         super().__init__()
@@ -183,7 +178,9 @@ class TellWarnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """One record."""
-        self._tell.warning(self.format(record))
+        text = self.format(record)
+        self._tell.record("warning", message=text)
+        self._tell._print(text)
 
 
 def _print(made: Table | str, where: Console) -> None:

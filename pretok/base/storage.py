@@ -17,8 +17,9 @@ import os
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
@@ -146,31 +147,89 @@ def writing(path: Path, only: Container[int | None] | None = None) -> Iterator[N
         raise output_error(error, path) from error
 
 
+class NewFile:
+    """A file that is being written: under a temporary name beside `path` until `seal`, gone where its context ends
+    without. What goes through `write` is summed up in `size` and `checksum`; Arrow may write to it as to a file.
+
+    The temporary name holds the host and the process id, so two attempts at one file never write into each other.
+    Raises OutputError that names `path` where it cannot be written or the disk is full.
+    """
+
+    closed = False  # Arrow asks; what it writes after the end goes nowhere
+
+    def __init__(self, path: Path, mode: str = "wb") -> None:
+        self.path = path
+        self.size = 0
+        self._temporary = temporary_of(path)
+        encoding = None if "b" in mode else "utf-8"
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.file: IO[Any] = open(self._temporary, mode, encoding=encoding)  # noqa: PTH123, SIM115
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with suppress(
+            OSError
+        ):  # a full disk is met again by what the file still holds: the first error is told
+            self.file.close()
+        with suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+    @cached_property
+    def _digest(self) -> Any:
+        import xxhash  # not needed by the readers that only stream
+
+        return xxhash.xxh3_128()
+
+    @property
+    def checksum(self) -> str:
+        """Of all that was written, as `checksum` of the file gives it."""
+        return f"xxh3:{self._digest.hexdigest()}"
+
+    def write(self, data: Any) -> int:
+        """Add bytes; how many. Arrow's writers end with a write whatever happened: after the end it goes nowhere."""
+        if not self.file.closed:
+            self._digest.update(data)
+            self.size += len(data)
+            with writing(self.path):
+                self.file.write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Done by `seal`, as `close`, which Arrow calls too."""
+
+    close = flush
+
+    def tell(self) -> int:
+        """Bytes so far."""
+        return self.size
+
+    def seal(self) -> None:
+        """Flush to disk, then rename: a reader sees the old file, the whole new one or none."""
+        with writing(self.path):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+            self._temporary.replace(self.path)
+
+
 @contextmanager
 def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Open a temporary file beside `path` for writing; on success flush, fsync and rename it to `path`.
+    """The file of a `NewFile`, sealed at the end. On an exception `path` stays as it was."""
+    with NewFile(path, mode) as new:
+        with writing(path, FULL):
+            yield new.file
+        new.seal()
 
-    On an exception the temporary file is removed and `path` stays as it was. The temporary name holds the host
-    and the process id, so two attempts at one file never write into each other. Raises OutputError that names `path`
-    where it cannot be written or the disk is full.
-    """
-    temporary = temporary_of(path)
-    encoding = None if "b" in mode else "utf-8"
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(temporary, mode, encoding=encoding)  # noqa: PTH123, SIM115 - mode is a parameter; closed below
-    try:
-        with writing(path, FULL), file:
-            yield file
-            with writing(path):
-                file.flush()
-                os.fsync(file.fileno())
-        with writing(path):
-            temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):  # what failed is told, not that its rest stays too
-            temporary.unlink(missing_ok=True)
-        raise
+
+def write_bytes(path: Path, data: bytes) -> str:
+    """Write a whole file atomically; its checksum."""
+    with NewFile(path) as file:
+        file.write(data)
+        file.seal()
+    return file.checksum
 
 
 def temporary_of(path: Path, part: str = "") -> Path:
@@ -182,8 +241,7 @@ def copy_file(source: Path, target: Path) -> None:
     """Copy a small file atomically; one with the same contents is left alone."""
     data = source.read_bytes()
     if not target.exists() or target.read_bytes() != data:
-        with atomic_open(target) as file:
-            file.write(data)
+        write_bytes(target, data)
 
 
 def remove_leftovers(target: Path) -> None:

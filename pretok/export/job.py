@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import xxhash
@@ -25,7 +24,7 @@ from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, read_record, replace, to_json
-from pretok.base.storage import atomic_open, copy_file, damaged, read_json, write_json
+from pretok.base.storage import NewFile, copy_file, damaged, read_json, write_bytes, write_json
 from pretok.base.tasks import Step, open_step
 from pretok.base.tell import Teller
 from pretok.base.units import short_bytes
@@ -165,19 +164,15 @@ def write_tokens(task: ExportTask, report: Report) -> None:
     lengths = np.concatenate([reader.lengths for reader in readers])
     width = readers[0].dtype.itemsize
     tokens = sum(shard.tokens for shard in task.shards)
-    digest = xxhash.xxh3_128(head := kind.head(tokens * width))
-    beside = kind.beside(lengths, width, task.tokenizer)
-    sizes, checksums = {kind.suffix: len(head) + tokens * width}, {}
-    with atomic_open(_with(task.prefix, kind.suffix)) as file:
-        file.write(head)
+    with NewFile(_with(task.prefix, kind.suffix)) as file:
+        file.write(kind.head(tokens * width))
         for shard in task.shards:
-            _copy(shard, file, digest)
+            _copy(shard, file)
             report({"documents": shard.documents, "tokens": shard.tokens})
-    checksums[kind.suffix] = f"xxh3:{digest.hexdigest()}"
-    for suffix, data in beside.items():
-        with atomic_open(_with(task.prefix, suffix)) as file:
-            file.write(data)
-        sizes[suffix], checksums[suffix] = len(data), f"xxh3:{xxhash.xxh3_128(data).hexdigest()}"
+        file.seal()
+    sizes, checksums = {kind.suffix: file.size}, {kind.suffix: file.checksum}
+    for suffix, data in kind.beside(lengths, width, task.tokenizer).items():
+        sizes[suffix], checksums[suffix] = len(data), write_bytes(_with(task.prefix, suffix), data)
     exported = ExportedFile(
         path=_with(task.prefix, kind.suffix).relative_to(task.out).as_posix(),
         source=task.shards[0].source,
@@ -195,13 +190,12 @@ def _with(prefix: Path, suffix: str) -> Path:
     return prefix.with_name(prefix.name + suffix)
 
 
-def _copy(shard: Shard, target: IO[bytes], digest: xxhash.xxh3_128) -> None:
+def _copy(shard: Shard, target: NewFile) -> None:
     """Append the ids of a shard. Raises IntegrityError where they are not what the manifest says."""
     own = xxhash.xxh3_128()
     with shard.path.open("rb", buffering=0) as source:
         while block := source.read(BLOCK):
             own.update(block)
-            digest.update(block)
             target.write(block)
     if f"xxh3:{own.hexdigest()}" != shard.checksum:
         raise damaged(shard.path)

@@ -13,10 +13,8 @@ Source of the format: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 
 from __future__ import annotations
 
-import os
 import struct
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
 from pretok.base.records import Count, Record
-from pretok.base.storage import atomic_open, reading, temporary_of, writing
+from pretok.base.storage import NewFile, reading, write_bytes
 from pretok.base.tokens import Tokens
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -57,38 +55,24 @@ class ShardWriter:
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype[np.generic]) -> None:
-        import xxhash  # only writers need it
-
         self.prefix = prefix
         self.dtype = dtype
         self.tokens = 0
         self.documents = 0
         self._lengths: list[npt.NDArray[np.int32]] = []
-        self._digest = xxhash.xxh3_128()
-        self._bin = prefix.with_name(prefix.name + ".bin")
-        self._temporary = temporary_of(self._bin)
-        with writing(self._bin):
-            prefix.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._temporary.open("wb", buffering=0)
+        self._file = NewFile(prefix.with_name(prefix.name + ".bin"))
 
     def __enter__(self) -> ShardWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+    def __exit__(self, *exc: object) -> None:
+        self._file.__exit__()
 
     def append(self, tokens: Tokens, lengths: npt.NDArray[np.int32]) -> None:
         """Add whole documents. tokens: all their ids in a row, BOS and EOD included; lengths: tokens per document."""
         if tokens.dtype != self.dtype:
             raise TypeError(f"shard {self.prefix} holds {self.dtype}, got tokens of {tokens.dtype}")
-        data = np.ascontiguousarray(tokens).view(np.uint8).data
-        self._digest.update(data)
-        with writing(self._bin):
-            while data:  # an unbuffered write may be short
-                data = data[self._file.write(data) :]
+        self._file.write(np.ascontiguousarray(tokens).view(np.uint8).data)
         self._lengths.append(np.ascontiguousarray(lengths, dtype=np.int32))
         self.tokens += len(tokens)
         self.documents += len(lengths)
@@ -100,29 +84,18 @@ class ShardWriter:
             raise AssertionError(
                 f"{self.prefix}: lengths add up to {lengths.sum()}, tokens are {self.tokens}"
             )
-        with writing(self._bin):
-            os.fsync(self._file.fileno())
-            self._file.close()
         index = index_bytes(lengths, self.dtype)
         # The index goes first: a .bin without .idx is never seen, and an .idx without .bin is only a leftover.
-        with atomic_open(self.prefix.with_name(self.prefix.name + ".idx")) as file:
-            file.write(index)
-        with writing(self._bin):
-            self._temporary.replace(self._bin)
+        index_checksum = write_bytes(self.prefix.with_name(self.prefix.name + ".idx"), index)
+        self._file.seal()
         return SealedShard(
             tokens=self.tokens,
             documents=self.documents,
-            bin_bytes=self.tokens * self.dtype.itemsize,
+            bin_bytes=self._file.size,
             idx_bytes=len(index),
-            bin_checksum=f"xxh3:{self._digest.hexdigest()}",
-            idx_checksum=_digest_of(index),
+            bin_checksum=self._file.checksum,
+            idx_checksum=index_checksum,
         )
-
-
-def _digest_of(data: bytes) -> str:
-    import xxhash
-
-    return f"xxh3:{xxhash.xxh3_128(data).hexdigest()}"
 
 
 def index_bytes(lengths: npt.NDArray[np.int32], dtype: np.dtype[np.generic]) -> bytes:

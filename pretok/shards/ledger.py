@@ -16,22 +16,18 @@ and the version of pyarrow alone, however the rows came.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 from pretok.base.errors import IntegrityError
 from pretok.base.records import Count, Record
-from pretok.base.storage import reading, temporary_of, writing
+from pretok.base.storage import NewFile, reading
 from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
 from pretok.read.batches import buffers
@@ -133,17 +129,12 @@ class LedgerWriter:
 
     def __init__(self, prefix: Path, schema: pa.Schema = SCHEMA) -> None:
         self.documents = 0
-        self._path = ledger_path(prefix)
         self._schema = schema
         self._held: list[pa.RecordBatch] = []
         self._rows = 0
-        self._temporary = temporary_of(self._path)
-        with writing(self._path):
-            prefix.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._temporary.open("wb")
-        self._sink = _Sink(self)
+        self._file = NewFile(ledger_path(prefix))
         self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._sink, mode="w"),
+            pa.PythonFile(self._file, mode="w"),
             schema,
             compression={name: "none" if name == "hash" else "zstd" for name in schema.names},
             use_dictionary=[name for name in schema.names if name not in ("hash", *DELTA)],
@@ -154,16 +145,9 @@ class LedgerWriter:
     def __enter__(self) -> LedgerWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._sink.dropped = True  # Arrow's writer ends with a write whatever happened before
+    def __exit__(self, *exc: object) -> None:
+        self._file.__exit__()
         self._writer.close()
-        with suppress(
-            OSError
-        ):  # a full disk is met again by what the file still holds; the first error is told
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows of the schema."""
@@ -184,41 +168,8 @@ class LedgerWriter:
         if self._rows or not self.documents:
             self._write_window()
         self._writer.close()
-        with writing(self._path):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._temporary.replace(self._path)
-        return SealedLedger(self._sink.size, f"xxh3:{self._sink.digest.hexdigest()}")
-
-
-class _Sink:
-    """What Arrow writes to: the file, its checksum and size at once."""
-
-    closed = False
-
-    def __init__(self, writer: LedgerWriter) -> None:
-        self._path, self._file = writer._path, writer._file
-        self.digest = xxhash.xxh3_128()
-        self.size = 0
-        self.dropped = False
-
-    def write(self, data: bytes) -> int:
-        if self.dropped:
-            return len(data)
-        self.digest.update(data)
-        self.size += len(data)
-        with writing(self._path):
-            return self._file.write(data)
-
-    def flush(self) -> None:
-        """Done by `seal`."""
-
-    def close(self) -> None:
-        """Done by `seal`."""
-
-    def tell(self) -> int:
-        return self.size
+        self._file.seal()
+        return SealedLedger(self._file.size, self._file.checksum)
 
 
 def open_ledger(path: Path) -> pq.ParquetFile:

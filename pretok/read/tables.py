@@ -95,49 +95,31 @@ def _binary(column: pa.Array) -> pa.LargeBinaryArray:
     return column.cast(pa.large_binary())
 
 
-def find_column(schema: pa.Schema, field: str) -> list[str]:
-    """The names that lead to a field: a path into structs, or a column of the whole name. Raises CorruptInputError."""
-    if names := column_path(schema, field):
-        return names
-    raise missing(field, column_names(schema))
-
-
-def column_path(schema: pa.Schema, field: str) -> list[str] | None:
-    """The same, None where there is no such column."""
-    path = field.split(".")
-    for names in (path, [field]):
-        fields: Any = schema
+def _path(schema: pa.Schema, field: str) -> list[str] | None:
+    """The names that lead to a field, through structs or as a column of the whole name; None where there is no such
+    column, or several of one name."""
+    for names in (field.split("."), [field]):
+        fields = list(schema)
         for name in names:
-            if fields.names.count(name) != 1:
+            found = [column.type for column in fields if column.name == name]
+            if len(found) != 1:
                 break
-            fields = _Struct(fields.field(name).type)
+            fields = list(found[0]) if pa.types.is_struct(found[0]) else []
         else:
             return names
     return None
 
 
-class _Struct:
-    """The fields of a struct type as a schema has them; no fields for any other type."""
-
-    def __init__(self, kind: pa.DataType) -> None:
-        self._kind = kind
-        self.names = [child.name for child in kind] if pa.types.is_struct(kind) else []
-
-    def field(self, name: str) -> Any:
-        """The one field of that name."""
-        return self._kind.field(name)
-
-
-def column_names(fields: Any) -> list[str]:
+def _names(fields: Any) -> list[str]:
     """Dotted names of the columns of a schema, or of the fields of a struct."""
     leaves = []
     for field in fields:
-        inner = column_names(field.type) if pa.types.is_struct(field.type) else []
+        inner = _names(field.type) if pa.types.is_struct(field.type) else []
         leaves += [f"{field.name}.{name}" for name in inner] or [field.name]
     return leaves
 
 
-def missing(field: str, names: Sequence[str]) -> CorruptInputError:
+def _missing(field: str, names: Sequence[str]) -> CorruptInputError:
     """The error that says which columns there are instead."""
     return CorruptInputError(f"no column {field!r}; the columns are {listed(names, NAMES_SHOWN)}")
 
@@ -146,8 +128,10 @@ class _Chosen:
     """Where the text and the other columns are in a schema."""
 
     def __init__(self, schema: pa.Schema, field: str, others: Sequence[str]) -> None:
-        self.text = find_column(schema, field)
-        self._others = [column_path(schema, other) for other in others]
+        if (text := _path(schema, field)) is None:
+            raise _missing(field, _names(schema))
+        self.text = text
+        self._others = [_path(schema, other) for other in others]
         paths = [self.text, *(path for path in self._others if path)]
         self.tops = list(dict.fromkeys(path[0] for path in paths))
         self.leaves = list(dict.fromkeys(".".join(path) for path in paths))
@@ -252,5 +236,5 @@ def _pick_values(batch: dict[str, list[Any]], field: str) -> list[Any]:
             rows = [row.get(name) if isinstance(row, dict) else None for row in rows]
         return rows
     if field not in batch:
-        raise missing(field, list(batch))
+        raise _missing(field, list(batch))
     return batch[field]

@@ -2,13 +2,12 @@
 
 Enters: a shards folder, files of rows and the columns of a key. Leaves: SHARDS/annotations/NAME (`shards.annotations`).
 
-    spill  the rows, read once in this process, go to buckets by the hash of their key
-    index  one task a bucket sorts it (`index_task`): each key once
-    join   one task for some millions of documents (`join_task`) finds the row of each
+    read   the rows are read once, in this process, and kept by the number of their key
+    join   tasks find the row of each document, bucket by bucket of these numbers, and write the files (`annotate.join`)
     seal   the rows that no document used are listed, the record is replaced, files of the one before are removed
 
-Until the record is replaced nothing has changed; a job that was killed begins anew. The buckets take about the bytes of
-the rows and 28 bytes each in the folder, for as long as the job runs.
+Until the record is replaced nothing has changed; a job that was killed begins anew. While it runs, the folder holds the
+rows, 24 bytes for each document and, for each, what was joined to it.
 """
 
 from __future__ import annotations
@@ -17,26 +16,36 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from pretok.annotate.index_task import index_bucket
-from pretok.annotate.join_task import SHOWN, Joined, JoinTask, join_shards
-from pretok.annotate.keys import ShardPlace
-from pretok.annotate.request import Request, check_request, named_places, refuse_taken
-from pretok.annotate.rows import Index, Rows, index_of, index_tasks, read_rows
-from pretok.annotate.unused import hits_of, list_unused, unused_rows
-from pretok.base.execute import Engine
+from pretok.annotate.join import (
+    SHOWN,
+    Group,
+    Join,
+    Joined,
+    key_writer,
+    write_by_key,
+)
+from pretok.annotate.keys import document_keys
+from pretok.annotate.values import Columns, read_values, rows_schema
+from pretok.base.errors import UsageError
+from pretok.base.execute import Engine, Item, Result, Task
 from pretok.base.lock import hold
-from pretok.base.storage import TEMPORARY_SUFFIX
+from pretok.base.stop import StopFlag
+from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open, checksum
 from pretok.base.tasks import run_all
-from pretok.base.tell import Progress, Teller
-from pretok.base.units import counted
+from pretok.base.tell import Teller
+from pretok.base.units import counted, listed
+from pretok.read.files import InputFile
 from pretok.read.kept import TYPES
+from pretok.read.probe import COMPRESSION_RATIO
+from pretok.read.recognise import list_inputs
 from pretok.shards.annotations import (
     FOLDER,
     AnnotationRecord,
@@ -44,15 +53,15 @@ from pretok.shards.annotations import (
     GivenFile,
     JoinCounts,
     JoinedColumn,
-    JoinedPart,
+    ListedRows,
     annotations_folder,
     find_annotations,
-    ledgers_fingerprint,
     matched_column,
     write_annotations,
 )
+from pretok.shards.documents import OF_SHARD, Numbered, chosen_shards, scan
+from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema
 from pretok.shards.manifest import Manifest, Shard, load_manifest
-from pretok.shards.positions import lines_of_source
 from pretok.shards.unfinished import reading, refuse_unfinished
 
 WORK = ".work"
@@ -63,8 +72,81 @@ OURS = r".+-[0-9a-f]{8}\.parquet|\..+" + re.escape(TEMPORARY_SUFFIX)
 """Names of files that this job writes and replaces."""
 PART_DOCUMENTS = 8 << 20
 """Documents of one file of rows: few files, and enough of them for many workers."""
+BUCKET_BYTES = 32 << 20
+"""Of rows and keys of documents in a bucket, where there are not too many."""
+KEY_BYTES = 24
+"""Of the key of a document."""
+MOST_BUCKETS = 256
+"""As many as the first byte of a key's number has values."""
+RUN_BYTES = 32 << 20
+"""Rows that are sorted by bucket at a time."""
+SPILL_TIMES, SPILL_LEAST = 16, 1 << 30
+"""What a task may put on disk: so many times the bytes of its bucket and a byte of each document, and so many at
+least."""
+DOCUMENT = (*OF_SHARD, "doc", "file", "position", "hash")
+"""What names every document, as the view `docs` of `pretok query` has it; what a ledger keeps comes to it."""
 
-_Group = list[tuple[Shard, ShardPlace]]
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to join. by: the key, columns of the view `docs`; name: of the annotations; columns: those to take of the
+    files, None for all that are not of the key."""
+
+    shards: Path
+    files: tuple[str, ...]
+    by: tuple[str, ...]
+    name: str = "notes"
+    columns: tuple[str, ...] | None = None
+
+
+def check_request(request: Request, shards: Sequence[Shard], tell: Teller) -> None:
+    """UsageError for a name or a key that cannot be."""
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", request.name):
+        raise UsageError(f"--name {request.name!r}: letters, digits and _, as it begins the name of a column")
+    parent = annotations_folder(request.shards, request.name).parent
+    for folder in (parent, parent / request.name):
+        if folder.is_symlink():
+            raise UsageError(
+                f"{folder} is a link to another folder, where annotate would replace and delete files: make it a folder"
+            )
+    if not request.by or len(set(request.by)) != len(request.by) or set(request.by) <= set(OF_SHARD):
+        raise UsageError("--by names what tells documents apart: id, hash, url, file,position or source,id")
+    kept = {
+        shard.source: {
+            name for name in ledger_schema(ledger_path(shard.prefix)).names if name not in SCHEMA.names
+        }
+        for shard in shards
+    }
+    for column in request.by:
+        if column in DOCUMENT:
+            continue
+        lacking = sorted(source for source, names in kept.items() if column not in names)
+        if len(lacking) == len(kept):
+            there = sorted(set().union(*kept.values()))
+            raise UsageError(f"--by {column}: no ledger has it; kept is {', '.join(there) or 'nothing'}")
+        if lacking:
+            tell.notice(f"{', '.join(lacking)} kept no {column}: no row can be joined to their documents")
+
+
+def refuse_taken(
+    request: Request, shards: Sequence[Shard], others: Sequence[Annotations]
+) -> Callable[[str], None]:
+    """What raises UsageError for the name of a column that documents have already."""
+    own = (*DOCUMENT, matched_column(request.name), "file_row_number", "pretok:file")
+    taken = dict.fromkeys(own, "the view docs has")
+    for shard in shards:
+        taken |= dict.fromkeys(ledger_schema(ledger_path(shard.prefix)).names, "the ledgers have")
+    for one in others:
+        taken |= dict.fromkeys(one.columns, f"the annotations {one.name} have")
+    lower = {name.lower(): where for name, where in taken.items()}  # SQL tells no case apart
+
+    def refuse(name: str) -> None:
+        if where := lower.get(name.lower()):
+            raise UsageError(
+                f"column {name}: {where} one of that name; rename it, or leave it out with --columns"
+            )
+
+    return refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +195,74 @@ def run_annotate(request: Request, engine: Engine, tell: Teller) -> AnnotateSumm
     """
     refuse_unfinished(request.shards)
     manifest = load_manifest(request.shards)
-    places = named_places(manifest)
-    check_request(request, places, tell)
+    numbered = [(shard, before) for shard, before in chosen_shards(manifest) if shard.documents]
+    if not numbered:
+        raise UsageError(f"{manifest.folder} holds no documents")
+    shards = [shard for shard, _ in numbered]
+    check_request(request, shards, tell)
+    folder = annotations_folder(manifest.folder, request.name)
     with hold(manifest.folder / FOLDER, "annotate", beside=True), reading(manifest, "annotate"):
         others = [one for one in find_annotations(manifest.folder) if one.name != request.name]
+        columns = Columns(request.by, request.columns, refuse_taken(request, shards, others))
         with _work_folder(manifest.folder, request.name) as work, tell.progress("annotate") as progress:
-            rows = read_rows(request, refuse_taken(request, places, others), work, engine.stop, tell)
-            documents = sum(place.documents for _, place in places)
-            engine.choose(sum(file.size for file in rows.inputs) + TEXT_PER_DOCUMENT * documents)
-            tasks = index_tasks(rows, work)
-            names = [task.out.stem for task in tasks]
-            built = run_all(index_bucket, tasks, names, "bucket", engine, tell, progress, kept=False)
-            index = index_of(tasks, [one for _, one in sorted(built)])
-            return _join(request, manifest, places, rows, index, engine, progress, tell)
+            inputs = list_rows(request, tell)
+            documents = sum(shard.documents for shard in shards)
+            size = sum(int(file.size * (COMPRESSION_RATIO if file.compression else 1)) for file in inputs)
+            size += KEY_BYTES * documents
+            buckets = min(MOST_BUCKETS, 1 << max(0, -(-size // BUCKET_BYTES) - 1).bit_length())
+            read_rows(request, inputs, columns, buckets, work, engine.stop, tell)
+            engine.choose(sum(file.size for file in inputs) + TEXT_PER_DOCUMENT * documents)
+            groups = _groups(numbered, folder, mark := secrets.token_hex(4))
+            join = Join(
+                shards=manifest.folder,
+                work=work,
+                by=request.by,
+                types=tuple(columns.kinds.values()),
+                schema=_schema(request, columns),
+                groups=len(groups),
+                buckets=buckets,
+                workers=engine.parallel,
+                spill=SPILL_LEAST
+                + SPILL_TIMES * (size // buckets + max(group.documents for group in groups)),
+            )
+
+            def run(task: Task[Item, Result], items: Sequence[Item], what: str) -> list[Result]:
+                names = [item.out.stem if isinstance(item, Group) else f"bucket {item}" for item in items]
+                found = run_all(task, items, names, what, engine, tell, progress, kept=False)
+                return [result for _, result in sorted(found, key=lambda one: one[0])]
+
+            run(join.find_keys, groups, "file")
+            joined = run(join.join_bucket, range(buckets), "bucket")
+            _refuse_conflicts(request, inputs, columns, joined)
+            parts = run(join.write_rows, groups, "file")
+            unused, unmatched = _list_unused(request, inputs, join, folder / f"unmatched-{mark}.parquet")
+        record = AnnotationRecord(
+            made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            by=request.by,
+            columns=tuple(JoinedColumn(name, kind or "text") for name, kind in columns.kinds.items()),
+            counts=JoinCounts(
+                rows=sum(one.rows for one in joined),
+                repeated=sum(one.repeated for one in joined),
+                rows_matched=sum(one.used for one in joined),
+                documents=documents,
+                documents_matched=sum(part.matched for part in parts),
+            ),
+            files=tuple(GivenFile(file.path, file.size, file.identity) for file in inputs),
+            parts=tuple(parts),
+            unmatched=unmatched,
+        )
+        _remove_others(write_annotations(folder, record))
+        lonely = sorted(number for one in joined for number in one.lonely)[:SHOWN]
+        return AnnotateSummary(
+            name=request.name,
+            folder=str(folder),
+            by=request.by,
+            columns=record.columns,
+            counts=record.counts,
+            unmatched=str(folder / unmatched.path) if unmatched else None,
+            lonely=tuple(_keys_of(manifest, request, groups, lonely)),
+            unused=unused,
+        )
 
 
 @contextmanager
@@ -143,99 +280,150 @@ def _work_folder(shards: Path, name: str) -> Iterator[Path]:
                 empty.rmdir()
 
 
-def _join(
+def list_rows(request: Request, tell: Teller) -> Sequence[InputFile]:
+    """The files of rows. Raises UsageError."""
+    inputs, notices = list_inputs(request.files, "auto")
+    for notice in notices:
+        tell.notice(notice)
+    for file in inputs:
+        if file.format not in ("jsonl", "parquet"):
+            raise UsageError(f"{file.path} is {file.format}; rows come as JSON Lines or Parquet")
+    return inputs
+
+
+def read_rows(
     request: Request,
-    manifest: Manifest,
-    places: Sequence[tuple[Shard, ShardPlace]],
-    rows: Rows,
-    index: Index,
-    engine: Engine,
-    progress: Progress,
+    inputs: Sequence[InputFile],
+    columns: Columns,
+    buckets: int,
+    work: Path,
+    stop: StopFlag,
     tell: Teller,
-) -> AnnotateSummary:
-    """Join, list what is left over, and replace the record."""
-    folder, mark = annotations_folder(manifest.folder, request.name), secrets.token_hex(4)
-    groups = _groups(places)
-    tasks = _tasks(request, manifest, groups, rows, index, mark)
-    names = [task.out.stem for task in tasks]
-    found = run_all(join_shards, tasks, names, "file", engine, tell, progress, kept=False)
-    joined = [one for _, one in sorted(found)]
-    hits = hits_of(index, joined)
-    unused = list_unused(rows, unused_rows(rows, index, hits), folder / f"unmatched-{mark}.parquet")
-    matched = sum(int(hit.sum()) for hit in hits)
-    documents, with_row = sum(one.documents for one in joined), sum(one.matched for one in joined)
-    record = AnnotationRecord(
-        made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        by=request.by,
-        columns=tuple(JoinedColumn(f.name, _kind(f.type)) for f in rows.values),
-        counts=JoinCounts(matched + unused.count, index.repeated, matched, documents, with_row),
-        files=tuple(GivenFile(file.path, file.size, file.identity) for file in rows.inputs),
-        parts=tuple(_part(manifest, *one) for one in zip(tasks, joined, groups, strict=True)),
-        unmatched=unused.listed,
-    )
-    _remove_others(write_annotations(folder, record))
-    return AnnotateSummary(
-        name=request.name,
-        folder=str(folder),
-        by=request.by,
-        columns=record.columns,
-        counts=record.counts,
-        unmatched=str(folder / unused.listed.path) if unused.listed else None,
-        lonely=tuple(key for one in joined for key in one.lonely)[:SHOWN],
-        unused=unused.named,
-    )
+) -> None:
+    """Leave the rows in WORK/rows-*.parquet; `columns` learns what they hold. Raises UsageError, Stopped."""
+    held: list[pa.Table] = []
+    rows = files = 0
+
+    def write() -> None:
+        nonlocal files
+        with key_writer(work / f"rows-{files}.parquet", held[0].schema) as writer:
+            write_by_key(writer, pa.concat_tables(held), buckets)
+        held.clear()
+        files += 1
+
+    with stop.raising():
+        for number, file in enumerate(inputs):
+            for table in read_values(number, file, columns):
+                if held and (held[0].schema != table.schema or sum(one.nbytes for one in held) > RUN_BYTES):
+                    write()
+                held.append(table)
+                rows += len(table)
+        held = held or [rows_schema(request.by).empty_table()]
+        write()
+    if missing := [name for name in request.columns or () if name not in columns.kinds]:
+        raise UsageError(
+            f"--columns: no row has {missing[0]!r}; other columns are {', '.join(columns.left) or 'none'}"
+        )
+    tell.notice(f"{counted(rows, 'row')} in {counted(len(inputs), 'file')}")
 
 
-def _tasks(
-    request: Request, manifest: Manifest, groups: Sequence[_Group], rows: Rows, index: Index, mark: str
-) -> list[JoinTask]:
-    """A task for each group of shards; mark: ends the names of this job's files."""
-    schema = pa.schema([pa.field(matched_column(request.name), pa.bool_(), nullable=False), *rows.values])
-    folder, tasks = annotations_folder(manifest.folder, request.name), []
-    sources = {place.source for group in groups for _, place in group}
-    before = {
-        source: lines_of_source(manifest, source) if "position" in request.by else {} for source in sources
-    }
-    for number, group in enumerate(groups):
-        first = group[0][1]
-        out = folder / f"{first.source}-{first.split}-{number:05d}-{mark}.parquet"
-        shards = tuple(place for _, place in group)
-        tasks.append(JoinTask(shards, request.by, index.paths, schema, before[first.source], out))
-    return tasks
-
-
-def _part(manifest: Manifest, task: JoinTask, joined: Joined, group: _Group) -> JoinedPart:
-    first = task.shards[0]
-    return JoinedPart(
-        path=task.out.name,
-        source=first.source,
-        split=first.split,
-        first=first.first,
-        documents=joined.documents,
-        matched=joined.matched,
-        ledgers=ledgers_fingerprint(manifest, [shard for shard, _ in group]),
-        file_bytes=joined.file_bytes,
-        checksum=joined.checksum,
-    )
-
-
-def _groups(places: Sequence[tuple[Shard, ShardPlace]]) -> list[_Group]:
-    """Shards whose rows stand in one file: of one source and split, in a row."""
-    groups: list[_Group] = []
+def _groups(numbered: Sequence[Numbered], folder: Path, mark: str) -> list[Group]:
+    """Shards whose rows stand in one file: of one source and split, in a row. mark: ends the names of this job's
+    files."""
+    groups: list[list[Numbered]] = []
     held = end = 0
-    for shard, place in places:
-        last = groups[-1][-1][1] if groups else None
-        follows = last and (last.source, last.split, end) == (place.source, place.split, place.first)
-        if not follows or held + place.documents > PART_DOCUMENTS:
+    for shard, before in numbered:
+        last = groups[-1][-1][0] if groups else None
+        follows = last and (last.source, last.split, end) == (shard.source, shard.split, before)
+        if not follows or held + shard.documents > PART_DOCUMENTS:
             groups.append([])
             held = 0
-        groups[-1].append((shard, place))
-        held, end = held + place.documents, place.first + place.documents
-    return groups
+        groups[-1].append((shard, before))
+        held, end = held + shard.documents, before + shard.documents
+    found, first = list[Group](), 0
+    for number, group in enumerate(groups):
+        shard, documents = group[0][0], sum(shard.documents for shard, _ in group)
+        name = f"{shard.source}-{shard.split}-{number:05d}-{mark}.parquet"
+        found.append(Group(tuple(group), number, first, documents, folder / name))
+        first += documents
+    return found
 
 
-def _kind(kind: pa.DataType) -> str:
-    return next(name for name, arrow in TYPES.items() if arrow == kind)
+def _schema(request: Request, columns: Columns) -> pa.Schema:
+    """Of the files of rows."""
+    values = [pa.field(name, TYPES[kind or "text"]) for name, kind in columns.kinds.items()]
+    return pa.schema([pa.field(matched_column(request.name), pa.bool_(), nullable=False), *values])
+
+
+def _refuse_conflicts(
+    request: Request, inputs: Sequence[InputFile], columns: Columns, joined: Sequence[Joined]
+) -> None:
+    """UsageError that names rows which say different things of one key."""
+    told = []
+    for before, here in (pair for one in joined for pair in one.named):
+        values = 2 + len(request.by)
+        at = next(at for at in range(values, len(here)) if not _same(before[at], here[at]))
+        name = list(columns.kinds)[at - values]
+        one, other = (f"{inputs[row[0]].path}, line or row {row[1]}" for row in (before, here))
+        told.append(
+            f"{_key_text(request, here[2:])}: {name} is {before[at]!r} in {one} and {here[at]!r} in {other}"
+        )
+    if told:
+        count = sum(one.conflicts for one in joined)
+        raise UsageError(
+            "rows of one key say different things:\n  " + listed(told, SHOWN, "\n  ", count=count)
+        )
+
+
+def _same(one: object, other: object) -> bool:
+    """Equal, or both no number."""
+    return one == other or (one != one and other != other)
+
+
+def _list_unused(
+    request: Request, inputs: Sequence[InputFile], join: Join, out: Path
+) -> tuple[tuple[str, ...], ListedRows | None]:
+    """Write which rows no document has the key of: their file, line or row, and key. (some by name, the file)."""
+    fields = [("given_file", pa.string()), ("line", pa.int64())]
+    schema = pa.schema([*fields, *((name, pa.large_string()) for name in request.by)])
+    paths = pa.array([file.path for file in inputs], pa.string())
+    named = list[str]()
+    with (
+        atomic_open(out) as file,
+        pq.ParquetWriter(file, schema, compression="zstd", store_schema=False) as writer,
+    ):
+        for bucket in range(join.buckets):
+            table = pq.read_table(join.unused(bucket), use_threads=False, partitioning=None)
+            files = paths.take(table["file"].combine_chunks())
+            table = table.set_column(0, "file", files).rename_columns(schema.names).cast(schema)
+            writer.write_table(table)
+            for row in table.slice(0, SHOWN - len(named)).to_pylist():
+                where, line, *key = row.values()
+                named.append(f"{where}, line or row {line}: {_key_text(request, key)}")
+    if not named:
+        out.unlink()
+        return (), None
+    return tuple(named), ListedRows(out.name, out.stat().st_size, checksum(out))
+
+
+def _keys_of(
+    manifest: Manifest, request: Request, groups: Sequence[Group], numbers: Sequence[int]
+) -> Iterator[str]:
+    """The keys of documents by their numbers among all, which rise."""
+    for group in groups:
+        at, last = group.first, max((n for n in numbers if n < group.first + group.documents), default=-1)
+        for _, _, rows in scan(manifest, request.by, group.shards) if last >= at else ():
+            keys = document_keys(request.by, rows)
+            for number in numbers:
+                if at <= number < at + len(rows):
+                    yield _key_text(request, [column[number - at].as_py() for column in keys])
+            at += len(rows)
+            if at > last:
+                break
+
+
+def _key_text(request: Request, key: Sequence[object]) -> str:
+    return ", ".join(f"{name} {value!r}" for name, value in zip(request.by, key, strict=False))
 
 
 def _remove_others(annotations: Annotations) -> None:

@@ -1,8 +1,9 @@
 """Files of rows -> tables: the key as texts, the values in one type a column.
 
-Enters: JSON Lines or Parquet, plain or compressed. Leaves: tables of some MB with the place of each row. Types are as
-found: text, integer (64 bits), float, boolean; whole numbers and floats in one column are float, and any other mixture
-is an error, as is a value that cannot be kept: what a person meant is not guessed.
+Enters: JSON Lines or Parquet, plain or compressed. Leaves: tables of some MB: `h0` and `h1`, the number of the key;
+`file` and `line`, the number of the file and the line or row from 1; `k0`, ... the key; `v0`, ... the values. Types are
+as found: text, integer (64 bits), float, boolean; whole numbers and floats in one column are float, and any other
+mixture is an error, as is a value that cannot be kept: what a person meant is not guessed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
-from pretok.annotate.keys import KEY, OURS, key_text, one_array
+from pretok.annotate.keys import HASHES, hash_keys, key_text, one_array
 from pretok.base.errors import UsageError
 from pretok.read.files import CorruptInputError, InputFile, open_parquet, raise_passing, read_bytes
 from pretok.read.kept import LONGEST_VALUE, TYPES, KeptColumn, kept_tables, type_of
@@ -30,8 +31,6 @@ BLOCK = 8 << 20
 """Bytes of JSON Lines that are parsed at a time."""
 LONGEST_LINE = 64 << 20
 BATCH_ROWS = 1 << 16
-PLACE = pa.schema([(f"{OURS}file", pa.int32()), (f"{OURS}line", pa.int64())])
-"""Where a row stood: number of its file, line or row from 1."""
 
 
 @dataclass(slots=True)
@@ -85,16 +84,10 @@ class Columns:
         self._where.setdefault(name, where)
         self.kinds[name] = "float" if known and known != found else found
 
-    def schema(self, *, last: bool = False) -> pa.Schema:
-        """Place, key and values as they are now; of a column without a value yet the type is null, at last text."""
-        key = [pa.field(f"{KEY}{name}", pa.large_string()) for name in self.by]
-        nothing = TYPES["text"] if last else pa.null()
-        values = [pa.field(name, TYPES[kind] if kind else nothing) for name, kind in self.kinds.items()]
-        return pa.schema([*PLACE, *key, *values])
-
 
 def read_values(number: int, file: InputFile, columns: Columns) -> Iterator[pa.Table]:
-    """The rows of file `number`, of the schema that `columns` has then. Raises UsageError."""
+    """The rows of file `number`; `columns` learns their types, a column without a value so far is left out. Raises
+    UsageError."""
     try:
         tables = _parquet(file, columns) if file.format == "parquet" else _json_lines(file, columns)
         for lines, table in tables:
@@ -102,6 +95,13 @@ def read_values(number: int, file: InputFile, columns: Columns) -> Iterator[pa.T
     except CorruptInputError as error:
         raise_passing(error)
         raise UsageError(f"{file.path}: {error}") from None
+
+
+def rows_schema(by: Sequence[str]) -> pa.Schema:
+    """The columns of all tables, before those of the values."""
+    keys = ((f"k{at}", pa.large_string()) for at in range(len(by)))
+    place = [("file", pa.int32()), ("line", pa.int64())]
+    return pa.schema([*((name, pa.uint64()) for name in HASHES), *place, *keys])
 
 
 def _rows(number: int, file: InputFile, lines: LineNumbers, table: pa.Table, columns: Columns) -> pa.Table:
@@ -122,19 +122,18 @@ def _rows(number: int, file: InputFile, lines: LineNumbers, table: pa.Table, col
         keys.append(pc.ascii_lower(key) if name == "hash" else key)
     for name in columns.take(names):
         columns.see(name, table.schema.field(name).type, where)
-    values = [
-        _value(one_array(table, name), name, kind, file, lines) if name in names else pa.nulls(len(table))
-        for name, kind in columns.kinds.items()
-    ]
-    schema = columns.schema()
     place = [pa.repeat(pa.scalar(number, pa.int32()), len(table)), pa.array(lines, pa.int64())]
-    cast = [column.cast(field.type) for column, field in zip([*place, *keys, *values], schema, strict=True)]
-    return pa.table(cast, schema)
+    found = dict(zip(rows_schema(columns.by).names, [*hash_keys(keys), *place, *keys], strict=True))
+    for at, (name, kind) in enumerate(columns.kinds.items()):
+        if kind:
+            column = one_array(table, name) if name in names else pa.nulls(len(table))
+            found[f"v{at}"] = _value(column, name, kind, file, lines)
+    return pa.table(found)
 
 
 def _value(column: pa.Array, name: str, kind: str, file: InputFile, lines: LineNumbers) -> pa.Array:
-    if not kind or pa.types.is_null(column.type):
-        return pa.nulls(len(column))
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), TYPES[kind])
     kept = kept_tables([column], [KeptColumn(name, name, kind)], len(column))
     if kept.wrong.any():
         row = int(np.flatnonzero(kept.wrong[0])[0])

@@ -1,7 +1,6 @@
 """Finished shards -> what they hold, and whether they are what was sealed.
 
 totals.py       exact counts by source
-texts.py        the texts of a shard, a few megabytes at a time
 documents.py    one document as its tokens, and where it came from
 find.py         documents by id, address, hash, file and line
 search.py       documents by what they say, and at random

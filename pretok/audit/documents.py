@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from pretok.audit.find import check_place
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.shards.annotations import open_annotations
 from pretok.shards.contents import SPLITS
+from pretok.shards.documents import check_place, lines_of_source
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_row
 from pretok.shards.manifest import Manifest, Shard, load_manifest
-from pretok.shards.positions import lines_of_source
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 

@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.errors import UsageError
-from pretok.shards.contents import SPLITS
-from pretok.shards.ledger import HASH, ledger_path, ledger_schema, ledger_windows
-from pretok.shards.manifest import Manifest, Shard
-from pretok.shards.positions import PLACE_IN_FILE, lines_of_source
+from pretok.shards.documents import PLACE_IN_FILE, Numbered, chosen_shards, lines_of_source, scan
+from pretok.shards.ledger import HASH, ledger_path, ledger_schema
+from pretok.shards.manifest import Manifest
 
 Place = tuple[str, str, int]
 """(source, split, number of the document in it)"""
@@ -28,7 +27,7 @@ Place = tuple[str, str, int]
 def find_documents(manifest: Manifest, source: str | None, column: str, value: str, most: int) -> list[Place]:
     """The first `most` documents, of one source or of all, whose `column` of the ledger has a value. Raises UsageError
     for a column that no ledger has, or a value that it cannot have."""
-    return list(islice(_by_column(chosen_shards(manifest, source), column, value), most))
+    return list(islice(_by_column(manifest, chosen_shards(manifest, source), column, value), most))
 
 
 def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
@@ -37,11 +36,17 @@ def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
     where it names none."""
     shards = chosen_shards(manifest)
     if re.fullmatch("[0-9a-fA-F]{32}", name):
-        matches, what = _by_column(shards, "hash", name), "the hash of no text"
+        matches, what = _by_column(manifest, shards, "hash", name), "the hash of no text"
     elif places := _places(manifest, name):
-        matches, what = _by_place(shards, places), "a record that was rejected, or a line that is not there"
+        matches, what = (
+            _by_place(manifest, shards, places),
+            "a record that was rejected, or a line that is not there",
+        )
     else:
-        matches, what = _by_column(shards, "id", name), "no hash, no input with a line, and no kept id"
+        matches, what = (
+            _by_column(manifest, shards, "id", name),
+            "no hash, no input with a line, and no kept id",
+        )
     try:
         found = list(islice(matches, most))
     except UsageError as problem:  # no ledger has ids
@@ -79,60 +84,28 @@ def _places(manifest: Manifest, name: str) -> set[tuple[str, int, int]]:
     return places
 
 
-def _by_place(shards: list[tuple[Shard, int]], places: set[tuple[str, int, int]]) -> Iterator[Place]:
-    for shard, before in shards:
-        at = before
-        for rows in ledger_windows(ledger_path(shard.prefix), list(PLACE_IN_FILE)):
-            for path, start, record in sorted(places):
-                here = np.flatnonzero(np.asarray(pc.equal(rows["record"], record)))
-                for row in here.tolist():
-                    if (rows["file"][row].as_py(), rows["start"][row].as_py()) == (path, start):
-                        yield shard.source, shard.split, at + row
-            at += len(rows)
+def _by_place(
+    manifest: Manifest, shards: Sequence[Numbered], places: set[tuple[str, int, int]]
+) -> Iterator[Place]:
+    for shard, first, rows in scan(manifest, PLACE_IN_FILE, shards):
+        for path, start, record in sorted(places):
+            here = np.flatnonzero(np.asarray(pc.equal(rows["record"], record)))
+            for row in here.tolist():
+                if (rows["file"][row].as_py(), rows["start"][row].as_py()) == (path, start):
+                    yield shard.source, shard.split, first + row
 
 
-def check_place(manifest: Manifest, source: str | None, split: str | None) -> None:
-    """UsageError for a source or a split that is not there."""
-    if source is not None and source not in manifest.sources:
-        raise UsageError(f"no source {source!r}; there is {', '.join(manifest.sources)}")
-    if split is not None and split not in SPLITS:
-        raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
-
-
-def chosen_shards(
-    manifest: Manifest, source: str | None = None, split: str | None = None
-) -> list[tuple[Shard, int]]:
-    """The shards of a source and a split, or of all, each with the documents of its split before it. UsageError where
-    there is no such place, or the shards hold a mix."""
-    check_place(manifest, source, split)
-    if manifest.contents.materialized is not None:
-        raise UsageError(
-            f"{manifest.folder} holds a mix in its order; its documents are in the shards it was made of"
-        )
-    return [
-        (shard, before)
-        for shard, before in manifest.numbered
-        if source in (None, shard.source) and split in (None, shard.split)
-    ]
-
-
-def _by_column(shards: list[tuple[Shard, int]], column: str, value: str) -> Iterator[Place]:
+def _by_column(manifest: Manifest, shards: Sequence[Numbered], column: str, value: str) -> Iterator[Place]:
     known: set[str] = set()
-    found = False
-    for shard, before in shards:
-        path = ledger_path(shard.prefix)
-        schema = ledger_schema(path)
+    for one in shards:
+        schema = ledger_schema(ledger_path(one[0].prefix))
         known |= set(schema.names)
-        if column not in schema.names:
-            continue
-        found = True
-        scalar = _scalar(schema.field(column).type, column, value)
-        at = before
-        for rows in ledger_windows(path, [column]):
-            for row in np.flatnonzero(np.asarray(pc.fill_null(pc.equal(rows[column], scalar), False))):
-                yield shard.source, shard.split, at + int(row)
-            at += len(rows)
-    if not found:
+        if column in schema.names:
+            scalar = _scalar(schema.field(column).type, column, value)
+            for shard, first, rows in scan(manifest, [column], [one]):
+                for row in np.flatnonzero(np.asarray(pc.fill_null(pc.equal(rows[column], scalar), False))):
+                    yield shard.source, shard.split, first + int(row)
+    if column not in known:
         raise UsageError(f"no ledger has a column {column!r}; there are {', '.join(sorted(known))}")
 
 

@@ -16,8 +16,6 @@ Nothing is copied or indexed: DuckDB reads the columns that a query names from t
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,29 +23,26 @@ from typing import Any
 import pyarrow as pa
 
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.storage import PASSING
+from pretok.base.sql import errors, parquet, path_list, quoted
 from pretok.base.tell import Teller
 from pretok.shards.annotations import Annotations, open_annotations, unknown_sources
+from pretok.shards.documents import lines_of_source
 from pretok.shards.ledger import ledger_path
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
-from pretok.shards.positions import lines_of_source
 from pretok.shards.seal import rejects_path
 from pretok.shards.unfinished import refuse_unfinished
 
 BATCH = 10_000
 """Rows that are fetched at a time."""
-ROWS = "hive_partitioning = false, filename = 'pretok:file', file_row_number = true"
-"""How DuckDB reads the rows of our files: a folder called `lang=it` gives no column, and a kept column may be called
-`filename`."""
+ROWS = "filename = 'pretok:file', file_row_number = true"
+"""With what DuckDB reads the rows of our files: a kept column may be called `filename`."""
 
 
 def run_query(work: Path, sql: str, tell: Teller) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
     """(names of the columns, batches of rows). Raises UsageError with what DuckDB says of a query it does not take, and
     IntegrityError; `tell` hears why there are no documents, where the shards hold a mix."""
-    try:
-        import duckdb
-    except ImportError:
-        raise UsageError("pretok query needs duckdb: pip install 'pretok[query]'") from None
+    import duckdb
+
     shards = work if has_manifest(work) else work / "shards"
     refuse_unfinished(shards)
     connection = duckdb.connect()
@@ -55,17 +50,17 @@ def run_query(work: Path, sql: str, tell: Teller) -> tuple[list[str], Iterator[l
     connection.execute("SET autoinstall_known_extensions = false; SET enable_progress_bar = false")
     manifest = load_manifest(shards)
     try:
-        _make_tables(connection, manifest)
-        _make_docs(connection, manifest, tell)
-        _make_rejects(connection, manifest)
-        _make_words(connection, work / "counts")
+        with errors():
+            _make_tables(connection, manifest)
+            _make_docs(connection, manifest, tell)
+            _make_rejects(connection, manifest)
+            _make_words(connection, work / "counts")
     except duckdb.Error as error:
-        _raise_passing(error)
         raise IntegrityError(f"{shards}: {error}; see pretok verify") from None
     try:
-        connection.execute(sql)
+        with errors():
+            connection.execute(sql)
     except duckdb.Error as error:
-        _raise_passing(error)
         raise UsageError(
             f"{error}\nthe views are docs, ledger, shards, sources, rejects and words; DESCRIBE docs"
         ) from None
@@ -76,18 +71,14 @@ def _rows(connection: Any) -> Iterator[list[tuple[Any, ...]]]:
     import duckdb
 
     try:
-        while rows := connection.fetchmany(BATCH):
+        while True:
+            with errors():
+                rows = connection.fetchmany(BATCH)
+            if not rows:
+                return
             yield rows
     except duckdb.Error as error:
-        _raise_passing(error)
         raise UsageError(str(error)) from None
-
-
-def _raise_passing(error: Exception) -> None:
-    """Raise the OSError behind an error of DuckDB, of which only the words are left, where it may pass."""
-    for number in PASSING:
-        if str(error).startswith("IO Error") and os.strerror(number) in str(error):
-            raise OSError(number, str(error)) from None
 
 
 def _make_tables(connection: Any, manifest: Manifest) -> None:
@@ -129,9 +120,9 @@ def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
             f"{manifest.folder} holds a mix in its order: there is no docs, documents are in the shards it was made of"
         )
         return
-    files = []
+    files, paths = [], []
     for shard, before in manifest.numbered:
-        path = ledger_path(shard.prefix)
+        paths.append(path := ledger_path(shard.prefix))
         named = {"source": shard.source, "split": shard.split, "shard": shard.prefix.name}
         files.append({"path": str(path), **named, "before": before})
         if not path.exists():
@@ -153,7 +144,7 @@ def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
         SELECT f.source, f.split, f.shard, f.before + d.file_row_number AS doc, d.file,
             coalesce(p.before, 0) + d.record + 1 AS position, d.tokens, d.bytes, lower(hex(d.hash)) AS hash,
             d.* EXCLUDE (file, tokens, bytes, hash, "pretok:file", file_row_number)
-        FROM read_parquet({_list([Path(str(file["path"])) for file in files])}, union_by_name = true, {ROWS}) d
+        FROM {parquet(paths, f"union_by_name = true, {ROWS}")} d
         JOIN ledger_files f ON f.path = d."pretok:file"
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
     )
@@ -177,10 +168,10 @@ def _join_annotations(connection: Any, manifest: Manifest, joined: list[Annotati
         ]
         _make_table(connection, f"joined_files_{number}", files)
         names = ", ".join(f'a."{name.replace(chr(34), chr(34) * 2)}"' for name in one.columns)
-        paths = [Path(str(file["path"])) for file in files]
+        paths = [one.folder / part.path for part in one.record.parts]
         parts.append(
             f"""LEFT JOIN (SELECT f.source, f.split, f.before + a.file_row_number AS doc, {names}
-            FROM read_parquet({_list(paths)}, {ROWS}) a
+            FROM {parquet(paths, ROWS)} a
             JOIN joined_files_{number} f ON f.path = a."pretok:file") USING (source, split, doc)"""
         )
     connection.execute(f"CREATE VIEW docs AS SELECT * FROM ledger {' '.join(parts)}")
@@ -188,7 +179,7 @@ def _join_annotations(connection: Any, manifest: Manifest, joined: list[Annotati
 
 def _make_rejects(connection: Any, manifest: Manifest) -> None:
     parts = [
-        f"SELECT {_quoted(name)} AS source, * FROM read_json({_list([path])}, format = 'newline_delimited', "
+        f"SELECT {quoted(name)} AS source, * FROM read_json({path_list([path])}, format = 'newline_delimited', "
         "hive_partitioning = false, columns = "
         "{file: 'VARCHAR', position: 'BIGINT', reason: 'VARCHAR', detail: 'VARCHAR'})"
         for name in manifest.sources
@@ -202,16 +193,6 @@ def _make_words(connection: Any, counts: Path) -> None:
     if buckets := sorted(counts.glob("bucket-*.parquet")):
         connection.execute(
             "CREATE VIEW words AS SELECT decode(word) AS word, sum(count)::BIGINT AS count, "
-            f"sum(heldout)::BIGINT AS heldout FROM read_parquet({_list(buckets)}, hive_partitioning = false) "
+            f"sum(heldout)::BIGINT AS heldout FROM {parquet(buckets)} "
             "GROUP BY decode(word)"
         )
-
-
-def _list(paths: list[Path]) -> str:
-    """Paths as DuckDB takes them, in which `*`, `?` and `[` mean themselves."""
-    texts = [re.sub(r"([*?\[])", r"[\1]", str(path)) for path in paths]
-    return f"[{', '.join(map(_quoted, texts))}]"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow.compute as pc
 
-from pretok.audit.find import Place, chosen_shards
-from pretok.audit.texts import load_decoder, shard_texts
+from pretok.audit.find import Place
 from pretok.base.errors import UsageError
 from pretok.base.units import short_bytes
+from pretok.shards.documents import chosen_shards
 from pretok.shards.manifest import Manifest
+from pretok.shards.texts import load_decoder, shard_texts
 
 
 @dataclass(frozen=True, slots=True)

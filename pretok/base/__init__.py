@@ -1,4 +1,4 @@
-"""The ground floor: what every stage stands on. Standard library, numpy, msgspec, xxhash; rich, ray in a module each.
+"""The ground floor: what every stage stands on. Standard library, numpy, msgspec, xxhash; rich, ray, duckdb in a module each.
 
 errors.py    kinds of errors and their exit codes
 units.py     numbers as people write them: 1.2T, 64MiB
@@ -20,6 +20,7 @@ execute.py   one function over many items, on Ray or in this process
 tasks.py     a step of a job: its tasks run, told of and added up
 memory.py    what this process has and may still take of it
 children.py  the environment of a process of ours that another one starts
+sql.py       DuckDB in a worker's share of memory and disk
 lean.py      what a process of ours does not load
 reaper.py    ends what a local Ray leaves behind
 """

@@ -224,7 +224,7 @@ def query(
         ),
     ] = None,
 ) -> None:
-    """Ask what is known of documents, shards and rejects in SQL. Needs the extra `query`.
+    """Ask what is known of documents, shards and rejects in SQL.
 
         pretok query work "select source, count(*), sum(tokens) from docs group by all"
 

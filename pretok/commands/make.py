@@ -239,8 +239,7 @@ def annotate(
     No token and no ledger is rewritten. Documents without a row have null there and `NAME_matched` false; rows without
     a document are listed in a file.
     """
-    from pretok.annotate.job import run_annotate, tell_summary
-    from pretok.annotate.request import Request
+    from pretok.annotate.job import Request, run_annotate, tell_summary
 
     tell = terminal(context, work_of(shards))
     wanted = None if columns is None else tuple(columns.split(","))

@@ -9,7 +9,7 @@ is read, once however often; `tokens` are those read, repetitions counted, and `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,8 +22,9 @@ from pretok.base.tokens import Ints
 from pretok.disclosure.read import Extent, SourceReading
 from pretok.report.values import ValueCounts, domains
 from pretok.shards.annotations import Annotations, open_annotations
-from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
-from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.documents import chosen_shards, scan
+from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema
+from pretok.shards.manifest import Manifest
 
 KINDS: dict[str, tuple[str, ...]] = {
     "language": ("language", "lang"),
@@ -162,38 +163,15 @@ def _count(
     figures.dates = DateRange(dated=0, other=0, none=0) if "date" in columns else None
     figures.duplicates = Amount() if "duplicate" in columns else None
     first = 0  # of the window among the flat tokens of the source
-    for shard in manifest.of(name, extent.split):
-        for rows in _windows(manifest, joined, shard, sorted(set(columns.values()))):
-            lengths = np.asarray(rows["tokens"]).astype(np.int64)
-            bounds: Ints = first + np.concatenate([[0], np.cumsum(lengths)])
-            tokens = source.tokens(bounds)
-            first = int(bounds[-1])
-            read = tokens > 0
-            _add(figures, rows.filter(pa.array(read)), tokens[read], lengths[read])
+    wanted = ["tokens", "bytes", *sorted(set(columns.values()))]
+    for _, _, rows in scan(manifest, wanted, chosen_shards(manifest, name, extent.split), joined):
+        lengths = np.asarray(rows["tokens"]).astype(np.int64)
+        bounds: Ints = first + np.concatenate([[0], np.cumsum(lengths)])
+        tokens = source.tokens(bounds)
+        first = int(bounds[-1])
+        read = tokens > 0
+        _add(figures, rows.filter(pa.array(read)), tokens[read], lengths[read])
     return figures
-
-
-def _windows(
-    manifest: Manifest, joined: list[Annotations], shard: Shard, columns: list[str]
-) -> Iterator[pa.RecordBatch]:
-    """tokens, bytes, kept and joined columns of a shard's documents; what nothing has of them is null."""
-    path = ledger_path(shard.prefix)
-    there = ledger_schema(path).names
-    beside = [
-        one.windows(manifest, shard, names)
-        for one in joined
-        if (names := [name for name in columns if name in one.columns])
-    ]
-    for rows in ledger_windows(path, [name for name in ("tokens", "bytes", *columns) if name in there]):
-        for windows in beside:
-            found = next(windows, None)
-            if found is not None:
-                for name in found.schema.names:
-                    rows = rows.append_column(name, found[name])
-        for name in columns:
-            if name not in rows.schema.names:
-                rows = rows.append_column(name, pa.nulls(len(rows), pa.string()))
-        yield rows
 
 
 def _add(figures: ReadFigures, rows: pa.RecordBatch, tokens: Ints, lengths: Ints) -> None:

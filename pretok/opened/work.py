@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pretok.audit.find import check_place, chosen_shards
 from pretok.base.errors import UsageError
 from pretok.base.html import html_table
 from pretok.base.records import read_record
@@ -20,6 +19,7 @@ from pretok.base.storage import read_json, read_json_lines
 from pretok.opened.documents import PLACE, Documents
 from pretok.opened.rows import LazyTable
 from pretok.shards.contents import SPLITS
+from pretok.shards.documents import check_place, chosen_shards
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.seal import rejects_path
 from pretok.shards.unfinished import incomplete, refuse_unfinished
@@ -129,7 +129,7 @@ class Work:
                 yield pa.RecordBatch.from_pylist(rows, REJECTS)
 
     def _documents(self, source: str | None, split: str | None) -> Documents:
-        return Documents(self.manifest, tuple(chosen_shards(self.manifest, source, split)))
+        return Documents(self.manifest, chosen_shards(self.manifest, source, split))
 
     def _checked(self, found: Documents, columns: Sequence[str]) -> Sequence[str]:
         names = found.schema.names

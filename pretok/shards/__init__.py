@@ -15,6 +15,7 @@ task.py        a partition -> sealed parts: the task a worker runs
 unfinished.py  what is not finished, told in words
 software.py    which versions of libraries made shards, and who may go on with them
 seal.py        sealed parts -> few files and one manifest
-positions.py   rows of ledgers -> the line or row of their input
+documents.py   what is known of documents as rows: their place, their ledger, what was joined to them
+texts.py       the texts of a shard, a few megabytes at a time
 job.py         the job: plan, tokenize, seal
 """

@@ -14,16 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support import needs
 from telling import Told
 from tokenizing import recipe, run
 
 from pretok.annotate import job as annotate_job
-from pretok.annotate import join_task, spill, values
-from pretok.annotate.job import AnnotateSummary, run_annotate
-from pretok.annotate.request import Request
+from pretok.annotate import join, values
+from pretok.annotate.job import AnnotateSummary, Request, run_annotate
 from pretok.audit.verify_job import run_verify
-from pretok.base.errors import InternalError, UsageError
+from pretok.base import sql
+from pretok.base.errors import InternalError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.stop import StopFlag
@@ -71,12 +70,14 @@ def shards(finished: Path, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every way of cutting happens: many buckets, files of two shards, windows, blocks."""
-    monkeypatch.setattr(spill, "BUCKET_BYTES", 4000)
+    monkeypatch.setattr(annotate_job, "BUCKET_BYTES", 4000)
     monkeypatch.setattr(annotate_job, "PART_DOCUMENTS", 700)
     monkeypatch.setattr(values, "BLOCK", 3000)
     monkeypatch.setattr(values, "BATCH_ROWS", 97)
-    monkeypatch.setattr(join_task, "CHUNK", 2)
-    for module in (ledger, join_task, annotations):
+    monkeypatch.setattr(annotate_job, "RUN_BYTES", 8000)
+    monkeypatch.setattr(join, "LEAST_GROUP", 10)
+    monkeypatch.setattr(join, "CHUNK", 50)
+    for module in (ledger, join, annotations):
         monkeypatch.setattr(module, "WINDOW", WINDOW)
 
 
@@ -193,10 +194,30 @@ def test_every_document_has_the_row_of_its_key(
     assert manifest == load_manifest(shards)
 
 
+def test_what_fits_no_memory_goes_to_disk_and_gives_the_same_bytes(
+    shards: Path, tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(annotate_job, "BUCKET_BYTES", 1 << 40)
+    monkeypatch.setattr(values, "BLOCK", 1 << 20)
+    chance = random.Random(0)
+    rows = [{"source": "it", "id": f"{i}", "t": chance.randbytes(500).hex()} for i in range(40_000)]
+    file, found = write_lines(tmp_path / "a.jsonl", rows), []
+    monkeypatch.setattr(sql, "free_memory", lambda: 0)
+    for memory in (1 << 30, 16 << 20):
+        monkeypatch.setattr(sql, "LEAST_MEMORY", memory)
+        annotate(shards, [file], "source,id", here)
+        (one,) = open_annotations(load_manifest(shards))
+        found.append([checksum for _, checksum in one.sealed.values()])
+    assert found[0] == found[1]
+    monkeypatch.setattr(annotate_job, "SPILL_LEAST", 1 << 20)
+    monkeypatch.setattr(annotate_job, "SPILL_TIMES", 0)
+    with pytest.raises(PartitionsFailed, match=r"(?s)out of memory.*failed to offload.*nothing was changed"):
+        annotate(shards, [file], "source,id", here)
+
+
 def test_query_and_inspect_show_what_was_joined(
     shards: Path, tmp_path: Path, here: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs("duckdb")
     known = documents(load_manifest(shards))
     scores = {d["hash"]: i / 7 for i, d in enumerate(known) if i % 3}
     rows = [{"hash": digest, "score": score} for digest, score in scores.items()]
@@ -205,8 +226,8 @@ def test_query_and_inspect_show_what_was_joined(
         {"source": "it", "id": d["id"]} for d in known if d["source"] == "it" and int(d["id"]) % 5 == 0
     ]
     annotate(shards, [write_lines(tmp_path / "b.jsonl", flagged)], "source,id", here, name="flagged")
-    sql = "select source, split, doc, hash, score, quality_matched, flagged_matched from docs"
-    assert run_command(["query", str(shards.parent), sql, "--format", "json"]) == 0
+    query = "select source, split, doc, hash, score, quality_matched, flagged_matched from docs"
+    assert run_command(["query", str(shards.parent), query, "--format", "json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     wanted = [
         {
@@ -268,31 +289,31 @@ def test_a_job_that_fails_or_is_killed_changes_nothing(
     first = write_lines(tmp_path / "a.jsonl", rows_for(known, q=1))
     annotate(shards, [first], "source,id", here)
     (one,) = open_annotations(manifest)
-    real, done = join_task.join_shards, []
+    real, done = join.Join.write_rows, []
 
     class Killed(KeyboardInterrupt):
         """Passes through everything."""
 
-    def dying(task: Any, report: Any) -> Any:
+    def dying(self: Any, group: Any, report: Any) -> Any:
         done.append(1)
         if len(done) == 4:
             raise Killed
-        return real(task, report)
+        return real(self, group, report)
 
-    monkeypatch.setattr(annotate_job, "join_shards", dying)
+    monkeypatch.setattr(join.Join, "write_rows", dying)
     with pytest.raises(Killed):
         annotate(shards, [write_lines(tmp_path / "b.jsonl", rows_for(known, q=2))], "source,id", here)
     assert open_annotations(manifest) == [one]
     assert any("is not in the record" in problem for problem in run_verify(shards, 0, here, SILENT)[1])
 
-    def failing(task: Any, report: Any) -> Any:
+    def failing(self: Any, group: Any, report: Any) -> Any:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(annotate_job, "join_shards", failing)
+    monkeypatch.setattr(join.Join, "write_rows", failing)
     with pytest.raises(InternalError, match=r"(?s)a bug\n.*nothing was changed: run the same command again"):
         annotate(shards, [first], "source,id", here)
     assert open_annotations(manifest) == [one]
-    monkeypatch.setattr(annotate_job, "join_shards", real)
+    monkeypatch.setattr(join.Join, "write_rows", real)
     annotate(shards, [first], "source,id", here)
     assert run_verify(shards, 0, here, SILENT)[1] == []
 

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from support import needs
 from tokenizing import recipe, run
 
 import pretok
@@ -59,7 +58,6 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
 def test_nothing_shown_holds_a_control_character(
     work: Path, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs("duckdb")
     page = tmp_path / "page.html"
     names = {"WORK": str(work), "FILES": "select file, license from docs", "PAGE": str(page)}
     words = [re.sub("|".join(names), lambda found: names[found[0]], word) for word in command.split(" ")]

@@ -111,7 +111,7 @@ def test_two_colours_take_turns() -> None:
 def test_search_finds_what_the_texts_hold_and_says_how_far_it_looked(
     shards: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pretok.audit.texts.WINDOW_TOKENS", 100)
+    monkeypatch.setattr("pretok.shards.texts.WINDOW_TOKENS", 100)
     manifest = load_manifest(shards)
     size = manifest.contents.totals.bytes
     found = search.search_text(manifest, None, None, "mare 17 è", 10, size + 1)

@@ -94,7 +94,7 @@ def test_tokens_by_licence_domain_and_the_longest(
     rows: dict[str, list[dict[str, Any]]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    needs("duckdb")
+    tokens = tokens_of(made)
     records = {row["id"]: row for part in rows.values() for row in part if row["text"]}
     assert tokens.keys() == records.keys()
     licences: Counter[str] = Counter()
@@ -114,7 +114,6 @@ def test_tokens_by_licence_domain_and_the_longest(
 def test_views(
     made: Recipe, rows: dict[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs("duckdb")
     contents = load_manifest(made.shards_dir).contents
     for source, split, doc, position, digest in ask(
         made, capsys, "select source, split, doc, position, hash from docs using sample 40"
@@ -141,7 +140,6 @@ def test_views(
 
 
 def test_words_are_the_sums_of_the_counts(made: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
-    needs("duckdb")
     folder = made.out / "counts"
     folder.mkdir()
     for name, words, counts in (("00", ["la", "è"], [3, 4]), ("01", ["la"], [5])):
@@ -153,10 +151,7 @@ def test_words_are_the_sums_of_the_counts(made: Recipe, capsys: pytest.CaptureFi
     ]
 
 
-def test_what_is_wrong_is_said(
-    made: Recipe, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needs("duckdb")
+def test_what_is_wrong_is_said(made: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["query", str(made.out), "select licence from docs"]) == 2
     assert "license" in capsys.readouterr().err  # DuckDB names the nearest column
     assert run_command(["query", str(made.out), "select 1", "--format", "xml"]) == 2
@@ -164,9 +159,6 @@ def test_what_is_wrong_is_said(
     assert json.loads(capsys.readouterr().out) == {"a": 1, "b": "è"}
     assert run_command(["query", str(made.out), "select 1 as one", "--format", "table"]) == 0
     assert "one" in capsys.readouterr().out
-    monkeypatch.setitem(__import__("sys").modules, "duckdb", None)
-    assert run_command(["query", str(made.out), "select 1"]) == 2
-    assert "pip install 'pretok[query]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("reader", ["duckdb", "polars", "pandas", "pyarrow"])

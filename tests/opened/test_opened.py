@@ -20,7 +20,6 @@ from texts import HARD
 
 import pretok
 import pretok.stream
-from pretok.audit import texts
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.html import html_table
@@ -28,8 +27,8 @@ from pretok.base.stop import StopFlag
 from pretok.base.tell import SILENT
 from pretok.cli import run_command
 from pretok.config import make_recipe
-from pretok.opened import documents
 from pretok.opened.work import Work
+from pretok.shards import documents, texts
 from pretok.shards.job import run_tokenize
 from pretok.stream.mix_job import run_mix
 

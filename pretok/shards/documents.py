@@ -1,0 +1,106 @@
+"""What is known of documents -> rows: where each stands, its ledger, and what was joined to it afterwards.
+
+Enters: a manifest, names of columns, and the shards of interest. Leaves: Arrow record batches, a window of a ledger
+each. A document has
+
+    source, split, shard   where it is
+    doc                    its number in the source's split, from 0
+    position               the line or row of `file`, from 1
+    file, tokens, bytes, hash and all others of its ledger, and the joined columns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+
+from pretok.base.errors import UsageError
+from pretok.shards.annotations import Annotations
+from pretok.shards.contents import SPLITS
+from pretok.shards.inputs import lines_before, load_inputs
+from pretok.shards.ledger import SCHEMA, ledger_path, ledger_windows
+from pretok.shards.manifest import Manifest, Shard
+
+OF_SHARD = ("source", "split", "shard")
+PLACE_IN_FILE = ("file", "start", "record")
+"""Columns of a ledger that a position follows from."""
+LinesBefore = Mapping[tuple[str, int], int]
+"""(file, start) -> records of the file before `start`."""
+Numbered = tuple[Shard, int]
+"""A shard, and the documents of its source's split before it."""
+
+
+def scan(
+    manifest: Manifest, columns: Sequence[str], shards: Iterable[Numbered], joined: Sequence[Annotations] = ()
+) -> Iterator[tuple[Shard, int, pa.RecordBatch]]:
+    """(shard, number of the first document, rows with these columns) of some shards, in their order. A column that a
+    shard does not have is of Arrow's type null. Only what is named is read. Raises IntegrityError."""
+    lines = cache(lambda source: lines_of_source(manifest, source))  # a plan names every file of a source
+    needed = [name for name in columns if name not in (*OF_SHARD, "doc", "position")]
+    needed += PLACE_IN_FILE if "position" in columns else ()
+    if not set(needed) & set(SCHEMA.names):
+        needed.append("tokens")  # what every ledger has says how many rows there are
+    for shard, first in shards:
+        beside = [
+            one.windows(manifest, shard, names)
+            for one in joined
+            if (names := [name for name in columns if name in one.columns])
+        ]
+        for rows in ledger_windows(ledger_path(shard.prefix), needed):
+            found = dict(zip(rows.schema.names, rows.columns, strict=True))
+            for windows in beside:  # one for each of the ledger, or none for a source that came later
+                if window := next(windows, None):
+                    found |= dict(zip(window.schema.names, window.columns, strict=True))
+            if "position" in columns:
+                found["position"] = row_positions(rows, lines(shard.source))
+            if "doc" in columns:
+                found["doc"] = pa.array(np.arange(first, first + len(rows)))
+            for name, value in zip(OF_SHARD, (shard.source, shard.split, shard.prefix.name), strict=True):
+                if name in columns:
+                    found[name] = pa.repeat(pa.scalar(value, pa.string()), len(rows))
+            arrays = [found[name] if name in found else pa.nulls(len(rows)) for name in columns]
+            yield shard, first, pa.RecordBatch.from_arrays(arrays, names=list(columns))
+            first += len(rows)
+
+
+def check_place(manifest: Manifest, source: str | None, split: str | None) -> None:
+    """UsageError for a source or a split that is not there."""
+    if source is not None and source not in manifest.sources:
+        raise UsageError(f"no source {source!r}; there is {', '.join(manifest.sources)}")
+    if split is not None and split not in SPLITS:
+        raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
+
+
+def chosen_shards(
+    manifest: Manifest, source: str | None = None, split: str | None = None
+) -> tuple[Numbered, ...]:
+    """The shards of a source and a split, or of all. UsageError where there is no such place, or the shards hold a
+    mix."""
+    check_place(manifest, source, split)
+    if manifest.contents.materialized is not None:
+        raise UsageError(
+            f"{manifest.folder} holds a mix in its order; its documents are in the shards it was made of"
+        )
+    return tuple(
+        (shard, before)
+        for shard, before in manifest.numbered
+        if source in (None, shard.source) and split in (None, shard.split)
+    )
+
+
+def lines_of_source(manifest: Manifest, source: str) -> LinesBefore:
+    """Of all files of a source."""
+    return lines_before(load_inputs(manifest.folder, manifest.contents, source))
+
+
+def row_positions(rows: pa.RecordBatch, before: LinesBefore) -> pa.Array:
+    """(rows,) int64 of rows with PLACE_IN_FILE."""
+    files = rows["file"].dictionary_encode()
+    pairs = np.stack([np.asarray(files.indices, np.int64), np.asarray(rows["start"])], axis=1)
+    unique, of_row = np.unique(pairs, axis=0, return_inverse=True)
+    names = files.dictionary.to_pylist()
+    lines = np.array([before[names[file], start] for file, start in unique.tolist()], np.int64)
+    return pa.array(lines[of_row.reshape(-1)] + np.asarray(rows["record"]) + 1)

@@ -12,10 +12,10 @@ from counting import contents
 
 import pretok
 from pretok.base.errors import FolderInUse, MismatchError, PartitionsFailed, UsageError
+from pretok.base.history import read_jobs
 from pretok.base.joblog import LOGS
 from pretok.base.lock import hold
 from pretok.cli import run_command
-from pretok.report.history import read_jobs
 from pretok.stream.mix_file import load_mix
 
 pytestmark = pytest.mark.usefixtures("few_buckets")

@@ -1,4 +1,4 @@
-"""The ground floor: what every stage stands on. Standard library, numpy, msgspec, xxhash; rich, ray, duckdb in a module each.
+"""The ground floor: what every stage stands on. numpy, msgspec, xxhash; rich, ray and duckdb in a module each.
 
 errors.py    kinds of errors and their exit codes
 units.py     numbers as people write them: 1.2T, 64MiB
@@ -15,6 +15,7 @@ failures.py  what an exception of a task means: again, refuse, or a bug
 tell.py      how a job tells a person something
 joblog.py    what it told, and more, as lines of JSON for the morning after
 gauge.py     how far a step is, as a line of a log or a bar
+history.py   logs and the records of a run, read: what happened
 console.py   a terminal or a pipe: progress, notices and tables
 execute.py   one function over many items, on Ray or in this process
 tasks.py     a step of a job: its tasks run, told of and added up

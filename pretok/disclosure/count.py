@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 from pretok.base.errors import UsageError
 from pretok.base.tokens import Ints
 from pretok.disclosure.read import Extent, SourceReading
-from pretok.report.values import ValueCounts, domains
 from pretok.shards.annotations import Annotations, open_annotations
 from pretok.shards.documents import chosen_shards, scan
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema
 from pretok.shards.manifest import Manifest
+from pretok.shards.values import ValueCounts, domains
 
 KINDS: dict[str, tuple[str, ...]] = {
     "language": ("language", "lang"),

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.history import read_run
 from pretok.base.tokens import Ints
-from pretok.report.history import read_run
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
 from pretok.stream.legs import StreamLeg, open_legs, read_legs, read_settings

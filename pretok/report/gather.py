@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from pretok.base.storage import read_json
 from pretok.report.frequencies import TokenUse, count_tokens, never_used
-from pretok.report.values import ValueCounts, domains
 from pretok.shards.contents import Contents, FileEntry, SourceCounts
 from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.seal import rejects_path
+from pretok.shards.values import ValueCounts, domains
 from pretok.stream.mix_file import Mix, load_mix
 
 EXAMPLES = 3

@@ -6,6 +6,8 @@ Enters: `Facts`, jobs, and a run or None. Leaves: the text of the page, from the
 from __future__ import annotations
 
 import time
+from collections import Counter
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -15,26 +17,31 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import Stopped
+from pretok.base.history import LoggedJob, RunHistory, read_jobs, read_run
 from pretok.base.html import page_environment
 from pretok.base.storage import atomic_open
 from pretok.base.units import duration, short, short_bytes
 from pretok.report import charts
 from pretok.report.gather import Facts, gather
-from pretok.report.history import (
-    LoggedJob,
-    RunHistory,
-    nodes,
-    read_jobs,
-    read_run,
-    thinned,
-    workers_over_time,
-)
 
+POINTS = 400
+"""Points of a curve: more than a page is wide are not seen."""
 DAY = 86_400
 STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY)
 """Seconds between two times on an axis."""
 STOPS = ("received ", "the job ends in ", "interrupted")
 """How messages of jobs begin that a signal or the end of their time stopped."""
+
+
+@dataclass(slots=True)
+class NodeRow:
+    """What a node did in all jobs; busy: seconds of its tasks; slowest: (task, seconds)."""
+
+    node: str
+    tasks: int = 0
+    busy: float = 0.0
+    tries: int = 0
+    slowest: tuple[str, float] = ("", 0.0)
 
 
 def run_report(work: Path, out: Path, run: Path | None = None) -> None:
@@ -137,6 +144,32 @@ def _power_of_two(number: int) -> str:
     return f"{number:,}" if number < 1 << 20 else f"{number >> 20:,} Mi"
 
 
+def nodes(jobs: list[LoggedJob]) -> list[NodeRow]:
+    """One row a node, by name."""
+    rows: dict[str, NodeRow] = {}
+    for task in (task for job in jobs for task in job.tasks):
+        row = rows.setdefault(task.node, NodeRow(task.node))
+        seconds = task.ended - task.began
+        row.tasks, row.busy, row.tries = row.tasks + 1, row.busy + seconds, row.tries + task.tries
+        row.slowest = max(row.slowest, (task.item, seconds), key=lambda entry: entry[1])
+    return [rows[name] for name in sorted(rows)]
+
+
+def workers_over_time(jobs: list[LoggedJob], bins: int = POINTS) -> tuple[list[float], list[float]]:
+    """(times, mean number of tasks that ran) in `bins` equal spans over all jobs; empty without a task."""
+    tasks = [task for job in jobs for task in job.tasks]
+    if not tasks:
+        return [], []
+    first, last = min(task.began for task in tasks), max(task.ended for task in tasks)
+    width = max((last - first) / bins, 1e-3)
+    busy: Counter[int] = Counter()
+    for task in tasks:
+        low, high = (task.began - first) / width, (task.ended - first) / width
+        for span in range(int(low), min(int(high), bins - 1) + 1):
+            busy[span] += max(0.0, min(high, span + 1) - max(low, span))  # type: ignore[assignment]
+    return [first + (span + 0.5) * width for span in range(bins)], [busy[span] for span in range(bins)]
+
+
 def _workers(jobs: list[LoggedJob]) -> str:
     times, busy = workers_over_time(jobs)
     return charts.lines(
@@ -147,7 +180,7 @@ def _workers(jobs: list[LoggedJob]) -> str:
 
 def _curves(run: RunHistory) -> dict[str, str]:
     """Title -> SVG, of what the run wrote."""
-    metrics = thinned(run.metrics)
+    metrics = _thinned(run.metrics)
     losses: dict[str, list[tuple[float, float]]] = {"training": _curve(metrics, "loss")}
     for name in sorted({name for record in run.validation for name in record.get("sources", {})}):
         losses[f"validation, {name}"] = [
@@ -177,3 +210,9 @@ def _curves(run: RunHistory) -> dict[str, str]:
 
 def _curve(records: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:
     return [(record["step"], record[key]) for record in records if record.get(key) is not None]
+
+
+def _thinned(values: list[Any]) -> list[Any]:
+    """At most about POINTS of them, evenly spread, the last one included."""
+    step = max(1, len(values) // POINTS)
+    return values[::-1][::step][::-1]

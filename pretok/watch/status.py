@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from pretok.base.errors import PretokError
+from pretok.base.history import LoggedJob, read_jobs, read_run
 from pretok.base.joblog import LOGS, NOW
 from pretok.base.lock import holder_of
 from pretok.base.records import replace
 from pretok.base.units import counted
-from pretok.report.history import LoggedJob, read_jobs, read_run
 from pretok.shards.annotations import find_annotations, outdated_parts, unknown_sources
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished

@@ -94,7 +94,6 @@ def test_tokens_by_licence_domain_and_the_longest(
     rows: dict[str, list[dict[str, Any]]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tokens = tokens_of(made)
     records = {row["id"]: row for part in rows.values() for row in part if row["text"]}
     assert tokens.keys() == records.keys()
     licences: Counter[str] = Counter()

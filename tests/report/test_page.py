@@ -15,13 +15,13 @@ import pytest
 from support import make_shards
 
 from pretok.base.errors import IntegrityError, Stopped
+from pretok.base.history import read_jobs
 from pretok.base.storage import read_json
 from pretok.cli import run_command
 from pretok.report import charts
 from pretok.report.frequencies import count_tokens
 from pretok.report.gather import gather
-from pretok.report.history import nodes, read_jobs, workers_over_time
-from pretok.report.page import time_ticks
+from pretok.report.page import nodes, time_ticks, workers_over_time
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import load_mix
 from pretok.tokenizer.vocabulary import load_vocab

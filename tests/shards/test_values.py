@@ -8,7 +8,7 @@ from collections import defaultdict
 import pyarrow as pa
 
 from pretok.report.gather import VALUES, _most
-from pretok.report.values import ValueCounts
+from pretok.shards.values import ValueCounts
 
 
 def test_values_are_counted_and_null_is_none_of_them() -> None:

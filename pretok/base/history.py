@@ -1,13 +1,11 @@
-"""Logs of jobs and the records of a run -> what happened when.
+"""Logs of jobs and the records of a training run -> what happened.
 
-Enters: WORK/logs/*.jsonl (`pretok.base.joblog` says what a line holds) and the folder of a run. Leaves: `LoggedJob`s,
-the oldest first, with their steps, tasks and failures; the throughput of the tasks over time; and of a run its curves.
-A last line that a kill cut short is left out.
+Enters: WORK/logs/*.jsonl (`base.joblog` says what a line holds) and the folder of a run. Leaves: `LoggedJob`s, the
+oldest first, with their steps, tasks and failures; `RunHistory`. A last line that a kill cut short is left out.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,9 +13,6 @@ from typing import Any
 
 from pretok.base.joblog import LOGS
 from pretok.base.storage import read_lines
-
-POINTS = 400
-"""Points of a curve: more than a page is wide are not seen."""
 
 
 @dataclass(slots=True)
@@ -50,17 +45,6 @@ class TaskRun:
     began: float
     ended: float
     tries: int
-
-
-@dataclass(slots=True)
-class NodeRow:
-    """What a node did in all jobs; busy: seconds of its tasks; slowest: (task, seconds)."""
-
-    node: str
-    tasks: int = 0
-    busy: float = 0.0
-    tries: int = 0
-    slowest: tuple[str, float] = ("", 0.0)
 
 
 @dataclass(slots=True)
@@ -113,32 +97,6 @@ def _seconds(time: str) -> float:
     return datetime.fromisoformat(time).timestamp()
 
 
-def nodes(jobs: list[LoggedJob]) -> list[NodeRow]:
-    """One row a node, by name."""
-    rows: dict[str, NodeRow] = {}
-    for task in (task for job in jobs for task in job.tasks):
-        row = rows.setdefault(task.node, NodeRow(task.node))
-        seconds = task.ended - task.began
-        row.tasks, row.busy, row.tries = row.tasks + 1, row.busy + seconds, row.tries + task.tries
-        row.slowest = max(row.slowest, (task.item, seconds), key=lambda entry: entry[1])
-    return [rows[name] for name in sorted(rows)]
-
-
-def workers_over_time(jobs: list[LoggedJob], bins: int = POINTS) -> tuple[list[float], list[float]]:
-    """(times, mean number of tasks that ran) in `bins` equal spans over all jobs; empty without a task."""
-    tasks = [task for job in jobs for task in job.tasks]
-    if not tasks:
-        return [], []
-    first, last = min(task.began for task in tasks), max(task.ended for task in tasks)
-    width = max((last - first) / bins, 1e-3)
-    busy: Counter[int] = Counter()
-    for task in tasks:
-        low, high = (task.began - first) / width, (task.ended - first) / width
-        for span in range(int(low), min(int(high), bins - 1) + 1):
-            busy[span] += max(0.0, min(high, span + 1) - max(low, span))  # type: ignore[assignment]
-    return [first + (span + 0.5) * width for span in range(bins)], [busy[span] for span in range(bins)]
-
-
 def read_run(folder: Path) -> RunHistory:
     """What a run wrote, however far it came."""
     return RunHistory(
@@ -148,9 +106,3 @@ def read_run(folder: Path) -> RunHistory:
         segments=read_lines(folder / "goodput.jsonl"),
         done=(folder / "done.json").exists(),
     )
-
-
-def thinned(values: list[Any]) -> list[Any]:
-    """At most about POINTS of them, evenly spread, the last one included."""
-    step = max(1, len(values) // POINTS)
-    return values[::-1][::step][::-1]

@@ -2,8 +2,7 @@
 
 totals.py       exact counts by source
 documents.py    one document as its tokens, and where it came from
-find.py         documents by id, address, hash, file and line
-search.py       documents by what they say, and at random
+find.py         documents by id, address, hash, file and line, by what they say, and at random
 show.py         a document or a sequence of a mix as its tokens, in pieces a terminal colours
 query.py        SQL over ledgers, manifest, rejects and counts
 trace.py        which positions and steps read a document, and which documents a position reads

@@ -73,7 +73,7 @@ def inspect(
     pretok inspect work/shards --mix run --step 81
     """
     from pretok.audit.documents import run_inspect
-    from pretok.audit.search import random_places
+    from pretok.audit.find import random_places
     from pretok.shards.manifest import load_manifest
 
     tell = terminal(context)
@@ -125,7 +125,7 @@ def _searched(
     manifest: Manifest, source: str | None, split: str | None, text: str, within: str, tell: Teller
 ) -> tuple[str, str, int]:
     """The first document that holds a text; the others are told, and how far the search came."""
-    from pretok.audit.search import search_text
+    from pretok.audit.find import search_text
 
     found = search_text(manifest, source, split, text, MOST, parse_size(within, "--within"))
     further = "" if found.whole else "; --within looks further, as in --within 100G"

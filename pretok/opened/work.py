@@ -7,6 +7,7 @@ reads the manifest; everything else is read when it is asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -16,16 +17,34 @@ from pretok.base.errors import UsageError
 from pretok.base.html import html_table
 from pretok.base.records import read_record
 from pretok.base.storage import read_json, read_json_lines
-from pretok.opened.documents import PLACE, Documents
 from pretok.opened.rows import LazyTable
+from pretok.read.kept import TYPES
+from pretok.shards.annotations import Annotations, matched_column, open_annotations
 from pretok.shards.contents import SPLITS
-from pretok.shards.documents import check_place, chosen_shards
+from pretok.shards.documents import Numbered, check_place, chosen_shards, scan
+from pretok.shards.ledger import SCHEMA, hex_digits, ledger_path, ledger_schema
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.seal import rejects_path
+from pretok.shards.texts import load_decoder, shard_texts
 from pretok.shards.unfinished import incomplete, refuse_unfinished
 from pretok.stream.mix_file import Mix, load_mix
 from pretok.vocab.records import VocabReport
 
+OURS = (
+    ("source", pa.string()),
+    ("split", pa.string()),
+    ("shard", pa.string()),
+    ("doc", pa.int64()),
+    ("file", pa.string()),
+    ("position", pa.int64()),
+    ("tokens", pa.int32()),
+    ("bytes", pa.int64()),
+    ("hash", pa.string()),
+)
+"""The columns that every document has: its source, split and shard, its number in the split, its input and the line or
+row there (from 1), tokens (BOS and EOD included), bytes and hash of its text."""
+PLACE = ("source", "split", "doc")
+TEXT = pa.field("text", pa.large_string())
 COUNTS = pa.schema(
     [("source", pa.string()), ("split", pa.string())]
     + [(name, pa.int64()) for name in ("tokens", "documents", "bytes")]
@@ -41,6 +60,53 @@ REJECTS = pa.schema(
 )
 BATCH = 65_536
 """Rejects of a batch."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of some shards. numbered: each shard with the documents of its split before it."""
+
+    manifest: Manifest
+    numbered: tuple[Numbered, ...]
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """OURS, then the kept columns of all shards, then the joined ones. UsageError where two shards keep one name as
+        two types."""
+        kept: dict[str, tuple[pa.DataType, str]] = {}
+        for shard, _ in self.numbered:
+            for field in ledger_schema(ledger_path(shard.prefix)):
+                known, source = kept.setdefault(field.name, (field.type, shard.source))
+                if known != field.type:
+                    raise UsageError(
+                        f"column {field.name} is {known} in source {source} and {field.type} in {shard.source}: "
+                        "open the sources one by one (source=...)"
+                    )
+        found = {name: kind for name, (kind, _) in kept.items() if name not in SCHEMA.names}
+        for one in self.joined:
+            found |= {matched_column(one.name): pa.bool_()}
+            found |= {column.name: TYPES[column.type] for column in one.record.columns}
+        return pa.schema([*OURS, *found.items()])
+
+    @cached_property
+    def joined(self) -> list[Annotations]:
+        """What `pretok annotate` joined. MismatchError where it was joined to other documents."""
+        return open_annotations(self.manifest)
+
+    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Rows of every shard, with these columns."""
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        for _, _, rows in scan(self.manifest, columns, self.numbered, self.joined):
+            yield _typed(rows, schema)
+
+    def read_texts(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Rows of every shard, with these columns and `text`. IntegrityError for ids that are no text."""
+        schema = pa.schema([*(self.schema.field(name) for name in columns), TEXT])
+        decoder, befores = load_decoder(self.manifest), dict(self.numbered)
+        for shard, first, rows in scan(self.manifest, columns, self.numbered, self.joined):
+            start = first - befores[shard]
+            for low, texts in shard_texts(shard, decoder, start, start + len(rows)):
+                yield _typed(rows.slice(low - start, len(texts)).append_column(TEXT, texts), schema)
 
 
 class Work:
@@ -146,6 +212,16 @@ class Work:
 
     def _repr_html_(self) -> str:
         return html_table(str(self.folder), *self.manifest.summary(), note=" ".join(self.incomplete))
+
+
+def _typed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns in the types of `schema`; null where a shard has none."""
+    columns = [
+        hex_digits(column) if field.name == "hash" else column
+        for column, field in zip(rows.columns, schema, strict=True)
+    ]
+    arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _one_batch(rows: list[dict[str, object]]) -> Iterator[pa.RecordBatch]:

@@ -18,7 +18,7 @@ from support import ROOT, make_shards
 from tokenizing import recipe, run
 
 import pretok.stream
-from pretok.audit import search
+from pretok.audit import find
 from pretok.audit.documents import run_inspect
 from pretok.base.console import Terminal, _Console
 from pretok.base.execute import Engine
@@ -114,13 +114,13 @@ def test_search_finds_what_the_texts_hold_and_says_how_far_it_looked(
     monkeypatch.setattr("pretok.shards.texts.WINDOW_TOKENS", 100)
     manifest = load_manifest(shards)
     size = manifest.contents.totals.bytes
-    found = search.search_text(manifest, None, None, "mare 17 è", 10, size + 1)
+    found = find.search_text(manifest, None, None, "mare 17 è", 10, size + 1)
     assert len(found.places) == 1
     assert run_inspect(shards, *_place(found.places[0])).position == 18
     assert (found.looked_bytes, found.all_bytes, found.whole) == (size, size, True)
-    held = Counter(place[0] for place in search.search_text(manifest, None, None, "sea", 99, size).places)
+    held = Counter(place[0] for place in find.search_text(manifest, None, None, "sea", 99, size).places)
     assert held == {"en": 20}
-    bounded = search.search_text(manifest, "it", None, "nowhere", 10, 500)
+    bounded = find.search_text(manifest, "it", None, "nowhere", 10, 500)
     assert 500 <= bounded.looked_bytes < bounded.all_bytes == manifest.contents.sources["it"].bytes
     assert not bounded.whole
     assert run_command(["inspect", str(shards), "--search", "nowhere", "--within", "500"]) == 2
@@ -135,13 +135,13 @@ def _place(place: tuple[str, str, int]) -> tuple[str, int, str]:
 
 def test_draws_are_even_and_the_same_for_a_seed(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = load_manifest(shards)
-    assert set(search.random_places(manifest, None, None, 80, 0)) == {
+    assert set(find.random_places(manifest, None, None, 80, 0)) == {
         (source, split, number)
         for source in manifest.sources
         for split in ("train", "val")
         for number in range(getattr(manifest.contents.sources[source], split).documents)
     }
-    counts = Counter(search.random_places(manifest, None, None, 1, seed)[0] for seed in range(2_000))
+    counts = Counter(find.random_places(manifest, None, None, 1, seed)[0] for seed in range(2_000))
     assert len(counts) == 80
     assert max(counts.values()) < 60  # 25 are expected
     command = ["inspect", str(shards), "--random", "2", "--seed", "5", "--json"]

@@ -126,11 +126,39 @@ def ray_address() -> Iterator[str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+    address = f"127.0.0.1:{port}"
     try:
-        yield f"127.0.0.1:{port}"
+        with one_connection():
+            yield address
     finally:
         head.terminate()
         head.wait(30)
+
+
+@contextlib.contextmanager
+def one_connection() -> Iterator[None]:
+    """Engines that follow each other in this process take one connection, whose workers have imported what they need:
+    with one each, most of the time of a test is that of processes that start."""
+    import ray
+
+    connect, connected, open_now = ray.init, ray.is_initialized, False
+
+    def init(**options: object) -> None:
+        nonlocal open_now
+        if not connected():
+            connect(**options)
+        open_now = True
+
+    def shutdown() -> None:
+        nonlocal open_now
+        open_now = False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "init", init)
+        patch.setattr(ray, "is_initialized", lambda: open_now)
+        patch.setattr(ray, "shutdown", shutdown)
+        yield
+    ray.shutdown()
 
 
 def free_port() -> int:

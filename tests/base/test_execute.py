@@ -242,6 +242,23 @@ def test_no_process_outlives_a_killed_ray(tmp_path, killed):
         driver.kill()
 
 
+AGAIN = """
+from pretok.base.execute import Engine
+from pretok.base.stop import StopFlag
+from test_execute import square
+if __name__ == "__main__":
+    for n in range(2):
+        with StopFlag() as stop, Engine(1, None, stop) as engine:
+            assert [outcome.result for outcome in engine.map(square, [n])] == [n * n]
+"""
+
+
+@pytest.mark.slow
+def test_a_program_may_start_ray_again():
+    environment = {**os.environ, "PYTHONPATH": TASK_PATH}
+    subprocess.run([sys.executable, "-c", AGAIN], env=environment, check=True)
+
+
 def _until(true) -> None:
     deadline = time.monotonic() + 60
     while not true():

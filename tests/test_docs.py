@@ -123,6 +123,7 @@ def test_the_test_finds_what_is_wrong() -> None:
     assert len(CASES) > 30
 
 
+@pytest.mark.usefixtures("few_buckets")
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "<!-- run -->" in page.read_text("utf-8")], ids=name
 )
@@ -136,6 +137,7 @@ def test_the_marked_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest
                 assert run_command(words[1:]) == 0, words
 
 
+@pytest.mark.usefixtures("few_buckets")
 def test_the_ten_lines_from_a_dataset_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     torch = pytest.importorskip("torch")

@@ -24,6 +24,7 @@ def commands_told(text: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("  pretok ")]
 
 
+@pytest.mark.usefixtures("few_buckets")
 def test_a_chain_of_dry_runs_leads_from_text_to_a_mix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

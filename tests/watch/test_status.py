@@ -146,6 +146,7 @@ STEPS = {
 }
 
 
+@pytest.mark.usefixtures("few_buckets")
 @pytest.mark.parametrize("step", STEPS)
 def test_a_recipe_that_was_killed_is_told_as_it_was_typed(
     step: str, tmp_path: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,6 +176,7 @@ def test_a_recipe_that_was_killed_is_told_as_it_was_typed(
     )
 
 
+@pytest.mark.usefixtures("few_buckets")
 def test_what_comes_next_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["count", "it=sample:it", "--out", "my work", "--workers", "0", "--field", "text"]

@@ -25,15 +25,14 @@ CASES: dict[str, tuple[int, tuple[object, ...]]] = {
     "1f1b": (2, ("--pipeline", 2, *PLAIN, "--checkpointing", "every-2")),
     "interleaved": (2, ("--pipeline", 2, "--pipeline-schedule", "interleaved", "--micro-batch", 1)),
     "four": (4, ("--pipeline", 4, *PLAIN, "--checkpointing", "ops")),
-    "2x2x2": (8, ("--pipeline", 2, "--shard", 2, "--tensor", 2, *PLAIN)),
 }
+EIGHT = (8, ("--pipeline", 2, "--shard", 2, "--tensor", 2, *PLAIN))
 # A longer sequence in the middle of the run: the shapes that stages exchange change, and so does their number.
 PHASES = '[{"at": 128, "seq_len": 16, "global_batch": 16}]'
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
+def run_cases(folder: Path, cases: dict[str, tuple[int, tuple[object, ...]]]) -> Path:
+    """FOLDER/NAME for each of them, and FOLDER/one of one process."""
     shards = random_shards(folder / "shards")
     (folder / "model.toml").write_text(SIZES)
     common: tuple[object, ...] = ("--shards", shards, "--model", folder / "model.toml", "--seq-len", 8)
@@ -41,17 +40,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     common += ("--warmup", 0, "--schedule", "constant", "--save-every", "never")
     common += ("--val-every", 2, "--val-sequences", 7)  # which do not divide among ranks
     common += ("--z-loss", 0.01, "--attention", "document", "--clip", 0.3, "--phases", PHASES)
-    cases = {"one": (1, ()), **CASES}
-    run_jobs(
-        [(ranks, [*common, *own, "--out", folder / name]) for name, (ranks, own) in cases.items()], folder
-    )
+    every = {"one": (1, ()), **cases}
+    run_jobs([(n, [*common, *own, "--out", folder / name]) for name, (n, own) in every.items()], folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_cases(tmp_path_factory.mktemp("runs"), CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_pipeline_equals_one_process(runs: Path, name: str) -> None:
+    assert_equal(runs / name, runs / "one")
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_shards_and_tensor_ranks_equals_one_process(tmp_path: Path) -> None:
+    runs = run_cases(tmp_path, {"eight": EIGHT})
+    assert_equal(runs / "eight", runs / "one")
+
+
+def assert_equal(run: Path, one: Path) -> None:
     """Loss, norm over all stages before clipping, which is in force, z-loss, validation and its bits per byte."""
-    one, run = runs / "one", runs / name
     assert len(set(column(one, "loss"))) == STEPS
     assert min(column(one, "grad_norm")) > 0.3
     assert column(run, "data_hash") == column(one, "data_hash")

@@ -60,8 +60,15 @@ def check_version(found: object, version: int, where: Path | str, remedy: str) -
 
 def to_json(value: Any) -> Any:
     """The JSON of records, and of tables and lists of them: fields in their order."""
-    # numpy's float64 is a float to Python, which msgspec looks at more closely.
-    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=float.__float__))
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """What libraries derive from Python's own kinds, such as numpy's float64 and the version of torch, a text."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"{value!r} of {type(value).__name__} is no JSON")
 
 
 def replace(record: T, **changes: Any) -> T:

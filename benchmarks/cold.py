@@ -1,6 +1,6 @@
 """What a stream costs when nothing of it is in memory: the page cache evicted, thousands of shards, little memory.
 
-Enters: random tokens in 8 large shards, and as many in 5,000 small ones. Leaves: how long a rank takes to open them and
+Input: random tokens in 8 large shards, and as many in 5,000 small ones. Output: how long a rank takes to open them and
 to its first batch, how long a batch of 8 shuffled sequences of 4,096 takes at the median and at the 99th percentile,
 from the disk and again from memory; how much the disk gave for it (beyond 1: read for nothing); and the memory of a
 process that may hold no more than ROOM beside the page cache while it reads everything once, and again of one in a

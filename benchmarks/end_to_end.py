@@ -1,6 +1,6 @@
 """`pretok tokenize` as it runs: Ray, plan, tasks, seal, manifest.
 
-Enters: inputs by source. Leaves: seconds of start-up and of work. Start-up is Ray, the worker processes, their imports
+Input: inputs by source. Output: seconds of start-up and of work. Start-up is Ray, the worker processes, their imports
 and their tokenizer: a first tiny job in the same engine bears it. The word caches are still cold after it.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 
 from benchmarks.inputs import Inputs
 from benchmarks.measure import fresh, medians
+from pretok.base.console import SILENT
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
-from pretok.base.tell import SILENT
 from pretok.config import Recipe, make_recipe
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest

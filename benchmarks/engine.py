@@ -1,6 +1,6 @@
 """What a task costs the driver, and how many workers one driver can therefore feed.
 
-Enters: nothing. Leaves: tasks a second and CPU milliseconds of the driver for each, log and report of progress
+Input: nothing. Output: tasks a second and CPU milliseconds of the driver for each, log and report of progress
 included, with tasks that do nothing: as many in flight as two workers get, and as many as 1,000 and 10,000 workers
 would; the same with tasks of a tenth of a second on several nodes that Ray simulates on this machine.
 
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import fresh, medians
+from pretok.base.console import Progress, Silent
 from pretok.base.execute import Engine, Report
 from pretok.base.joblog import JobLog
 from pretok.base.memory import free_memory
 from pretok.base.stop import StopFlag
 from pretok.base.tasks import Step
-from pretok.base.tell import Progress, Silent
 
 EMPTY_TASKS = 3000
 DEPTHS = {"2 workers": 4, "1,000 workers": 2_000, "10,000 workers": 20_000}
@@ -52,12 +52,12 @@ class _Logged(Silent):
         self._log.write(name, details)
 
 
-def _drive(engine: Engine, task: Any, count: int, tell: Silent) -> dict[str, float]:
+def _drive(engine: Engine, task: Any, count: int, console: Silent) -> dict[str, float]:
     """Tasks a second between the first result and the last; CPU milliseconds of this process a task."""
     began, used = time.perf_counter(), time.process_time()
     first = 0.0
     done = 0
-    step = Step(engine, tell, Progress())
+    step = Step(engine, console, Progress())
     for _ in step.map(task, range(count), "partition", str):
         done += 1
         first = first or time.perf_counter()
@@ -88,9 +88,9 @@ def _nodes() -> dict[str, float]:
             Engine(None, cluster.address, stop) as engine,
             tempfile.TemporaryDirectory() as folder,
         ):
-            tell = _Logged(Path(folder))
-            _drive(engine, _short, 8 * NODES * CPUS, tell)  # every worker has started then
-            return _drive(engine, _short, SHORT_TASKS, tell)
+            console = _Logged(Path(folder))
+            _drive(engine, _short, 8 * NODES * CPUS, console)  # every worker has started then
+            return _drive(engine, _short, SHORT_TASKS, console)
     finally:
         cluster.shutdown()
 

@@ -1,6 +1,6 @@
 """Shards in the formats of others: how fast they are written, beside a plain copy of the same bytes.
 
-Enters: random tokens as a shard. Leaves: megabytes of ids a second, one process, for each format that `pretok export`
+Input: random tokens as a shard. Output: megabytes of ids a second, one process, for each format that `pretok export`
 writes, to the disk; and of copying the file with the library's own call, flushed too. The source is in memory.
 """
 
@@ -23,9 +23,9 @@ MERGE = 10 << 30
 
 def run_exports(folder: Path) -> dict[str, float]:
     """Each format once, from shards in `folder`."""
+    from pretok.base.console import SILENT
     from pretok.base.execute import Engine
     from pretok.base.stop import StopFlag
-    from pretok.base.tell import SILENT
     from pretok.export.formats import FORMATS
     from pretok.export.job import run_export
     from pretok.shards.manifest import load_manifest

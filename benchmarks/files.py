@@ -1,6 +1,6 @@
 """Many small files: what planning, recognising and naming each of them costs.
 
-Enters: documents of the corpus, or pieces of them as long as a short page, three a file. Leaves: seconds from the list
+Input: documents of the corpus, or pieces of them as long as a short page, three a file. Output: seconds from the list
 of files to sealed shards with two workers, start-up aside, the driver's CPU seconds in it, the seconds of the same
 again with nothing to do, and the size of manifest and table of inputs.
 """
@@ -45,9 +45,9 @@ def _pieces(line: bytes) -> Iterator[bytes]:
 
 def run_files(folder: Path, vocab: Path, out: Path, workers: int) -> dict[str, float]:
     """Tokenize all files of `folder`, then the same again."""
+    from pretok.base.console import SILENT
     from pretok.base.execute import Engine
     from pretok.base.stop import StopFlag
-    from pretok.base.tell import SILENT
     from pretok.shards.inputs import count_files, inputs_path
     from pretok.shards.job import run_tokenize
     from pretok.shards.manifest import FILE_NAME, load_manifest

@@ -2,7 +2,7 @@
 
     python benchmarks/handing.py TASKS
 
-Enters: the pretok that PYTHONPATH leads to. Leaves: nothing; what the driver took is measured from outside.
+Input: the pretok that PYTHONPATH leads to. Output: nothing; what the driver took is measured from outside.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks house                   # this checkout
     python -m benchmarks.house BEFORE [AFTER]    # two checkouts, side by side
 
-Enters: checkouts. Leaves: one table on standard output. A room is a folder or a module of `pretok/` or `train/`; an
+Input: checkouts. Output: one table on standard output. A room is a folder or a module of `pretok/` or `train/`; an
 arrow is one room that imports another. It points upward where rooms import each other in a circle.
 """
 

@@ -1,6 +1,6 @@
 """The files that are measured, all made from one folder of real text.
 
-Enters: CORPUS/{it,en}/*.jsonl.zst with `text` in each line. Leaves, in a work folder: the same documents as Parquet, as
+Input: CORPUS/{it,en}/*.jsonl.zst with `text` in each line. Output, in a work folder: the same documents as Parquet, as
 one plain file, as one large .zst, as a slice for slow programs; a file with a 20 MB document; and a vocabulary.
 """
 

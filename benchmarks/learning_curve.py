@@ -5,7 +5,7 @@ r"""The debug model on the sample that ships with the package: loss by step besi
         --out work/demo/run
     python -m benchmarks.learning_curve work/demo
 
-Enters: the folder of the demo with its run. Leaves: docs/learning-curve.svg and one line of figures.
+Input: the folder of the demo with its run. Output: docs/learning-curve.svg and one line of figures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How fast one loader process of torch delivers batches, and what of its time is the way out of it.
 
-Enters: a shard of random tokens, in hot pages. Leaves: millions of tokens a second by the clock, and the CPU time that
+Input: a shard of random tokens, in hot pages. Output: millions of tokens a second by the clock, and the CPU time that
 both processes spent on a million tokens: read in the trainer's process; by one loader process, whose tensors go
 through shared memory as torch sends them (how it was); by one that sends the ids as narrow as the shards (`Narrow`,
 how it is); and the trainer's own feed, which takes a checksum of every sequence, both ways.

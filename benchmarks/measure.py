@@ -1,6 +1,6 @@
 """How things are measured: in fresh processes, several times, with the machine named.
 
-Enters: functions of this package. Leaves: their results, medians of them, and `results.json`, where each section is
+Input: functions of this package. Output: their results, medians of them, and `results.json`, where each section is
 replaced when it is measured again.
 """
 
@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pretok.base.lean import collect_seldom
+from pretok.base.startup import collect_seldom
 
 RESULTS = Path(__file__).with_name("results.json")
 PACKAGES = (

@@ -1,6 +1,6 @@
 """Each part of tokenization alone, on one core; and the limit that their sum sets.
 
-Enters: compressed JSON Lines. Leaves: seconds by part. Every part handles the same batches in the same order as the
+Input: compressed JSON Lines. Output: seconds by part. Every part handles the same batches in the same order as the
 pipeline does, with the pipeline's own functions and a tokenizer whose word cache starts cold. CPU seconds of the one
 thread that works, so that other work on the machine counts little.
 """

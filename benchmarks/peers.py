@@ -1,6 +1,6 @@
 """What others make of the same documents with the same tokenizer.json on the same cores.
 
-Enters: the corpus, or a slice of it for slow programs. Leaves: MB/s of text. Imports and loading are left out: of the
+Input: the corpus, or a slice of it for slow programs. Output: MB/s of text. Imports and loading are left out: of the
 programs that start their own workers by running them on a sixth of the slice as well and taking the difference.
 """
 

@@ -2,7 +2,7 @@
 
     python benchmarks/reading.py SHARDS TIMES LOADERS    # by this process, or by one loader process of torch
 
-Enters: the shards of some checkout, by the pretok that PYTHONPATH leads to. Leaves: nothing; what it took is measured
+Input: the shards of some checkout, by the pretok that PYTHONPATH leads to. Output: nothing; what it took is measured
 from outside.
 """
 

@@ -1,6 +1,6 @@
 """Inputs on an object store beside the same files on the disk, with the latency of a network.
 
-Enters: the corpus, and four times as much. Leaves: the speed of tokenizing it in one process from a server on this
+Input: the corpus, and four times as much. Output: the speed of tokenizing it in one process from a server on this
 machine, which answers what `s3fs` asks of S3 (HEAD, and GET of a range) LATENCY later, as a share of the speed from the
 local files; and how many requests that were. The server takes processor time of its own on the same cores. Needs s3fs.
 
@@ -130,9 +130,9 @@ def run_once(
 ) -> dict[str, float]:
     """Tokenize in this process: MB of text a second, and a second of CPU time. A first job with the file `tiny`, in the
     same place, bears the start-up: imports, the tokenizer, the connection."""
+    from pretok.base.console import SILENT
     from pretok.base.execute import Engine
     from pretok.base.stop import StopFlag
-    from pretok.base.tell import SILENT
     from pretok.shards.job import run_tokenize
     from pretok.shards.manifest import load_manifest
 

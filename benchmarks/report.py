@@ -1,6 +1,6 @@
 """results.json -> the table and the plot of the README, and which targets are met.
 
-Leaves: `results.md` and `speed.svg` beside results.json.
+Output: `results.md` and `speed.svg` beside results.json.
 """
 
 from __future__ import annotations

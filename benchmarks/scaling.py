@@ -1,6 +1,6 @@
 """How cost grows: memory with the size of one file, time with the corpus, idle time with uneven files.
 
-Leaves: peak memory of a worker for inputs of different sizes and a 20 MB document; seconds and memory at 1, 3 and 10
+Output: peak memory of a worker for inputs of different sizes and a 20 MB document; seconds and memory at 1, 3 and 10
 times as much text and 1 and 2 workers; the idle share where one file holds most of the text.
 """
 

@@ -1,7 +1,7 @@
 """The same tokens through the loaders of others, litdata and mosaicml-streaming, beside ours.
 
-Enters: random tokens as shards, as the chunks of `pretok export --to litdata`, and as the shards of streaming's
-MDSWriter with a sequence a sample. Leaves, for each loader, in the trainer's process and by one process of torch:
+Input: random tokens as shards, as the chunks of `pretok export --to litdata`, and as the shards of streaming's
+MDSWriter with a sequence a sample. Output, for each loader, in the trainer's process and by one process of torch:
 millions of tokens a second by the clock and CPU milliseconds a million tokens of all its processes, in shuffled
 micro-batches of 8 sequences of 4,096 from hot pages; and the seconds until the first batch. A loader whose package is
 absent is left out, and said so.
@@ -33,9 +33,9 @@ def write_formats(folder: Path) -> None:
     """The same tokens in the three formats, each in a folder of its own."""
     import pretok.stream
     from benchmarks.train_shards import write_random_shards
+    from pretok.base.console import Silent
     from pretok.base.execute import Engine
     from pretok.base.stop import StopFlag
-    from pretok.base.tell import Silent
     from pretok.export.job import run_export
     from pretok.shards.manifest import load_manifest
 

@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
+from pretok.base.console import Silent
 from pretok.base.execute import Engine, peak_bytes
 from pretok.base.stop import StopFlag
-from pretok.base.tell import Silent
 from pretok.config import DEFAULT_SPECIAL_TOKENS, make_recipe
 from pretok.counts.table import WordTable
 from pretok.kernels.hashing import hash_documents

@@ -3,7 +3,7 @@
     python benchmarks/train_gpu.py                          # model 1b, 4,096 tokens, under five minutes
     python benchmarks/train_gpu.py --model debug --seq-len 128 --micro-batch 8    # also without a GPU
 
-Enters: nothing but the machine. Leaves: a table, with --json FILE its rows too. Every row is a fresh process of the
+Input: nothing but the machine. Output: a table, with --json FILE its rows too. Every row is a fresh process of the
 real trainer on random tokens, with the largest micro-batch that the plan finds to fit. Needs torch, numpy, safetensors.
 """
 

@@ -2,7 +2,7 @@
 
     python benchmarks/train_loader.py
 
-Enters: nothing but the machine. Leaves: two lines. The waiting is what the trainer itself logs.
+Input: nothing but the machine. Output: two lines. The waiting is what the trainer itself logs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     git worktree add OLD COMMIT
     python -m benchmarks.versus OLD [--runs 3] [--only 'empty tasks']    # of the others, results.json keeps the figures
 
-Enters: a folder with an older checkout that runs with the same packages, and the corpus. Leaves: the section `versus`
+Input: a folder with an older checkout that runs with the same packages, and the corpus. Output: the section `versus`
 of results.json, medians. Of work in one process the CPU time counts, which a busy machine stretches less, or the most
 memory; of work on two workers, or that waits for a server, the clock, start included. A first run of each, which
 compiles, is not counted. With s3fs, a server as in `benchmarks.remote` has the corpus too.

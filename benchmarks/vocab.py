@@ -2,7 +2,7 @@
 
     python -m benchmarks.vocab speed merges scaling economy --corpus DIR   # DIR/it/*.zst and DIR/en/*.zst
 
-Leaves: results_vocab.json beside this file, one section for each that was asked for, with the load of the machine.
+Output: results_vocab.json beside this file, one section for each that was asked for, with the load of the machine.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 import zstandard
 
 from benchmarks.measure import fresh, machine, timed
+from pretok.base.console import Silent
 from pretok.base.execute import Engine, Report, peak_bytes
 from pretok.base.stop import StopFlag
-from pretok.base.tell import Silent
 from pretok.config import DEFAULT_SPECIAL_TOKENS, Recipe, make_recipe
 from pretok.counts.buckets import WordCounts, concatenate
 from pretok.counts.counts_file import CorpusCounts

@@ -1,6 +1,6 @@
 """Counts of as many distinct words as wanted: those of the corpus, and new ones made of their halves.
 
-Enters: a folder of counts. Leaves: another with the same texts, in whose buckets are more words: each new one is the
+Input: a folder of counts. Output: another with the same texts, in whose buckets are more words: each new one is the
 first half of a word and the second half of another, as rare as the rarer of them. So lengths, letters and counts are
 those of the corpus.
 """

@@ -1,6 +1,6 @@
 """mkdocs: pages that lie elsewhere in the repository, and links between files as links between pages.
 
-Enters: README.md, slurm/README.md, benchmarks/results.md and docs/*.md, whose links are those of a checkout. Leaves:
+Input: README.md, slurm/README.md, benchmarks/results.md and docs/*.md, whose links are those of a checkout. Output:
 the same texts with links inside the site. A link to a file that is no page is code: the site has no copy of it.
 """
 

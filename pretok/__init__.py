@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pretok.base.version import PRETOK_VERSION
 
 if TYPE_CHECKING:
-    from pretok.api import build_vocab, mix, tokenize
-    from pretok.opened.work import open_work as open
+    from pretok.api.make import build_vocab, mix, tokenize
+    from pretok.api.work import open_work as open
 
 __all__ = ["__version__", "build_vocab", "mix", "open", "tokenize"]
 __version__ = PRETOK_VERSION
@@ -19,13 +19,13 @@ __version__ = PRETOK_VERSION
 def __getattr__(name: str) -> object:
     """The functions are loaded when they are asked for: they need pyarrow, which `pretok.stream` does not."""
     if name == "open":
-        from pretok.opened.work import open_work
+        from pretok.api.work import open_work
 
         return open_work
     if name in __all__:
-        from pretok import api
+        from pretok.api import make
 
-        return getattr(api, name)
+        return getattr(make, name)
     raise AttributeError(f"module 'pretok' has no attribute {name!r}")
 
 

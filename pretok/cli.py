@@ -14,12 +14,12 @@ from typing import Annotated, Any
 
 import typer
 
-from pretok.base.console import TellWarnings, Terminal
 from pretok.base.errors import InternalError, PretokError, Stopped, UsageError
 from pretok.base.failures import task_error
-from pretok.base.lean import collect_seldom
+from pretok.base.startup import collect_seldom
 from pretok.base.stop import StopFlag
 from pretok.base.storage import Tries
+from pretok.base.terminal import ConsoleWarnings, Terminal
 from pretok.base.version import PRETOK_VERSION
 from pretok.commands.help import FlowGroup
 
@@ -87,58 +87,60 @@ def _options(
     """Options of all commands."""
     if quiet and verbose:
         raise UsageError("give either --quiet or --verbose, not both")
-    tell = context.ensure_object(Terminal)
-    tell.quiet, tell.verbose = quiet, verbose
+    console = context.ensure_object(Terminal)
+    console.quiet, console.verbose = quiet, verbose
 
 
 def main() -> None:
     """Console entry point; ends the process with one of the exit codes above."""
     collect_seldom()
     arguments = sys.argv[1:]
-    tell = Terminal(arguments)
+    console = Terminal(arguments)
     logging.basicConfig(
-        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[TellWarnings(tell)]
+        level=logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+        handlers=[ConsoleWarnings(console)],
     )
     for stream in (sys.stdout, sys.stderr):  # a document or a file name may hold what the locale cannot write
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    sys.exit(run_command(arguments, tell))
+    sys.exit(run_command(arguments, console))
 
 
-def run_command(arguments: list[str], tell: Terminal | None = None) -> int:
-    """Run one command line and return its exit code; messages go to standard error, and to the log of `tell`."""
-    tell = tell or Terminal(arguments)
+def run_command(arguments: list[str], console: Terminal | None = None) -> int:
+    """Run one command line and return its exit code; messages go to standard error, and to the log of `console`."""
+    console = console or Terminal(arguments)
     tries = Tries()
-    while (code := _try(arguments, tell, tries)) is None:
+    while (code := _try(arguments, console, tries)) is None:
         pass
-    tell.end(code)
+    console.end(code)
     return code
 
 
-def _try(arguments: list[str], tell: Terminal, tries: Tries) -> int | None:
+def _try(arguments: list[str], console: Terminal, tries: Tries) -> int | None:
     """The exit code; None where the command is to be done again: every command may be, until it shows a result."""
     try:
         try:
-            code = _run(arguments, tell)
-            tell.shown = True
+            code = _run(arguments, console)
+            console.shown = True
             sys.stdout.flush()  # here, where a reader that went away is no error, not when Python ends
             return code
         except (_Ended, OSError) as error:
             cause = error.cause if isinstance(error, _Ended) else error
             with StopFlag() as stop, stop.raising():
-                if tell.shown or isinstance(cause, BrokenPipeError) or not tries.again(cause):
+                if console.shown or isinstance(cause, BrokenPipeError) or not tries.again(cause):
                     raise
             return None
     except BaseException as error:  # also what a Rust library throws when it panics
-        return _explain(error.cause if isinstance(error, _Ended) else error, tell)
+        return _explain(error.cause if isinstance(error, _Ended) else error, console)
 
 
-def _run(arguments: list[str], tell: Terminal) -> int:
+def _run(arguments: list[str], console: Terminal) -> int:
     try:
         code = app(
-            arguments, obj=tell, standalone_mode=False
+            arguments, obj=console, standalone_mode=False
         )  # what `typer.Exit` says, None at a command's end
     except WRONG_ARGUMENTS as error:
-        return _explain_arguments(error, tell)
+        return _explain_arguments(error, console)
     except SystemExit as end:  # of a shell that asks how a word goes on
         code = end.code
     if code == INTERRUPTED:  # before the command began, while its options were read
@@ -146,44 +148,46 @@ def _run(arguments: list[str], tell: Terminal) -> int:
     return int(code or 0)
 
 
-def _explain_arguments(error: Any, tell: Terminal) -> int:
+def _explain_arguments(error: Any, console: Terminal) -> int:
     """Say what is wrong with the arguments, the usage before it."""
     shown = io.StringIO()
     error.show(shown)
     usage, mark, message = shown.getvalue().rpartition("Error: ")
     sys.stderr.write(usage if mark else shown.getvalue())  # without arguments there is only help
     if mark:
-        tell.error(f"{mark}{message.rstrip()}")
+        console.error(f"{mark}{message.rstrip()}")
     return USER_ERROR
 
 
-def _explain(error: BaseException, tell: Terminal) -> int:
+def _explain(error: BaseException, console: Terminal) -> int:
     """Say on standard error what ended a command, and return its exit code."""
     match error:
         case PretokError():
-            tell.error(f"pretok: {error}")
+            console.error(f"pretok: {error}")
             return error.exit_code
         case KeyboardInterrupt():
-            tell.error("pretok: interrupted; run the same command again to continue")
+            console.error("pretok: interrupted; run the same command again to continue")
             return Stopped.exit_code
         case MemoryError():
             reason = f" ({error})" if str(error) else ""
-            tell.error(f"pretok: out of memory{reason}; use fewer --workers, or a machine with more memory")
+            console.error(
+                f"pretok: out of memory{reason}; use fewer --workers, or a machine with more memory"
+            )
             return USER_ERROR
         case BrokenPipeError() if _reader_is_gone():
             return READER_GONE
         case OSError() if task_error(error).again:
-            tell.error(f"pretok: {task_error(error).message}; run the same command again to continue")
+            console.error(f"pretok: {task_error(error).message}; run the same command again to continue")
             return Stopped.exit_code
         case _:
             found = task_error(error)
             if found.raises is InternalError:
-                tell.error(
+                console.error(
                     "pretok: internal error; this is a bug, please report it with the lines above",
                     found.trace,
                 )
             else:
-                tell.error(f"pretok: {found.message}")
+                console.error(f"pretok: {found.message}")
             return found.raises.exit_code
 
 

@@ -1,5 +1,5 @@
 # Environment of every job; each sbatch script sources it as `source env.sh PROFILE`.
-# Enters: the profile's SITE_* values and its site_setup function. Leaves: the exports below, $logs and say().
+# Input: the profile's SITE_* values and its site_setup function. Output: the exports below, $logs and say().
 # shellcheck shell=bash disable=SC1090,SC2034
 
 source "$1"

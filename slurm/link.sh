@@ -18,7 +18,7 @@ link_progress() { # STAGE PROGRESS: stop the chain when its last two links left 
     [ -n "$chain" ] || return 0
     echo "$2" >>"$chain/progress-$1"
     if [ "$(tail -n 3 "$chain/progress-$1" | uniq -c | awk 'NR == 1 {print $1}')" = 3 ]; then
-        say "the last two links got no further than '${2:-the start}': the chain stops. Read their logs in $chain, mend" \
+        say "the last two links got no further than '${2:-the start}': the chain stops. Read their logs in $chain, fix" \
             "the cause, submit again" >&2
         link_cancel "$1"
         exit 1

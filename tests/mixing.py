@@ -12,10 +12,10 @@ from pretok.config import make_mix
 from pretok.shards.contents import ShardEntry
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
-from pretok.stream.legs import LEGS, StreamLeg
 from pretok.stream.mix_file import Mix, mix_json
 from pretok.stream.mix_job import MixRequest
 from pretok.stream.quota import stage_table
+from pretok.stream.segments import SEGMENTS, RunSegment
 
 
 def manifest_of(tokens: dict[str, int]) -> Manifest:
@@ -27,13 +27,13 @@ def manifest_of(tokens: dict[str, int]) -> Manifest:
     return Manifest(Path("/x"), bare_contents(50_000, shards))
 
 
-def write_leg(run: Path, shards: Path, view: View, batch: int, **changes: Any) -> None:
-    """RUN/legs.jsonl of a run that read one stream from its beginning on."""
-    leg = StreamLeg(
+def write_segment(run: Path, shards: Path, view: View, batch: int, **changes: Any) -> None:
+    """RUN/segments.jsonl of a run that read one stream from its beginning on."""
+    segment = RunSegment(
         step=0, tokens=0, position=0, global_batch=batch, seq_len=view.seq_len, seed=view.mix.seed,
         stream=view.fingerprint, shards=str(shards), order=mix_json(view.mix),
     )  # fmt: skip
-    (run / LEGS).write_text(json.dumps(to_json(replace(leg, **changes))) + "\n")
+    (run / SEGMENTS).write_text(json.dumps(to_json(replace(segment, **changes))) + "\n")
 
 
 def request(*stages: str, split: str = "train", after: Mix | None = None, **table: object) -> MixRequest:

@@ -1,4 +1,4 @@
-"""A Teller that notes what it is told."""
+"""A Console that notes what it is told."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from pretok.base.tell import Counts, Progress, Silent, Table
+from pretok.base.console import Counts, Progress, Silent, Table
 
 
 class Told(Silent, Progress):

@@ -33,7 +33,6 @@ MAY_IMPORT = {
     "annotate": ("base", "kernels", "read", "shards"),
     "audit": ("base", "tokenizer", "shards", "stream"),
     "export": ("base", "tokenizer", "shards", "stream"),
-    "opened": ("base", "read", "vocab", "shards", "stream"),
     "watch": ("base", "shards", "stream"),
     "cluster": ("base", "config"),
     "train": ("base", "shards", "stream"),
@@ -58,7 +57,7 @@ MAY_IMPORT = {
         "watch",
         "train",
     ),
-    "api": ("base", "config", "counts", "vocab", "shards", "stream", "opened", "commands"),
+    "api": ("base", "read", "config", "counts", "vocab", "shards", "stream", "commands"),
     "cli": ("base", "commands"),
     "__main__": ("cli",),
 }

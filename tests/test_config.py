@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pretok.base.errors import UsageError
-from pretok.base.units import parse_count, short
+from pretok.base.units import human, parse_count
 from pretok.cli import run_command
 from pretok.commands.reference import TABLES, keys_of, page
 from pretok.config import DEFAULT_SPECIAL_TOKENS, load_recipe, make_recipe, parse_inputs, with_settings
@@ -223,7 +223,7 @@ def test_what_is_no_count(text):
 
 
 def test_short():
-    assert [short(n) for n in (0, 999, 1234, 5.6e12)] == ["0", "999", "1.23 k", "5.6 T"]
+    assert [human(n) for n in (0, 999, 1234, 5.6e12)] == ["0", "999", "1.23 k", "5.6 T"]
 
 
 def written(path: Path, text: str) -> Path:

@@ -19,8 +19,8 @@ from mixing import request
 
 import pretok.stream
 from pretok.audit.verify_job import notes, run_verify
+from pretok.base.console import Silent
 from pretok.base.execute import Engine
-from pretok.base.tell import Silent
 from pretok.config import make_recipe
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest

@@ -1,6 +1,6 @@
 """The command: `train --shards DIR ...`, `train plan`, `tune`, `compare`, `export`, `average`, `verify`.
 
-Enters: a command line. Leaves: an exit code: 0 done, 1 internal error, 2 wrong settings or input, 75 stopped early, on
+Input: a command line. Output: an exit code: 0 done, 1 internal error, 2 wrong settings or input, 75 stopped early, on
 request or because files could not be read or written for now: run again to go on. Under torchrun every rank runs this;
 torchrun itself ends with 1 when its ranks end with 75, so chains of jobs look at RUN/done.json.
 """

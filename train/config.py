@@ -1,6 +1,6 @@
 """Settings of a run: one frozen dataclass, from a TOML file and from flags.
 
-Enters: `--config FILE.toml` and flags, which win. Leaves: a TrainConfig. Unknown keys are refused with the
+Input: `--config FILE.toml` and flags, which win. Output: a TrainConfig. Unknown keys are refused with the
 nearest known one named.
 """
 
@@ -117,7 +117,7 @@ class TrainConfig:
     shard: int | None = _option(
         None, "ranks that share one copy of the parameters (default: a node's)", least=1, example="8"
     )
-    tensor: int = _option(1, "ranks that share every matrix product", least=1)
+    tensor: int = _option(1, "ranks that divide every matrix product (tensor parallel)", least=1)
     pipeline: int = _option(1, "ranks that share the blocks, each with some of them", least=1)
     pipeline_schedule: str = _option(
         "1f1b", "order of passes in a pipeline", choices=("gpipe", "1f1b", "interleaved")

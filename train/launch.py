@@ -1,6 +1,6 @@
 """torchrun as a chain of Slurm jobs needs it: signals reach the ranks, and their exit code reaches Slurm.
 
-Enters: torchrun's own command line (`python -m train.launch --nnodes 2 ... -m train ...`). Leaves: the exit code of
+Input: torchrun's own command line (`python -m train.launch --nnodes 2 ... -m train ...`). Output: the exit code of
 the first rank that failed. torchrun alone ends with 1 whatever its ranks end with, so 75 (stopped, run again) would be
 lost, and SIGUSR1, which Slurm sends before the time limit, would end torchrun and not reach the ranks.
 """

@@ -1,6 +1,6 @@
 """Pre-flight of the GPUs: a matrix product on each and an all-reduce over all, seconds before a run of weeks.
 
-Enters: a torchrun environment (`python -m train.launch ... -m train.preflight`). Leaves: on standard output one line of
+Input: a torchrun environment (`python -m train.launch ... -m train.preflight`). Output: on standard output one line of
 JSON per node, in the form of `pretok.cluster.node_check`, from which slow and failed nodes are told.
 """
 

@@ -1,6 +1,6 @@
 """annotate: columns made by other tools -> a second ledger beside shards, never changing these or the first.
 
-Enters: a shards folder, files of rows and the columns of a key. Leaves: SHARDS/annotations/NAME (`shards.annotations`).
+Input: a shards folder, files of rows and the columns of a key. Output: SHARDS/annotations/NAME (`shards.annotations`).
 
     read   the rows are read once, in this process, and kept by the number of their key
     join   tasks find the row of each document, bucket by bucket of these numbers, and write the files (`annotate.join`)
@@ -34,14 +34,14 @@ from pretok.annotate.join import (
 )
 from pretok.annotate.keys import document_keys
 from pretok.annotate.values import Columns, read_values, rows_schema
+from pretok.base.console import Console
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine, Item, Result, Task
 from pretok.base.lock import hold
 from pretok.base.stop import StopFlag
 from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open, checksum
 from pretok.base.tasks import run_all
-from pretok.base.tell import Teller
-from pretok.base.units import counted, listed
+from pretok.base.units import listed, plural
 from pretok.read.files import InputFile
 from pretok.read.kept import TYPES
 from pretok.read.probe import COMPRESSION_RATIO
@@ -99,7 +99,7 @@ class Request:
     columns: tuple[str, ...] | None = None
 
 
-def check_request(request: Request, shards: Sequence[Shard], tell: Teller) -> None:
+def check_request(request: Request, shards: Sequence[Shard], console: Console) -> None:
     """UsageError for a name or a key that cannot be."""
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", request.name):
         raise UsageError(f"--name {request.name!r}: letters, digits and _, as it begins the name of a column")
@@ -125,7 +125,7 @@ def check_request(request: Request, shards: Sequence[Shard], tell: Teller) -> No
             there = sorted(set().union(*kept.values()))
             raise UsageError(f"--by {column}: no ledger has it; kept is {', '.join(there) or 'nothing'}")
         if lacking:
-            tell.notice(f"{', '.join(lacking)} kept no {column}: no row can be joined to their documents")
+            console.notice(f"{', '.join(lacking)} kept no {column}: no row can be joined to their documents")
 
 
 def refuse_taken(
@@ -164,31 +164,31 @@ class AnnotateSummary:
     unused: tuple[str, ...]
 
 
-def tell_summary(summary: AnnotateSummary, tell: Teller) -> None:
+def tell_summary(summary: AnnotateSummary, console: Console) -> None:
     """The summary in words."""
     counts = summary.counts
     columns = ", ".join(column.name for column in summary.columns) or matched_column(summary.name)
-    tell.notice(
-        f"{summary.name}: {columns} of {counts.documents_matched:,} of {counted(counts.documents, 'document')}, by "
+    console.notice(
+        f"{summary.name}: {columns} of {counts.documents_matched:,} of {plural(counts.documents, 'document')}, by "
         f"{', '.join(summary.by)}; {summary.folder}"
     )
     if lonely := counts.documents - counts.documents_matched:
-        tell.notice(
-            f"{counted(lonely, 'document')} without a row, where {matched_column(summary.name)} is false, such as"
+        console.notice(
+            f"{plural(lonely, 'document')} without a row, where {matched_column(summary.name)} is false, such as"
         )
         for text in summary.lonely:
-            tell.notice(f"  {text}")
+            console.notice(f"  {text}")
     if unused := counts.rows - counts.rows_matched:
-        tell.notice(
-            f"{counted(unused, 'row')} of {counts.rows:,} without a document, listed in {summary.unmatched}, such as"
+        console.notice(
+            f"{plural(unused, 'row')} of {counts.rows:,} without a document, listed in {summary.unmatched}, such as"
         )
         for text in summary.unused:
-            tell.notice(f"  {text}")
+            console.notice(f"  {text}")
     if counts.repeated:
-        tell.notice(f"{counted(counts.repeated, 'row')} left out that said again what an earlier row says")
+        console.notice(f"{plural(counts.repeated, 'row')} left out that said again what an earlier row says")
 
 
-def run_annotate(request: Request, engine: Engine, tell: Teller) -> AnnotateSummary:
+def run_annotate(request: Request, engine: Engine, console: Console) -> AnnotateSummary:
     """Join the columns, as the only job that writes annotations there; shards may be added meanwhile.
 
     Raises UsageError, MismatchError, IntegrityError, FolderInUse.
@@ -199,18 +199,18 @@ def run_annotate(request: Request, engine: Engine, tell: Teller) -> AnnotateSumm
     if not numbered:
         raise UsageError(f"{manifest.folder} holds no documents")
     shards = [shard for shard, _ in numbered]
-    check_request(request, shards, tell)
+    check_request(request, shards, console)
     folder = annotations_folder(manifest.folder, request.name)
     with hold(manifest.folder / FOLDER, "annotate", beside=True), reading(manifest, "annotate"):
         others = [one for one in find_annotations(manifest.folder) if one.name != request.name]
         columns = Columns(request.by, request.columns, refuse_taken(request, shards, others))
-        with _work_folder(manifest.folder, request.name) as work, tell.progress("annotate") as progress:
-            inputs = list_rows(request, tell)
+        with _work_folder(manifest.folder, request.name) as work, console.progress("annotate") as progress:
+            inputs = list_rows(request, console)
             documents = sum(shard.documents for shard in shards)
             size = sum(int(file.size * (COMPRESSION_RATIO if file.compression else 1)) for file in inputs)
             size += KEY_BYTES * documents
             buckets = min(MOST_BUCKETS, 1 << max(0, -(-size // BUCKET_BYTES) - 1).bit_length())
-            read_rows(request, inputs, columns, buckets, work, engine.stop, tell)
+            read_rows(request, inputs, columns, buckets, work, engine.stop, console)
             engine.choose(sum(file.size for file in inputs) + TEXT_PER_DOCUMENT * documents)
             groups = _groups(numbered, folder, mark := secrets.token_hex(4))
             join = Join(
@@ -228,7 +228,7 @@ def run_annotate(request: Request, engine: Engine, tell: Teller) -> AnnotateSumm
 
             def run(task: Task[Item, Result], items: Sequence[Item], what: str) -> list[Result]:
                 names = [item.out.stem if isinstance(item, Group) else f"bucket {item}" for item in items]
-                found = run_all(task, items, names, what, engine, tell, progress, kept=False)
+                found = run_all(task, items, names, what, engine, console, progress, kept=False)
                 return [result for _, result in sorted(found, key=lambda one: one[0])]
 
             run(join.find_keys, groups, "file")
@@ -280,11 +280,11 @@ def _work_folder(shards: Path, name: str) -> Iterator[Path]:
                 empty.rmdir()
 
 
-def list_rows(request: Request, tell: Teller) -> Sequence[InputFile]:
+def list_rows(request: Request, console: Console) -> Sequence[InputFile]:
     """The files of rows. Raises UsageError."""
     inputs, notices = list_inputs(request.files, "auto")
     for notice in notices:
-        tell.notice(notice)
+        console.notice(notice)
     for file in inputs:
         if file.format not in ("jsonl", "parquet"):
             raise UsageError(f"{file.path} is {file.format}; rows come as JSON Lines or Parquet")
@@ -298,7 +298,7 @@ def read_rows(
     buckets: int,
     work: Path,
     stop: StopFlag,
-    tell: Teller,
+    console: Console,
 ) -> None:
     """Leave the rows in WORK/rows-*.parquet; `columns` learns what they hold. Raises UsageError, Stopped."""
     held: list[pa.Table] = []
@@ -324,7 +324,7 @@ def read_rows(
         raise UsageError(
             f"--columns: no row has {missing[0]!r}; other columns are {', '.join(columns.left) or 'none'}"
         )
-    tell.notice(f"{counted(rows, 'row')} in {counted(len(inputs), 'file')}")
+    console.notice(f"{plural(rows, 'row')} in {plural(len(inputs), 'file')}")
 
 
 def _groups(numbered: Sequence[Numbered], folder: Path, mark: str) -> list[Group]:

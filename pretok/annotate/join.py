@@ -1,6 +1,6 @@
 """Rows and documents, by bucket of their keys -> the row of each document, in files that follow the ledgers.
 
-Enters: rows in files as `write_by_key` leaves them, and shards. Leaves: one Parquet file for each group of shards, and
+Input: rows in files as `write_by_key` leaves them, and shards. Output: one Parquet file for each group of shards, and
 the rows that no document has the key of. Three kinds of tasks, each out of core, in a folder that all of them see:
 
     find_keys     a group of shards -> the number of each document and that of its key

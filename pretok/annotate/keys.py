@@ -1,6 +1,6 @@
 """The columns of a key -> one number of 128 bits a row, by which rows and documents find each other.
 
-Enters: columns as files give them, or as `shards.documents` does. Leaves: tables with the number in two columns. Values
+Input: columns as files give them, or as `shards.documents` does. Output: tables with the number in two columns. Values
 are compared as texts: 17 is "17", bytes are those of a text in UTF-8, a hash is its hexadecimal digits. Two keys count
 as equal where the numbers are: XXH64 with two seeds, as for texts.
 """

@@ -1,6 +1,6 @@
 """Files of rows -> tables: the key as texts, the values in one type a column.
 
-Enters: JSON Lines or Parquet, plain or compressed. Leaves: tables of some MB: `h0` and `h1`, the number of the key;
+Input: JSON Lines or Parquet, plain or compressed. Output: tables of some MB: `h0` and `h1`, the number of the key;
 `file` and `line`, the number of the file and the line or row from 1; `k0`, ... the key; `v0`, ... the values. Types are
 as found: text, integer (64 bits), float, boolean; whole numbers and floats in one column are float, and any other
 mixture is an error, as is a value that cannot be kept: what a person meant is not guessed.

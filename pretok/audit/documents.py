@@ -1,6 +1,6 @@
 """inspect: one document as its tokens, and the line or row of the input it came from.
 
-Enters: SHARDS, a source, a split and the number of a document in it. Leaves: an Inspection. The tables that lead back
+Input: SHARDS, a source, a split and the number of a document in it. Output: an Inspection. The tables that lead back
 to the input are compared with their checksums first: what is damaged must not name a wrong line.
 """
 

@@ -1,6 +1,6 @@
 """Documents by what they are called, by what they say, and at random.
 
-Enters: a manifest, and a column of the ledgers with a value, a name, or words. Leaves: (source, split, number) of the
+Input: a manifest, and a column of the ledgers with a value, a name, or words. Output: (source, split, number) of the
 documents that match, in the order of the shards. A column is read as a whole, of all shards of the sources. A search
 for words decodes shards one after the other, so it is bounded and tells how far it came; a draw is uniform over all
 documents of the sources asked for.
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.errors import UsageError
-from pretok.base.units import short_bytes
+from pretok.base.units import human_bytes
 from pretok.shards.documents import PLACE_IN_FILE, Numbered, chosen_shards, lines_of_source, scan
 from pretok.shards.ledger import HASH, ledger_path, ledger_schema
 from pretok.shards.manifest import Manifest
@@ -136,9 +136,9 @@ class Searched:
     def extent(self) -> str:
         """How far it looked, as part of a sentence."""
         if self.looked_bytes >= self.all_bytes:
-            return f"looked at all {short_bytes(self.all_bytes)} of text"
+            return f"looked at all {human_bytes(self.all_bytes)} of text"
         return (
-            f"looked at the first {short_bytes(self.looked_bytes)} of {short_bytes(self.all_bytes)} of text"
+            f"looked at the first {human_bytes(self.looked_bytes)} of {human_bytes(self.all_bytes)} of text"
         )
 
 

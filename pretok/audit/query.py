@@ -1,6 +1,6 @@
 """query: SQL over what shards know of themselves, by DuckDB.
 
-Enters: WORK (or its shards folder) and a query. Leaves: names of columns, and rows in batches. The views:
+Input: WORK (or its shards folder) and a query. Output: names of columns, and rows in batches. The views:
 
     docs     a row a document: the ledger of its shard (`pretok.shards.ledger`), its source, split, shard, `doc`: its
              number in the split, as `pretok inspect --doc` takes it, and `position`: line or row of `file`, from 1;
@@ -22,9 +22,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.sql import errors, parquet, path_list, quoted
-from pretok.base.tell import Teller
 from pretok.shards.annotations import Annotations, open_annotations, unknown_sources
 from pretok.shards.documents import lines_of_source
 from pretok.shards.ledger import ledger_path
@@ -38,9 +38,9 @@ ROWS = "filename = 'pretok:file', file_row_number = true"
 """With what DuckDB reads the rows of our files: a kept column may be called `filename`."""
 
 
-def run_query(work: Path, sql: str, tell: Teller) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
+def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
     """(names of the columns, batches of rows). Raises UsageError with what DuckDB says of a query it does not take, and
-    IntegrityError; `tell` hears why there are no documents, where the shards hold a mix."""
+    IntegrityError; `console` hears why there are no documents, where the shards hold a mix."""
     import duckdb
 
     shards = work if has_manifest(work) else work / "shards"
@@ -52,7 +52,7 @@ def run_query(work: Path, sql: str, tell: Teller) -> tuple[list[str], Iterator[l
     try:
         with errors():
             _make_tables(connection, manifest)
-            _make_docs(connection, manifest, tell)
+            _make_docs(connection, manifest, console)
             _make_rejects(connection, manifest)
             _make_words(connection, work / "counts")
     except duckdb.Error as error:
@@ -114,9 +114,9 @@ def _make_table(connection: Any, name: str, rows: list[dict[str, Any]]) -> None:
     connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {name}_arrow")
 
 
-def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
+def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
     if manifest.contents.materialized is not None:
-        tell.notice(
+        console.notice(
             f"{manifest.folder} holds a mix in its order: there is no docs, documents are in the shards it was made of"
         )
         return
@@ -148,15 +148,17 @@ def _make_docs(connection: Any, manifest: Manifest, tell: Teller) -> None:
         JOIN ledger_files f ON f.path = d."pretok:file"
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
     )
-    _join_annotations(connection, manifest, joined, tell)
+    _join_annotations(connection, manifest, joined, console)
 
 
-def _join_annotations(connection: Any, manifest: Manifest, joined: list[Annotations], tell: Teller) -> None:
+def _join_annotations(
+    connection: Any, manifest: Manifest, joined: list[Annotations], console: Console
+) -> None:
     """The view docs: the ledgers and, beside them, what was joined to their documents."""
     parts = []
     for number, one in enumerate(joined):
         if unknown := unknown_sources(manifest, one):
-            tell.notice(f"the annotations {one.name} know nothing of {', '.join(unknown)}: null there")
+            console.notice(f"the annotations {one.name} know nothing of {', '.join(unknown)}: null there")
         files = [
             {
                 "path": str(one.folder / part.path),

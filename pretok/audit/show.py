@@ -1,6 +1,6 @@
 """What was encoded and what the model saw, as tokens: a document, or a sequence of a mix.
 
-Enters: shards and the number of a document, or a mix or run and a position. Leaves: a `SeenSequence`, or tokens
+Input: shards and the number of a document, or a mix or run and a position. Output: a `SeenSequence`, or tokens
 as pieces that a terminal colours: a token that ends inside of a character shows its bytes, special tokens their names.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from pretok.audit.documents import Inspection, token_texts
 from pretok.audit.trace import Traced, TraceRow, passage_rows
-from pretok.base.tell import Marked
-from pretok.base.units import counted
+from pretok.base.console import Marked
+from pretok.base.units import plural
 from pretok.base.visible import visible
 from pretok.shards.manifest import Manifest
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
@@ -69,7 +69,7 @@ def document_heading(found: Inspection, vocab: Vocabulary) -> list[str]:
     kept = [f"{name}: {visible(str(value), '')}" for name, value in found.kept.items()]
     where = f"{found.file}, line or row {found.position}; document {found.document} of {found.shard}"
     bos = "" if vocab.bos_id is None else "the first is the beginning-of-document token, "
-    return [where, *kept, f"{counted(len(found.ids), 'token')}, {bos}the last is the end-of-document token:"]
+    return [where, *kept, f"{plural(len(found.ids), 'token')}, {bos}the last is the end-of-document token:"]
 
 
 def sequence_heading(seen: SeenSequence) -> list[str]:
@@ -77,7 +77,7 @@ def sequence_heading(seen: SeenSequence) -> list[str]:
     step = "" if seen.step is None else f", step {seen.step}"
     place = f"position {seen.position}{step}: sequence {seen.sequence} of {seen.source}, epoch {seen.epoch}"
     lines = [
-        f"  {row.file}, line or row {row.line}: {counted(row.tokens, 'token')} from token {row.first}"
+        f"  {row.file}, line or row {row.line}: {plural(row.tokens, 'token')} from token {row.first}"
         for row in seen.documents
     ]
-    return [place, *lines, f"{counted(len(seen.ids), 'token')}, the last is only predicted:"]
+    return [place, *lines, f"{plural(len(seen.ids), 'token')}, the last is only predicted:"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretok.base.console import Console, table
 from pretok.base.failures import Failure
-from pretok.base.tell import Teller, table
-from pretok.base.units import counted
+from pretok.base.units import plural
 from pretok.shards.contents import SPLITS, MismatchEntry, SourceCounts, TokenizerEntry
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.seal import rejects_path
@@ -43,8 +43,8 @@ def stats_of(shards: Path) -> Stats:
     )
 
 
-def show_stats(shards: Path, tell: Teller, *, result: bool = False) -> None:
-    """Show the counts per source and split, rejects by reason, and what is missing; `result` as in `Teller.show`."""
+def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
+    """Show the counts per source and split, rejects by reason, and what is missing; `result` as in `Console.show`."""
     manifest = _load(shards)
     contents = manifest.contents
     rows = [
@@ -53,19 +53,19 @@ def show_stats(shards: Path, tell: Teller, *, result: bool = False) -> None:
         for row in _rows(name, counts)
     ]
     columns = ("source", "tokens", "documents", "bytes of text", "bytes/token", "rejected")
-    tell.show(table(str(shards), columns, rows), result=result)
+    console.show(table(str(shards), columns, rows), result=result)
     for name, counts in contents.sources.items():
         if counts.rejected:
             reasons = ", ".join(f"{reason} {number:,}" for reason, number in counts.rejected.items())
-            tell.notice(f"rejected in {name}: {reasons}; listed in {rejects_path(shards, name)}")
+            console.notice(f"rejected in {name}: {reasons}; listed in {rejects_path(shards, name)}")
     for name, found in (contents.mismatches or {}).items():
         for m in found:
-            tell.notice(
-                f"{name}: {counted(m.count, 'value')} of {m.column} of another type, null in the ledger; the first: "
+            console.notice(
+                f"{name}: {plural(m.count, 'value')} of {m.column} of another type, null in the ledger; the first: "
                 f"{m.file}, line or row {m.position}: {m.value}"
             )
     for sentence in incomplete(manifest):
-        tell.notice(sentence)
+        console.notice(sentence)
 
 
 def _load(shards: Path) -> Manifest:

@@ -1,9 +1,9 @@
 """trace: which positions and steps of a mix or a run read a document, and which documents a position reads.
 
-Enters: a mix.json or the folder of a run, and a document of its shards, or a position. Leaves: `Reading`s, `Passage`s.
+Input: a mix.json or the folder of a run, and a document of its shards, or a position. Output: `Reading`s, `Passage`s.
 Both directions are arithmetic (`stream.order`): a document is a range of its source's tokens, a range falls into
 sequences, a sequence stands at one position of each epoch. Nothing is replayed, whatever the length of the run. A run
-that changed its data or its batch between two steps is traced leg by leg.
+that changed its data or its batch between two steps is traced segment by segment.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pretok.base.errors import UsageError
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
-from pretok.stream.legs import StreamLeg, open_legs, read_legs, read_settings
+from pretok.stream.segments import RunSegment, open_segments, read_segments, read_settings
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An order of sequences over shards: of a mix, or of one leg of a run, whose steps read it from `first` on.
+    """An order of sequences over shards: of a mix, or of one segment of a run, whose steps read it from `first` on.
 
-    global_batch: sequences of a step, 0 where no run is known; before: steps of the run before the leg; last: steps at
-    its end, None where no run is known; steps: how many the run has done, as far as its
+    global_batch: sequences of a step, 0 where no run is known; before: steps of the run before the segment; last: steps
+    at its end, None where no run is known; steps: how many the run has done, as far as its
     checkpoints say.
     """
 
@@ -82,8 +82,8 @@ class Passage:
 
 
 def open_traced(target: Path, shards: Path | None) -> list[Traced]:
-    """A mix.json, or the folder of a run, leg by leg; `shards`: where the documents are, if not where the run read them
-    or beside the mix. Raises UsageError, IntegrityError; MismatchError where these do not belong together."""
+    """A mix.json, or the folder of a run, segment by segment; `shards`: where the documents are, if not where the run
+    read them or beside the mix. Raises UsageError, IntegrityError; MismatchError where these do not belong together."""
     if target.is_dir():
         return _open_run(target, shards)
     folder = shards or target.parent / "shards"
@@ -91,19 +91,23 @@ def open_traced(target: Path, shards: Path | None) -> list[Traced]:
 
 
 def _open_run(run: Path, shards: Path | None) -> list[Traced]:
-    legs = read_legs(run)
-    done = _steps_done(run, legs)
+    segments = read_segments(run)
+    done = _steps_done(run, segments)
     # The order may go on behind the last step of the run, which never reads that.
-    ends = [*(leg.step for leg in legs[1:]), max(done, read_settings(run).resolved.steps)]
-    folders = [shards or Path(leg.shards) for leg in legs]
+    ends = [*(segment.step for segment in segments[1:]), max(done, read_settings(run).resolved.steps)]
+    folders = [shards or Path(segment.shards) for segment in segments]
     manifests = {folder: _documents(folder) for folder in dict.fromkeys(folders)}
     found: list[Traced] = []
     for folder, manifest in manifests.items():
         ours = [number for number, other in enumerate(folders) if other == folder]
-        views = open_legs(tuple(legs[number] for number in ours), manifest)
+        views = open_segments(tuple(segments[number] for number in ours), manifest)
         for number, view in zip(ours, views, strict=True):
-            leg = legs[number]
-            found.append(Traced(view, manifest, leg.global_batch, done, leg.step, leg.position, ends[number]))
+            segment = segments[number]
+            found.append(
+                Traced(
+                    view, manifest, segment.global_batch, done, segment.step, segment.position, ends[number]
+                )
+            )
     return sorted(found, key=lambda traced: traced.before)
 
 
@@ -115,29 +119,29 @@ def _documents(folder: Path) -> Manifest:
     return manifest
 
 
-def _steps_done(run: Path, legs: Sequence[StreamLeg]) -> int:
+def _steps_done(run: Path, segments: Sequence[RunSegment]) -> int:
     """The steps of the newest checkpoint: what was done after it does not count, a resumed run does it again.
 
-    UsageError where its position is not the one that the legs give.
+    UsageError where its position is not the one that the segments give.
     """
     names = sorted(path.name for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdigit())
     if not names:
         return 0
     meta: Any = read_json(run / "checkpoints" / names[-1] / "meta.json")
     step, position = int(meta["step"]), int(meta["progress"]["position"])
-    leg = next(leg for leg in reversed(legs) if leg.step < step or leg.step == 0)
-    if leg.position_after(step) != position:
+    segment = next(segment for segment in reversed(segments) if segment.step < step or segment.step == 0)
+    if segment.position_after(step) != position:
         raise UsageError(
             f"{run} changed its data or its global batch between two steps: its checkpoint of step {step} has read up "
-            f"to position {position}, by its record it is {leg.position_after(step)}; give a mix instead"
+            f"to position {position}, by its record it is {segment.position_after(step)}; give a mix instead"
         )
     return step
 
 
 def readings(traced: Traced, name: str, split: str, document: int) -> list[Reading]:
     """Every sequence that reads a document, which has this number in a source's split, in the order of the stream; none
-    where the mix leaves its source or split out, its tokens lie after the last whole sequence, or the leg does not get
-    to them."""
+    where the mix leaves its source or split out, its tokens lie after the last whole sequence, or the segment does not
+    get to them."""
     view = traced.view
     shard, number = find_shard(traced.manifest, name, split, document)
     source = next((source for source in view.mix.sources if source.name == name), None)
@@ -235,26 +239,26 @@ def passage_rows(traced: Traced, position: int) -> list[TraceRow]:
     return rows
 
 
-def reading_at(legs: Sequence[Traced], position: int) -> list[Traced]:
-    """The legs that read a position of their stream. UsageError where none does."""
-    found = [traced for traced in legs if position in traced.positions]
+def reading_at(segments: Sequence[Traced], position: int) -> list[Traced]:
+    """The segments that read a position of their stream. UsageError where none does."""
+    found = [traced for traced in segments if position in traced.positions]
     if not found:
-        who = "the run reads" if legs[-1].global_batch else "the stream has"
-        raise UsageError(f"there is no position {position}; {who} {legs[-1].positions.stop}, from 0")
+        who = "the run reads" if segments[-1].global_batch else "the stream has"
+        raise UsageError(f"there is no position {position}; {who} {segments[-1].positions.stop}, from 0")
     return found
 
 
-def positions_of_step(legs: Sequence[Traced], step: int) -> tuple[Traced, range]:
-    """The leg of a step of the run, and the positions that it reads."""
-    last = legs[-1]
+def positions_of_step(segments: Sequence[Traced], step: int) -> tuple[Traced, range]:
+    """The segment of a step of the run, and the positions that it reads."""
+    last = segments[-1]
     if not last.global_batch:
         raise UsageError("a mix has positions and no steps: give --position, or the folder of a run")
     steps = last.before + len(last.positions) // last.global_batch
     if not 1 <= step <= steps:
         raise UsageError(f"there is no step {step}; the run has {steps}, from 1")
-    leg = next(leg for leg in reversed(legs) if leg.before < step)
-    first = leg.first + (step - 1 - leg.before) * leg.global_batch
-    return leg, range(first, first + leg.global_batch)
+    segment = next(segment for segment in reversed(segments) if segment.before < step)
+    first = segment.first + (step - 1 - segment.before) * segment.global_batch
+    return segment, range(first, first + segment.global_batch)
 
 
 @lru_cache(maxsize=4)

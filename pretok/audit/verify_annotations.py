@@ -1,6 +1,6 @@
 """What was joined to documents, against its records and the manifest: a part of `pretok verify`.
 
-Enters: a manifest; a JoinedFile, which a worker looks at. Leaves: sentences that name the file.
+Input: a manifest; a JoinedFile, which a worker looks at. Output: sentences that name the file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """verify: a shards folder against its manifest.
 
-Enters: SHARDS. Leaves: a list of problems, empty if all is as sealed: files missing or left over, sizes, checksums,
+Input: SHARDS. Output: a list of problems, empty if all is as sealed: files missing or left over, sizes, checksums,
 index consistency, ids, EOD and BOS per document, totals, and documents that decode and encode to themselves. What is no
 problem but worth telling are the `notes`.
 """
@@ -16,6 +16,7 @@ import numpy as np
 
 from pretok.audit.verify_annotations import annotation_notes, check_records, joined_files, verify_joined
 from pretok.audit.verify_task import VerifyTask, verify_shard
+from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, PretokError
 from pretok.base.execute import Engine
 from pretok.base.failures import Failure
@@ -23,7 +24,6 @@ from pretok.base.lock import is_lock, share
 from pretok.base.records import to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, checksum, reading
 from pretok.base.tasks import Step, open_step
-from pretok.base.tell import Teller
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.contents import LEDGER_SUFFIX, count_source, sum_sources
 from pretok.shards.inputs import load_inputs
@@ -36,9 +36,11 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 SEED = 0
 
 
-def run_verify(shards: Path, sample: int | None, engine: Engine, tell: Teller) -> tuple[Manifest, list[str]]:
+def run_verify(
+    shards: Path, sample: int | None, engine: Engine, console: Console
+) -> tuple[Manifest, list[str]]:
     """Check everything; `sample` documents are decoded and encoded again (None: all). (manifest, problems)."""
-    with share(shards, "verify"), open_step("verify", engine, tell) as step:
+    with share(shards, "verify"), open_step("verify", engine, console) as step:
         return _verify(shards, sample, step)
 
 

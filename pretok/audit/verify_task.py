@@ -1,6 +1,6 @@
 """One shard -> the problems found in it: the task that `pretok verify` runs for each.
 
-Enters: a VerifyTask. Leaves: sentences that name the file; none if the shard is what the manifest says.
+Input: a VerifyTask. Output: sentences that name the file; none if the shard is what the manifest says.
 """
 
 from __future__ import annotations

@@ -12,16 +12,16 @@ reads.py     many small reads, in threads where they wait
 lock.py      one job at a time in an output folder
 stop.py      signals and the end of the Slurm job -> a reason to stop
 failures.py  what an exception of a task means: again, refuse, or a bug
-tell.py      how a job tells a person something
+console.py   what a job tells a person, to a terminal or to nobody
 joblog.py    what it told, and more, as lines of JSON for the morning after
 gauge.py     how far a step is, as a line of a log or a bar
 history.py   logs and the records of a run, read: what happened
-console.py   a terminal or a pipe: progress, notices and tables
+terminal.py  a terminal or a pipe: progress, notices and tables
 execute.py   one function over many items, on Ray or in this process
 tasks.py     a step of a job: its tasks run, told of and added up
 memory.py    what this process has and may still take of it
 children.py  the environment of a process of ours that another one starts
 sql.py       DuckDB in a worker's share of memory and disk
-lean.py      what a process of ours does not load
+startup.py   what a process of ours does not load
 reaper.py    ends what a local Ray leaves behind
 """

@@ -1,6 +1,6 @@
 """The environment of a Python process of ours that another one starts.
 
-Enters: this process. Leaves: its environment, in which the child finds `pretok` and `train` where they are here,
+Input: this process. Output: its environment, in which the child finds `pretok` and `train` where they are here,
 whatever the working directory, installed or not.
 """
 

@@ -1,319 +1,84 @@
-"""What a person sees: a live bar on a terminal, a line every so often in a file, tables at the end.
+"""How a job tells a person something: one object it receives, never a global.
 
-Gauge and notices go to standard error; what a command was asked for goes to standard output; all but that to the log.
+Input: notices, progress, tables, and events with numbers. Output: what the object makes of them, which whoever starts
+the job chooses: a command a `console.Terminal`, a program that uses the library the silent one that stands here.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import platform
-import sys
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.measure import Measurement
-from rich.table import Table as RichTable
-from rich.text import Text
-
-from pretok.base.gauge import Gauge
-from pretok.base.joblog import JobLog
-from pretok.base.records import replace, to_json
-from pretok.base.tell import Counts, Marked, Progress, Table, Teller
-from pretok.base.version import PRETOK_VERSION
-from pretok.base.visible import visible, visible_json
-
-FIRST_LINE = 3.0
-LINES_APART = 60.0
-"""Seconds from the start of a step to its first line in a log, and from line to line at most."""
-TICK = 1.0
-"""Seconds from one state that is left for `pretok watch` to the next."""
-UNBOUNDED = 1_000_000
-COLOURS = ("black on bright_cyan", "black on bright_yellow")
-SPECIAL_COLOURS = {"bytes": "black on bright_magenta", "special": "bold white on red"}
-"""Of pieces of text: readable on a light and on a dark terminal, told apart on one of 16 colours."""
-PACKAGES = ("numpy", "numba", "pyarrow", "tokenizers", "gigatoken", "ray")
-"""Whose versions the log notes."""
+Counts = dict[str, int]
+"""Increments: documents, tokens, bytes (of text), rejected; `partitions` when one is done; `bytes:NAME` for the part of
+bytes that is of source NAME. For display only: a task that is tried again counts again."""
 
 
-class _Console(Console):
-    """Prints names, paths and tokens, in which `[x]` and `:x:` mean themselves and control characters are seen."""
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of texts below names of columns."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, highlight=False, soft_wrap=True, markup=False, emoji=False)
-
-    def print(self, *objects: Any, **settings: Any) -> None:
-        """Every text that a command shows a person goes through here."""
-        super().print(*(visible(one) if isinstance(one, str) else one for one in objects), **settings)
-
-    def on_broken_pipe(self) -> None:
-        """Rich would end the process with code 1, which is that of a bug; the handler of all errors knows better."""
-        raise  # what is being handled: BrokenPipeError
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
-class Terminal(Teller):
-    """The Teller of a command, and the one who says how it ended. Before `keep_log` there is no log.
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A text in pieces, each with its kind: `text`, `bytes` (what is no text by itself) or `special`. A terminal shows
+    them in colours, everything else between brackets."""
 
-    arguments: the command line; error: where notices and progress go; output: where results go. quiet: only results and
-    errors are shown; verbose: events too. The log holds everything in any case.
-    """
+    pieces: Sequence[tuple[str, str]]
 
-    def __init__(
-        self, arguments: Sequence[str] = (), error: Console | None = None, output: Console | None = None
-    ) -> None:
-        self.quiet = self.verbose = False
-        self.shown = False
-        """Whether anything of the result stands on standard output."""
-        self.arguments = arguments
-        self._error = error or _Console(stderr=True)
-        self._output = output or _Console()
-        self._log: JobLog | None = None
+    def plain(self) -> str:
+        """Each piece between brackets."""
+        return "".join(f"[{text}]" for text, _ in self.pieces)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table whose first column is text and whose other columns are numbers."""
+    return Table(title, columns, list(rows))
+
+
+class Progress:
+    """Where a step reports to. This one shows nobody."""
+
+    def __call__(self, counts: Counts, /) -> None:
+        """Increments since the last call."""
+
+    def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:
+        """The whole work, told once: estimated bytes of text, in all and of each source; number of partitions."""
+
+    def start_from(self, counts: Counts) -> None:
+        """What an earlier run did of it, which says nothing of this run's speed."""
+
+
+class Console:
+    """What a job tells to. This one tells nobody."""
 
     @property
     def log(self) -> Path | None:
-        """The file of the log; None where none is kept."""
-        return self._log.path if self._log else None
-
-    @property
-    def shows_bars(self) -> bool:
-        """Whether there is a terminal that a bar can move on."""
-        return self._error.is_interactive and not self.quiet
-
-    def keep_log(self, folder: Path, command: str, **start: object) -> None:
-        """From here on keep a log in `folder`; start: what the job works with, for the first line. A command that is
-        tried again goes on in its log."""
-        if self._log:
-            return
-        self._log = JobLog(folder, command, {"command": command}, self._print)
-        versions = {"pretok": PRETOK_VERSION, "python": platform.python_version()}
-        versions |= {name: version(name) for name in PACKAGES}
-        job = {"argv": list(self.arguments), "directory": str(Path.cwd()), "pid": os.getpid()}
-        self.record("start", **job, versions=versions, **start)
-
-    def record(self, name: str, /, **details: object) -> None:
-        """An event for the log alone."""
-        if self._log:
-            self._log.write(name, details)
-
-    def now(self, state: Mapping[str, object] | None) -> None:
-        """How far a step is, for who watches; None: it is over."""
-        if self._log:
-            self._log.now(state)
+        """The file that keeps what is told; None where there is none."""
+        return None
 
     def notice(self, text: str) -> None:
         """One plain line."""
-        self.record("notice", message=text)
-        self._print(text)
 
-    def error(self, text: str, trace: str = "") -> None:
-        """Why the command ends; in red on a terminal, behind the traceback if it is a bug."""
-        self.record("error", message=text, traceback=trace)
-        if trace:
-            self._error.print(trace)
-        self._error.print(text, style="red")
-
-    def progress(self, title: str) -> Meter:
-        """Show a step while the context is open, and what it did at its end."""
-        return Meter(title, self)
+    def progress(self, title: str) -> AbstractContextManager[Progress]:  # noqa: ARG002
+        """One step, shown while the context is open."""
+        return nullcontext(Progress())
 
     def show(self, made: Table | Marked | str, *, result: bool = False) -> None:
-        """Print a table, a text or pieces of one; `result`: it is what the command was asked for."""
-        where = self._output if result else self._error
-        self.shown |= result
-        if isinstance(made, Marked):
-            if not where.is_terminal:
-                where.print(Text(made.plain()))  # as it is: a pipe or a file gets the text itself
-            else:
-                where.print(made.plain() if where.no_color else _coloured(made))
-            return
-        if not result:
-            self._keep(made)
-        if result or not self.quiet:
-            _print(made, where)
+        """A table, a text or pieces of one; `result`: it is what the command was asked for."""
 
     def detail(self, made: Table | str) -> None:
         """A table or a line that most people skip: for the log, and shown where the command is to be verbose."""
-        self._keep(made)
-        if self.verbose:
-            _print(made, self._error)
 
     def event(self, name: str, /, **details: object) -> None:
-        """For the log, and as a line where the command is to be verbose."""
-        self.record(name, **details)
-        if self.verbose:
-            trace = details.pop("traceback", "")
-            told = " ".join(f"{key}={value}" for key, value in details.items())
-            self._print(f"{time.strftime('%H:%M:%S')} {name} {told}" + (f"\n{trace}" if trace else ""))
-
-    def end(self, code: int) -> None:
-        """The command is over, with this exit code."""
-        if self._log:
-            self._log.end(code)
-
-    def _keep(self, made: Table | str) -> None:
-        if isinstance(made, str):
-            self.record("notice", message=made)
-        else:
-            self.record("table", title=made.title, columns=made.columns, rows=made.rows)
-
-    def _print(self, text: str) -> None:
-        if not self.quiet:
-            self._error.print(text)
+        """What nobody waits for but may look up afterwards: only for the log. details: JSON values."""
 
 
-class TellWarnings(logging.Handler):
-    """Gives a Terminal what a library, or a part of ours that has no Teller, warns of."""
-
-    def __init__(self, tell: Terminal) -> None:
-        super().__init__()
-        self._tell = tell
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """One record."""
-        text = self.format(record)
-        self._tell.record("warning", message=text)
-        self._tell._print(text)
-
-
-def _print(made: Table | str, where: Console) -> None:
-    if isinstance(made, str):
-        where.print(made)
-    else:
-        _print_table(made, where)
-
-
-def _print_table(made: Table, where: Console) -> None:
-    """No cell is shortened: a file or a pipe gets the table as wide as it is, a terminal too narrow for it gets the
-    rows as lines `name: value`."""
-    columns, *rows = ([visible(cell, "") for cell in row] for row in (made.columns, *made.rows))
-    made = Table(made.title, columns, rows)
-    grid = RichTable()
-    for at, column in enumerate(made.columns):
-        grid.add_column(Text(column), justify="left" if at == 0 else "right", no_wrap=True, overflow="ignore")
-    for row in made.rows:
-        grid.add_row(*map(Text, row))
-    unbounded = where.options.update(width=UNBOUNDED, max_width=UNBOUNDED)
-    width = Measurement.get(where, unbounded, grid).maximum
-    where.print(made.title, style="bold")
-    if where.is_terminal and width > where.width:
-        where.print("\n".join(_as_lines(made)))
-    else:  # `print(width=...)` takes no more than the console's own width, which is 80 where there is no terminal
-        _Console(file=where.file, width=width).print(grid)
-
-
-def _as_lines(made: Table) -> Iterator[str]:
-    for row in made.rows:
-        yield from (
-            f"  {name}: {cell}" if name else f"  {cell}" for name, cell in zip(made.columns, row, strict=True)
-        )
-        yield ""
-
-
-def _coloured(marked: Marked) -> Text:
-    """Pieces of text in two colours in turns, others each in its own. Line breaks are seen and made, control characters
-    only seen: a document must not move the cursor."""
-    shown = Text()
-    for number, (text, kind) in enumerate(marked.pieces):
-        style = COLOURS[number % 2] if kind == "text" else SPECIAL_COLOURS[kind]
-        shown.append(visible(text.replace("\n", "⏎\n").replace("\t", "→\t")), style)
-    return shown
-
-
-class Meter(Progress):
-    """Gauge of one step, shown while the context is open; call it with increments (see `pretok.base.gauge`).
-
-    On a terminal a bar; else a line after some seconds and then at growing intervals, at most LINES_APART seconds
-    apart, whether or not anything is reported. As often the log gets the counts so far.
-    """
-
-    def __init__(self, title: str, tell: Terminal, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tell = tell
-        self._clock, self._began = clock, clock()
-        self._gauge = Gauge(title)
-        self._counts = Counter[str]()
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._lines = threading.Thread(target=self._tell_now_and_then, name=f"meter {title}", daemon=True)
-        self._bar: Live | None = None
-        if tell.shows_bars:
-            self._bar = Live(get_renderable=self._render, console=tell._error, transient=True)
-
-    def __enter__(self) -> Meter:
-        self._tell.event("step", title=self._gauge.title)
-        if self._bar:
-            self._bar.start()
-        self._lines.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._lines.join()
-        self._tell.now(None)
-        if self._bar:
-            self._bar.stop()
-        gauge = self._now()
-        text = gauge.summary() if kind is None else ""
-        self._tell.record("step_end", message=text, ended_by=kind and kind.__name__, **to_json(gauge))
-        if text:
-            self._tell._print(text)
-
-    def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:
-        """The whole step, estimated: bytes of text, partitions, and bytes of text of each source. Called once."""
-        with self._lock:
-            self._gauge = replace(
-                self._gauge, expected_bytes=bytes, partitions=partitions, sources=dict(sources)
-            )
-
-    def start_from(self, counts: Counts) -> None:
-        """What earlier runs did of the step: part of what is done, not of the rate."""
-        with self._lock:
-            self._gauge = replace(self._gauge, before=dict(counts))
-
-    def __call__(self, counts: Counts, /) -> None:
-        with self._lock:
-            self._counts.update(counts)
-
-    def _render(self) -> Text:
-        return Text(visible(self._now().bar(self._tell._error.width - 1)), no_wrap=True)
-
-    def _now(self) -> Gauge:
-        with self._lock:
-            seconds = round(self._clock() - self._began, 6)
-            return replace(self._gauge, seconds=seconds, counts=dict(self._counts))
-
-    def _tell_now_and_then(self) -> None:
-        for gap in _gaps():
-            due = time.monotonic() + gap
-            while (left := due - time.monotonic()) > 0:
-                self._tell.now({"step": to_json(self._now())})
-                if self._ended.wait(min(left, TICK)):
-                    return
-            gauge = self._now()
-            self._tell.record("progress", **to_json(gauge))
-            if not self._bar:
-                self._tell._print(f"{time.strftime('%H:%M:%S')} {gauge.line()}")
-
-
-def _gaps() -> Iterator[float]:
-    """Seconds to wait before each line of a log: doubling, so that a short step is seen and a long one is no flood."""
-    gap = FIRST_LINE
-    while True:
-        yield gap
-        gap = min(2 * gap, LINES_APART)
-
-
-def print_json(value: object) -> None:
-    """A command's result, JSON or a record, on standard output."""
-    import json
-
-    sys.stdout.write(visible_json(json.dumps(to_json(value), ensure_ascii=False, indent=1)) + "\n")
+Silent = Console
+SILENT = Console()

@@ -21,7 +21,7 @@ takes its message as the only argument, so that it crosses from a worker to the 
 
 
 class PretokError(Exception):
-    """Base of every error a user can cause or mend; `exit_code` ends the command."""
+    """Base of every error a user can cause or fix; `exit_code` ends the command."""
 
     exit_code = 2
 

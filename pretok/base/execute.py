@@ -1,6 +1,6 @@
 """Run one function over many items: on a Ray cluster, on a Ray started here, or in this process.
 
-Enters: a top-level function `task(item, report)` and a list of items. Leaves: each item's result or TaskError as it
+Input: a top-level function `task(item, report)` and a list of items. Output: each item's result or TaskError as it
 completes. This is the only module that imports ray. Tasks must leave their results on disk whole or not at all, because
 any of them may run twice.
 """
@@ -23,13 +23,13 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from pretok.base import reaper, storage
+from pretok.base.console import Counts
 from pretok.base.errors import EngineLost, Stopped, UsageError
 from pretok.base.failures import TaskError, lost, task_error
-from pretok.base.lean import collect_seldom, without_pandas
 from pretok.base.records import replace
+from pretok.base.startup import collect_seldom, without_pandas
 from pretok.base.stop import StopFlag
-from pretok.base.tell import Counts
-from pretok.base.units import short
+from pretok.base.units import human
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Engine:
         if not self._here:
             return None
         return (
-            f"{short(size)}B of text: working in this process, done before {cpus} workers would have started "
+            f"{human(size)}B of text: working in this process, done before {cpus} workers would have started "
             "(--workers N starts them)"
         )
 

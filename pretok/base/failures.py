@@ -1,6 +1,6 @@
 """What it means that a task failed: try it again, refuse, or a bug of ours.
 
-Enters: whatever a task raised, panics of Rust libraries included, or the death of its worker. Leaves: a TaskError,
+Input: whatever a task raised, panics of Rust libraries included, or the death of its worker. Output: a TaskError,
 which crosses from worker to driver as it is; at the end of a step one exception for all of them, with the exit code of
 the worst, which names the log that holds the tracebacks.
 

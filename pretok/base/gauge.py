@@ -1,7 +1,7 @@
 """How far a step is: counts that arrive and an estimate of the whole -> one line for a log, a terminal or the end.
 
-Enters: increments (bytes of text, refused bytes, documents, tokens, rejected, partitions, bytes:SOURCE, which is of
-both, or any other count), what an earlier run had done, and the estimate. Leaves: text. Nothing is printed here. The
+Input: increments (bytes of text, refused bytes, documents, tokens, rejected, partitions, bytes:SOURCE, which is of
+both, or any other count), what an earlier run had done, and the estimate. Output: text. Nothing is printed here. The
 job itself shows it, and who watches the job from what it left.
 
     12:03:10 tokenize 41/108 38% 2.98 GB 120 MB/s ETA 4m rejects 0 it 40% en 35%
@@ -16,7 +16,7 @@ from msgspec import field
 from rich.cells import cell_len
 
 from pretok.base.records import Count, Record
-from pretok.base.units import counted, duration, short_bytes
+from pretok.base.units import duration, human_bytes, plural
 
 NEARLY = 99
 """Most percent shown before the end: the whole is an estimate, and may be too small."""
@@ -97,10 +97,10 @@ class Gauge(Record, frozen=True):
             and not key.startswith(OF_SOURCE)
         ]
         if size := self.counts.get("bytes", 0):
-            counts.append(f"{short_bytes(size)} of text, {short_bytes(size / max(self.seconds, 1e-9))}/s")
+            counts.append(f"{human_bytes(size)} of text, {human_bytes(size / max(self.seconds, 1e-9))}/s")
         before = ""
         if partitions := self.before.get("partitions", 0):
-            before = f" ({counted(partitions, 'partition')} done before)"
+            before = f" ({plural(partitions, 'partition')} done before)"
         if not counts and not before and self.seconds < 0.1:
             return ""
         return f"{self.title}: {', '.join(counts)}{' in ' if counts else ''}{self.seconds:.1f} s{before}"
@@ -114,9 +114,9 @@ class Gauge(Record, frozen=True):
         if not done and not self.expected_bytes:
             yield from self._other_counts()
             return
-        yield _Field(short_bytes(done), False)
+        yield _Field(human_bytes(done), False)
         if self.rate:
-            yield _Field(f"{short_bytes(self.rate)}/s", True)
+            yield _Field(f"{human_bytes(self.rate)}/s", True)
             if self.expected_bytes > done:
                 yield _Field(f"ETA {duration((self.expected_bytes - done) / self.rate)}", True)
         yield _Field(f"rejects {self.done('rejected'):,}", False)
@@ -141,7 +141,7 @@ class Gauge(Record, frozen=True):
         ]
         text = " ".join(f"{name} {NEARLY if share is None else share}%" for name, share in shares)
         more = len(left) - len(largest)
-        return text + (f" and {counted(more, 'source')} more" if more else "")
+        return text + (f" and {plural(more, 'source')} more" if more else "")
 
 
 def _read(counts: Mapping[str, int]) -> int:

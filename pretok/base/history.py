@@ -1,6 +1,6 @@
 """Logs of jobs and the records of a training run -> what happened.
 
-Enters: WORK/logs/*.jsonl (`base.joblog` says what a line holds) and the folder of a run. Leaves: `LoggedJob`s, the
+Input: WORK/logs/*.jsonl (`base.joblog` says what a line holds) and the folder of a run. Output: `LoggedJob`s, the
 oldest first, with their steps, tasks and failures; `RunHistory`. A last line that a kill cut short is left out.
 """
 
@@ -49,12 +49,12 @@ class TaskRun:
 
 @dataclass(slots=True)
 class RunHistory:
-    """What a training run wrote. metrics, validation, segments: lines of its files; done: whether it is at its end."""
+    """What a training run wrote. metrics, validation, attempts: lines of its files; done: whether it is at its end."""
 
     folder: Path
     metrics: list[dict[str, Any]]
     validation: list[dict[str, Any]]
-    segments: list[dict[str, Any]]
+    attempts: list[dict[str, Any]]
     done: bool
 
 
@@ -103,6 +103,6 @@ def read_run(folder: Path) -> RunHistory:
         folder,
         metrics=read_lines(folder / "metrics.jsonl"),
         validation=read_lines(folder / "validation.jsonl"),
-        segments=read_lines(folder / "goodput.jsonl"),
+        attempts=read_lines(folder / "goodput.jsonl"),
         done=(folder / "done.json").exists(),
     )

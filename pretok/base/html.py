@@ -1,6 +1,6 @@
 """HTML in which every text from outside is escaped: what notebooks show of our objects, and what fills our pages.
 
-Enters: a title, names of columns, rows. Leaves: a table without styles of its own, so that it follows the notebook's.
+Input: a title, names of columns, rows. Output: a table without styles of its own, so that it follows the notebook's.
 """
 
 from __future__ import annotations

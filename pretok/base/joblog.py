@@ -1,6 +1,6 @@
 """The log of a job, for whoever asks the morning after: WORK/logs/COMMAND-DATE.jsonl, one JSON object a line.
 
-Enters: events with their details. Leaves: a file of its own for each job, a line for each event, written at once and in
+Input: events with their details. Output: a file of its own for each job, a line for each event, written at once and in
 one piece, so that a job killed at any moment leaves whole lines, but for the last: the kernel may cut a write between
 two pages of a file, and readers leave out a line without an end (`storage.read_lines`). Every line has
 

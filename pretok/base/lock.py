@@ -1,6 +1,6 @@
 """One job at a time in an output folder, on file systems that several nodes share.
 
-Enters: a folder a job is about to write to, or to read for long. Leaves: FOLDER/.lock while the job runs, or
+Input: a folder a job is about to write to, or to read for long. Output: FOLDER/.lock while the job runs, or
 FolderInUse, which names the job that is there. No lock of the kernel: on many clusters `flock` is off, or local to a
 node. The file is made whole under another name and linked into its place, which Lustre, GPFS and NFS do at once for all
 nodes; it says who holds the folder, and a thread touches it every HEARTBEAT seconds.

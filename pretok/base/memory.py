@@ -1,6 +1,6 @@
 """Memory that this process has, and may still take.
 
-Enters: what Linux tells of the machine and of the control groups that Slurm and containers put processes into. Leaves:
+Input: what Linux tells of the machine and of the control groups that Slurm and containers put processes into. Output:
 bytes.
 """
 

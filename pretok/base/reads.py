@@ -1,6 +1,6 @@
 """Many small reads in a row: by the thread that asks while they are at hand, by several where each makes it wait.
 
-Enters: a function that reads little and the things it is called with. Leaves: its results, in their order.
+Input: a function that reads little and the things it is called with. Output: its results, in their order.
 
 On a parallel file system or a server an answer takes longer than all that is done with it, and threads wait together.
 From memory they only take the interpreter lock from each other at every call of the system: 100,000 small files took

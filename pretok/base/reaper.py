@@ -1,6 +1,6 @@
 """Ends what a Ray started by us leaves behind: `python reaper.py SESSION_DIR`, a process beside the driver.
 
-Enters: standard input, which ends when the driver closes it or dies, however it dies. Leaves: no other process that
+Input: standard input, which ends when the driver closes it or dies, however it dies. Output: no other process that
 has a file of the Ray session open, as each of Ray's has its log. Ray's own processes end with the driver only in part:
 after a kill of the driver its two agents stay for ever, after one of the raylet or the GCS most others. Standard
 library only, and no import of ours.

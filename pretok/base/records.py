@@ -1,6 +1,6 @@
 """Records: what a JSON file of ours holds, as frozen msgspec structs; read strictly, and written back.
 
-Enters: a value that `read_json` gave, and the record it must be. Leaves: that record, or an IntegrityError that names
+Input: a value that `read_json` gave, and the record it must be. Output: that record, or an IntegrityError that names
 the file and the key: an unknown or missing key, another type, a number out of range. Nothing is converted or defaulted,
 so what was damaged, or written by another version, never passes for something else.
 

@@ -1,6 +1,6 @@
 """DuckDB in a share of a machine: what fits no memory goes to files beside what is written, never to /tmp.
 
-Enters: a folder for these files, and how many workers share the machine. Leaves: a connection; its errors as ours. Rows
+Input: a folder for these files, and how many workers share the machine. Output: a connection; its errors as ours. Rows
 come in no order but that of an ORDER BY.
 """
 

@@ -1,7 +1,7 @@
 """When to stop: a signal or the end of the Slurm job -> one flag that long loops look at.
 
-Enters: SIGTERM, SIGUSR1, SIGINT; the job's end in SLURM_JOB_END_TIME (seconds since 1970) or, where Slurm does
-not export it, in PRETOK_JOB_END_TIME. Leaves: `StopFlag.reason`, a sentence once it is time to stop, else None; and,
+Input: SIGTERM, SIGUSR1, SIGINT; the job's end in SLURM_JOB_END_TIME (seconds since 1970) or, where Slurm does
+not export it, in PRETOK_JOB_END_TIME. Output: `StopFlag.reason`, a sentence once it is time to stop, else None; and,
 for work that has nothing to bring to an end, `Stopped`.
 """
 

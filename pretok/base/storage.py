@@ -31,7 +31,7 @@ TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of every unfinished file; such files are never read and may be deleted when no job runs."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Errors that only writing gives and that waiting does not mend."""
+"""Errors that only writing gives and that waiting does not fix."""
 PASSING = {
     errno.EAGAIN,
     errno.EBUSY,
@@ -75,7 +75,7 @@ REMEDIES = {
 def output_error(error: OSError, path: Path | None = None) -> OutputError:
     """What to tell a user who cannot write `path`, or the file that `error` names."""
     where = path or error.filename or "the output"
-    remedy = REMEDIES.get(error.errno or 0, "mend that or choose another folder")
+    remedy = REMEDIES.get(error.errno or 0, "fix that or choose another folder")
     kind = NoSpace if error.errno in FULL else OutputError
     return kind(f"cannot write {where}: {error.strerror or error}; {remedy}")
 
@@ -202,7 +202,7 @@ class NewFile:
 
     close = flush
 
-    def tell(self) -> int:
+    def console(self) -> int:
         """Bytes so far."""
         return self.size
 

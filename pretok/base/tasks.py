@@ -1,6 +1,6 @@
 """A step of a job: its tasks run, a person sees how far they are, the log gets one event a task.
 
-Enters: an engine, and what the job tells to; a function and its items. Leaves: each item with its result; in the log
+Input: an engine, and what the job tells to; a function and its items. Output: each item with its result; in the log
 where and when each task ran, how often it was tried, its memory, why it failed, and one event for all workers together;
 the same added up in the Step. What the failures of a step mean is raised at its end.
 """
@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pretok.base.console import Console, Progress
 from pretok.base.errors import OutputError, Stopped
 from pretok.base.execute import Engine, Item, Outcome, Report, Result, Task
 from pretok.base.failures import Failures, TaskError, raise_failures
 from pretok.base.joblog import utc
 from pretok.base.storage import remove_leftovers
-from pretok.base.tell import Progress, Teller
 
 
 class Step:
@@ -29,9 +29,9 @@ class Step:
     nodes: tasks done on each; busy, available: seconds of all workers; peak: most bytes of memory that one held.
     """
 
-    def __init__(self, engine: Engine, tell: Teller, progress: Progress) -> None:
+    def __init__(self, engine: Engine, console: Console, progress: Progress) -> None:
         self.engine = engine
-        self.tell = tell
+        self.console = console
         self.progress = progress
         self._begin()
 
@@ -76,7 +76,7 @@ class Step:
                     elif issubclass(result.raises, OutputError):
                         raise result.raises(result.message)
                     else:
-                        self.tell.notice(f"{what} {name(item)} failed: {result.message}")
+                        self.console.notice(f"{what} {name(item)} failed: {result.message}")
                         collected.append((name(item), result))
         except Stopped as stopped:
             if not kept:
@@ -85,7 +85,7 @@ class Step:
         if folder is not None:
             remove_leftovers(folder)
         if failures is None:
-            raise_failures(collected, self.tell.log, f"{what}s", kept=kept)
+            raise_failures(collected, self.console.log, f"{what}s", kept=kept)
 
     def _outcomes(
         self, function: Task[Item, Result], items: Sequence[Item], what: str, name: Callable[[Item], str]
@@ -95,7 +95,7 @@ class Step:
             return
         self._begin()
         workers, began = self.engine.parallel, time.monotonic()
-        self.tell.event("tasks", what=what, tasks=len(items), workers=workers)
+        self.console.event("tasks", what=what, tasks=len(items), workers=workers)
         try:
             with contextlib.closing(self.engine.map(function, items, self.progress)) as outcomes:
                 for outcome in outcomes:
@@ -107,7 +107,7 @@ class Step:
         finally:
             self.available = workers * (time.monotonic() - began)
             self.nodes = Counter(dict(sorted(self.nodes.items())))
-            self.tell.event(
+            self.console.event(
                 "workers",
                 what=what,
                 workers=workers,
@@ -129,16 +129,16 @@ class Step:
             }
         if isinstance(error := outcome.result, TaskError):
             details |= {"message": error.message, "kind": error.raises.__name__, "traceback": error.trace}
-            self.tell.event("task_failed", **details)
+            self.console.event("task_failed", **details)
         else:
-            self.tell.event("task", **details)
+            self.console.event("task", **details)
 
 
 @contextlib.contextmanager
-def open_step(title: str, engine: Engine, tell: Teller) -> Iterator[Step]:
+def open_step(title: str, engine: Engine, console: Console) -> Iterator[Step]:
     """A step that is shown under its title while the context is open."""
-    with tell.progress(title) as progress:
-        yield Step(engine, tell, progress)
+    with console.progress(title) as progress:
+        yield Step(engine, console, progress)
 
 
 def run_all(
@@ -147,14 +147,14 @@ def run_all(
     names: Sequence[str],
     what: str,
     engine: Engine,
-    tell: Teller,
+    console: Console,
     progress: Progress,
     *,
     kept: bool = True,
 ) -> Iterator[tuple[int, Result]]:
     """`Step.map` with the index of each item in its place, until annotate uses steps."""
     numbered = list(enumerate(items))
-    step = Step(engine, tell, progress)
+    step = Step(engine, console, progress)
     for (index, _), result in step.map(
         partial(_numbered, function), numbered, what, lambda item: names[item[0]], kept=kept
     ):

@@ -78,7 +78,7 @@ def scaled(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
     return {name: weight / total for name, weight in weights.items()}
 
 
-def short(count: float) -> str:
+def human(count: float) -> str:
     """1234567 -> '1.23 M': three significant digits and a decimal suffix."""
     for suffix, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(count) >= 0.9995 * factor:  # 999,999 is 1 M: as thousands it would be "1e+03 k"
@@ -86,13 +86,13 @@ def short(count: float) -> str:
     return f"{count:.3g}"
 
 
-def short_bytes(count: float) -> str:
+def human_bytes(count: float) -> str:
     """2980000000 -> '2.98 GB'."""
-    text = short(count).replace(" B", " G")
+    text = human(count).replace(" B", " G")
     return f"{text}B" if " " in text else f"{text} B"
 
 
-def counted(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """1 -> '1 input', 2000 -> '2,000 inputs'."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 

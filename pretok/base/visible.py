@@ -1,6 +1,6 @@
 """Texts from outside (documents, kept values, file names) -> texts that are safe to show.
 
-Enters: any text. Leaves: the same with its control characters spelled out, so that none moves a cursor, colours a
+Input: any text. Output: the same with its control characters spelled out, so that none moves a cursor, colours a
 terminal, turns the direction of what follows or stands raw in a page. Everything that a person reads passes here.
 """
 

@@ -1,6 +1,6 @@
 """submit: a recipe and a site's profile -> a chain of Slurm jobs: vocabulary, tokens, verification and mix, training.
 
-Enters: a Recipe with its [slurm] and [train] tables, and a profile (slurm/profiles/NAME.sh). Leaves: jobs in
+Input: a Recipe with its [slurm] and [train] tables, and a profile (slurm/profiles/NAME.sh). Output: jobs in
 the queue and OUT/slurm/CHAIN/, where their logs, markers and chain.tsv (job id, stage, link) are.
 
 Between stages a job waits for the success of the one before (afterok), between the links of a stage for its end
@@ -238,7 +238,7 @@ def submit_chain(chain: Chain) -> list[str]:
                 subprocess.run(["scancel", *ids], check=False)
             raise PretokError(
                 f"Slurm refused {job.stage} {job.link}: {answer.stderr.strip()}\n  {shlex.join(command)}\n"
-                f"{len(ids)} jobs submitted before it were cancelled; mend the profile or the options"
+                f"{len(ids)} jobs submitted before it were cancelled; fix the profile or the options"
             )
         ids.append(answer.stdout.strip().partition(";")[0])
         with record.open("a", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
 """Pre-flight: is this node fit for a long job? And over all nodes: a table, and the names of the bad ones.
 
-Enters: the folder the job will write to and what the node should have. Leaves: one `NodeReport` per node, in a log one
+Input: the folder the job will write to and what the node should have. Output: one `NodeReport` per node, in a log one
 line of JSON. Lines of the same form come from `train.preflight`, which adds a matrix product and an all-reduce; `judge`
 takes both.
 """

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretok.base.console import print_json
+from pretok.base.console import table
 from pretok.base.errors import UsageError
-from pretok.base.tell import table
-from pretok.base.units import counted
+from pretok.base.terminal import print_json
+from pretok.base.units import plural
 from pretok.base.visible import visible, visible_json
 from pretok.commands.options import Json, Shards, parse_size, terminal
 
 if TYPE_CHECKING:
     from pretok.audit.documents import Inspection
-    from pretok.base.tell import Teller
+    from pretok.base.console import Console
     from pretok.shards.manifest import Manifest
 
 MOST = 10
@@ -76,29 +76,29 @@ def inspect(
     from pretok.audit.find import random_places
     from pretok.shards.manifest import load_manifest
 
-    tell = terminal(context)
+    console = terminal(context)
     named = {"id": id, "url": url, "hash": hash}
     wanted = [(column, value) for column, value in named.items() if value is not None]
     _check_one_way([*wanted, *(way for way in (search, random, mix) if way is not None)], source)
     if mix is None and (position is not None or step is not None):
         raise UsageError("--position and --step are of a mix or a run: name it with --mix")
     if mix is not None:
-        _show_sequences(mix, shards, position, step, json, tell)
+        _show_sequences(mix, shards, position, step, json, console)
         return
     manifest = load_manifest(shards)
     if random is not None:
         places = random_places(manifest, source, split, random, seed)
     elif search is not None:
-        places = [_searched(manifest, source, split, search, within, tell)]
+        places = [_searched(manifest, source, split, search, within, console)]
     elif wanted:
-        places = [_named(manifest, source, *wanted[0], tell)]
+        places = [_named(manifest, source, *wanted[0], console)]
     else:
         places = [(str(source), split or "train", doc)]
     found = [run_inspect(shards, name, number, part) for name, part, number in places]
     if json:
         _print([asdict(one) for one in found], several=random is not None)
         return
-    _show_documents(manifest, found, tell)
+    _show_documents(manifest, found, console)
 
 
 def _check_one_way(ways: list[object], source: str | None) -> None:
@@ -109,7 +109,7 @@ def _check_one_way(ways: list[object], source: str | None) -> None:
 
 
 def _named(
-    manifest: Manifest, source: str | None, column: str, value: str, tell: Teller
+    manifest: Manifest, source: str | None, column: str, value: str, console: Console
 ) -> tuple[str, str, int]:
     """The first document of a name; the others are told."""
     from pretok.audit.find import find_documents
@@ -117,12 +117,12 @@ def _named(
     places = find_documents(manifest, source, column, value, MOST)
     if not places:
         raise UsageError(f"no document with the {column} {value!r}")
-    _tell_others(places, tell)
+    _tell_others(places, console)
     return places[0]
 
 
 def _searched(
-    manifest: Manifest, source: str | None, split: str | None, text: str, within: str, tell: Teller
+    manifest: Manifest, source: str | None, split: str | None, text: str, within: str, console: Console
 ) -> tuple[str, str, int]:
     """The first document that holds a text; the others are told, and how far the search came."""
     from pretok.audit.find import search_text
@@ -131,31 +131,31 @@ def _searched(
     further = "" if found.whole else "; --within looks further, as in --within 100G"
     if not found.places:
         raise UsageError(f"no document holds {text!r}: {found.extent()}{further}")
-    tell.notice(found.extent() + further)
-    _tell_others(found.places, tell)
+    console.notice(found.extent() + further)
+    _tell_others(found.places, console)
     return found.places[0]
 
 
-def _tell_others(places: list[tuple[str, str, int]], tell: Teller) -> None:
+def _tell_others(places: list[tuple[str, str, int]], console: Console) -> None:
     (source, split, doc), *others = places
     if others:
         named = ", ".join(f"{name} {part} {number}" for name, part, number in others)
         more = " and maybe more" if len(places) == MOST else ""
-        tell.notice(f"{source} {split} {doc} is shown; there are also {named}{more}")
+        console.notice(f"{source} {split} {doc} is shown; there are also {named}{more}")
 
 
-def _show_documents(manifest: Manifest, found: list[Inspection], tell: Teller) -> None:
+def _show_documents(manifest: Manifest, found: list[Inspection], console: Console) -> None:
     from pretok.audit.show import document_heading, load_shown, marked
 
     vocab = load_shown(manifest)
     for one in found:
         for line in document_heading(one, vocab):
-            tell.show(line, result=True)
-        tell.show(marked(vocab, one.ids, one.tokens), result=True)
+            console.show(line, result=True)
+        console.show(marked(vocab, one.ids, one.tokens), result=True)
 
 
 def _show_sequences(
-    mix: Path, shards: Path, position: int | None, step: int | None, json: bool, tell: Teller
+    mix: Path, shards: Path, position: int | None, step: int | None, json: bool, console: Console
 ) -> None:
     """What stands at a position, or the first sequences of a step."""
     from pretok.audit.show import load_shown, marked, seen_sequence, sequence_heading
@@ -163,27 +163,27 @@ def _show_sequences(
 
     if (position is None) == (step is None):
         raise UsageError("with --mix, give either --position or --step")
-    legs = open_traced(mix, shards)
+    segments = open_traced(mix, shards)
     if position is not None:
-        places = [(traced, position) for traced in reading_at(legs, position)]
+        places = [(traced, position) for traced in reading_at(segments, position)]
     else:
-        leg, positions = positions_of_step(legs, step or 0)
-        places = [(leg, at) for at in positions]
-    vocab = load_shown(legs[-1].manifest)
+        segment, positions = positions_of_step(segments, step or 0)
+        places = [(segment, at) for at in positions]
+    vocab = load_shown(segments[-1].manifest)
     shown = [seen_sequence(traced, vocab, at) for traced, at in places[:SEQUENCES]]
     if len(places) > len(shown):
         if step is None:
             what = f"{len(places)} parts of the run read position {position}"
         else:
             what = f"step {step} read positions {places[0][1]} to {places[-1][1]}"
-        tell.notice(f"{what}: the first {len(shown)} are shown")
+        console.notice(f"{what}: the first {len(shown)} are shown")
     if json:
         _print([asdict(one) for one in shown], several=step is not None or len(shown) > 1)
         return
     for one in shown:
         for line in sequence_heading(one):
-            tell.show(line, result=True)
-        tell.show(marked(vocab, one.ids, one.tokens), result=True)
+            console.show(line, result=True)
+        console.show(marked(vocab, one.ids, one.tokens), result=True)
 
 
 def _print(found: list[dict[str, object]], several: bool) -> None:
@@ -233,20 +233,20 @@ def query(
     """
     from pretok.audit.query import run_query
 
-    tell = terminal(context)
+    console = terminal(context)
     kind = format or ("table" if sys.stdout.isatty() else "csv")
     if kind not in ("table", "csv", "json"):
         raise UsageError(f"--format {kind!r}: known are table, csv and json")
-    names, batches = run_query(work, sql, tell)
+    names, batches = run_query(work, sql, console)
     if kind != "table":
-        tell.shown = True
+        console.shown = True
         _write(kind, names, batches)
         return
     rows = list(islice(chain.from_iterable(batches), SHOWN + 1))
     cells = [["" if value is None else str(value) for value in row] for row in rows[:SHOWN]]
-    tell.show(table("", names, cells), result=True)
+    console.show(table("", names, cells), result=True)
     if len(rows) > SHOWN:
-        tell.notice(f"the first {SHOWN:,} rows; --format csv shows all")
+        console.notice(f"the first {SHOWN:,} rows; --format csv shows all")
 
 
 TRACED = 100
@@ -287,24 +287,24 @@ def trace(
 
     if sum(given is not None for given in (doc, position, step)) != 1:
         raise UsageError("give one of --doc, --position and --step")
-    legs = open_traced(target, shards)
+    segments = open_traced(target, shards)
     if doc is not None:
-        places = find_in([traced.manifest for traced in legs], doc, TRACED)
+        places = find_in([traced.manifest for traced in segments], doc, TRACED)
         rows = [
             row
-            for traced, found in zip(legs, places, strict=True)
+            for traced, found in zip(segments, places, strict=True)
             for place in found
             for row in document_rows(traced, *place)
         ]
     elif position is not None:
-        rows = [row for traced in reading_at(legs, position) for row in passage_rows(traced, position)]
+        rows = [row for traced in reading_at(segments, position) for row in passage_rows(traced, position)]
     else:
-        traced, positions = positions_of_step(legs, step or 0)
+        traced, positions = positions_of_step(segments, step or 0)
         rows = [row for one in positions for row in passage_rows(traced, one)]
     if late := sum(row.done is False for row in rows):
         terminal(context).notice(
-            f"{late:,} of {counted(len(rows), 'reading')} lie ahead: the newest checkpoint is of step "
-            f"{legs[-1].steps:,}, the run ends with step {legs[-1].last:,}"
+            f"{late:,} of {plural(len(rows), 'reading')} lie ahead: the newest checkpoint is of step "
+            f"{segments[-1].steps:,}, the run ends with step {segments[-1].last:,}"
         )
     if json:
         print_json([asdict(row) for row in rows])

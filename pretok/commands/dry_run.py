@@ -1,6 +1,6 @@
 """What a command would do, and the commands to type: nothing is written.
 
-Enters: a recipe and the step that would run first. Leaves: tables of the inputs and of what is there already, and lines
+Input: a recipe and the step that would run first. Output: tables of the inputs and of what is there already, and lines
 that can be copied. Inputs are listed, not opened further than their first bytes.
 """
 
@@ -10,9 +10,9 @@ import shlex
 from collections import Counter
 from pathlib import Path
 
-from pretok.base.console import Terminal
-from pretok.base.tell import table
-from pretok.base.units import counted, short_bytes
+from pretok.base.console import table
+from pretok.base.terminal import Terminal
+from pretok.base.units import human_bytes, plural
 from pretok.config import Recipe
 from pretok.read.recognise import list_inputs
 from pretok.shards.manifest import has_manifest, load_manifest
@@ -24,7 +24,7 @@ SHARED = ("--field", "--workers", "--address")
 """Options that every step over inputs has."""
 
 
-def tell_dry_run(command: str, inputs: list[str], recipe: Recipe, tell: Terminal) -> None:
+def tell_dry_run(command: str, inputs: list[str], recipe: Recipe, console: Terminal) -> None:
     """Show what `command` (run, count, build-vocab or tokenize) would read and make. Raises UsageError for inputs or a
     vocabulary that are not there, as the command would."""
     if command == "tokenize":
@@ -41,18 +41,18 @@ def tell_dry_run(command: str, inputs: list[str], recipe: Recipe, tell: Terminal
     for name, source in recipe.sources.items():
         files, notices = list_inputs(source.inputs, source.format)
         for text in notices:
-            tell.notice(text)
+            console.notice(text)
         kinds = Counter(".".join(filter(None, (file.format, file.compression))) for file in files)
         size = sum(file.size for file in files)
         shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds.items())
-        rows.append((name, f"{len(files):,}", short_bytes(size), shown))
-    tell.show(table("would be read", ("source", "files", "on disk", "formats"), rows), result=True)
+        rows.append((name, f"{len(files):,}", human_bytes(size), shown))
+    console.show(table("would be read", ("source", "files", "on disk", "formats"), rows), result=True)
     made = [row for row in _results(recipe) if row[0] in MAKES[command]]
-    tell.show(table("would be made", ("what", "where", "now"), made), result=True)
-    given = [argument for argument in tell.arguments if argument != FLAG]
+    console.show(table("would be made", ("what", "where", "now"), made), result=True)
+    given = [argument for argument in console.arguments if argument != FLAG]
     steps = [given, *_next(command, [*inputs, "--out", str(recipe.out), *_shared(given)], recipe)]
     lines = "\n  ".join(f"pretok {shlex.join(words)}" for words in steps)
-    tell.show(f"nothing was written. To do it, and then go on:\n\n  {lines}", result=True)
+    console.show(f"nothing was written. To do it, and then go on:\n\n  {lines}", result=True)
 
 
 MAKES = {
@@ -85,12 +85,12 @@ def _now(result: Path) -> str:
 
 def _shards_now(shards: Path) -> str:
     parts = [
-        f"{name}: {done} of {counted(planned, 'partition')} done"
+        f"{name}: {done} of {plural(planned, 'partition')} done"
         for name, (done, planned) in unfinished(shards).items()
     ]
     if has_manifest(shards):
         totals = load_manifest(shards).contents.totals
-        parts.insert(0, f"{counted(totals.tokens, 'token')} sealed; compared with the recipe and kept")
+        parts.insert(0, f"{plural(totals.tokens, 'token')} sealed; compared with the recipe and kept")
     return "; ".join(parts) or "nothing"
 
 

@@ -1,6 +1,6 @@
 """Help as a person reads it: commands in the order of the flow, examples as they are typed.
 
-Enters: docstrings of commands, where a paragraph that begins with `pretok ` is an example, and SECTIONS. Leaves: plain
+Input: docstrings of commands, where a paragraph that begins with `pretok ` is an example, and SECTIONS. Output: plain
 text. Nothing is read as markup (the asterisks of a glob and the brackets of [slurm] are text), and an example is one
 line however narrow the terminal, so that it can be copied.
 """

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from pretok.base.console import print_json
+from pretok.base.console import table
 from pretok.base.errors import UsageError
 from pretok.base.storage import atomic_open
-from pretok.base.tell import table
+from pretok.base.terminal import print_json
 from pretok.base.visible import visible
 from pretok.commands.options import WORK, WORK_OR_RUN, Json, Shards, parse_size, terminal
 
@@ -91,15 +91,15 @@ def status(
     if json:
         print_json(found)
         return
-    tell = terminal(context)
+    console = terminal(context)
     rows = [
         (one.what, one.state, "" if one.planned is None else f"{one.done:,} of {one.planned:,}", one.detail)
         for one in found
     ]
-    tell.show(table(str(work), ("result", "state", "done", ""), rows), result=True)
+    console.show(table(str(work), ("result", "state", "done", ""), rows), result=True)
     for one in found:
         if one.next:
-            tell.show(f"{one.what}: {one.next}", result=True)
+            console.show(f"{one.what}: {one.next}", result=True)
 
 
 def report(
@@ -165,7 +165,7 @@ def disclose(
     """
     from pretok.disclosure.job import DisclosureRequest, run_disclose
 
-    tell = terminal(context)
+    console = terminal(context)
     text = run_disclose(DisclosureRequest(work, mix, run, _columns(column or []), domains), format)
     if out is None:
         sys.stdout.write(text)
@@ -173,7 +173,7 @@ def disclose(
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_open(out, "w") as file:
         file.write(text)
-    tell.show(f"{out}", result=True)
+    console.show(f"{out}", result=True)
 
 
 def _columns(given: list[str]) -> dict[str, str]:
@@ -244,12 +244,12 @@ def preflight(
         ]
         for node, found in verdict.checks.items()
     ]
-    tell = terminal(context)
-    tell.show(table("pre-flight", ["node", *names, ""], rows))
+    console = terminal(context)
+    console.show(table("pre-flight", ["node", *names, ""], rows))
     for node, problems in verdict.bad.items():
-        tell.notice(f"{node}: {'; '.join(problems)}")
+        console.notice(f"{node}: {'; '.join(problems)}")
     for problem in verdict.shared:
-        tell.notice(f"some node: {problem}")
+        console.notice(f"some node: {problem}")
     if verdict.bad:
         sys.stdout.write(",".join(verdict.bad) + "\n")
     if verdict.bad or verdict.shared:

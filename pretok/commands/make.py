@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from pretok.audit import VERIFY_DOCUMENTS
-from pretok.base.console import print_json
 from pretok.base.errors import IntegrityError, PartitionsFailed, UsageError
 from pretok.base.records import to_json
 from pretok.base.storage import atomic_open
-from pretok.base.units import counted
+from pretok.base.terminal import print_json
+from pretok.base.units import plural
 from pretok.commands.options import (
     Address,
     DryRun,
@@ -69,16 +69,16 @@ def count(
             raise UsageError("--dry-run is for inputs that are to be counted; adding up counts takes seconds")
         tell_dry_run("count", inputs, recipe, terminal(context))
         return
-    tell = terminal(context, recipe.out if recipe else out, recipe)
+    console = terminal(context, recipe.out if recipe else out, recipe)
     with start_engine(workers, address) as engine:
         if recipe:
-            counts = run_count(recipe, engine, tell)
+            counts = run_count(recipe, engine, console)
         else:
             finished = [load_counts(folder) for folder in folders]
-            counts = add_counts(finished, Path(out or "") / "counts", engine, tell)
+            counts = add_counts(finished, Path(out or "") / "counts", engine, console)
     for name, record in counts.records.items():
-        text = f"{counted(record.documents, 'document')}, {counted(record.bytes, 'byte')} of text"
-        tell.notice(f"{name}: {text} counted")
+        text = f"{plural(record.documents, 'document')}, {plural(record.bytes, 'byte')} of text"
+        console.notice(f"{name}: {text} counted")
     if json:
         print_json({"sources": to_json(counts.records), "failed": to_json(counts.failed)})
     refuse_partial("the counts are made", counts.failed, str(counts.folder))
@@ -134,14 +134,16 @@ def build_vocab(
 
         tell_dry_run("build-vocab", inputs, recipe, terminal(context))
         return
-    tell = terminal(context, recipe.out, recipe)
+    console = terminal(context, recipe.out, recipe)
     with start_engine(workers, address) as engine:
-        report = run_build_vocab(recipe, engine, tell, compare or [], load_counts(counts) if counts else None)
+        report = run_build_vocab(
+            recipe, engine, console, compare or [], load_counts(counts) if counts else None
+        )
     if json:
         print_json(to_json(report))
     else:
-        tell.show(sources_table(report))
-        tell.notice(f"the whole report is in {recipe.vocab_dir / REPORT_FILE}; --verbose shows it")
+        console.show(sources_table(report))
+        console.notice(f"the whole report is in {recipe.vocab_dir / REPORT_FILE}; --verbose shows it")
     stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
     refuse_partial("the vocabulary is made", report.failed, stale)
 
@@ -187,16 +189,16 @@ def tokenize(
         return
     shards = recipe.shards_dir
     before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
-    tell = terminal(context, recipe.out, recipe)
+    console = terminal(context, recipe.out, recipe)
     with start_engine(workers, address) as engine:
-        tokenize_step(recipe, engine, tell)
+        tokenize_step(recipe, engine, console)
     manifest = load_manifest(shards)
     totals = manifest.contents.totals
     if manifest.fingerprint == before:
-        counts = f"{counted(totals.tokens, 'token')} of {counted(totals.documents, 'document')}"
-        tell.notice(f"{shards}: {counts}, complete and unchanged")
+        counts = f"{plural(totals.tokens, 'token')} of {plural(totals.documents, 'document')}"
+        console.notice(f"{shards}: {counts}, complete and unchanged")
     else:
-        show_stats(shards, tell)
+        show_stats(shards, console)
     if json:
         print_json(totals)
 
@@ -241,15 +243,15 @@ def annotate(
     """
     from pretok.annotate.job import Request, run_annotate, tell_summary
 
-    tell = terminal(context, work_of(shards))
+    console = terminal(context, work_of(shards))
     wanted = None if columns is None else tuple(columns.split(","))
     request = Request(shards, tuple(files), tuple(by.split(",")), name, wanted)
     with start_engine(workers, address) as engine:
-        summary = run_annotate(request, engine, tell)
+        summary = run_annotate(request, engine, console)
     if json:
         print_json(summary)
     else:
-        tell_summary(summary, tell)
+        tell_summary(summary, console)
 
 
 def verify(
@@ -270,30 +272,30 @@ def verify(
     from pretok.audit.verify_job import notes, run_verify, verify_report
     from pretok.shards.manifest import FILE_NAME
 
-    tell = terminal(context, work_of(shards))
+    console = terminal(context, work_of(shards))
     with start_engine(workers, address) as engine:
-        manifest, problems = run_verify(shards, None if full else sample, engine, tell)
+        manifest, problems = run_verify(shards, None if full else sample, engine, console)
     for sentence in notes(manifest):
-        tell.notice(sentence)
+        console.notice(sentence)
     if json:
         print_json(verify_report(manifest, problems))
     if problems:
         raise IntegrityError(
-            "\n".join([f"{counted(len(problems), 'problem')} in {shards}:", *(f"  {p}" for p in problems)])
+            "\n".join([f"{plural(len(problems), 'problem')} in {shards}:", *(f"  {p}" for p in problems)])
         )
     totals, sound = manifest.contents.totals, "is" if len(manifest.shards) == 1 else "are"
     again = totals.documents if full else min(sample, totals.documents)
     if manifest.contents.materialized is not None:
         again = 0  # they are sequences of a mix
-    tell.notice(
-        f"{shards}: {counted(len(manifest.shards), 'shard')} of {counted(totals.documents, 'document')} and "
-        f"{counted(totals.tokens, 'token')} {sound} as sealed: sizes, checksums, ids and totals of all, "
-        f"{counted(again, 'document')} encoded again (manifest {manifest.fingerprint})"
+    console.notice(
+        f"{shards}: {plural(len(manifest.shards), 'shard')} of {plural(totals.documents, 'document')} and "
+        f"{plural(totals.tokens, 'token')} {sound} as sealed: sizes, checksums, ids and totals of all, "
+        f"{plural(again, 'document')} encoded again (manifest {manifest.fingerprint})"
     )
     if failed := manifest.contents.failed:
         unread = "was" if len(failed) == 1 else "were"
         raise PartitionsFailed(
-            f"but {counted(len(failed), 'input')} {unread} not read to the end; mend what `failed` in "
+            f"but {plural(len(failed), 'input')} {unread} not read to the end; fix what `failed` in "
             f"{shards / FILE_NAME} names and run the same pretok tokenize again"
         )
 
@@ -359,7 +361,7 @@ def mix(
         table["stages"] = tuple(map(stage_table, stage))
     if materialize and not out:
         raise UsageError("--materialize writes the mix too: say where with --out")
-    manifest, tell, after = load_manifest(shards), terminal(context, out and work_of(out)), None
+    manifest, console, after = load_manifest(shards), terminal(context, out and work_of(out)), None
     if continued is not None:
         if "seed" in table or split is not None:
             raise UsageError("a mix that is continued keeps its seed and split: leave --seed and --split out")
@@ -375,17 +377,19 @@ def mix(
     if json:
         print_json(report)
     else:
-        show_mix(manifest, request, report, tell)
+        show_mix(manifest, request, report, console)
     if out is None:
-        again = shlex.join(["pretok", *tell.arguments, "--out", str(shards.absolute().parent / "mix.json")])
-        tell.notice(f"nothing was written; to write it:\n\n  {again}")
+        again = shlex.join(
+            ["pretok", *console.arguments, "--out", str(shards.absolute().parent / "mix.json")]
+        )
+        console.notice(f"nothing was written; to write it:\n\n  {again}")
     else:
-        tell.notice(f"{out}: {counted(report.sequences, 'sequence')}, {counted(report.tokens, 'token')}")
+        console.notice(f"{out}: {plural(report.sequences, 'sequence')}, {plural(report.tokens, 'token')}")
     if materialize and out:
         from pretok.stream.materialize import run_materialize
 
         with start_engine(workers, address) as engine:
-            run_materialize(shards, out, materialize, engine, tell)
+            run_materialize(shards, out, materialize, engine, console)
 
 
 def _left_at(continued: Path, at: int | None, run: Path | None) -> int:
@@ -459,10 +463,10 @@ def export(
         raise UsageError(f"cannot export to {to!r}{merged}; known are {known}")
     if out is None:
         raise UsageError(f"files for {to} are written into a folder: say which with --out")
-    manifest, tell = load_manifest(shards), terminal(context, out)
+    manifest, console = load_manifest(shards), terminal(context, out)
     wanted = source_tokens(manifest, mix, stage)
     with start_engine(workers, address) as engine:
-        made = run_export(manifest, to, out, most, wanted, engine, tell)
-    tell.notice(
-        f"{out}: {counted(len(made.files), 'file')}, {counted(made.tokens, 'token')}, see {EXPORT_FILE}"
+        made = run_export(manifest, to, out, most, wanted, engine, console)
+    console.notice(
+        f"{out}: {plural(len(made.files), 'file')}, {plural(made.tokens, 'token')}, see {EXPORT_FILE}"
     )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from pretok.base.console import Terminal
 from pretok.base.errors import PretokError, UsageError
 from pretok.base.joblog import LOGS
+from pretok.base.terminal import Terminal
 
 if TYPE_CHECKING:
     from pretok.base.execute import Engine
@@ -282,17 +282,18 @@ def terminal(context: typer.Context, work: Path | None = None, settings: Recipe 
 
     work: the folder below which its log goes, None without a log; settings: for the log.
     """
-    tell = context.ensure_object(Terminal)
+    console = context.ensure_object(Terminal)
     if work is not None:
         command = context.info_name or "pretok"
-        tell.keep_log(work / LOGS, command, settings=settings.model_dump() if settings else context.params)
+        console.keep_log(work / LOGS, command, settings=settings.model_dump() if settings else context.params)
     if settings is not None:
         from pretok.kernels import compile as compiled
 
         if compiled.FIRST_RUN:
-            tell.notice("the first run compiles its loops and keeps them: it takes some 15 s longer, once")
-            compiled.compile_beside(MERGING)
-    return tell
+            console.notice("the first run compiles its loops and keeps them: it takes some 15 s longer, once")
+            if context.info_name in ("build-vocab", "run"):
+                compiled.compile_beside(MERGING)
+    return console
 
 
 def work_of(result: Path) -> Path | None:
@@ -304,7 +305,7 @@ def work_of(result: Path) -> Path | None:
 def start_engine(workers: int | None, address: str | None) -> Iterator[Engine]:
     """An engine that stops for signals and for the end of the Slurm job."""
     from pretok.base.execute import Engine
-    from pretok.base.lean import without_pandas
+    from pretok.base.startup import without_pandas
     from pretok.base.stop import StopFlag
 
     without_pandas()

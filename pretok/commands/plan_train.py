@@ -1,7 +1,7 @@
 """The [train] part of `pretok plan`: memory, time, energy, and jobs of the chain, as `train plan` reckons them.
 
-Enters: a recipe with [train], nodes and time limit from [slurm.train], flags of `train plan` (what the devices are),
-and the forecast of vocabulary and mix. Leaves: the figures, and the command that gives them. Where torch is not
+Input: a recipe with [train], nodes and time limit from [slurm.train], flags of `train plan` (what the devices are),
+and the forecast of vocabulary and mix. Output: the figures, and the command that gives them. Where torch is not
 installed there is only the command.
 """
 

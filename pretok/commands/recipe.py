@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pretok.base.console import print_json
 from pretok.base.errors import UsageError
 from pretok.base.records import to_json
+from pretok.base.terminal import print_json
 from pretok.commands.options import (
     Address,
     DryRun,
@@ -83,9 +83,9 @@ def plan(
     from pretok.forecast.job import run_forecast, tables
 
     cut = next((at for at, word in enumerate(inputs) if word.startswith("-")), len(inputs))
-    recipe, tell = read_recipe(inputs[:cut], out, given), terminal(context)
+    recipe, console = read_recipe(inputs[:cut], out, given), terminal(context)
     check_steps(recipe)
-    forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, tell)
+    forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, console)
     train = forecast_train(recipe, forecast, inputs[cut:])
     if json:
         figures = {} if train is None else {"train": {"jobs": train.jobs, **(train.figures or {})}}
@@ -93,17 +93,17 @@ def plan(
         _refuse_impossible(forecast.mix, train)
         return
     for made in tables(forecast):
-        tell.show(made, result=True)
+        console.show(made, result=True)
     if not forecast.vocabulary:
-        tell.notice(
+        console.notice(
             "counted with a vocabulary trained on a sample; the real one, of more text, needs fewer tokens"
         )
         if recipe.vocab.superwords:
-            tell.notice("superwords are not counted: they make text shorter still (docs/superwords.md)")
+            console.notice("superwords are not counted: they make text shorter still (docs/superwords.md)")
     if train is not None:
-        tell.show(train.text.rstrip(), result=True)
+        console.show(train.text.rstrip(), result=True)
         for sentence in train.sentences():
-            tell.show(sentence, result=True)
+            console.show(sentence, result=True)
     _refuse_impossible(forecast.mix, train)
 
 
@@ -135,9 +135,9 @@ def run(
         return
     from pretok.commands.steps import run_steps
 
-    tell = terminal(context, loaded.out, loaded)
+    console = terminal(context, loaded.out, loaded)
     with start_engine(workers, address) as engine:
-        run_steps(loaded, engine, tell)
+        run_steps(loaded, engine, console)
 
 
 @takes("slurm.train.spare", "slurm.account", "slurm.exclude")
@@ -196,7 +196,7 @@ def submit(
     if dry_run:
         sys.stdout.write(job.chain_script(chain))
         return
-    tell = terminal(context, loaded.out, loaded)
+    console = terminal(context, loaded.out, loaded)
     ids = job.submit_chain(chain)
     submitted = list(zip(ids, chain.jobs, strict=True))
     if json:
@@ -204,6 +204,6 @@ def submit(
         print_json({"folder": str(chain.folder), "jobs": jobs})
     for identity, one in submitted:
         waits = ", ".join(f"{condition} {ids[index]}" for condition, index in one.depends)
-        tell.notice(f"{identity}  {one.stage} {one.link}" + (f"  ({waits})" if waits else ""))
-    tell.notice(f"watch:   squeue -j {','.join(ids)};  tail -F {shlex.quote(str(chain.folder))}/*.out")
-    tell.notice(f"cancel:  scancel {' '.join(ids)}")
+        console.notice(f"{identity}  {one.stage} {one.link}" + (f"  ({waits})" if waits else ""))
+    console.notice(f"watch:   squeue -j {','.join(ids)};  tail -F {shlex.quote(str(chain.folder))}/*.out")
+    console.notice(f"cancel:  scancel {' '.join(ids)}")

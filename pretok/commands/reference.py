@@ -1,6 +1,6 @@
 """The settings' own types -> a page of all keys, and a commented recipe.
 
-Enters: the types of a recipe's tables, of [slurm] and of [train], and what they say of each key. Leaves: Markdown, or
+Input: the types of a recipe's tables, of [slurm] and of [train], and what they say of each key. Output: Markdown, or
 TOML in which every default stands as a comment. Nothing is written down twice, so neither can say what the settings do
 not.
 """

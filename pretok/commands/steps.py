@@ -1,6 +1,6 @@
 """The steps of a recipe, each with its progress: vocabulary -> tokens -> verification -> mix.
 
-Enters: a Recipe and an Engine. Leaves: OUT/vocab, OUT/shards, OUT/mix.json. A step whose result is there and unchanged
+Input: a Recipe and an Engine. Output: OUT/vocab, OUT/shards, OUT/mix.json. A step whose result is there and unchanged
 is skipped, because each job finds its own finished work.
 """
 
@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from pretok.audit import VERIFY_DOCUMENTS
 from pretok.audit.totals import show_stats
 from pretok.audit.verify_job import run_verify
+from pretok.base.console import Console
 from pretok.base.errors import IntegrityError
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
-from pretok.base.tell import Teller
 from pretok.cluster.chain import recipe_flags
 from pretok.config import Recipe
 from pretok.shards.contamination import contamination_table
@@ -27,29 +27,29 @@ from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.job import run_build_vocab
 
 
-def tokenize_step(recipe: Recipe, engine: Engine, tell: Teller) -> None:
+def tokenize_step(recipe: Recipe, engine: Engine, console: Console) -> None:
     """Tokenize all sources of the recipe."""
     vocab = load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
     if recipe.vocab.path is not None or vocab.bos_id is not None:
         eod, bos = (i if i is None else f"{vocab.tokens[i]!r} (id {i})" for i in (vocab.eod_id, vocab.bos_id))
         before = ", nothing is put before it" if bos is None else f" and begins with {bos}"
-        tell.notice(f"{vocab.path}: each document ends with {eod}{before}; --eod and --bos name others")
-    summary = run_tokenize(recipe, engine, tell)
+        console.notice(f"{vocab.path}: each document ends with {eod}{before}; --eod and --bos name others")
+    summary = run_tokenize(recipe, engine, console)
     if summary.nodes:
-        tell.detail(
+        console.detail(
             f"workers: without a task {summary.idle:.0%} of the time, {summary.peak / 1e6:.0f} MB of memory at most"
         )
     if (found := contamination_table(recipe.shards_dir, recipe.sources)) is not None:
-        tell.show(found)
+        console.show(found)
     if len(summary.nodes) > 1:
-        tell.notice(
+        console.notice(
             "partitions per node: " + ", ".join(f"{node} {count}" for node, count in summary.nodes.items())
         )
 
 
-def verify_step(recipe: Recipe, engine: Engine, tell: Teller) -> None:
+def verify_step(recipe: Recipe, engine: Engine, console: Console) -> None:
     """Check the shards and a sample of their documents."""
-    _, problems = run_verify(recipe.shards_dir, VERIFY_DOCUMENTS, engine, tell)
+    _, problems = run_verify(recipe.shards_dir, VERIFY_DOCUMENTS, engine, console)
     if problems:
         raise IntegrityError("\n".join(problems))
 
@@ -69,7 +69,7 @@ def check_steps(recipe: Recipe) -> None:
             plan_mix(manifest, request)
 
 
-def run_steps(recipe: Recipe, engine: Engine, tell: Teller) -> None:
+def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
     """Every step in order; at the end what to type next. All that later steps write is held from the start."""
     check_steps(recipe)
     request = MixRequest(recipe.mix) if recipe.mix is not None else None
@@ -78,16 +78,16 @@ def run_steps(recipe: Recipe, engine: Engine, tell: Teller) -> None:
         if request is not None:
             held.enter_context(hold(recipe.mix_path, "run", beside=True))
         if recipe.vocab.path is None:
-            run_build_vocab(recipe, engine, tell)
-        tokenize_step(recipe, engine, tell)
+            run_build_vocab(recipe, engine, console)
+        tokenize_step(recipe, engine, console)
         if request is not None:  # a budget that does not fit is said before the hours of verification
             plan_mix(load_manifest(recipe.shards_dir), request)
-        verify_step(recipe, engine, tell)
-        show_stats(recipe.shards_dir, tell)
+        verify_step(recipe, engine, console)
+        show_stats(recipe.shards_dir, console)
         if request is None:
-            tell.notice(f"next: pretok mix {recipe.shards_dir} --out {recipe.mix_path}")
+            console.notice(f"next: pretok mix {recipe.shards_dir} --out {recipe.mix_path}")
             return
         report = run_mix(recipe.shards_dir, recipe.mix_path, request)
-        show_stages(load_manifest(recipe.shards_dir), report, tell)
+        show_stages(load_manifest(recipe.shards_dir), report, console)
     command = ["train", *recipe_flags(recipe), "--out", str(recipe.out / "run")]
-    tell.notice(f"next: {shlex.join(command)}")
+    console.notice(f"next: {shlex.join(command)}")

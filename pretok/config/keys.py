@@ -1,6 +1,6 @@
 """What the settings' own types say of each key: name, type, default, limits, a sentence, an example and a page.
 
-Enters: the types of `config.settings`. Leaves: a Key for each of their fields. The page of all keys, the recipe that
+Input: the types of `config.settings`. Output: a Key for each of their fields. The page of all keys, the recipe that
 `pretok init` prints and the options of commands are all made of these, so none can say what the settings do not.
 """
 

@@ -1,6 +1,6 @@
 """Recipes: TOML, or `NAME=GLOB` arguments -> one validated Recipe.
 
-Enters: a recipe file or command-line inputs. Leaves: a Recipe, or a UsageError that says what is wrong, where, and what
+Input: a recipe file or command-line inputs. Output: a Recipe, or a UsageError that says what is wrong, where, and what
 to write. Unknown keys are refused with the nearest known key named. Relative paths start at the folder of the recipe;
 those of the command line start at the current folder.
 """

@@ -1,6 +1,6 @@
 """The settings: one frozen type for each table of a recipe, which says what a value may be.
 
-Enters: tables as TOML gives them. Leaves: a Recipe; whatever is wrong whatever the inputs hold is refused here. `~` and
+Input: tables as TOML gives them. Output: a Recipe; whatever is wrong whatever the inputs hold is refused here. `~` and
 `$VAR` are expanded in every path, `$$` stands for a dollar sign. The line below a key says what it is, gives an example
 and names the page that explains it; `config.keys` reads these lines.
 """

@@ -1,6 +1,6 @@
 """Counted words: in memory as arrays, on disk as Parquet with one row group per bucket or per source.
 
-Enters and leaves: `WordCounts`, which are `Words` with two columns. A bucket is a range of the words' hashes, so what
+Input and output: `WordCounts`, which are `Words` with two columns. A bucket is a range of the words' hashes, so what
 belongs together in the counts of two partitions or two corpora is in row groups of the same bucket, and no step needs
 all words at once.
 """

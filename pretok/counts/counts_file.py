@@ -1,6 +1,6 @@
 """counts.json: what finished counts hold and what they were made from. This module alone knows the file.
 
-Enters: FOLDER/counts.json, or what `counts.job` counted. Leaves: the file, or `CorpusCounts`, of which all was checked.
+Input: FOLDER/counts.json, or what `counts.job` counted. Output: the file, or `CorpusCounts`, of which all was checked.
 
     format, version
     sources  {NAME: {read, documents, bytes, heldout_documents, heldout_bytes, unsampled, rejected, errors}}

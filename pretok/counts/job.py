@@ -1,6 +1,6 @@
 """count: sources -> exact counts of every word, a lasting artifact.
 
-Enters: a Recipe. Leaves: COUNTS/counts.json, written last, and what it describes:
+Input: a Recipe. Output: COUNTS/counts.json, written last, and what it describes:
 
     bucket-00.parquet ... bucket-63.parquet   the words of one bucket, a row group per source
     heldout.parquet                           some held-out texts of each source, for comparing tokenizers
@@ -20,6 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pretok.base.console import Console
 from pretok.base.errors import MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.base.failures import Failure, Failures, raise_failures
@@ -28,7 +29,6 @@ from pretok.base.reads import map_reads
 from pretok.base.records import to_json
 from pretok.base.storage import atomic_open, checksum, read_json, write_json
 from pretok.base.tasks import Step, open_step
-from pretok.base.tell import Teller
 from pretok.config import Recipe
 from pretok.counts.buckets import BUCKETS
 from pretok.counts.counts_file import (
@@ -77,14 +77,14 @@ def refuse_partial(what: str, failed: Sequence[Failure], stale: str) -> None:
         names = "\n  ".join(f"{failure.file}: {failure.error}" for failure in failed)
         raise PartitionsFailed(
             f"{what}, but these inputs were read only in part:\n  {names}\n"
-            f"mend the files, delete {stale} and run the same command again to count all of them"
+            f"fix the files, delete {stale} and run the same command again to count all of them"
         )
 
 
 def run_count(
     recipe: Recipe,
     engine: Engine,
-    tell: Teller,
+    console: Console,
     config: CountConfig | None = None,
 ) -> CorpusCounts:
     """Count what the recipe names, or return the counts that are there. MismatchError when those are of other input.
@@ -95,14 +95,15 @@ def run_count(
     """
     folder = recipe.counts_dir
     if config is None:
-        config = count_config(recipe, engine, tell)
-    with open_step("count", engine, tell) as step, _claim(folder, config) as done:
+        config = count_config(recipe, engine, console)
+    with open_step("count", engine, console) as step, _claim(folder, config) as done:
         if done:
             return _enough(done, recipe)
         state = folder / STATE
         with engine.stop.raising(), one_child():
             tasks = {
-                name: _tasks(name, config.inputs[name].files, recipe, state, tell) for name in recipe.sources
+                name: _tasks(name, config.inputs[name].files, recipe, state, console)
+                for name in recipe.sources
             }
         records = _count(tasks, step)
         reductions = [
@@ -127,7 +128,7 @@ def _enough(counts: CorpusCounts, recipe: Recipe) -> CorpusCounts:
     return counts
 
 
-def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, tell: Teller) -> CorpusCounts:
+def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console: Console) -> CorpusCounts:
     """Add up counts of several corpora into `folder`, or return the sum that is there; sources of one name become one.
 
     UsageError when the same counts are named twice; MismatchError when settings differ, or when `folder` holds another
@@ -146,7 +147,7 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, tell: Te
         raise UsageError("two of these folders hold the same counts, which would be added twice")
     addends = Addends(tuple(to_json(part.config) for part in parts))
     config = SumConfig(*settings[0].settings(), addends, added)
-    with open_step("count", engine, tell) as step, _claim(folder, config) as done:
+    with open_step("count", engine, console) as step, _claim(folder, config) as done:
         if done:
             return done
         engine.choose(sum(path.stat().st_size for part in parts for path in part.buckets))
@@ -233,16 +234,16 @@ def _refuse_others(folder: Path, old: Config, new: Config) -> None:
     )
 
 
-def count_config(recipe: Recipe, engine: Engine, tell: Teller) -> CountConfig:
+def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfig:
     """All that decides the counts: settings, and every input with its size and identity."""
     listed = {}
     with engine.stop.raising():
         for name, source in recipe.sources.items():
             listed[name], notices = list_inputs(source.inputs, source.format)
             for text in notices:
-                tell.notice(text)
+                console.notice(text)
     for text in shared_inputs(listed):
-        tell.notice(text)
+        console.notice(text)
     return CountConfig(
         pattern=recipe.vocab.pattern,
         unicode=UNICODE_FILE.read_text(encoding="ascii").splitlines()[0],
@@ -257,17 +258,19 @@ def count_config(recipe: Recipe, engine: Engine, tell: Teller) -> CountConfig:
     )
 
 
-def partitions_of(name: str, inputs: Sequence[InputFile], recipe: Recipe, tell: Teller) -> list[Partition]:
+def partitions_of(
+    name: str, inputs: Sequence[InputFile], recipe: Recipe, console: Console
+) -> list[Partition]:
     """How the text of a source is cut into tasks."""
-    probes = probe_inputs(inputs, recipe.sources[name].field, tell)
+    probes = probe_inputs(inputs, recipe.sources[name].field, console)
     return plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES)
 
 
 def _tasks(
-    name: str, inputs: Sequence[InputFile], recipe: Recipe, state: Path, tell: Teller
+    name: str, inputs: Sequence[InputFile], recipe: Recipe, state: Path, console: Console
 ) -> list[CountTask]:
     source = recipe.sources[name]
-    partitions = partitions_of(name, inputs, recipe, tell)
+    partitions = partitions_of(name, inputs, recipe, console)
     return [
         CountTask(
             partition=partition,
@@ -296,7 +299,7 @@ def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, CountReco
     failures: Failures = []
     for task, record in run_partitions(count_partition, every, left, "to count", before, step, failures):
         by_name[task.partition.name] = record
-    raise_failures(failures, step.tell.log)
+    raise_failures(failures, step.console.log)
     records = {}
     for name, parts in tasks.items():
         records[name] = CountRecord()

@@ -1,6 +1,6 @@
 """Hash table of words in memory: documents or counted words -> distinct words with two sums each.
 
-Enters: UTF-8 documents, some of them held out of training; or words with two numbers each. Leaves: `WordCounts`, or the
+Input: UTF-8 documents, some of them held out of training; or words with two numbers each. Output: `WordCounts`, or the
 words with the sums of whatever was added.
 
 A slot is 32 bytes: two integers of key and the two sums, of documents the training and the held-out count. Words of up

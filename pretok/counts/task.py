@@ -1,6 +1,6 @@
 """A partition of text -> counted words; counted words of many files -> one bucket of the corpus.
 
-Enters: a CountTask or a ReduceTask, run by a worker. Leaves, for a partition: a small Parquet file of held-out texts
+Input: a CountTask or a ReduceTask, run by a worker. Output, for a partition: a small Parquet file of held-out texts
 and, last, NAME.parquet with one row group of words per bucket. For a bucket: one Parquet file with a row group of
 sorted words per source. A file that exists is finished work, so every task restarts by being skipped.
 
@@ -22,11 +22,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pretok.base.console import Counts
 from pretok.base.execute import Report
 from pretok.base.failures import Failure
 from pretok.base.records import Count, read_record, to_json
 from pretok.base.storage import atomic_open, temporary_of, writing
-from pretok.base.tell import Counts
 from pretok.counts.buckets import BUCKETS, WordCounts, read_group, read_metadata, split_buckets, write_groups
 from pretok.counts.table import WordTable
 from pretok.kernels.hashing import hash_documents, select

@@ -1,6 +1,6 @@
 """Counts of several sources -> the words a vocabulary is trained from, each with one weighted count.
 
-Enters: counted words bucket by bucket, a row group per source, and the share each source shall have. Leaves:
+Input: counted words bucket by bucket, a row group per source, and the share each source shall have. Output:
 `WeightedWords` and a `Tally`, a bucket at a time, so that not all words are ever held. Weights are exact fractions
 until they become one integer per source; all else is integer arithmetic, so the result depends on nothing but the
 counts.

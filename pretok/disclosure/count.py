@@ -1,7 +1,7 @@
 """Ledgers and what is read of each source -> exact figures: documents, tokens, bytes, and the same by language,
 licence, domain and date where kept columns tell them.
 
-Enters: a manifest and an `Extent`; columns are those that ledgers keep and `pretok annotate` joined. Leaves:
+Input: a manifest and an `Extent`; columns are those that ledgers keep and `pretok annotate` joined. Output:
 `ReadFigures`. All files are compared with their checksums first. A document counts when at least one of its tokens
 is read, once however often; `tokens` are those read, repetitions counted, and `token_bytes` their part of the texts;
 `document_bytes` are of the whole texts of the documents that count.

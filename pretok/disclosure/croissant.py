@@ -1,6 +1,6 @@
 """The summary -> Croissant 1.1: JSON-LD that describes the ledgers as a data set, with the figures as its records.
 
-Enters: a manifest and a `Summary`. Leaves: JSON. The files are the manifest and the ledgers, by paths relative to the
+Input: a manifest and a `Summary`. Output: JSON. The files are the manifest and the ledgers, by paths relative to the
 shards folder; the record set `docs` is their rows, `sources`, `languages`, `licences` and `domains` hold the figures
 themselves. What no file knows (licence, address, publisher, date) is left out, as the format has no blanks.
 Format: https://docs.mlcommons.org/croissant/docs/croissant-spec-1.1.html

@@ -1,6 +1,6 @@
 """disclose: WORK, and a mix or a run -> the summary as JSON, HTML or Croissant.
 
-Enters: folders and files by name. Leaves: text. The page shows the JSON as it is, key by key, so that the two cannot
+Input: folders and files by name. Output: text. The page shows the JSON as it is, key by key, so that the two cannot
 differ.
 """
 

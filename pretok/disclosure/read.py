@@ -1,9 +1,9 @@
 """Shards, a mix or a run -> which tokens of each source are read, and how often.
 
-Enters: a manifest; for a mix its file; for a run the files it writes as JSON (`config.json`, `legs.jsonl`,
-`metrics.jsonl`, `done.json`). Leaves: `Extent`. A source gives its sequences in a permuted order, epoch after epoch, so
+Input: a manifest; for a mix its file; for a run the files it writes as JSON (`config.json`, `segments.jsonl`,
+`metrics.jsonl`, `done.json`). Output: `Extent`. A source gives its sequences in a permuted order, epoch after epoch, so
 after k of its n sequences each was read k // n times, and the first k mod n of the epoch in work once more: `Coverage`
-knows which. A run that changed its data or its batch has one for each leg, which add up.
+knows which. A run that changed its data or its batch has one for each segment, which add up.
 
 A token is read where it is the input of a prediction: a sequence of L + 1 tokens reads its first L. What is left over
 behind the last whole sequence of a source is never read.
@@ -24,7 +24,7 @@ from pretok.base.history import read_run
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
-from pretok.stream.legs import StreamLeg, open_legs, read_legs, read_settings
+from pretok.stream.segments import RunSegment, open_segments, read_segments, read_settings
 
 BLOCK = 1 << 20
 """Sequences whose places are computed at once."""
@@ -59,7 +59,8 @@ class Coverage:
 @dataclass(frozen=True, slots=True)
 class SourceReading:
     """sequences: read of the source, of `of` that it has, None where these had several lengths; epochs: how often it
-    was read on average, None where no order reads it; coverage: of each leg, None: every token once, in no sequences.
+    was read on average, None where no order reads it; coverage: of each segment, None: every token once, in no
+    sequences.
     """
 
     sequences: int | None = None
@@ -78,7 +79,7 @@ class SourceReading:
 class RunRecord:
     """What a run says of itself. steps: finished ones, of `planned`; skipped: those among
     them whose update was refused; began, ended: when the first and the last step on
-    record were, UTC; legs: what its steps read; sizes: of the model."""
+    record were, UTC; segments: what its steps read; sizes: of the model."""
 
     folder: Path
     model: str
@@ -89,7 +90,7 @@ class RunRecord:
     skipped: int
     began: str | None
     ended: str | None
-    legs: tuple[StreamLeg, ...]
+    segments: tuple[RunSegment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +126,27 @@ def read_steps(manifest: Manifest, folder: Path, mix: Path | None) -> Extent:
     """
     run = load_run(folder)
     spans = []
-    legs = tuple(leg for leg in run.legs if leg.step < run.steps)
-    ends = [*(leg.step for leg in legs[1:]), run.steps]
-    for leg, view, end in zip(legs, open_legs(legs, manifest, mix), ends, strict=True):
-        spans.append((view, leg.position, leg.position_after(end)))
+    segments = tuple(segment for segment in run.segments if segment.step < run.steps)
+    ends = [*(segment.step for segment in segments[1:]), run.steps]
+    for segment, view, end in zip(segments, open_segments(segments, manifest, mix), ends, strict=True):
+        spans.append((view, segment.position, segment.position_after(end)))
     return _extent("run", spans, run)
 
 
 def load_run(folder: Path) -> RunRecord:
     """What the files of a run say. Raises IntegrityError for a file that is damaged, UsageError where there is no run
     or not one finished step, or where it is not known what it read."""
-    settings, legs = read_settings(folder), read_legs(folder)
+    settings, segments = read_settings(folder), read_segments(folder)
     run = read_run(folder)
     if not run.metrics:
         raise UsageError(f"{folder}: no step is finished yet")
     last = run.metrics[-1]
     steps = int(last["step"])
-    leg = next(leg for leg in reversed(legs) if leg.step < steps)
-    if last["tokens"] != leg.tokens_after(steps):
+    segment = next(segment for segment in reversed(segments) if segment.step < steps)
+    if last["tokens"] != segment.tokens_after(steps):
         raise IntegrityError(
             f"{folder / 'metrics.jsonl'}: {last['tokens']} tokens after step {steps}; by what the run recorded of its "
-            f"steps it is {leg.tokens_after(steps)}"
+            f"steps it is {segment.tokens_after(steps)}"
         )
     return RunRecord(
         folder=folder,
@@ -157,7 +158,7 @@ def load_run(folder: Path) -> RunRecord:
         skipped=int(last.get("skipped", 0)),
         began=run.metrics[0].get("time"),
         ended=last.get("time"),
-        legs=legs,
+        segments=segments,
     )
 
 

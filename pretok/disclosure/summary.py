@@ -1,6 +1,6 @@
 """Figures -> the summary of training content, in the parts of the AI Office's template.
 
-Enters: a manifest, what is read of it, and the figures of its sources. Leaves: `Summary`. The parts are those of the
+Input: a manifest, what is read of it, and the figures of its sources. Output: `Summary`. The parts are those of the
 template for the public summary of training content under Article 53(1)(d) of Regulation (EU) 2024/1689: general
 information, list of data sources, data processing aspects. A field that is null is a blank: no file here knows it, a
 person must fill it in. Nothing is guessed, no threshold or size band of the template is applied.

@@ -1,6 +1,6 @@
 """Shards -> what other trainers read.
 
-Enters: a shards folder, optionally a mix. Leaves: a few lines of configuration or Python where a trainer can read the
+Input: a shards folder, optionally a mix. Output: a few lines of configuration or Python where a trainer can read the
 shards as they are; a folder of files in its own format where it cannot, or wants larger ones.
 
 In this folder:

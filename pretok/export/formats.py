@@ -1,6 +1,6 @@
 """Formats of token files: what each reader wants beside the ids, which all take as they lie in our shards.
 
-Enters: the number of tokens of a file and the lengths of its documents. Leaves: the bytes before the tokens, and those
+Input: the number of tokens of a file and the lengths of its documents. Output: the bytes before the tokens, and those
 of the files beside it. Ids are uint16 or int32 in every one; a reader that calls the latter uint32 sees the same bytes.
 
     megatron  .bin, .idx                        as `shards.format`
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from pretok.base.records import Count, Record
 from pretok.base.tokens import Ints
-from pretok.base.units import short
+from pretok.base.units import human
 from pretok.shards.format import index_bytes
 
 _CHUNK = struct.Struct("<III")
@@ -84,7 +84,7 @@ def _olmo(lengths: npt.NDArray[np.int32], _: int, __: str) -> dict[str, bytes]:
 def _nanotron(lengths: npt.NDArray[np.int32], width: int, tokenizer: str) -> dict[str, bytes]:
     ends = _ends(lengths)
     tokens = int(ends[-1]) if len(ends) else 0
-    about = f"{tokenizer}|{width}\n{tokens}\n{short(tokens)}T"
+    about = f"{tokenizer}|{width}\n{tokens}\n{human(tokens)}T"
     return {".ds.index": ends.astype("<u8").tobytes(), ".ds.metadata": about.encode()}
 
 

@@ -1,6 +1,6 @@
 """export: shards -> a folder of token files in the format of another trainer.
 
-Enters: a sealed shards folder. Leaves: OUT/SOURCE/SPLIT/NAME with the tokens of one shard, or of several in a row up to
+Input: a sealed shards folder. Output: OUT/SOURCE/SPLIT/NAME with the tokens of one shard, or of several in a row up to
 a size, in the order of the manifest; what the format wants beside them; last OUT/export.json, which says of each file
 which shards it holds, its counts, sizes and checksums, and of all what a reader must be told. Text and ledgers stay
 where they are.
@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from pretok.base.console import Console
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import NewFile, copy_file, damaged, read_json, write_bytes, write_json
 from pretok.base.tasks import Step, open_step
-from pretok.base.tell import Teller
-from pretok.base.units import short_bytes
+from pretok.base.units import human_bytes
 from pretok.export.formats import FORMATS, ExportedFile
 from pretok.export.text import blend
 from pretok.shards.manifest import STATE, Manifest, Shard
@@ -88,7 +88,7 @@ def run_export(
     merge: int,
     wanted: Mapping[str, int],
     engine: Engine,
-    tell: Teller,
+    console: Console,
 ) -> Export:
     """Write the tokens of all sources into `out`, or finish what an earlier run began.
 
@@ -96,7 +96,7 @@ def run_export(
     UsageError where a shard is larger than a file of the format may be, MismatchError when `out` holds another export,
     IntegrityError for damaged shards, FolderInUse while another job writes there, PartitionsFailed, Stopped.
     """
-    with reading(manifest, "export"), hold(out, "export"), open_step("export", engine, tell) as step:
+    with reading(manifest, "export"), hold(out, "export"), open_step("export", engine, console) as step:
         path = out / EXPORT_FILE
         if path.exists():
             export = read_record(Export, read_json(path), path)
@@ -144,7 +144,7 @@ def _plan(manifest: Manifest, to: str, out: Path, merge: int) -> Iterator[Export
         for shard in ours:
             if (size := _id_bytes([shard], manifest)) > most:
                 raise UsageError(
-                    f"{shard.path} has {short_bytes(size)}B of tokens, a file for {to} at most {short_bytes(most)}B: "
+                    f"{shard.path} has {human_bytes(size)}B of tokens, a file for {to} at most {human_bytes(most)}B: "
                     "tokenize with a smaller shard_bytes"
                 )
             if groups and _id_bytes([*groups[-1], shard], manifest) <= min(merge, most):

@@ -1,6 +1,6 @@
 """Shards and a mix -> what other trainers need to read them as they are.
 
-Enters: a shards folder, optionally a mix.json. Leaves: for Megatron-LM and NeMo the blend that their data loaders take
+Input: a shards folder, optionally a mix.json. Output: for Megatron-LM and NeMo the blend that their data loaders take
 (the shards are their format already); for nanoGPT-style and litgpt-style trainers a few lines of Python over
 `pretok.stream`, which keep the exact order.
 """

@@ -1,6 +1,6 @@
 """Measured windows -> whole sources with intervals, and what a mix would take of them.
 
-Enters: a `Sample` of a source. Leaves: `SourceForecast`; and of all sources and a [mix], how often each would be read.
+Input: a `Sample` of a source. Output: `SourceForecast`; and of all sources and a [mix], how often each would be read.
 
 A window of `units` units stands for `amount` of them, so what it holds counts amount/units times; the sum over the
 windows estimates the total. Its interval is two standard errors, from the differences between neighbours, as windows at

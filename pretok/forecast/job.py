@@ -1,6 +1,6 @@
 """plan: a recipe -> what it will give and cost, before any node-hour is spent.
 
-Enters: a Recipe. Leaves: a `Forecast`, its tables, and nothing on disk. Where the recipe's vocabulary is there, tokens
+Input: a Recipe. Output: a `Forecast`, its tables, and nothing on disk. Where the recipe's vocabulary is there, tokens
 are counted with it; else with one that is trained on another sample of the same sources, which has seen less text than
 the real one will and so needs more tokens.
 """
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pretok.base.console import Console, Table, table
 from pretok.base.errors import UsageError
-from pretok.base.tell import Table, Teller, table
 from pretok.base.tokens import token_dtype
-from pretok.base.units import duration, short, short_bytes
+from pretok.base.units import duration, human, human_bytes
 from pretok.config import Recipe, Source
 from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, forecast_mix, forecast_source
 from pretok.forecast.measure import measure
@@ -62,10 +62,10 @@ class Forecast:
         )
 
 
-def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forecast:
+def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> Forecast:
     """Sample every source. Raises UsageError for inputs that are not there or hold no text, as tokenize would."""
     with one_child():
-        probed = {name: _probe(source, tell) for name, source in recipe.sources.items()}
+        probed = {name: _probe(source, console) for name, source in recipe.sources.items()}
     with counting_vocabulary(recipe, probed, seed) as (vocab, trained):
         encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path), vocab.bos_id)
         vocab_size = recipe.vocab.size if trained else vocab.size  # a sample may allow fewer entries
@@ -81,7 +81,7 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forec
                 recipe.vocab.pattern,
             )
             for error in found.errors:
-                tell.notice(f"{name}: not sampled: {error}")
+                console.notice(f"{name}: not sampled: {error}")
             probes = probed[name]
             target = recipe.shards.size or shard_bytes(probes, itemsize)
             stored = sum(probe.file.size for probe in probes)
@@ -95,15 +95,15 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, tell: Teller) -> Forec
     return Forecast(fingerprint, vocab_size, itemsize, workers, sources, mix)
 
 
-def _probe(source: Source, tell: Teller) -> list[Probe]:
+def _probe(source: Source, console: Console) -> list[Probe]:
     inputs, notices = list_inputs(source.inputs, source.format)
     for text in notices:
-        tell.notice(text)
+        console.notice(text)
     if hubs := [file.path for file in inputs if file.format == "hub"]:
         raise UsageError(
             f"{hubs[0]}: a data set on a hub tells no sizes before it is read; it cannot be forecast"
         )
-    return probe_inputs(inputs, source.field, tell)
+    return probe_inputs(inputs, source.field, console)
 
 
 def tables(forecast: Forecast) -> list[Table]:
@@ -112,12 +112,12 @@ def tables(forecast: Forecast) -> list[Table]:
         (
             name,
             f"{source.files:,}",
-            short_bytes(source.stored),
+            human_bytes(source.stored),
             _spread(source.documents),
             _spread(source.tokens),
             f"{source.bytes.value / max(1.0, source.tokens.value):.3f}",
             f"{source.reject_share:.2%}",
-            f"{source.shards:,} of {short_bytes(source.shard_bytes)}",
+            f"{source.shards:,} of {human_bytes(source.shard_bytes)}",
         )
         for name, source in forecast.sources.items()
     ]
@@ -133,15 +133,15 @@ def _cost(forecast: Forecast) -> Table:
     tokens = forecast.tokens
     rates = [source.rate for source in forecast.sources.values()]
     rows = [
-        ("tokens", f"{_spread(tokens)}, {short_bytes(tokens.value * forecast.itemsize)} on disk"),
+        ("tokens", f"{_spread(tokens)}, {human_bytes(tokens.value * forecast.itemsize)} on disk"),
         ("files", f"about {FILES_A_SHARD * shards:,} in {shards:,} shards"),
         ("tokenize", f"{duration(forecast.seconds)} with {forecast.workers} workers, each at the "
-         f"{short_bytes(min(rates))}/s measured here; start-up not counted"),
-        ("memory", f"{short_bytes(WORKER_BYTES * forecast.workers)} at most for the workers"),
+         f"{human_bytes(min(rates))}/s measured here; start-up not counted"),
+        ("memory", f"{human_bytes(WORKER_BYTES * forecast.workers)} at most for the workers"),
     ]  # fmt: skip
     if not forecast.vocabulary:
-        need = short_bytes(max(WORD_BYTES * forecast.words, 5e8))
-        rows.append(("build-vocab", f"up to {short(forecast.words)} distinct words, {need} in the driver"))
+        need = human_bytes(max(WORD_BYTES * forecast.words, 5e8))
+        rows.append(("build-vocab", f"up to {human(forecast.words)} distinct words, {need} in the driver"))
     return table("what it takes", ("", "estimate"), rows)
 
 
@@ -158,7 +158,7 @@ def _mix(mix: MixForecast) -> Table:
 def _spread(interval: Interval) -> str:
     """`1.23 M ± 2.1 %`; no spread where everything was read."""
     if interval.low == interval.value:
-        return short(interval.value)
+        return human(interval.value)
     if interval.high == float("inf"):
-        return f"about {short(interval.value)}"
-    return f"{short(interval.value)} ± {(interval.high - interval.value) / max(interval.value, 1e-9):.1%}"
+        return f"about {human(interval.value)}"
+    return f"{human(interval.value)} ± {(interval.high - interval.value) / max(interval.value, 1e-9):.1%}"

@@ -1,6 +1,6 @@
 """Windows -> what was found in each: documents, bytes of text, tokens, rejects by reason, and new words.
 
-Enters: the windows of a source, how its records are read, an encoder. Leaves: a `Found` for each window, and the growth
+Input: the windows of a source, how its records are read, an encoder. Output: a `Found` for each window, and the growth
 of the number of distinct words with the text (Heaps, "Information Retrieval", 1978: k times n to the power beta).
 """
 

@@ -1,6 +1,6 @@
 """A recipe -> the vocabulary its tokens are counted with before there is one of its own.
 
-Enters: a recipe and the inputs of its sources, looked at. Leaves: the recipe's vocabulary where it is there; else one
+Input: a recipe and the inputs of its sources, looked at. Output: the recipe's vocabulary where it is there; else one
 trained on a sample of each source, weighed as `build-vocab` weighs: by the recipe's `weights`, or by what there is.
 """
 

@@ -1,6 +1,6 @@
 """The inputs of a source -> windows: small pieces, spread evenly over all bytes, that stand for equal parts of it.
 
-Enters: the probed inputs of a source. Leaves: `Window`s. POINTS points lie at equal distances in the row of all inputs,
+Input: the probed inputs of a source. Output: `Window`s. POINTS points lie at equal distances in the row of all inputs,
 the first at a seeded place (systematic sampling with probability proportional to size); at each point a window of whole
 records begins. A large file is met by many points, of many small files some are met.
 

@@ -1,6 +1,6 @@
 """Names of the characters that compiled loops compare bytes with: `char.QUOTE` instead of 34.
 
-Enters and leaves: constants. Numba compares with a plain integer, so a name costs nothing where the loop runs. Compiled
+Input and output: constants. Numba compares with a plain integer, so a name costs nothing where the loop runs. Compiled
 code holds them, so `pretok.kernels.compile` compiles again when this module changes.
 """
 

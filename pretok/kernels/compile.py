@@ -1,6 +1,6 @@
 """Compilation of the hot loops: one decorator, one place that decides where compiled code is kept.
 
-Enters: a signature. Leaves: a compiled function, cached on disk. Every function has exactly one signature: Numba names
+Input: a signature. Output: a compiled function, cached on disk. Every function has exactly one signature: Numba names
 a cached variant by counting the variants it sees, so two processes that start together and compile *different*
 variants of one function could read each other's code. With one variant both write the same file, atomically.
 
@@ -106,7 +106,9 @@ _beside: dict[str, subprocess.Popen[bytes]] = {}
 
 def compile_beside(kernel: str) -> None:
     """Have a process of its own compile `MODULE:NAME`, which this one calls later: in a process Numba compiles one
-    function at a time. Where that process ends without it, the call compiles it."""
+    function at a time. Where that process ends without it, the call compiles it. Asked for again, it does nothing."""
+    if kernel in _beside:
+        return
     module, name = kernel.split(":")
     code = f"from {module} import {name}; {name}.compiled()"
     _beside[kernel] = subprocess.Popen(
@@ -136,7 +138,7 @@ class Kernel:
         if part not in self.loaded:
             with _LOADING:
                 if part not in self.loaded:
-                    if beside := _beside.pop(f"{self.py_func.__module__}:{self.py_func.__name__}", None):
+                    if beside := _beside.get(f"{self.py_func.__module__}:{self.py_func.__name__}"):
                         beside.wait()
                     options = (
                         {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if part else {"cache": True}

@@ -1,6 +1,6 @@
 """Eight bytes at a time, for compiled loops over text.
 
-Enters: a pointer to bytes and a position. Leaves: unaligned little-endian words, and masks of the bytes in a word that
+Input: a pointer to bytes and a position. Output: unaligned little-endian words, and masks of the bytes in a word that
 a scanner must look at. The byte tests are the arithmetic ones of "Bit Twiddling Hacks" (Sean Eron Anderson, Stanford):
 borrows run upwards only, so the lowest bit set is right and higher ones may not be. Also: loads ahead of their use.
 

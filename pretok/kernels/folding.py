@@ -1,6 +1,6 @@
 """What two spellings of one text have in common: code points without case, accents and compatibility forms.
 
-Enters: `folding.txt`, made from Python's unicodedata, and the classes of `unicode`. Leaves: `fold_tables()`, what
+Input: `folding.txt`, made from Python's unicodedata, and the classes of `unicode`. Output: `fold_tables()`, what
 compiled code looks a code point up in. `python -m pretok.kernels.folding` writes the file again.
 
 A letter or number becomes its case-folded compatibility decomposition without marks (`Ä` a, `ﬁ` fi, `ß` ss, `²` 2); a

@@ -1,6 +1,6 @@
 """Documents -> 64-bit hashes, and seeded selections by hash.
 
-Enters: UTF-8 documents as one array of bytes with offsets. Leaves: XXH64 of each document, equal to
+Input: UTF-8 documents as one array of bytes with offsets. Output: XXH64 of each document, equal to
 `xxhash.xxh64(document, seed)`; the function is described at https://github.com/Cyan4973/xxHash (doc/xxhash_spec.md).
 What a document is chosen for (validation, hold-out, samples) depends on its bytes and the seed alone, so it does
 not change with the number of workers, the order of files or a restart, and copies of a document go together.

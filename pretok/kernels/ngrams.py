@@ -1,6 +1,6 @@
 """Runs of words that two sets of texts share, whatever the case, accents, punctuation and white space.
 
-Enters: documents as one array of bytes with offsets; once, the passages that are looked for. Leaves: the grams of the
+Input: documents as one array of bytes with offsets; once, the passages that are looked for. Output: the grams of the
 passages, and which of them stand in each document. A word is what `folding` leaves between separators; a gram is GRAM
 words in a row, or all words of a passage that has fewer, down to SHORTEST.
 

@@ -1,6 +1,6 @@
 """UTF-8 documents -> words (pre-tokens), by the published patterns of byte-level BPE vocabularies.
 
-Enters: valid UTF-8 bytes. Leaves: the ends of the words, equal to what the pattern's regular expression gives in
+Input: valid UTF-8 bytes. Output: the ends of the words, equal to what the pattern's regular expression gives in
 `tokenizers` (Split, isolated). The classes of code points come in as a table, see `unicode`, so that the scanner can
 be held against another engine with another version of Unicode. Invalid UTF-8 gives unspecified words, never a read
 outside of the document.

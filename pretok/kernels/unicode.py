@@ -1,6 +1,6 @@
 """Classes of code points, as the patterns of `pretokenize` tell them apart.
 
-Enters: `unicode.txt`, ranges probed from the tokenizers library, whose ids are the reference. Leaves: `class_table()`,
+Input: `unicode.txt`, ranges probed from the tokenizers library, whose ids are the reference. Output: `class_table()`,
 one byte of flags per code point. `python -m pretok.kernels.unicode` writes the file again from the installed library.
 
 A code point has exactly one flag, or none when the Unicode version in the file does not assign it. Compiled code holds

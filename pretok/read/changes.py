@@ -1,6 +1,6 @@
 """What changed since a result was made: settings and input files by name, or nothing.
 
-Enters: the settings or inputs a result on disk was made from, and those of this run. Leaves: a MismatchError that names
+Input: the settings or inputs a result on disk was made from, and those of this run. Output: a MismatchError that names
 every difference; results of other settings are never mixed.
 """
 

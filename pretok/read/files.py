@@ -1,6 +1,6 @@
 """Input files: open and decompress them, tell whether they are what was planned.
 
-Enters: an InputFile, or the path of one. Leaves: streams of bytes; what identifies a file; what changed in it.
+Input: an InputFile, or the path of one. Output: streams of bytes; what identifies a file; what changed in it.
 Local paths go through the operating system; anything with `://` goes through fsspec.
 """
 

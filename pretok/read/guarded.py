@@ -1,6 +1,6 @@
 """A function over items in a process of its own, for libraries that end their process on a damaged file.
 
-Enters: a top-level function and items. Leaves: its results in order, and None for each item that ended the process: the
+Input: a top-level function and items. Output: its results in order, and None for each item that ended the process: the
 ones that have no answer yet are asked again, half of them at a time, until the guilty one stands alone.
 """
 

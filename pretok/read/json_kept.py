@@ -1,6 +1,6 @@
 """JSON Lines -> the values of some fields of each line, as Arrow columns of one type each, in Numba.
 
-Enters: a block of lines that `jsonl` accepted, and which fields of which types. Leaves: a column for each field, null
+Input: a block of lines that `jsonl` accepted, and which fields of which types. Output: a column for each field, null
 where a line has no such field or null, and which values are of another type. A name with dots is a path, or else the
 whole name of one key, and of a key that repeats the last value counts, as for the text.
 """

@@ -1,6 +1,6 @@
 """JSON values in compiled code: skip one, or unescape a string.
 
-Enters: a pointer to the bytes of a line, and where to start and end. Leaves: the position after the value, -1 where it
+Input: a pointer to the bytes of a line, and where to start and end. Output: the position after the value, -1 where it
 is malformed. Nothing is made of what is skipped.
 
 The grammar is RFC 8259 with two tolerances: NaN, Infinity and -Infinity (the json module of Python writes them), and

@@ -1,6 +1,6 @@
 """JSON Lines -> texts: a validating parser in Numba that copies one string field straight into an Arrow buffer.
 
-Enters: a block of whole lines as bytes, and the name of the field. Leaves: the unescaped texts in a row with their
+Input: a block of whole lines as bytes, and the name of the field. Output: the unescaped texts in a row with their
 offsets, and for every record a status. A record is a line, or blank lines in a row. No Python object is made per line.
 
 A name with dots is a path: `meta.text` is the key `text` in the object `meta`. A line without that path is searched for

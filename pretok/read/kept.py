@@ -1,6 +1,6 @@
 """The fields of a record that are kept beside its tokens: which, of which type, and what is of another type.
 
-Enters: names as a recipe gives them, and columns as tables have them. Leaves: KeptColumn, and columns of the types
+Input: names as a recipe gives them, and columns as tables have them. Output: KeptColumn, and columns of the types
 below. A value of another type is null and told, or its document a reject, as the recipe says.
 """
 

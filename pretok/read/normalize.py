@@ -1,6 +1,6 @@
 """Text -> normalized text, for vocabulary and encoding alike.
 
-Enters: an Arrow array of texts, or a batch of documents. Leaves: an array of the same length; a batch without the
+Input: an Arrow array of texts, or a batch of documents. Output: an array of the same length; a batch without the
 documents that became empty, which are rejects of it. What is done is part of the config fingerprint.
 """
 

@@ -1,6 +1,6 @@
 """Inputs -> partitions: what one task reads, planned from sizes before any work.
 
-Enters: the probed inputs of one source. Leaves: a list of partitions, each of about one shard, that cover every byte,
+Input: the probed inputs of one source. Output: a list of partitions, each of about one shard, that cover every byte,
 row group or row of every input exactly once. The plan depends on the inputs and the shard size alone, never on workers,
 so shard names and contents do not either.
 """

@@ -1,6 +1,6 @@
 """One task a partition: what hashing, counting and tokenizing have in common.
 
-Enters: tasks that hold a Partition each, and those of them that are not done. Leaves: each one's result as it
+Input: tasks that hold a Partition each, and those of them that are not done. Output: each one's result as it
 completes, and which failed; for a person what is to do, what earlier runs did, and each partition that is done.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from pretok.base.execute import Result, Task
 from pretok.base.failures import Failures
 from pretok.base.tasks import Step
-from pretok.base.units import counted
+from pretok.base.units import plural
 from pretok.read.partition import Partition
 
 
@@ -49,12 +49,12 @@ def run_partitions(
     done = len(tasks) - len(todo)
     step.progress.expect(sources.total(), len(tasks), dict(sources))
     step.progress.start_from({**before, "partitions": done})
-    text = f"{counted(len(tasks), 'partition')} {doing}"
+    text = f"{plural(len(tasks), 'partition')} {doing}"
     if kept := ", ".join(f"{before[key]:,} {key}" for key in ("documents", "tokens") if before.get(key)):
         text += f", {done} of them done by an earlier run, which left {kept}"
-    (step.tell.notice if done else step.tell.detail)(text)
+    (step.console.notice if done else step.console.detail)(text)
     if place := step.engine.choose(sum(task.partition.estimate for task in todo)):
-        step.tell.detail(place)
+        step.console.detail(place)
     ordered = sorted(todo, key=lambda task: (-task.partition.estimate, task.partition.name))
     with contextlib.closing(
         step.map(

@@ -1,6 +1,6 @@
 """What a user wrote for an input -> the paths it stands for.
 
-Enters: a path, a glob (`**` too), an fsspec URL or URL glob, `hub:ID` or `sample:it`. Leaves: paths, sorted. Nothing is
+Input: a path, a glob (`**` too), an fsspec URL or URL glob, `hub:ID` or `sample:it`. Output: paths, sorted. Nothing is
 looked into: whether a path is a regular file is for `pretok.read.recognise` to find out.
 """
 

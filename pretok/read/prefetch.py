@@ -1,6 +1,6 @@
 """Prefetching: work on what comes next beside the work on what is there.
 
-Enters: an iterator; the pieces of a partition, and what reads one. Leaves: the same in their order. `ahead` runs an
+Input: an iterator; the pieces of a partition, and what reads one. Output: the same in their order. `ahead` runs an
 iterator in a thread, a few items ahead of its consumer: reading, decompressing and parsing release the interpreter
 lock, so they run while the consumer encodes. `begun` opens the next pieces on a server while one is read, and reads
 them up to their first batch: small files several at once, of large ones the next. Local ones wait for their turn.

@@ -1,6 +1,6 @@
 """The inputs of a source -> what planning must know of each: how much text it holds, and whether it has the field.
 
-Enters: InputFiles, the name of the text field, and what is to be kept beside it. Leaves: a Probe of each, UsageError
+Input: InputFiles, the name of the text field, and what is to be kept beside it. Output: a Probe of each, UsageError
 when the field is in none; the one type of each kept column. Of every Parquet file the footer is read, once; of JSON
 Lines the first records of some files. Types are decided here, once: they must not follow from which records a worker
 happens to read.
@@ -16,11 +16,11 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from pretok.base.console import SILENT, Console
 from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
 from pretok.base.records import replace
 from pretok.base.storage import tried
-from pretok.base.tell import SILENT, Teller
 from pretok.base.units import listed
 from pretok.read.files import CorruptInputError, InputFile, open_hub, open_parquet, read_bytes
 from pretok.read.guarded import in_child
@@ -64,8 +64,8 @@ class Probe:
     fields: dict[str, set[str]] = field(default_factory=dict)
 
 
-def probe_inputs(inputs: Sequence[InputFile], field: str, tell: Teller = SILENT) -> list[Probe]:
-    """A Probe of each input. `tell` hears of files without the field; UsageError when all that were judged are."""
+def probe_inputs(inputs: Sequence[InputFile], field: str, console: Console = SILENT) -> list[Probe]:
+    """A Probe of each input. `console` hears of files without the field; UsageError when all that were judged are."""
     lines = [file for file in inputs if file.format == "jsonl" and file.size]
     looked_into = set(lines[:: -(-len(lines) // PROBED_FILES) or 1])
     parquet = [file for file in inputs if file.format == "parquet"]
@@ -87,9 +87,9 @@ def probe_inputs(inputs: Sequence[InputFile], field: str, tell: Teller = SILENT)
         others = f" ({len(problems) - 1} more files are like it)" if len(problems) > 1 else ""
         raise UsageError(problems[0] + others)
     for problem in problems[:NAMED]:
-        tell.notice(problem)
+        console.notice(problem)
     if len(problems) > NAMED:
-        tell.notice(f"{len(problems) - NAMED} more files lack the field {field!r}")
+        console.notice(f"{len(problems) - NAMED} more files lack the field {field!r}")
     return probes
 
 
@@ -269,19 +269,19 @@ def _probe_dataset(file: InputFile, field: str) -> Probe:
 
 
 def decide_types(
-    source: str, columns: Sequence[KeptColumn], probes: Sequence[Probe], tell: Teller
+    source: str, columns: Sequence[KeptColumn], probes: Sequence[Probe], console: Console
 ) -> tuple[KeptColumn, ...]:
     """The columns with their types: what was said, or what was seen, where a whole number is also a float.
 
-    Raises UsageError for a field that no input has, or has in different types, or that holds lists or objects. `tell`
-    hears of fields that were null wherever they were seen; they are taken for text.
+    Raises UsageError for a field that no input has, or has in different types, or that holds lists or objects.
+    `console` hears of fields that were null wherever they were seen; they are taken for text.
     """
     if columns and (plain := [probe.file.path for probe in probes if probe.file.format == "text"]):
         raise UsageError(f"source {source}: plain text has no fields to keep, and {plain[0]} is plain text")
-    return tuple(_decide(source, column, probes, tell) for column in columns)
+    return tuple(_decide(source, column, probes, console) for column in columns)
 
 
-def _decide(source: str, column: KeptColumn, probes: Sequence[Probe], tell: Teller) -> KeptColumn:
+def _decide(source: str, column: KeptColumn, probes: Sequence[Probe], console: Console) -> KeptColumn:
     seen: dict[str, str] = {}  # type -> the first file that has it
     for probe in probes:
         for kind in sorted(probe.fields.get(column.field, ())):
@@ -309,7 +309,7 @@ def _decide(source: str, column: KeptColumn, probes: Sequence[Probe], tell: Tell
             'are then null, or rejects with on_mismatch = "reject"'
         )
     if not kinds:
-        tell.notice(
+        console.notice(
             f"{source}: {column.field!r} has no value in what was looked at and is kept as text; if it is something "
             f"else, say so, such as {column.field}:float"
         )

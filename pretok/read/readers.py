@@ -1,6 +1,6 @@
 """A partition -> batches of documents, whatever format its inputs have.
 
-Enters: a Partition, how to find the text in a record, how it is normalized, what else is kept. Leaves: TextBatch after
+Input: a Partition, how to find the text in a record, how it is normalized, what else is kept. Output: TextBatch after
 TextBatch of about BATCH_BYTES of text, in the order of the inputs. Refused records are in the batch; an input whose
 rest is unreadable raises CorruptInputError after the batch that holds its last good record. Any other exception is a
 bug.

@@ -1,6 +1,6 @@
 """Inputs as a user named them -> input files: list them, recognise their format by content.
 
-Enters: paths, globs and fsspec URLs. Leaves: InputFile descriptions, sorted, each once, and what is worth telling.
+Input: paths, globs and fsspec URLs. Output: InputFile descriptions, sorted, each once, and what is worth telling.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Why records are refused; what was read of each source -> complaints about those that gave too little.
 
-Enters: records read and rejected by source. Leaves: sentences; the commands end with code 3 where there are any.
+Input: records read and rejected by source. Output: sentences; the commands end with code 3 where there are any.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def poor_sources(
             enough = f"{ceil(100 * share) / 100:g}"
             complaint = (
                 f"source {name}: {lost}, more than the share of {float(limit):g} that max_reject_share allows; "
-                f"{where}, mend the inputs or the field, or allow more: --max-reject-share {enough}, or "
+                f"{where}, fix the inputs or the field, or allow more: --max-reject-share {enough}, or "
                 f"max_reject_share = {enough} under [shards] of the recipe"
             )
         if "invalid_utf8" in counted:

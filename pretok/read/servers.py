@@ -1,6 +1,6 @@
 """A file on a server -> any of its bytes, several requests under way at once.
 
-Enters: an fsspec URL; for a Parquet file also row groups and columns of it. Leaves: a ServerFile, its two ends, its
+Input: an fsspec URL; for a Parquet file also row groups and columns of it. Output: a ServerFile, its two ends, its
 bytes in order, or a file for Arrow. With one request at a time a block
 comes per answer of the server, and 50 ms are as long as a worker takes for the text of a block; with REQUESTS under way
 the next is there when the last one is used up. Only where the file system says that it works so (`async_impl`: S3,
@@ -175,7 +175,7 @@ class _Seekable(io.RawIOBase):
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         return self._at
 
-    def tell(self) -> int:
+    def console(self) -> int:
         return self._at
 
 

@@ -1,6 +1,6 @@
 """Blocks of bytes -> spans of whole records, with memory for the longest record that is wanted and no more.
 
-Enters: blocks as a file or a decompressor gives them, and what ends a record. Leaves: spans of about `batch_bytes` that
+Input: blocks as a file or a decompressor gives them, and what ends a record. Output: spans of about `batch_bytes` that
 end where a record ends, and None for each record that is longer than the limit, whose bytes are dropped as they come.
 What leaves depends on the bytes alone, not on how they were cut into blocks.
 """

@@ -1,7 +1,7 @@
 """Parquet files, saved datasets and hub datasets -> columns of text.
 
-Enters: a piece of one of these, the name of its field and of others; `meta.text` is the column `text` in the struct
-`meta` or, where there is no such path, a column of that whole name. Only these columns are read. Leaves: large_binary
+Input: a piece of one of these, the name of its field and of others; `meta.text` is the column `text` in the struct
+`meta` or, where there is no such path, a column of that whole name. Only these columns are read. Output: large_binary
 arrays of about `batch_bytes` of text on average, in order, nulls included, their offsets checked, and the others as
 they are. A value is held whole, whatever its length, and where values differ much in length so is a batch of them.
 

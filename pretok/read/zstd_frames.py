@@ -1,6 +1,6 @@
 """Compressed zstd data -> slices whose text is bounded.
 
-Enters: blocks of a zstd file, cut anywhere. Leaves: the same bytes in slices of at most BLOCKS zstd blocks, which are
+Input: blocks of a zstd file, cut anywhere. Output: the same bytes in slices of at most BLOCKS zstd blocks, which are
 128 KiB of text each at most (RFC 8878, 3.1.1.2), whatever they shrank to: 32 KiB of a file can hold 1 GB of text, and a
 decompressor gives all of what it is fed at once.
 """

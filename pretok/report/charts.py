@@ -1,6 +1,6 @@
 """Numbers -> inline SVG that follows the page's colours: no library, no script, readable when printed.
 
-Enters: series of points or labelled values. Leaves: SVG as text. Colours are the classes s0 to s5 of the page.
+Input: series of points or labelled values. Output: SVG as text. Colours are the classes s0 to s5 of the page.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from pretok.base.units import short
+from pretok.base.units import human
 
 WIDTH, HEIGHT = 720, 220
 LEFT, BOTTOM, TOP = 64, 28, 12
@@ -44,7 +44,7 @@ def lines(
     series: Mapping[str, Sequence[tuple[float, float]]],
     x_name: str,
     y_name: str,
-    label: Callable[[float], str] = short,
+    label: Callable[[float], str] = human,
     x_ticks: Callable[[float, float], list[float]] = whole_ticks,
     *,
     zero: bool = False,
@@ -108,7 +108,7 @@ def _grid(heights: Sequence[tuple[float, float]], title: str) -> str:
     parts = [f"<title>{escape(title)}</title>"]
     for y, value in heights:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 12}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_tick(LEFT - 6, y + 4, "end", short(value)))
+        parts.append(_tick(LEFT - 6, y + 4, "end", human(value)))
     return "".join(parts)
 
 

@@ -1,6 +1,6 @@
 """Shards -> how often each entry of the vocabulary stands in them.
 
-Enters: a manifest. Leaves: `TokenUse` of each source, counted from the tokens themselves, and the entries that no
+Input: a manifest. Output: `TokenUse` of each source, counted from the tokens themselves, and the entries that no
 source uses. Of very large sources whole shards are read, spread evenly, up to a bound, and it says how many tokens they
 hold.
 """

@@ -1,6 +1,6 @@
 """What tokenize, build-vocab and mix left on disk -> typed facts, nothing of which is estimated.
 
-Enters: a WORK folder. Leaves: `Facts`: of every source its counts, the lengths of its documents, its rejects with
+Input: a WORK folder. Output: `Facts`: of every source its counts, the lengths of its documents, its rejects with
 examples and what its kept columns hold most; the input files; the vocabulary's report; the mix. What is not there (no
 mix yet) is None or empty, and the page says so.
 """

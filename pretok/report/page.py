@@ -1,6 +1,6 @@
 """Facts and history -> one HTML file: styles, script and pictures inside, no address outside of it.
 
-Enters: `Facts`, jobs, and a run or None. Leaves: the text of the page, from the template beside this module.
+Input: `Facts`, jobs, and a run or None. Output: the text of the page, from the template beside this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pretok.base.errors import Stopped
 from pretok.base.history import LoggedJob, RunHistory, read_jobs, read_run
 from pretok.base.html import page_environment
 from pretok.base.storage import atomic_open
-from pretok.base.units import duration, short, short_bytes
+from pretok.base.units import duration, human, human_bytes
 from pretok.report import charts
 from pretok.report.gather import Facts, gather
 
@@ -57,8 +57,8 @@ def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> st
     environment = page_environment()
     environment.filters |= {
         "n": "{:,}".format,
-        "short": short,
-        "bytes": short_bytes,
+        "short": human,
+        "bytes": human_bytes,
         "span": duration,
         "when": _when,
         "noun": _noun,
@@ -126,7 +126,7 @@ def _is_stop(job: LoggedJob, text: str) -> bool:
 
 
 def _power_of_ten(x: float) -> str:
-    return short(round(10**x))
+    return human(round(10**x))
 
 
 def _powers(counts: npt.NDArray[np.int64], title: str) -> str:

@@ -1,6 +1,6 @@
 """Benchmark items of the user's own -> how much of them stands in documents.
 
-Enters: a folder of JSON Lines (plain, .gz, .zst), one item a line; batches of documents. Leaves: a `Benchmark`, also as
+Input: a folder of JSON Lines (plain, .gz, .zst), one item a line; batches of documents. Output: a `Benchmark`, also as
 a file for workers; for each document the largest share of an item that it holds, and which item; for each item, in how
 many documents it stands and how much of it at most.
 

@@ -1,6 +1,6 @@
 """Hashes of documents -> which of them are copies of an earlier one.
 
-Enters: lists of 128-bit hashes (`shards.ledger.hash_texts`), in the order in which documents count as first. Leaves:
+Input: lists of 128-bit hashes (`shards.ledger.hash_texts`), in the order in which documents count as first. Output:
 for each list which of its documents are copies, and of which; and a file of the copies of a partition, for the task
 that leaves them out. Two documents are copies where their hashes are equal; that any two of 10^12 different texts have
 the same has a probability of 10^-15.

@@ -1,6 +1,6 @@
 """Batches of documents -> the same without what is not wanted, and with what was found out about the rest.
 
-Enters: batches as `read` gives them, and a `Screening`. Leaves: batches whose refused documents are rejects, with the
+Input: batches as `read` gives them, and a `Screening`. Output: batches whose refused documents are rejects, with the
 reasons `duplicate` and `contaminated`, and whose others have more kept columns, where these are looked for:
 
     duplicate_of        text   where the first document with this text is, as FILE:LINE; null where this is the first

@@ -10,7 +10,7 @@ inputs.py      what a source is made of, as a table: its plan, and what each pie
 plan.py        the plan of one source, kept on disk
 hash_task.py   a partition -> the hash of every document: the task of a pass before
 copies_job.py  which documents are copies of earlier ones, settled before tokenizing
-together.py    small batches that are handled as one
+batching.py    small batches that are handled as one
 task.py        a partition -> sealed parts: the task a worker runs
 unfinished.py  what is not finished, told in words
 software.py    which versions of libraries made shards, and who may go on with them

@@ -1,6 +1,6 @@
 """Columns joined to documents after they became tokens: a second ledger, in a folder of its own beside the shards.
 
-Enters: a manifest, and what `pretok annotate` left. Leaves: `Annotations`, whose rows stand in the order of the shards.
+Input: a manifest, and what `pretok annotate` left. Output: `Annotations`, whose rows stand in the order of the shards.
 
     SHARDS/annotations/NAME/
       annotations.json                 the record: what was joined, by which key, counts, sizes and checksums

@@ -1,6 +1,6 @@
 """What stands beside shards of the benchmark that their documents were searched for.
 
-Enters: a Benchmark, and what the parts of a source found of its items. Leaves, in SHARDS:
+Input: a Benchmark, and what the parts of a source found of its items. Output, in SHARDS:
 
     benchmark.json             fingerprint, gram, shortest, files [{file, items, not_checkable [lines]}]
     contamination/SOURCE.json  items [{item, size, documents, grams}]: the items of which anything was found, of how
@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
+from pretok.base.console import Console, Table, table
 from pretok.base.records import Count, Record, read_record, to_json
 from pretok.base.storage import read_json, write_json
-from pretok.base.tell import Table, Teller, table
-from pretok.base.units import counted
+from pretok.base.units import plural
 from pretok.kernels.ngrams import GRAM, SHORTEST
 from pretok.screen.benchmark import Benchmark, ItemCount, save_benchmark, sum_items
 
@@ -61,7 +61,7 @@ def kept_benchmark(state: Path) -> Path:
     return state / "benchmark.npz"
 
 
-def keep_benchmark(shards: Path, state: Path, benchmark: Benchmark, tell: Teller) -> None:
+def keep_benchmark(shards: Path, state: Path, benchmark: Benchmark, console: Console) -> None:
     """Describe the benchmark, and leave it for workers."""
     items: dict[str, list[int]] = {}
     for name in benchmark.names:
@@ -75,9 +75,9 @@ def keep_benchmark(shards: Path, state: Path, benchmark: Benchmark, tell: Teller
     files = tuple(BenchmarkFile(file, counts[file], tuple(lines)) for file, lines in items.items())
     write_json(benchmark_path(shards), to_json(BenchmarkEntry(benchmark.fingerprint, GRAM, SHORTEST, files)))
     short = sum(len(lines) for lines in items.values())
-    tell.notice(
-        f"benchmark: {counted(len(benchmark.names), 'item')}, {len(benchmark.grams.keys):,} different runs of words; "
-        f"not checkable, because no text in them has {SHORTEST} words: {counted(short, 'item')}"
+    console.notice(
+        f"benchmark: {plural(len(benchmark.names), 'item')}, {len(benchmark.grams.keys):,} different runs of words; "
+        f"not checkable, because no text in them has {SHORTEST} words: {plural(short, 'item')}"
     )
     save_benchmark(benchmark, kept_benchmark(state))
 

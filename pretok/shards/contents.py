@@ -1,6 +1,6 @@
 """What a manifest says: one typed record for each thing that stands in manifest.json.
 
-Enters: shards as their writer left them, and the counts of inputs. Leaves: `Contents`, whose fields are the keys of the
+Input: shards as their writer left them, and the counts of inputs. Output: `Contents`, whose fields are the keys of the
 file (`shards.manifest` lists and writes them) and which knows what identifies the tokens and what cannot be true.
 numpy and the standard library only.
 """

@@ -1,14 +1,14 @@
 """Which documents are copies of earlier ones, settled before tokenizing: every worker is then told its copies.
 
-Enters: the tasks of all partitions that are not sealed, and the shards that are. Leaves: beside the state of each
+Input: the tasks of all partitions that are not sealed, and the shards that are. Output: beside the state of each
 partition the file of its copies (`screen.copies`). Workers seal shards one by one and never change one afterwards, so
 who is first must be known before the first is sealed: a pass over the texts hashes them, which costs a read and spares
 the encoding of every copy.
 
 What counts as first does not depend on workers: documents of sealed sources; then those of partitions for which it
 was settled before; then partitions in the order of the manifest (names of sources, files, lines), those with a damaged
-input last, so that nothing is left out for the sake of a file that will be mended. What is settled stays: a kill, or an
-input mended later, changes nothing about shards that may be sealed already.
+input last, so that nothing is left out for the sake of a file that will be fixed. What is settled stays: a kill, or an
+input fixed later, changes nothing about shards that may be sealed already.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from pretok.base.console import Table, table
 from pretok.base.failures import Failures
 from pretok.base.storage import compare_checksum
 from pretok.base.tasks import Step
-from pretok.base.tell import Table, table
 from pretok.base.tokens import Hashes, Ints
 from pretok.read.partition_runs import run_partitions
 from pretok.screen.copies import (
@@ -80,7 +80,7 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Contents | None, step: 
     copies = find_copies([one.count for one in lists], lambda number: lists[number].load())
     for task, of_partition in zip(unsettled, _located(unsettled, lists, copies[first:]), strict=True):
         save_copies(copies_path(task), of_partition)
-    step.tell.show(_table(lists, first, copies))
+    step.console.show(_table(lists, first, copies))
     return failures
 
 

@@ -1,6 +1,6 @@
 """What is known of documents -> rows: where each stands, its ledger, and what was joined to it afterwards.
 
-Enters: a manifest, names of columns, and the shards of interest. Leaves: Arrow record batches, a window of a ledger
+Input: a manifest, names of columns, and the shards of interest. Output: Arrow record batches, a window of a ledger
 each. A document has
 
     source, split, shard   where it is

@@ -1,6 +1,6 @@
 """Shards: the only module that knows the bytes of `.bin` and `.idx`.
 
-Enters: the token ids of documents, each ending with EOD, and beginning with BOS where there is one. Leaves: a
+Input: the token ids of documents, each ending with EOD, and beginning with BOS where there is one. Output: a
 Megatron-LM indexed dataset.
 
     .bin  token ids, little-endian, nothing else

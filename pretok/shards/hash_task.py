@@ -1,6 +1,6 @@
 """A partition -> the hash of every document in it: the task of a pass before tokenizing, where copies are left out.
 
-Enters: a HashTask. Leaves: a file of hashes with the piece and record of each document, in the order in which
+Input: a HashTask. Output: a file of hashes with the piece and record of each document, in the order in which
 tokenizing will meet them; and whether an input was damaged. Which document is the first can only be known of all.
 """
 

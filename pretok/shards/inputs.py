@@ -1,6 +1,6 @@
 """What a source is made of: its inputs, how they were cut, how many records each piece of them gave.
 
-Enters: the plan of a source; once it is sealed, the records of each piece. Leaves: a Parquet file, `plan.parquet` in
+Input: the plan of a source; once it is sealed, the records of each piece. Output: a Parquet file, `plan.parquet` in
 the folder of unfinished work and then `NAME.files.parquet` beside the shards, and what such a file says. One row a
 piece, in the order in which they are read:
 

@@ -1,6 +1,6 @@
 """tokenize: sources -> sealed shards with a manifest; every step restarts where it stopped.
 
-Enters: a Recipe with a trained vocabulary. Leaves: SHARDS/manifest.json and what it describes.
+Input: a Recipe with a trained vocabulary. Output: SHARDS/manifest.json and what it describes.
 
     plan      inputs -> partitions, kept in SHARDS/.state/NAME/plan.parquet so that a restart does the same work
     copies    where duplicates are wanted: which documents are copies, by a pass before (`pretok.shards.copies_job`)
@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretok.base.console import Console
 from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine
 from pretok.base.failures import Failure, Failures, raise_failures
 from pretok.base.lock import hold
 from pretok.base.storage import remove_leftovers
 from pretok.base.tasks import Step, open_step
-from pretok.base.tell import Teller
 from pretok.base.tokens import token_dtype
-from pretok.base.units import counted
+from pretok.base.units import plural
 from pretok.config import Recipe
 from pretok.read.changes import refuse_changes, shared_inputs
 from pretok.read.guarded import one_child
@@ -41,7 +41,7 @@ from pretok.shards.copies_job import settle_copies
 from pretok.shards.inputs import SourcePlan, load_inputs
 from pretok.shards.manifest import FILE_NAME, STATE, has_manifest, load_manifest
 from pretok.shards.plan import is_complete, plan_source
-from pretok.shards.seal import drop_finished, seal, standing, withdraw
+from pretok.shards.seal import drop_finished, seal, sealed_contents, unpublish
 from pretok.shards.software import all_software, refuse_other_engine, software
 from pretok.shards.task import (
     TokenizeTask,
@@ -71,7 +71,7 @@ def shared_config(recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None
     }
 
 
-def run_tokenize(recipe: Recipe, engine: Engine, tell: Teller) -> Step:
+def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> Step:
     """Bring SHARDS to what the recipe says, as the only job that writes there. What the workers did is in the Step.
 
     Raises MismatchError, UsageError, FolderInUse, OutputError, Stopped; at the end PartitionsFailed, or InternalError
@@ -80,14 +80,14 @@ def run_tokenize(recipe: Recipe, engine: Engine, tell: Teller) -> Step:
     vocab = load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
     benchmark = read_benchmark(recipe.shards.against) if recipe.shards.against else None
     with hold(recipe.shards_dir, "tokenize"):
-        work = _prepare(recipe, vocab, benchmark, engine, tell)
+        work = _prepare(recipe, vocab, benchmark, engine, console)
         if work.open_tasks and benchmark:
-            keep_benchmark(recipe.shards_dir, recipe.shards_dir / STATE, benchmark, tell)
+            keep_benchmark(recipe.shards_dir, recipe.shards_dir / STATE, benchmark, console)
         failures: Failures = []
         if work.open_tasks and recipe.shards.duplicates != "keep":
-            with open_step("look for copies", engine, tell) as step:
+            with open_step("look for copies", engine, console) as step:
                 failures = settle_copies(work.tasks, work.sealed, step)
-        with open_step("tokenize", engine, tell) as step:
+        with open_step("tokenize", engine, console) as step:
             _tokenize(recipe, vocab, work, failures, step)
             return step
 
@@ -105,14 +105,14 @@ class _Work:
 
 
 def _prepare(
-    recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None, engine: Engine, tell: Teller
+    recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None, engine: Engine, console: Console
 ) -> _Work:
     """Plan, and put what workers read in its place."""
     shards = recipe.shards_dir
     state = shards / STATE
     config = shared_config(recipe, vocab, benchmark)
     drop_finished(state)
-    old = standing(shards, state)
+    old = sealed_contents(shards, state)
     if old and old.totals.documents:  # what holds no document binds nothing
         refuse_changes("the shards", shards, old.config, config)
     sealed = {}
@@ -122,11 +122,11 @@ def _prepare(
     itemsize = token_dtype(vocab.size).itemsize
     with engine.stop.raising(), one_child():
         plans = [
-            plan_source(name, source, config, recipe.shards.size, itemsize, state, sealed.get(name), tell)
+            plan_source(name, source, config, recipe.shards.size, itemsize, state, sealed.get(name), console)
             for name, source in recipe.sources.items()
         ]
     for text in shared_inputs({source_plan.name: source_plan.inputs for source_plan in plans}):
-        tell.notice(text)
+        console.notice(text)
     if (
         not old or not (shards / TOKENIZER_FILE).exists()
     ):  # the shards then need nothing else; workers read this copy
@@ -146,8 +146,8 @@ def _prepare(
     if tasks:
         parts = (part for task in tasks for part in load_parts(task.state_dir, task.partition.name))
         made = [old.software] if old and old.totals.documents else []
-        refuse_other_engine(shards, all_software([*made, *(part.software for part in parts)]), tell)
-    withdraw(shards, state, {task.partition.source for task in tasks})
+        refuse_other_engine(shards, all_software([*made, *(part.software for part in parts)]), console)
+    unpublish(shards, state, {task.partition.source for task in tasks})
     if vocab.bos_id is None:  # the manifests of shards without one have no such key
         del config["bos_id"]
     return _Work(config, old, plans, tasks, [task for task in tasks if not _finished(task)])
@@ -155,14 +155,14 @@ def _prepare(
 
 def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures, step: Step) -> None:
     """Tokenize and seal. failures: partitions that failed already; they are not tried again in this run."""
-    shards, state, tell = recipe.shards_dir, recipe.shards_dir / STATE, step.tell
+    shards, state, console = recipe.shards_dir, recipe.shards_dir / STATE, step.console
     plans, tasks = work.plans, work.tasks
     failed_before = {name for name, _ in failures}
     open_tasks = [task for task in work.open_tasks if task.partition.name not in failed_before]
     if not work.open_tasks:
         total = sum(len(plan.partitions) for plan in plans)
-        sealed_already = f"nothing to do: all {counted(total, 'partition')} are sealed"
-        tell.notice(sealed_already + ("; writing the manifest" if tasks else ""))
+        sealed_already = f"nothing to do: all {plural(total, 'partition')} are sealed"
+        console.notice(sealed_already + ("; writing the manifest" if tasks else ""))
     if open_tasks:
         before = Counter[str]()
         for task in tasks:
@@ -170,7 +170,7 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
                 before.update(part.counts(task.partition.source))
         first = open_tasks[0]
         if slow := load_encoder(first.tokenizer_json, first.tokenizer, first.eod_id, first.bos_id).notice:
-            tell.notice(slow)
+            console.notice(slow)
         for _ in run_partitions(tokenize_partition, tasks, open_tasks, "to tokenize", before, step, failures):
             pass
         remove_leftovers(shards)
@@ -184,8 +184,8 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
         contents = load_manifest(shards).contents
         failed = contents.failed
     if failures and failed:
-        tell.notice(_describe_failures(failed, shards))
-    raise_failures(failures, tell.log)
+        console.notice(_describe_failures(failed, shards))
+    raise_failures(failures, console.log)
     complaints = [_describe_failures(failed, shards)] if failed else []
     complaints += _poor_sources(contents, recipe)
     if complaints:
@@ -202,10 +202,10 @@ def _describe_failures(failed: Sequence[Failure], shards: Path) -> str:
     more = (
         [f"  and {len(failed) - 20} more, under `failed` in {shards / FILE_NAME}"] if len(failed) > 20 else []
     )
-    head = f"{counted(len(failed), 'input')} could not be read to the end; everything else is in the shards:"
+    head = f"{plural(len(failed), 'input')} could not be read to the end; everything else is in the shards:"
     return "\n".join(
         [head, *lines, *more,
-         "mend the files and run the same command again: only these partitions are done again"]
+         "fix the files and run the same command again: only these partitions are done again"]
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The ledger of a shard: one row a document, in the order of the shard, as a Parquet file beside it.
 
-Enters: what is known of documents when they are encoded. Leaves: `NAME.docs.parquet`, which any Parquet reader opens:
+Input: what is known of documents when they are encoded. Output: `NAME.docs.parquet`, which any Parquet reader opens:
 
     file    string                  the input
     start   int64                   where in the file the counting of `record` begins: 0, or the byte at which a part

@@ -1,6 +1,6 @@
 """manifest.json: the sealed description of a shards folder, written last.
 
-Enters: the `Contents` of a folder (from `pretok.shards.seal`), or the file on disk. Leaves: the file, or a `Manifest`
+Input: the `Contents` of a folder (from `pretok.shards.seal`), or the file on disk. Output: the file, or a `Manifest`
 whose every value was checked, read by verify, stats, mix, stream and train. `pretok.shards.contents` has the records.
 
     format, version

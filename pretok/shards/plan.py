@@ -1,7 +1,7 @@
 """The plan of one source: made once, kept on disk, compared with what a later run is given.
 
-Enters: the inputs and settings of a source, and the plan of an earlier run if there is one. Leaves: a SourcePlan.
-A changed input or setting is refused by name, except a file that was damaged, failed, and has been mended; and
+Input: the inputs and settings of a source, and the plan of an earlier run if there is one. Output: a SourcePlan.
+A changed input or setting is refused by name, except a file that was damaged, failed, and has been fixed; and
 what has written no document binds nothing.
 """
 
@@ -11,9 +11,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from pretok.base.console import Console
 from pretok.base.errors import MismatchError
 from pretok.base.records import replace, to_json
-from pretok.base.tell import Teller
 from pretok.config import Source
 from pretok.read.changes import input_changes, refuse, refuse_changes
 from pretok.read.files import InputFile
@@ -32,7 +32,7 @@ def plan_source(
     itemsize: int,
     state: Path,
     sealed: SourcePlan | None,
-    tell: Teller,
+    console: Console,
 ) -> SourcePlan:
     """The plan of a source: the stored one if nothing changed; a new one, written to disk, if there is none.
 
@@ -41,7 +41,7 @@ def plan_source(
     """
     inputs, notices = list_inputs(source.inputs, source.format)
     for text in notices:
-        tell.notice(text)
+        console.notice(text)
     old, before = read_plan(state / name) or (sealed, None)
     settings = to_json(source.record) | {"keep": list(source.keep), "on_mismatch": source.on_mismatch}
     if old is not None:
@@ -52,13 +52,13 @@ def plan_source(
         except MismatchError:
             if _has_documents(state, name):
                 raise
-            tell.notice(
+            console.notice(
                 f"{name}: the run before, of other settings or inputs, wrote no document and is forgotten"
             )
             shutil.rmtree(state / name, ignore_errors=True)
-    probes = probe_inputs(inputs, source.field, tell)
+    probes = probe_inputs(inputs, source.field, console)
     target = size or shard_bytes(probes, itemsize)
-    kept = decide_types(name, source.kept, probes, tell)
+    kept = decide_types(name, source.kept, probes, console)
     partitions = plan(name, probes, target, itemsize)
     new = SourcePlan(name, settings | {"target": target}, inputs, partitions, kept)
     write_plan(state / name, new, config)
@@ -73,7 +73,7 @@ def _continue(
     settings: dict[str, object],
     state: Path,
 ) -> SourcePlan:
-    """The stored plan, in which mended files stand as they are now. Raises MismatchError.
+    """The stored plan, in which fixed files stand as they are now. Raises MismatchError.
 
     before: the `config` of work that is unfinished; settings: without `target` where the size of a shard follows the
     inputs, which are compared.
@@ -84,11 +84,11 @@ def _continue(
     refuse_changes(what, shards, old.settings, settings)
     if inputs == old.inputs:
         return old
-    mended = _mended(old, inputs, state / old.name)
+    fixed = _fixed(old, inputs, state / old.name)
     planned = {file.path: file for file in old.inputs}
-    accepted = [planned[file.path] if file.path in mended else file for file in inputs]
+    accepted = [planned[file.path] if file.path in fixed else file for file in inputs]
     refuse(what, shards, input_changes(old.inputs, accepted))
-    if not mended:
+    if not fixed:
         return old
     new = _replace_files(old, {file.path: file for file in inputs})
     write_plan(state / old.name, new, config)
@@ -100,17 +100,17 @@ def _has_documents(state: Path, name: str) -> bool:
     return any(path for folder in (state.parent / name, state / name) for path in folder.glob("*.bin"))
 
 
-def _mended(old: SourcePlan, inputs: list[InputFile], state: Path) -> set[str]:
+def _fixed(old: SourcePlan, inputs: list[InputFile], state: Path) -> set[str]:
     """Files that may differ from the plan: each is whole in one partition, of which nothing sealed will stay."""
     planned = {file.path: file for file in old.inputs}
     changed = {file.path for file in inputs if file.path in planned and planned[file.path] != file}
     pieces = [(piece, partition) for partition in old.partitions for piece in partition.pieces]
-    mended = set()
+    fixed = set()
     for path in changed:
         holding = [partition for piece, partition in pieces if piece.file.path == path]
         if len(holding) == 1 and state.exists() and _starts_over(load_parts(state, holding[0].name)):
-            mended.add(path)
-    return mended
+            fixed.add(path)
+    return fixed
 
 
 def _starts_over(parts: list[PartRecord]) -> bool:
@@ -130,8 +130,8 @@ def is_complete(state: Path, partition: str) -> bool:
 
 
 def _replace_files(old: SourcePlan, files: dict[str, InputFile]) -> SourcePlan:
-    def mended(partition: Partition) -> Partition:
+    def fixed(partition: Partition) -> Partition:
         pieces = (replace(piece, file=files[piece.file.path]) for piece in partition.pieces)
         return replace(partition, pieces=tuple(pieces))
 
-    return replace(old, inputs=list(files.values()), partitions=[mended(part) for part in old.partitions])
+    return replace(old, inputs=list(files.values()), partitions=[fixed(part) for part in old.partitions])

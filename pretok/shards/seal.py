@@ -1,11 +1,11 @@
 """Seal: the sealed parts of all partitions -> few files and one manifest.
 
-Enters: the plans and part records in SHARDS/.state. Leaves, per source: one validation shard with its ledger, one file
+Input: the plans and part records in SHARDS/.state. Output, per source: one validation shard with its ledger, one file
 of rejects, one table of inputs; then manifest.json; then the state of finished sources is dropped.
 Sources already in the manifest and not in the plans are kept as they are.
 
 A manifest that stands is true at every moment. So before a file that it lists is touched, which happens when inputs
-were mended and partitions are done again, `withdraw` takes it back: into .state, without the sources concerned, where
+were fixed and partitions are done again, `unpublish` takes it back: into .state, without the sources concerned, where
 `standing` still finds it. Adding a source touches nothing that is listed; the manifest is then replaced at once.
 """
 
@@ -64,8 +64,8 @@ class _Source:
     mismatches: tuple[MismatchEntry, ...]
 
 
-def standing(shards: Path, state: Path) -> Contents | None:
-    """What is sealed in `shards`: the contents of its manifest, of the one withdrawn into `state`, or None.
+def sealed_contents(shards: Path, state: Path) -> Contents | None:
+    """What is sealed in `shards`: the contents of its manifest, of the one unpublished into `state`, or None.
 
     Raises IntegrityError; MismatchError for shards that something else than tokenize made.
     """
@@ -78,13 +78,13 @@ def standing(shards: Path, state: Path) -> Contents | None:
     return None
 
 
-def withdraw(shards: Path, state: Path, names: set[str]) -> None:
+def unpublish(shards: Path, state: Path, names: set[str]) -> None:
     """Take the manifest back if it lists any source of `names`, whose files are about to change.
 
     What it says of the other sources goes to `state` first; the next `seal` takes it from there. FolderInUse while
     another job reads them (`unfinished.reading`), who looks for the manifest when it has said so.
     """
-    old = standing(shards, state)
+    old = sealed_contents(shards, state)
     if old and has_manifest(shards) and names & old.sources.keys():
         kept = {name: _of_source(old, name) for name in old.sources if name not in names}
         write_manifest(state, _assemble(old, kept, ()))
@@ -117,7 +117,7 @@ def seal(
 
     Raises AssertionError if read = written + rejected fails for any source.
     """
-    old = standing(shards, state)
+    old = sealed_contents(shards, state)
     sources = {name: _of_source(old, name) for name in old.sources} if old else {}
     sources |= {plan.name: _seal_source(shards, state / plan.name, plan, vocab) for plan in plans}
     for failure in crashed:
@@ -136,7 +136,7 @@ def seal(
     )
     write_manifest(shards, contents)
     kept_benchmark(state).unlink(missing_ok=True)
-    (state / FILE_NAME).unlink(missing_ok=True)  # a withdrawn one; from here on the new one stands
+    (state / FILE_NAME).unlink(missing_ok=True)  # a unpublished one; from here on the new one stands
     for plan in plans:
         if not sources[plan.name].failed:
             (state / plan.name).rename(state / f"{plan.name}{DONE}")  # at once: half a state is no state
@@ -257,7 +257,7 @@ def _merge_validation(
     sealed = [(state / f"{part.name}.val", part.val) for _, part in parts if part.val is not None]
     if not sealed:
         for path in (prefix.with_suffix(".bin"), prefix.with_suffix(".idx"), ledger_path(prefix)):
-            path.unlink(missing_ok=True)  # of inputs that were mended since
+            path.unlink(missing_ok=True)  # of inputs that were fixed since
         return None
     with ShardWriter(prefix, token_dtype(vocab.size)) as shard:
         for part, _ in sealed:

@@ -1,6 +1,6 @@
 """Which versions of libraries made shards, and whether those that are here may go on with them.
 
-Enters: what part records and a manifest say of software. Leaves: the versions of this process; all that worked on a
+Input: what part records and a manifest say of software. Output: the versions of this process; all that worked on a
 folder; MismatchError where another engine would give other ids to the rest.
 """
 
@@ -12,8 +12,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+from pretok.base.console import Console
 from pretok.base.errors import MismatchError
-from pretok.base.tell import Teller
 from pretok.base.version import PRETOK_VERSION
 
 PACKAGES = ("gigatoken", "tokenizers", "pyarrow", "numpy", "numba")
@@ -41,7 +41,7 @@ def all_software(used: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
 
 
-def refuse_other_engine(shards: Path, made: Mapping[str, str], tell: Teller) -> None:
+def refuse_other_engine(shards: Path, made: Mapping[str, str], console: Console) -> None:
     """MismatchError where an engine of another version made what is in `shards`; a notice of other packages."""
     now = software()
     others = [name for name in made if name in now and made[name] != now[name]]
@@ -53,6 +53,6 @@ def refuse_other_engine(shards: Path, made: Mapping[str, str], tell: Teller) -> 
         )
     if others:
         told = ", ".join(f"{name} {made[name]} (now {now[name]})" for name in others)
-        tell.notice(
+        console.notice(
             f"what is in {shards} was made with {told}: ids are the same, bytes of ledgers may differ"
         )

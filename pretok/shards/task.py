@@ -1,6 +1,6 @@
 """One partition -> sealed parts: the task that a worker runs.
 
-Enters: a TokenizeTask. Leaves, for each part of the partition (one, unless an input that can't be cut fills several
+Input: a TokenizeTask. Output, for each part of the partition (one, unless an input that can't be cut fills several
 shards): the train shard under its final name and its ledger; beside the plan, in the state folder, the same of the
 validation documents, the rejects, and last the part's record, which makes the part count as done.
 
@@ -23,12 +23,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pretok.base.console import SILENT, Counts
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Report
 from pretok.base.failures import Failure
 from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import atomic_open, read_json, write_json
-from pretok.base.tell import SILENT, Counts
 from pretok.base.tokens import Tokens
 from pretok.read.batches import Rejects, TextBatch, buffers
 from pretok.read.kept import Keep, Mismatch
@@ -37,10 +37,7 @@ from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat, read_partition
 from pretok.screen.benchmark import ItemCount
 from pretok.screen.screening import Screen, Screening
-from pretok.shards.format import SealedShard, ShardWriter
-from pretok.shards.ledger import LedgerWriter, SealedLedger, ledger_rows, schema_with
-from pretok.shards.software import refuse_other_engine, software
-from pretok.shards.together import (
+from pretok.shards.batching import (
     MOST_BATCHES,
     MOST_TOKENS,
     EncodedSplit,
@@ -49,6 +46,9 @@ from pretok.shards.together import (
     join,
     most_tokens,
 )
+from pretok.shards.format import SealedShard, ShardWriter
+from pretok.shards.ledger import LedgerWriter, SealedLedger, ledger_rows, schema_with
+from pretok.shards.software import refuse_other_engine, software
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import load_vocab

@@ -1,6 +1,6 @@
 """A shard -> the texts of its documents, a few megabytes at a time.
 
-Enters: a shard of a manifest and a decoder of its vocabulary. Leaves: Arrow arrays of texts as they were tokenized:
+Input: a shard of a manifest and a decoder of its vocabulary. Output: Arrow arrays of texts as they were tokenized:
 after normalization, without the tokens around each document.
 """
 

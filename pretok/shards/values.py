@@ -1,6 +1,6 @@
 """Columns of ledgers -> how many documents, and how much of what they are made of, each value has.
 
-Enters: a column of a window of documents beside whole numbers of each. Leaves: exact sums by value; the host of an
+Input: a column of a window of documents beside whole numbers of each. Output: exact sums by value; the host of an
 address stands for it.
 """
 

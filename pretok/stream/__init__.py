@@ -1,6 +1,6 @@
 """Streams: any position of a mix -> its tokens, from any process, without an index.
 
-Enters: a shards folder and a mix.json, or none for every sequence of every source once. Leaves: a `View`, a sequence
+Input: a shards folder and a mix.json, or none for every sequence of every source once. Output: a `View`, a sequence
 of token arrays that torch's DataLoader takes as a dataset. Opening reads two small files; shards are opened when first
 read, and the number of open files is bounded. numpy, msgspec and the standard library only.
 
@@ -19,7 +19,7 @@ In this folder:
     flat_tokens.py  many shards as one array of tokens
     loader.py       the part of each batch that a rank reads
     continued.py    a mix that goes on with another, and how long two mixes are the same
-    legs.py         which positions of which stream the steps of a run read
+    segments.py     which positions of which stream the steps of a run read
     mix_job.py      the job: weights and a budget -> mix.json and its report
     materialize.py  a mix written as shards in its order
 """

@@ -1,6 +1,6 @@
 """A mix that goes on with another: its first positions are the other's bit for bit, its sources go on where they were.
 
-Enters: a mix.json, and at which position it is left: given, or that of a run's newest checkpoint. Leaves: the mix of
+Input: a mix.json, and at which position it is left: given, or that of a run's newest checkpoint. Output: the mix of
 these positions in the shards of today, behind which `stream.mix_job` puts new stages; and, of two mixes, how many
 positions they prove to have in common. numpy, msgspec and the standard library only.
 

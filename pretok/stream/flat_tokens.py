@@ -1,6 +1,6 @@
 """Many shards as one array of tokens, of which any part can be read.
 
-Enters: shards in stream order. Leaves: tokens from any address, across the borders of shards. Files are opened when
+Input: shards in stream order. Output: tokens from any address, across the borders of shards. Files are opened when
 first read, their number is bounded, and a copy in another process opens its own.
 
 It reads by pread(2) and not by memory map: a read asks the file system for exactly its bytes, where a page fault

@@ -1,6 +1,6 @@
 """Who reads what: positions of a stream -> the micro-batches of one rank; tokens -> their document boundaries.
 
-Enters: the length of a stream, the batch sizes and the rank. Leaves: `PositionSampler`, a `batch_sampler` for torch's
+Input: the length of a stream, the batch sizes and the rank. Output: `PositionSampler`, a `batch_sampler` for torch's
 DataLoader or torchdata's StatefulDataLoader, whose state is one position; `Narrow`, its `collate_fn`, which lets
 tokens leave loader processes in 2 bytes each; `document_boundaries` for attention inside documents. numpy and the
 standard library only.

@@ -1,6 +1,6 @@
 """materialize: a mix -> shards that hold its sequences in its order, for trainers that must read sequentially.
 
-Enters: a shards folder and its mix.json. Leaves: another shards folder with one source, `mix`, whose documents are the
+Input: a shards folder and its mix.json. Output: another shards folder with one source, `mix`, whose documents are the
 sequences of the mix, seq_len + 1 tokens each (the last one is the next sequence's first only by chance, so it is
 stored), and a manifest that carries the mix under `materialized`. `pretok.stream.open` on it gives the same view as on
 the plan, position by position, without a permutation. Text bytes are not known here and stand as 0; there are
@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 
 import pretok.stream
+from pretok.base.console import Console
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import compare_checksum, copy_file, read_json, write_json
 from pretok.base.tasks import open_step
-from pretok.base.tell import Teller
 from pretok.shards.contents import Contents, ShardEntry, count_source, shard_entry
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import (
@@ -72,7 +72,7 @@ def run_materialize(
     mix: Path,
     out: Path,
     engine: Engine,
-    tell: Teller,
+    console: Console,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write the sequences of `mix` into `out` in order, or finish what an earlier run began.
@@ -84,7 +84,7 @@ def run_materialize(
     with (
         reading(manifest, "materialize"),
         hold(out, "materialize"),
-        open_step("materialize", engine, tell) as step,
+        open_step("materialize", engine, console) as step,
     ):
         view = pretok.stream.open(shards, mix)
         if has_manifest(out):

@@ -1,7 +1,7 @@
 """mix.json: which sources make up a stream, in what shares and in what order.
 
-Enters: a manifest, and either nothing (every sequence once, natural proportion) or a mix.json, which `stream.mix_job`
-planned. Leaves: a `Mix`, small and immutable, from which `Mix.order` gives every position. This module alone knows the
+Input: a manifest, and either nothing (every sequence once, natural proportion) or a mix.json, which `stream.mix_job`
+planned. Output: a `Mix`, small and immutable, from which `Mix.order` gives every position. This module alone knows the
 file. numpy, msgspec and the standard library only.
 
     format, version, fingerprint

@@ -1,6 +1,6 @@
 """The mix job: shards and wishes -> mix.json, its report, and what other budgets would mean.
 
-Enters: a shards folder and a `MixRequest`. Leaves: mix.json (see `stream.mix_file`) and the `MixReport` kept in it.
+Input: a shards folder and a `MixRequest`. Output: mix.json (see `stream.mix_file`) and the `MixReport` kept in it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pretok.base.console import Console, table
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.failures import Failure
 from pretok.base.html import html_table
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, replace
-from pretok.base.tell import Teller, table
 from pretok.base.units import listed
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import failures
@@ -271,9 +271,9 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
     )
 
 
-def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, tell: Teller) -> None:
+def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, console: Console) -> None:
     """Show the stages, the sources, what is left out or was changed, and the what-if table."""
-    show_stages(manifest, report, tell)
+    show_stages(manifest, report, console)
     columns = ("source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail")
     rows = [
         (
@@ -285,11 +285,11 @@ def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, tell: T
         )
         for name, part in report.sources.items()
     ]
-    tell.show(table(f"{report.tokens:,} tokens in sequences of {request.table.seq_len}", columns, rows))
-    _show_what_if(manifest, request, report, tell)
+    console.show(table(f"{report.tokens:,} tokens in sequences of {request.table.seq_len}", columns, rows))
+    _show_what_if(manifest, request, report, console)
 
 
-def show_stages(manifest: Manifest, report: MixReport, tell: Teller) -> None:
+def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None:
     """A line for each stage, and one for all that is left out or was changed."""
     for number, stage in enumerate(report.stages, 1):
         largest = sorted(stage.shares, key=lambda name: -stage.shares[name])[:SHOWN]
@@ -297,20 +297,20 @@ def show_stages(manifest: Manifest, report: MixReport, tell: Teller) -> None:
         shares = listed(named, SHOWN, count=len(stage.shares))
         bound = max(stage.prefix_bound_tokens.values())
         what = f"stage {number}" if len(report.stages) > 1 else "mix"
-        tell.notice(
+        console.notice(
             f"{what}: {stage.tokens:,} tokens: {shares}; at every point within {math.ceil(bound):,} tokens of it"
         )
     if at := report.continued_at:
-        tell.notice(
+        console.notice(
             f"the first {at:,} sequences are those of the mix before, and its sources go on from there"
         )
     for name, tokens in report.left_out.items():
-        tell.notice(f"not in the mix: {name}, {tokens:,} tokens")
+        console.notice(f"not in the mix: {name}, {tokens:,} tokens")
     for sentence in [*report.notes, *failures(manifest)]:
-        tell.notice(sentence)
+        console.notice(sentence)
 
 
-def _show_what_if(manifest: Manifest, request: MixRequest, report: MixReport, tell: Teller) -> None:
+def _show_what_if(manifest: Manifest, request: MixRequest, report: MixReport, console: Console) -> None:
     names = list(report.sources)
     lines = what_if(manifest, request)
     if len(names) > SHOWN:  # a column each would fit no terminal
@@ -324,6 +324,8 @@ def _show_what_if(manifest: Manifest, request: MixRequest, report: MixReport, te
         for line in lines
     ]
     subject = "the last stage" if len(report.stages) > 1 else "the mix"
-    tell.show(table(f"if {subject} had", ("tokens", *(f"epochs of {name}" for name in names), "fits"), rows))
+    console.show(
+        table(f"if {subject} had", ("tokens", *(f"epochs of {name}" for name in names), "fits"), rows)
+    )
     if problems := [line.problem for line in lines if line.problem]:
-        tell.notice(problems[0])
+        console.notice(problems[0])

@@ -1,6 +1,6 @@
 """Which sequence stands at which position: integer arithmetic only, no table, the same on every machine for ever.
 
-Enters: how many sequences each source has and how many of them every stage of a mix takes (its quotas). Leaves:
+Input: how many sequences each source has and how many of them every stage of a mix takes (its quotas). Output:
 `Order`, which maps positions to (source, epoch, sequence) and back, and prefixes to counts, in vectors.
 
 Interleaving. Of N positions source s has quota q_s; its k-th sequence falls due at time (k + 1/2) N / q_s, and

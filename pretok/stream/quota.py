@@ -1,6 +1,6 @@
 """Quotas: how many sequences of each source a stage of a mix takes.
 
-Enters: weights, token budgets and what the sources hold. Leaves: whole numbers that add up to the budget, by largest
+Input: weights, token budgets and what the sources hold. Output: whole numbers that add up to the budget, by largest
 remainder; or an error that says which budget or weight would fit. Pure functions over exact fractions.
 """
 

@@ -1,6 +1,6 @@
 """A partition of text -> a file of its chains, for training superwords: the task that a worker runs.
 
-Enters: a ChainTask. Leaves: NAME.json, the bytes of its sampled documents, and then NAME.npy, their chains in order,
+Input: a ChainTask. Output: NAME.json, the bytes of its sampled documents, and then NAME.npy, their chains in order,
 flat with a break after each; once that exists the work is finished. A document is in the sample if a hash of its text
 says so, and never if it is held out, by the same rules as in `count`; so a larger sample holds a smaller one, and what
 is held out stays unseen.

@@ -1,6 +1,6 @@
 """What stage 2 of a superword vocabulary is trained on: chains of tokens that follow each other across words.
 
-Enters: documents with their ids by stage 1. Leaves: chains, flat with BREAK after each; and from the chains of a whole
+Input: documents with their ids by stage 1. Output: chains, flat with BREAK after each; and from the chains of a whole
 sample, the merges of stage 2. Superwords join only where one word ends and the next begins, so a chain is a longest
 run of tokens with such a border between each two; a word of several tokens ends one chain and begins another.
 

@@ -1,6 +1,6 @@
 """Texts -> ids of a superword vocabulary: words first, then superwords.
 
-Enters: batches of texts and a tokenizer.json that joins words. Leaves: ids as if all merges had been applied to
+Input: batches of texts and a tokenizer.json that joins words. Output: ids as if all merges had been applied to
 segments in order of rank, leftmost first. This is what `pretok.tokenizer` asks for, see `reference.superwords_for`.
 
 Stage 1 is gigatoken's. Stage 2 has a table of the pairs of its merges, and of the pairs of stage-1 ids that meet inside

@@ -1,6 +1,6 @@
 """superwords: the second stage of build-vocab.
 
-Enters: a Recipe, the words' vocabulary that the counts gave, the counts. Leaves: VOCAB/tokenizer.json and its two
+Input: a Recipe, the words' vocabulary that the counts gave, the counts. Output: VOCAB/tokenizer.json and its two
 companions with as many entries, of which the last are superwords, and a section for the report.
 
     sample    chains of tokens from a sample of every source, one task a partition, kept in a state folder
@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pretok.base.console import SILENT, Console, table
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.tasks import Step, open_step
-from pretok.base.tell import SILENT, Teller, table
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import partitions_of
@@ -78,7 +78,7 @@ def settings(vocab: Vocab) -> dict[str, Any]:
 
 
 def add_superwords(
-    recipe: Recipe, engine: Engine, tell: Teller, plain: Vocabulary, counts: CorpusCounts, state: Path
+    recipe: Recipe, engine: Engine, console: Console, plain: Vocabulary, counts: CorpusCounts, state: Path
 ) -> tuple[Vocabulary, SuperwordReport]:
     """Write VOCAB with superwords in the place of the last entries of `plain`; (the vocabulary, report section)."""
     vocab = recipe.vocab
@@ -86,11 +86,11 @@ def add_superwords(
     words = drop_crossing(_first_words(plain, vocab.size - vocab.superwords), separators)
     stage = write_vocab(state / "words", PATTERNS[BASE], vocab.special_tokens, words)
     wanted = vocab.size - stage.size
-    with open_step("sample", engine, tell) as step:
+    with open_step("sample", engine, console) as step:
         with one_child():
             tasks, repeats = _tasks(recipe, counts, stage, state)
         paths, sizes = _sample(tasks, repeats, step)
-    with tell.progress("superwords"):
+    with console.progress("superwords"):
         merges = train_superwords(
             lambda: read_chains(paths), stage_tokens(stage), max(wanted, *ROWS), vocab.superword_words
         )
@@ -102,7 +102,7 @@ def add_superwords(
         pairs = words + merges.first(stage.size + size - (vocab.size - vocab.superwords))
         write_vocab(recipe.vocab_dir / str(size), coarse, vocab.special_tokens, pairs)
     if made.size < vocab.size:
-        tell.notice(
+        console.notice(
             f"the sample allows {made.size - stage.size:,} superwords, not {wanted:,}: give a larger sample"
         )
     return made, _report(recipe, counts, sizes, (plain, stage, made), words, merges)
@@ -245,11 +245,11 @@ def _budget(recipe: Recipe, rows: dict[str, dict[str, int]], row: str) -> Budget
     return Budget(recipe.mix.tokens, round(recipe.mix.tokens * per_token))
 
 
-def show_superwords(section: SuperwordReport, tell: Teller) -> None:
+def show_superwords(section: SuperwordReport, console: Console) -> None:
     """Print the section on superwords: two lines, and as details what more and fewer superwords would save."""
     rows = section.heldout_tokens
     names, mix = list(rows["plain"]), section.mix_bytes_per_token
-    tell.notice(
+    console.notice(
         f"{section.entries:,} superwords after {section.words:,} other entries, {section.separators}, "
         f"trained on {sum(section.sample_bytes.values()):,} bytes; {section.share_of_tokens:.1%} of the tokens "
         "of held-out texts, mixed by weight, are superwords"
@@ -265,11 +265,11 @@ def show_superwords(section: SuperwordReport, tell: Teller) -> None:
     title = (
         "tokens of held-out texts by number of superwords, beside words only, and bytes per token of the mix"
     )
-    tell.detail(table(title, ("", *names, "mix"), body))
-    tell.detail(
+    console.detail(table(title, ("", *names, "mix"), body))
+    console.detail(
         "most used in the mix: " + ", ".join(repr(entry.token) for entry in section.most_used[:SHOWN])
     )
     if budget := section.budget:
-        tell.notice(
+        console.notice(
             f"a budget of {budget.tokens:,} tokens trains on the text of {budget.plain_tokens:,} tokens of words only"
         )

@@ -1,6 +1,6 @@
 r"""Segments: the stretches of text that superwords may cover, as one regular expression and as one local rule.
 
-Enters: UTF-8 documents and which separators join words. Leaves: the coarse pattern for the Split of a tokenizer.json,
+Input: UTF-8 documents and which separators join words. Output: the coarse pattern for the Split of a tokenizer.json,
 and the answer to whether the text on both sides of a position is in one segment.
 
 A segment is a word of letters of the pattern cl100k (a contraction, or letters with at most one other character before

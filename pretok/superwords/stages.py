@@ -1,6 +1,6 @@
 """Superword vocabularies: one tokenizer.json whose last merges join words inside of segments.
 
-Enters: a tokenizer.json. Leaves: the two stages it consists of. Stage 1 is an ordinary vocabulary of the pattern
+Input: a tokenizer.json. Output: the two stages it consists of. Stage 1 is an ordinary vocabulary of the pattern
 `segments.BASE`; the merges of stage 2 join a token that ends a word and one that begins the next. Encoding by stage 1
 and then merging by stage 2 gives what all merges in order give over segments, because no merge of stage 1 can apply
 across the border of two words of a segment. That holds but for bytes that are parts of characters, of which a merge

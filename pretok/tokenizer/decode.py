@@ -1,6 +1,6 @@
 """Token ids -> the text they stand for, whole arrays at a time.
 
-Enters: a vocabulary, then ids in a row. Leaves: bytes in a row with offsets, as `read.batches` takes them. A token that
+Input: a vocabulary, then ids in a row. Output: bytes in a row with offsets, as `read.batches` takes them. A token that
 ends inside of a character gives the bytes it holds.
 """
 

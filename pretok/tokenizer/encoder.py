@@ -1,6 +1,6 @@
 """Texts -> token ids, exactly as `tokenizers` gives them, at the speed of `gigatoken`.
 
-Enters: batches of texts and a tokenizer.json. Leaves: the ids of all documents in a row, EOD after each and BOS, where
+Input: batches of texts and a tokenizer.json. Output: the ids of all documents in a row, EOD after each and BOS, where
 one is named, before it, in the dtype of the shards, and the tokens per document. Text that spells a special token is
 text.
 

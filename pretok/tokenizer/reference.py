@@ -1,6 +1,6 @@
 """Texts -> token ids by `tokenizers`, the reference that every faster way is held against.
 
-Enters: batches of texts and a tokenizer.json. Leaves: ids, special tokens in the text treated as plain text; or an
+Input: batches of texts and a tokenizer.json. Output: ids, special tokens in the text treated as plain text; or an
 EngineError for a text that the library gives up on. Long texts are cut into words by this project's scanner and each
 word is encoded by the library: its regular expression engine gives up after ten million steps, which one long run of
 spaces takes.

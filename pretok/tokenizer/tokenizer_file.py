@@ -1,6 +1,6 @@
 """A tokenizer.json of any origin -> its checked contents, before a library in Rust sees it.
 
-Enters: a path. Leaves: the bytes and what they say, of which all is checked that this project or its engines rely on;
+Input: a path. Output: the bytes and what they say, of which all is checked that this project or its engines rely on;
 or a UsageError with the file and the place in it. An id of 2**31 - 1 made gigatoken ask for memory until the process
 was aborted, so nothing is handed on that was not looked at here.
 """

@@ -1,6 +1,6 @@
 """Vocabularies: merges -> an ordinary `tokenizer.json` folder, and any byte-level BPE `tokenizer.json` -> a Vocabulary.
 
-Enters: a pattern, special tokens and merges of bytes; or a file that this or any other program wrote. Leaves:
+Input: a pattern, special tokens and merges of bytes; or a file that this or any other program wrote. Output:
 tokenizer.json, tokenizer_config.json and special_tokens_map.json, which `tokenizers` and `transformers` open; or what
 the other stages need to know of a tokenizer. Ids: special tokens, then the 256 bytes, then one per merge.
 """

@@ -1,6 +1,6 @@
 """The alphabets of Europe -> how many tokens each of their letters takes.
 
-Enters: a tokenizer. Leaves: per language the letters that take two tokens, and those that take more. A letter is
+Input: a tokenizer. Output: per language the letters that take two tokens, and those that take more. A letter is
 encoded by itself, as a word. One of two bytes never takes more than two tokens, so more than two is the mark of
 letters of three bytes that training did not reach.
 

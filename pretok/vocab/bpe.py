@@ -1,6 +1,6 @@
 """Counts of words -> the merges of a byte-level BPE vocabulary.
 
-Enters: distinct words as a SymbolBuffer. Leaves: the merges that `tokenizers.BpeTrainer` makes from text with these
+Input: distinct words as a SymbolBuffer. Output: the merges that `tokenizers.BpeTrainer` makes from text with these
 words, in its order, and the bytes of every token. The pair that occurs most often is merged next; among equals, the
 pair with the smaller ids. The rules are those of https://github.com/huggingface/tokenizers (models/bpe/trainer.rs),
 with counts of 64 bits.

@@ -1,6 +1,6 @@
 """Any tokenizers x the held-out texts that were kept -> what each of them costs there.
 
-Enters: counts with their held-out texts, and paths of tokenizer.json files of any origin. Leaves: tokens, bytes and
+Input: counts with their held-out texts, and paths of tokenizer.json files of any origin. Output: tokens, bytes and
 words between spaces per tokenizer and source; how evenly each tokenizer uses its entries, and how many of them are
 entries of the first one too.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from pretok.base.tell import Teller
+from pretok.base.console import Console
 from pretok.counts.counts_file import CorpusCounts
 from pretok.read.batches import buffers
 from pretok.tokenizer.reference import Unencodable
@@ -48,7 +48,7 @@ CostsBySource = dict[str, TextCosts]
 """What the held-out texts of each source cost by one tokenizer."""
 
 
-def measure_tokenizer(path: Path, counts: CorpusCounts, tell: Teller) -> CostsBySource:
+def measure_tokenizer(path: Path, counts: CorpusCounts, console: Console) -> CostsBySource:
     """The held-out texts of each source by one tokenizer."""
     row = {}
     for name in counts.sources:
@@ -56,7 +56,7 @@ def measure_tokenizer(path: Path, counts: CorpusCounts, tell: Teller) -> CostsBy
         try:
             uses = measure_texts(path, texts)
         except Unencodable as error:
-            tell.notice(f"{path} is not compared on {name}: {error}")
+            console.notice(f"{path} is not compared on {name}: {error}")
         spaced = pc.sum(pc.count_substring_regex(texts, r"\S+")).as_py() or 0
         row[name] = TextCosts(uses, len(buffers(texts)[0]), spaced)
     return row

@@ -1,7 +1,7 @@
 """Vocabularies x counts of words -> what each vocabulary costs, from the counts alone.
 
-Enters: a MeasureTask, one bucket of counts and some tokenizers of the pattern the words were cut by; or held-out
-texts and any tokenizer. Leaves: tokens per source, in training and in held-out documents, how often each token occurs
+Input: a MeasureTask, one bucket of counts and some tokenizers of the pattern the words were cut by; or held-out
+texts and any tokenizer. Output: tokens per source, in training and in held-out documents, how often each token occurs
 in each source, and the words of some kinds. Exact: a text has the tokens of its words.
 """
 

@@ -1,6 +1,6 @@
 """Uses of a vocabulary's entries -> what they are worth.
 
-Enters: a Vocabulary and how often each id occurs in some text. Leaves: how evenly the entries are used, which are
+Input: a Vocabulary and how often each id occurs in some text. Output: how evenly the entries are used, which are
 seldom used, and which serve only as steps to longer ones.
 """
 

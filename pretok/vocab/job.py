@@ -1,6 +1,6 @@
 """build-vocab: sources, or counts that are there -> a trained vocabulary with a report.
 
-Enters: a Recipe. Leaves: VOCAB/tokenizer.json with its two companions and, last, VOCAB/report.json.
+Input: a Recipe. Output: VOCAB/tokenizer.json with its two companions and, last, VOCAB/report.json.
 
     count     every word of every source (`pretok.counts.job`)
     merge     weigh the counts, train the merges, write the tokenizer
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pretok.base.console import Console
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
@@ -30,8 +31,7 @@ from pretok.base.memory import free_memory
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.base.tasks import Step, open_step
-from pretok.base.tell import Teller
-from pretok.base.units import short_bytes
+from pretok.base.units import human_bytes
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import count_config, run_count
@@ -60,7 +60,7 @@ MERGING_BYTES = 10
 def run_build_vocab(
     recipe: Recipe,
     engine: Engine,
-    tell: Teller,
+    console: Console,
     compare: Sequence[Path] = (),
     counts: CorpusCounts | None = None,
 ) -> VocabReport:
@@ -72,43 +72,43 @@ def run_build_vocab(
     folder = recipe.vocab_dir
     finished = (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists()
     with nullcontext() if finished else hold(folder, "build-vocab"):  # what is finished is only read
-        return _build_vocab(recipe, engine, tell, compare, counts)
+        return _build_vocab(recipe, engine, console, compare, counts)
 
 
 def _build_vocab(
-    recipe: Recipe, engine: Engine, tell: Teller, compare: Sequence[Path], counts: CorpusCounts | None
+    recipe: Recipe, engine: Engine, console: Console, compare: Sequence[Path], counts: CorpusCounts | None
 ) -> VocabReport:
     if counts is not None:
         check_mix(recipe, counts.sources)
     folder = recipe.vocab_dir
-    listed = count_config(recipe, engine, tell) if counts is None else None
+    listed = count_config(recipe, engine, console) if counts is None else None
     source = {"counts": counts.fingerprint} if counts else to_json(listed)
     config = _config(recipe.vocab, compare, source)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
         done = read_record(VocabReport, read_json(folder / REPORT_FILE), folder / REPORT_FILE)
         refuse_changes("the vocabulary and its report", folder, done.config, config)
-        tell.notice(f"the vocabulary in {folder} is there and unchanged")
+        console.notice(f"the vocabulary in {folder} is there and unchanged")
         return done
     for path in compare:
         open_tokenizer(path)  # what cannot encode is refused before the work, not after it
     if counts is None:
-        counts = run_count(recipe, engine, tell, listed)
-    with tell.progress("merge"):
-        made, tally = train_vocabularies(counts, recipe.vocab, folder, tell)
+        counts = run_count(recipe, engine, console, listed)
+    with console.progress("merge"):
+        made, tally = train_vocabularies(counts, recipe.vocab, folder, console)
     main, superwords = made[recipe.vocab.size], None
     if recipe.vocab.superwords:
         state = folder / STATE / fingerprint(config)[:16]
-        main, superwords = _superwords().add_superwords(recipe, engine, tell, main, counts, state)
-    with open_step("measure", engine, tell) as step:
+        main, superwords = _superwords().add_superwords(recipe, engine, console, main, counts, state)
+    with open_step("measure", engine, console) as step:
         measure = _measure(made, counts, step)
         paths = {THIS: folder, **{str(path): path for path in compare}}
-        rows = {name: measure_tokenizer(path, counts, tell) for name, path in paths.items()}
+        rows = {name: measure_tokenizer(path, counts, console) for name, path in paths.items()}
     report = make_report(Made(recipe, counts, tally, made, measure, main, superwords, paths, rows, config))
     write_json(folder / REPORT_FILE, to_json(report))
     shutil.rmtree(folder / STATE, ignore_errors=True)
-    show_report(report, tell, recipe.vocab.languages, compared=bool(compare))
+    show_report(report, console, recipe.vocab.languages, compared=bool(compare))
     if superwords:
-        _superwords().show_superwords(superwords, tell)
+        _superwords().show_superwords(superwords, console)
     return report
 
 
@@ -168,7 +168,7 @@ def _config(vocab: Vocab, compare: Sequence[Path], source: dict[str, Any]) -> di
 
 
 def train_vocabularies(
-    counts: CorpusCounts, vocab: Vocab, folder: Path, tell: Teller
+    counts: CorpusCounts, vocab: Vocab, folder: Path, console: Console
 ) -> tuple[dict[int, Vocabulary], Tally]:
     """Train once to the largest size, write the vocabularies asked for and those they are compared with.
 
@@ -187,7 +187,7 @@ def train_vocabularies(
         target = folder if kept and size == vocab.size else place / str(size)
         made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, merges.first(size))
     if made[vocab.size].size < vocab.size:
-        tell.notice(
+        console.notice(
             f"the counts allow {made[vocab.size].size:,} entries, not the {vocab.size:,} asked for: no two tokens are "
             "left to merge inside any word; give more text, a smaller --vocab-size or a smaller --min-count"
         )
@@ -211,9 +211,9 @@ def _lay_out(counts: CorpusCounts, vocab: Vocab) -> tuple[SymbolBuffer, Tally]:
     need, kept = writer.size * MERGING_BYTES, (left + left_bytes) * MERGING_BYTES
     if need > free:
         raise UsageError(
-            f"merging {writer.words:,} distinct words of {writer.bytes:,} bytes takes about {short_bytes(need)} of "
-            f"memory, and {short_bytes(free)} are free here: --min-count {more} leaves {left:,} of them, for "
-            f"{short_bytes(kept)}; or take a node with more memory. The counts are kept"
+            f"merging {writer.words:,} distinct words of {writer.bytes:,} bytes takes about {human_bytes(need)} of "
+            f"memory, and {human_bytes(free)} are free here: --min-count {more} leaves {left:,} of them, for "
+            f"{human_bytes(kept)}; or take a node with more memory. The counts are kept"
         )
     pa.default_memory_pool().release_unused()  # it keeps what the buckets took, half as much as the buffer
     return writer.buffer(), tally

@@ -1,6 +1,6 @@
 """How much text of each source the training of a model will read: what a vocabulary's figures are weighed by.
 
-Enters: a Recipe and what its counts say of each source. Leaves: a scale. Everything that is counted per source, be it
+Input: a Recipe and what its counts say of each source. Output: a scale. Everything that is counted per source, be it
 uses of an entry, words or bytes, becomes what the planned text holds when it is multiplied by the scale and added up.
 """
 

@@ -1,6 +1,6 @@
 """What was counted and measured -> the report of a vocabulary.
 
-Enters: counts, the vocabularies made from them, their Measure, and what tokenizers cost on held-out texts. Leaves: a
+Input: counts, the vocabularies made from them, their Measure, and what tokenizers cost on held-out texts. Output: a
 VocabReport. What is of the mix is weighed by the text that is planned, not by what lies on disk.
 """
 

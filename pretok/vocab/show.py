@@ -1,6 +1,6 @@
 """The report of a vocabulary -> tables and sentences for a person.
 
-Enters: a VocabReport. Leaves: a line, a table of the sources, and what was asked for; with --verbose also what the
+Input: a VocabReport. Output: a line, a table of the sources, and what was asked for; with --verbose also what the
 vocabulary costs in the planned mix, how its size compares, and what is wrong with it.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pretok.base.tell import Table, Teller, table
+from pretok.base.console import Console, Table, table
 from pretok.vocab.compare import THIS
 from pretok.vocab.entries import LISTED
 from pretok.vocab.records import Decision, VocabReport
@@ -66,18 +66,18 @@ TOKENIZER: Columns = {
 """Of an OtherTokenizer."""
 
 
-def show_report(report: VocabReport, tell: Teller, languages: Sequence[str], *, compared: bool) -> None:
+def show_report(report: VocabReport, console: Console, languages: Sequence[str], *, compared: bool) -> None:
     """Print a line, and what was asked for: the letters of `languages`, and other tokenizers where some were
     `compared`. The rest are details."""
     words, decision = report.words, report.decision
     dropped = f" ({words.dropped:,} more are too rare)" if words.dropped else ""
-    tell.notice(
+    console.notice(
         f"vocabulary: {report.vocabulary.size:,} entries from {words.distinct:,} distinct words{dropped}, "
         f"{_cell(report.mix.sizes[str(report.vocabulary.size)])} bytes per token"
     )
     what = f"in the planned mix ({BASIS[decision.basis]})" + ("; words only" if report.superwords else "")
     every = {**decision.sources, "mix": decision.mix}
-    tell.detail(
+    console.detail(
         _table(f"this vocabulary {what}", "source", {n: _row(PLANNED, of) for n, of in every.items()})
     )
     sizes = {
@@ -85,16 +85,16 @@ def show_report(report: VocabReport, tell: Teller, languages: Sequence[str], *, 
         | {f"< {int(limit):,} uses": f"{n:,}" for limit, n in of.rare.items()}
         for size, of in decision.sizes.items()
     }
-    tell.detail(_table(f"sizes {what}", "size", sizes))
+    console.detail(_table(f"sizes {what}", "size", sizes))
     for made in _tokenizers(report):
-        tell.show(made) if compared else tell.detail(made)
+        console.show(made) if compared else console.detail(made)
     tokens = report.tokens
     readable = [entry.token for entry in tokens.longest if len(set(entry.token)) > READABLE]
-    tell.detail(
+    console.detail(
         f"{tokens.shared:,} tokens are shared by the sources, {tokens.unused:,} unused; {len(tokens.unused_bytes)} "
         f"bytes never occur; longest words: {', '.join(map(repr, readable[:5])) or '-'}"
     )
-    _show_faults(decision, languages, tell)
+    _show_faults(decision, languages, console)
 
 
 def sources_table(report: VocabReport) -> Table:
@@ -124,25 +124,25 @@ def _tokenizers(report: VocabReport) -> tuple[Table, Table]:
     )
 
 
-def _show_faults(decision: Decision, languages: Sequence[str], tell: Teller) -> None:
+def _show_faults(decision: Decision, languages: Sequence[str], console: Console) -> None:
     """What a person should look at before deciding."""
     if decision.rare:
         named = ", ".join(repr(entry.token) for entry in decision.rare[:NAMED])
-        tell.detail(f"of fewer than {LISTED:,} uses in the planned mix, the rarest first: {named}")
+        console.detail(f"of fewer than {LISTED:,} uses in the planned mix, the rarest first: {named}")
     bad = {name: row.more for name, row in decision.alphabets.items() if row.more}
     two = sum(not row.two and not row.more for row in decision.alphabets.values())
-    tell.detail(
+    console.detail(
         f"of {len(decision.alphabets)} alphabets of Europe {two} have a token for every letter; with letters of more "
         f"than two tokens: {', '.join(bad) or 'none'}"
     )
     for name in languages:
         row = decision.alphabets[name]
         if row.more:
-            tell.notice(
+            console.notice(
                 f"{name} has letters of more than two tokens: {' '.join(row.more)}; train on text that has them"
             )
         if row.two:
-            tell.notice(f"{name} has letters of two tokens: {' '.join(row.two)}")
+            console.notice(f"{name} has letters of two tokens: {' '.join(row.two)}")
 
 
 def _table(title: str, first: str, rows: Mapping[str, Mapping[str, str]]) -> Table:

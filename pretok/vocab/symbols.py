@@ -1,6 +1,6 @@
 """The symbol buffer: words laid out in a row, which BPE merges in place, and how often each position of it occurs.
 
-Enters: words as bytes or tokens, and how often each occurs. Leaves: a SymbolBuffer, and the Text that compiled code
+Input: words as bytes or tokens, and how often each occurs. Output: a SymbolBuffer, and the Text that compiled code
 walks over.
 
 There is a position for each token, and one before, between and after words. When tokens are joined, the new one begins

@@ -1,6 +1,6 @@
 """How far jobs and runs are -> lines for a terminal or a pipe.
 
-Enters: WORK or RUN, and the time. Leaves: lines; nothing is kept between two calls, so that what watches may be ended
+Input: WORK or RUN, and the time. Output: lines; nothing is kept between two calls, so that what watches may be ended
 and begun at any time. Jobs leave COMMAND-DATE.now.json beside their logs every second (`pretok.base.joblog`), a run
 adds a line a step to metrics.jsonl. A file that vanishes while it is read is left out.
 """
@@ -21,8 +21,8 @@ from pretok.base.gauge import Gauge
 from pretok.base.joblog import LOGS, NOW
 from pretok.base.records import Record, read_record
 from pretok.base.storage import read_lines
-from pretok.base.units import counted, duration, short, short_bytes
-from pretok.stream.legs import CONFIG, read_settings
+from pretok.base.units import duration, human, human_bytes, plural
+from pretok.stream.segments import CONFIG, read_settings
 
 SILENT_SECONDS = 30.0
 """Without a sign for longer a job is no longer said to be at work: it writes one every second."""
@@ -73,7 +73,7 @@ def _job(path: Path, now: float) -> Iterator[str]:
     for name, size in state.step.sources.items():
         done = state.step.done(f"bytes:{name}")
         share = min(1.0, done / size) if size else 0.0
-        yield f"  {name}: {_bar(share)} {short_bytes(done)} of about {short_bytes(size)}"
+        yield f"  {name}: {_bar(share)} {human_bytes(done)} of about {human_bytes(size)}"
     steps = [at for at, event in enumerate(events) if event["event"] == "step"]
     yield from _tasks(state.step, events[steps[-1] if steps else 0 :])
 
@@ -87,14 +87,14 @@ def _tasks(gauge: Gauge, events: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield "  its workers are starting; nothing is read yet"
         return
     if not gauge.counts:
-        workers = counted(events[begins[-1]]["workers"], "worker")
+        workers = plural(events[begins[-1]]["workers"], "worker")
         yield f"  {workers} started, loading what encodes and counts; nothing is read yet"
         return
     step, since = events[begins[-1]], events[begins[-1] :]
     done = [event for event in since if event["event"] == "task"]
     failed = [event for event in since if event["event"] == "task_failed"]
     again = sum(event["tries"] - 1 for event in [*done, *failed])
-    told = f"  {counted(step['workers'], 'worker')}; {step['what']}s: {len(done):,} of {step['tasks']:,} done"
+    told = f"  {plural(step['workers'], 'worker')}; {step['what']}s: {len(done):,} of {step['tasks']:,} done"
     yield told + f", {len(failed):,} failed, {again:,} tried again"
     for event in failed[-SHOWN:]:
         yield f"  failed: {event['item']}: {event['message']}"
@@ -156,10 +156,10 @@ def _run(run: Path, now: float) -> Iterator[str]:
     left = f", ETA {duration((steps - last['step']) * seconds)}" if last["step"] < steps else ""
     share = 100 * last["step"] // steps if steps else 0
     yield f"run {run.name}: step {last['step']:,} of {steps:,} ({share}%), {sign}"
-    yield f"  {seconds:.3g} s a step, {short(rate)} tokens/s{left}; {short(last['tokens'])} tokens done"
+    yield f"  {seconds:.3g} s a step, {human(rate)} tokens/s{left}; {human(last['tokens'])} tokens done"
     losses = [record["loss"] for record in newest if isinstance(record["loss"], int | float)]
     if losses:
-        span = f"{min(losses):.4f} to {max(losses):.4f} over {counted(len(losses), 'step')}"
+        span = f"{min(losses):.4f} to {max(losses):.4f} over {plural(len(losses), 'step')}"
         yield f"  loss {losses[-1]:.4f} {blocks(losses)} {span}"
     waited = sum(record["data_wait"] for record in newest)
     yield f"  skipped {last['skipped']:,}; data wait {waited / spent:.1%} of the time"

@@ -1,6 +1,6 @@
 """status: what of WORK is finished, unfinished, failed or in work, and what to do next.
 
-Enters: WORK, or the folder of a run. Leaves: a row for each result that is there or was begun. Only files are read that
+Input: WORK, or the folder of a run. Output: a row for each result that is there or was begun. Only files are read that
 jobs leave: results, plans and states, locks and logs. What another job changes meanwhile is read as it is found.
 """
 
@@ -18,12 +18,12 @@ from pretok.base.history import LoggedJob, read_jobs, read_run
 from pretok.base.joblog import LOGS, NOW
 from pretok.base.lock import holder_of
 from pretok.base.records import replace
-from pretok.base.units import counted
+from pretok.base.units import plural
 from pretok.shards.annotations import find_annotations, outdated_parts, unknown_sources
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished
-from pretok.stream.legs import CONFIG, read_settings
 from pretok.stream.mix_file import load_mix
+from pretok.stream.segments import CONFIG, read_settings
 from pretok.watch.lines import SILENT_SECONDS
 
 TRIES, APART = 3, 0.1
@@ -180,15 +180,13 @@ def _shards(folder: Path, job: LoggedJob | None) -> Iterator[StepStatus]:
             yield StepStatus(f"shards of {name}", RUNNING, done, partitions, str(holder))
         elif failures:
             first = f"{failures[0].file}: {failures[0].error}"
-            detail = f"{counted(len(failures), 'input')} not read to the end; {first}"
-            yield StepStatus(
-                f"shards of {name}", FAILED, done, partitions, detail, f"mend them, then {again}"
-            )
+            detail = f"{plural(len(failures), 'input')} not read to the end; {first}"
+            yield StepStatus(f"shards of {name}", FAILED, done, partitions, detail, f"fix them, then {again}")
         elif name in planned:
             yield StepStatus(f"shards of {name}", UNFINISHED, done, partitions, _ended(job), again)
         elif manifest:
             counts = manifest.contents.sources[name]
-            told = f"{counts.tokens:,} tokens in {counted(counts.documents, 'document')}"
+            told = f"{counts.tokens:,} tokens in {plural(counts.documents, 'document')}"
             yield StepStatus(f"shards of {name}", FINISHED, detail=told)
     if not sealed and not planned and folder.exists():
         state = RUNNING if holder else UNFINISHED
@@ -213,7 +211,7 @@ def _annotations(manifest: Manifest) -> Iterator[StepStatus]:
             told = f"know nothing of {', '.join(unknown)}"
             yield StepStatus(what, UNFINISHED, detail=told, next="pretok annotate again")
         else:
-            told = f"{counts.documents_matched:,} of {counted(counts.documents, 'document')}"
+            told = f"{counts.documents_matched:,} of {plural(counts.documents, 'document')}"
             yield StepStatus(what, FINISHED, detail=told)
 
 
@@ -235,7 +233,7 @@ def _mix(path: Path, shards: Path, job: LoggedJob | None) -> Iterator[StepStatus
         yield StepStatus(
             "mix",
             FINISHED,
-            detail=f"{mix.length * mix.seq_len:,} tokens in {counted(mix.length, 'sequence')}",
+            detail=f"{mix.length * mix.seq_len:,} tokens in {plural(mix.length, 'sequence')}",
         )
 
 

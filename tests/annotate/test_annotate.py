@@ -22,11 +22,11 @@ from pretok.annotate import join, values
 from pretok.annotate.job import AnnotateSummary, Request, run_annotate
 from pretok.audit.verify_job import run_verify
 from pretok.base import sql
+from pretok.base.console import SILENT
 from pretok.base.errors import InternalError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.stop import StopFlag
-from pretok.base.tell import SILENT
 from pretok.cli import run_command
 from pretok.shards import annotations, ledger
 from pretok.shards.annotations import Annotations, open_annotations, write_annotations

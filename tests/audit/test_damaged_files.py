@@ -58,7 +58,7 @@ def words(command: str, names: dict[str, Path]) -> list[str]:
         (f"{TOKENIZE} en=HERE/en.jsonl", LEDGER),
         (
             "build-vocab it=none --counts WORK/counts --out OUT --vocab-size 400 --workers 0",
-            "counts/bucket-07.parquet",
+            "counts/bucket-01.parquet",
         ),
         ("disclose WORK --out OUT", LEDGER),
         ("disclose WORK --out OUT", "shards/annotations/marks/*.parquet"),

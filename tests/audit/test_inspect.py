@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 from counting import write_lines
-from mixing import request, write_leg
+from mixing import request, write_segment
 from support import ROOT, make_shards
 from tokenizing import recipe, run
 
 import pretok.stream
 from pretok.audit import find
 from pretok.audit.documents import run_inspect
-from pretok.base.console import Terminal, _Console
+from pretok.base.console import Marked
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
-from pretok.base.tell import Marked
+from pretok.base.terminal import Terminal, _Console
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_job import run_mix
@@ -180,7 +180,7 @@ def test_a_step_of_a_run_shows_its_first_positions(
     view = pretok.stream.open(shards, mix)
     config = {"model": "debug", "resolved": {"model": {"seq_len": 16}, "steps": 9}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    write_leg(tmp_path, shards, view, 5)
+    write_segment(tmp_path, shards, view, 5)
     command = ["inspect", str(shards), "--mix", str(tmp_path), "--step", "3", "--json"]
     assert run_command(command) == 0
     told = capsys.readouterr()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mixing import request, write_leg
+from mixing import request, write_segment
 from support import EOD, make_shards
 
 import pretok.stream
@@ -106,7 +106,7 @@ def write_run(folder: Path, mix: Path, **changes: object) -> Path:
     resolved = {"model": {"seq_len": 16}, "steps": 9}
     settings = {"model": "debug", "resolved": resolved}
     write_json(folder / "config.json", settings)
-    write_leg(folder, mix.parent / "shards", view, 4, **changes)
+    write_segment(folder, mix.parent / "shards", view, 4, **changes)
     for step, position in ((3, 12), (5, 20)):
         meta = {"step": step, "progress": {"position": position}}
         write_json(folder / "checkpoints" / f"step-{step:08d}" / "meta.json", meta)
@@ -157,6 +157,6 @@ def test_a_run_whose_record_is_not_that_of_its_checkpoints_has_no_steps_to_tell(
     write_json(run / "checkpoints" / "step-00000005" / "meta.json", {"step": 5, "progress": {"position": 24}})
     with pytest.raises(UsageError, match="changed its data or its global batch"):
         open_traced(run, None)
-    write_leg(run, mix.parent / "shards", pretok.stream.open(mix.parent / "shards", mix), 4, step=2)
+    write_segment(run, mix.parent / "shards", pretok.stream.open(mix.parent / "shards", mix), 4, step=2)
     with pytest.raises(UsageError, match="does not say what the first steps read"):
         open_traced(run, None)

@@ -14,9 +14,9 @@ from tokenizing import recipe, run
 
 from pretok.audit.documents import run_inspect
 from pretok.audit.verify_job import run_verify
+from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import read_record
-from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.shards.contents import Contents
 from pretok.shards.format import ShardReader, ShardWriter

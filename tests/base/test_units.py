@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pretok.base.units import counted, duration, listed, parse_count, short, short_bytes
+from pretok.base.units import duration, human, human_bytes, listed, parse_count, plural
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ def test_what_is_no_count_is_refused_at_once(text):
 
 def test_short_never_falls_back_to_powers_of_ten():
     numbers = (999_499, 999_500, 999_999, 999_999_999, 1_234_567e12)
-    assert [short(n) for n in numbers] == ["999 k", "1 M", "1 M", "1 B", "1234567 T"]
+    assert [human(n) for n in numbers] == ["999 k", "1 M", "1 M", "1 B", "1234567 T"]
 
 
 def test_sizes_counts_and_durations():
-    assert [short_bytes(n) for n in (12, 2_980_000_000, 120e6)] == ["12 B", "2.98 GB", "120 MB"]
-    assert [counted(n, "input") for n in (0, 1, 2000)] == ["0 inputs", "1 input", "2,000 inputs"]
+    assert [human_bytes(n) for n in (12, 2_980_000_000, 120e6)] == ["12 B", "2.98 GB", "120 MB"]
+    assert [plural(n, "input") for n in (0, 1, 2000)] == ["0 inputs", "1 input", "2,000 inputs"]
     seconds = (0, 59.4, 59.7, 240, 3599, 4800, 86_400, 90_000)
     told = "0 s, 59 s, 1 min, 4 min, 1 h 0 min, 1 h 20 min, 1 d 0 h, 1 d 1 h"
     assert ", ".join(map(duration, seconds)) == told

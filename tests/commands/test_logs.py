@@ -17,8 +17,8 @@ import pytest
 from counting import write_lines
 from support import ROOT
 
-from pretok.base import console
-from pretok.base.console import TellWarnings, Terminal
+from pretok.base import terminal
+from pretok.base.terminal import ConsoleWarnings, Terminal
 from pretok.cli import run_command
 from pretok.counts import task as counting
 
@@ -167,26 +167,28 @@ def test_a_killed_command_leaves_whole_lines(tmp_path):
 
 
 def test_progress_is_in_the_log_though_a_bar_moves(tmp_path, monkeypatch):
-    monkeypatch.setattr(console, "FIRST_LINE", 0.01)
-    monkeypatch.setattr(console, "LINES_APART", 0.02)
-    tell = Terminal(error=console._Console(file=io.StringIO(), force_terminal=True, force_interactive=True))
-    assert tell.shows_bars
-    tell.keep_log(tmp_path / "logs", "count")
-    with tell.progress("count") as progress:
+    monkeypatch.setattr(terminal, "FIRST_LINE", 0.01)
+    monkeypatch.setattr(terminal, "LINES_APART", 0.02)
+    console = Terminal(
+        error=terminal._Console(file=io.StringIO(), force_terminal=True, force_interactive=True)
+    )
+    assert console.shows_bars
+    console.keep_log(tmp_path / "logs", "count")
+    with console.progress("count") as progress:
         progress.expect(10, 1, {"it": 10})
         progress({"bytes": 7})
         time.sleep(0.3)
-    tell.end(0)
+    console.end(0)
     [log] = read_logs(tmp_path)
     assert of(log, "progress")[-1]["counts"] == {"bytes": 7}
     assert of(log, "progress")[-1]["expected_bytes"] == 10
 
 
 def test_errors_are_red_on_a_terminal_only():
-    for terminal, red in ((True, True), (False, False)):
+    for colours, red in ((True, True), (False, False)):
         text = io.StringIO()
-        made = console._Console(
-            file=text, force_terminal=terminal, color_system="standard" if terminal else None
+        made = terminal._Console(
+            file=text, force_terminal=colours, color_system="standard" if colours else None
         )
         Terminal(error=made).error("pretok: no [such] file")
         assert ("\x1b[31m" in text.getvalue()) == red
@@ -194,14 +196,14 @@ def test_errors_are_red_on_a_terminal_only():
 
 
 def test_warnings_of_libraries_are_told_and_kept(tmp_path, capsys):
-    tell = Terminal()
-    tell.keep_log(tmp_path / "logs", "count")
+    console = Terminal()
+    console.keep_log(tmp_path / "logs", "count")
     logger = logging.getLogger("pretok.test")
-    handler = TellWarnings(tell)
+    handler = ConsoleWarnings(console)
     logger.addHandler(handler)
     logger.warning("trying again: %s", "[it]")
     logger.removeHandler(handler)
-    tell.end(0)
+    console.end(0)
     assert "trying again: [it]" in capsys.readouterr().err
     [log] = read_logs(tmp_path)
     assert of(log, "warning")[0]["message"] == "trying again: [it]"

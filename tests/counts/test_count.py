@@ -17,11 +17,11 @@ from support import another_job
 from telling import Told
 from texts import pack
 
+from pretok.base.console import Silent
 from pretok.base.errors import FolderInUse, IntegrityError, MismatchError, Stopped, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.stop import StopFlag
-from pretok.base.tell import Silent
 from pretok.config import make_recipe
 from pretok.counts.buckets import read_group
 from pretok.counts.counts_file import FILE_NAME, CorpusCounts, load_counts

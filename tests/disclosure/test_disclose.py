@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from mixing import write_leg
+from mixing import write_segment
 from support import needs
 from tokenizing import recipe, run
 
@@ -81,7 +81,7 @@ def write_run(made: Recipe, folder: Path, steps: int, mix: Path | None) -> Path:
     settings = {"shards": str(made.shards_dir), "mix": str(mix) if mix else None, "model": "debug"}
     resolved = {**identity, "steps": len(view) // BATCH}
     (folder / "config.json").write_text(json.dumps({**settings, "resolved": resolved}))
-    write_leg(folder, made.shards_dir, view, BATCH)
+    write_segment(folder, made.shards_dir, view, BATCH)
     lines = [
         {
             "step": s,
@@ -367,13 +367,13 @@ def test_what_does_not_fit_is_refused(
     command = ["mix", str(made.shards_dir), "--out", str(other), "--seq-len", str(SEQ_LEN), "--seed", "8"]
     assert run_command(command) == 0
     lost = write_run(made, tmp_path / "lost", 3, made.out / "mix.json")
-    (lost / "legs.jsonl").unlink()
+    (lost / "segments.jsonl").unlink()
     for arguments, message in (
         (["--run", good, "--mix", other], "name the shards and the mix"),
         (["--run", none], "no step is finished"),
         (["--run", tmp_path], "is no folder of a run"),
         (["--run", good, "--mix", tmp_path / "gone.json"], "gone.json does not exist"),
-        (["--run", lost], "legs.jsonl does not say what the first steps read"),
+        (["--run", lost], "segments.jsonl does not say what the first steps read"),
         (["--format", "xml"], "known are json"),
         (["--column", "language=tongue"], "kept is copy_of, created, id"),
         (["--column", "colour=lang"], "a column may tell language"),

@@ -13,11 +13,11 @@ import pytest
 from mixing import request
 from support import EOD, make_shards, needs
 
+from pretok.base.console import SILENT
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.storage import checksum, read_json
-from pretok.base.tell import SILENT
 from pretok.cli import run_command
 from pretok.export.formats import FORMATS
 from pretok.export.job import Export, run_export
@@ -96,7 +96,7 @@ import itertools, os, signal
 from pathlib import Path
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
-from pretok.base.tell import SILENT
+from pretok.base.console import SILENT
 from pretok.export import job
 from pretok.shards.manifest import load_manifest
 

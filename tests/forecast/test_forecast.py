@@ -15,8 +15,8 @@ import zstandard
 from telling import Told
 
 from pretok.base import storage
+from pretok.base.console import SILENT
 from pretok.base.errors import UsageError
-from pretok.base.tell import SILENT
 from pretok.cli import run_command
 from pretok.config import make_recipe
 from pretok.forecast import windows as module
@@ -203,7 +203,7 @@ def test_what_may_pass_is_read_again_and_what_does_not_is_named(
             raise OSError(number, "no")
         return opened(path, *rest)
 
-    tell = Told()
+    console = Told()
     monkeypatch.setattr(module, "open_input", fails_once)
     monkeypatch.setattr(storage, "WAITS", (0.0,))
     data = {
@@ -211,9 +211,9 @@ def test_what_may_pass_is_read_again_and_what_does_not_is_named(
         "sources": {"it": {"inputs": [f"{tmp_path}/in/*"]}},
         "vocab": {"path": vocab_dir},
     }
-    run_forecast(make_recipe(data, "test"), 2, 0, tell)
+    run_forecast(make_recipe(data, "test"), 2, 0, console)
     assert failed
-    assert tell.notices == ([f"it: not sampled: {tmp_path}/in/b.jsonl.gz: [Errno 13] no"] if told else [])
+    assert console.notices == ([f"it: not sampled: {tmp_path}/in/b.jsonl.gz: [Errno 13] no"] if told else [])
 
 
 def test_a_source_without_text_is_an_error(tmp_path, vocab_dir):

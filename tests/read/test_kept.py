@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pretok.base.console import SILENT, Silent
 from pretok.base.errors import UsageError
-from pretok.base.tell import SILENT, Silent
 from pretok.read.json_kept import kept_lines
 from pretok.read.jsonl import OK, field_bytes, parse_lines
 from pretok.read.kept import LONGEST_VALUE, Keep, KeptColumn, KeptValues, kept_tables, parse_keep

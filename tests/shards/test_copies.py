@@ -15,11 +15,11 @@ from screened import rejects, rows, write
 from telling import Told
 from tokenizing import contents, recipe, run
 
+from pretok.base.console import Table
 from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.tasks import Step
-from pretok.base.tell import Table
 from pretok.config import Recipe
 from pretok.shards.copies_job import settle_copies
 from pretok.shards.format import ShardWriter
@@ -169,7 +169,7 @@ def test_what_is_sealed_comes_first(tmp_path: Path, vocab_dir: Path, texts: list
 def test_a_mended_input_loses_no_text(
     tmp_path: Path, vocab_dir: Path, texts: list[str], here: Engine
 ) -> None:
-    """While a file is damaged, the other keeps what both hold; mended, it gives up its copies."""
+    """While a file is damaged, the other keeps what both hold; fixed, it gives up its copies."""
     whole = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts[:60]).encode())
     a = tmp_path / "in" / "a.jsonl.gz"
     b = write(tmp_path / "in" / "b.jsonl", texts[3:9] + texts[100:103])

@@ -16,10 +16,10 @@ import zstandard
 from tokenizing import contents, recipe, run
 
 from pretok.audit.verify_job import run_verify
+from pretok.base.console import SILENT
 from pretok.base.errors import IntegrityError, MismatchError, NoSpace
 from pretok.base.execute import Engine
 from pretok.base.records import to_json
-from pretok.base.tell import SILENT
 from pretok.shards.format import ShardReader
 from pretok.shards.inputs import lines_before, load_inputs
 from pretok.shards.ledger import (

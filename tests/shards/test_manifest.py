@@ -20,11 +20,11 @@ from tokenizing import recipe, run
 import pretok.stream
 from pretok.audit.documents import run_inspect
 from pretok.audit.verify_job import notes, run_verify
+from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.storage import checksum, fingerprint, write_json
-from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.shards.inputs import inputs_path, load_inputs
 from pretok.shards.manifest import FILE_NAME, VERSION, load_manifest

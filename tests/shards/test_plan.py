@@ -17,8 +17,8 @@ import pytest
 import tokenizing
 from telling import Told
 
+from pretok.base.console import Silent
 from pretok.base.errors import MismatchError, PartitionsFailed, Stopped, UsageError
-from pretok.base.tell import Silent
 from pretok.config import Recipe, make_recipe
 from pretok.counts.counts_file import load_counts
 from pretok.counts.job import run_count

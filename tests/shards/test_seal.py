@@ -16,9 +16,9 @@ from tokenizing import contents, recipe, run
 
 import pretok.stream
 from pretok.audit.verify_job import run_verify
+from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, PartitionsFailed
 from pretok.base.execute import Engine
-from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.config import Recipe
 from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
@@ -55,18 +55,18 @@ def killed_after(steps: int) -> Iterator[None]:
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> tuple[Path, Callable[[], None]]:
-    """A folder with a good source and one whose file is cut; and what mends that, with other documents in it."""
+    """A folder with a good source and one whose file is cut; and what fixes that, with other documents in it."""
     lines = [json.dumps({"text": f"documento {i} " * 30}).encode() for i in range(400)]
     lines[3] = b"{"
     (tmp_path / "good.jsonl").write_bytes(b"\n".join(lines[:60]))
     packed = zstandard.ZstdCompressor().compress(b"\n".join(lines))
     (tmp_path / "cut.jsonl.zst").write_bytes(packed[:-20])
 
-    def mend() -> None:
+    def fix() -> None:
         other = b"\n".join([b'{"text": "nuovo"}', *lines[5:]])
         (tmp_path / "cut.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(other))
 
-    return tmp_path, mend
+    return tmp_path, fix
 
 
 def both(folder: Path, out: Path) -> Recipe:
@@ -87,15 +87,15 @@ def look(shards: Path, here: Engine) -> None:
 
 
 def test_partitions_done_again(tmp_path: Path, inputs: tuple[Path, Callable[[], None]], here: Engine) -> None:
-    """The input was mended, by other documents: at no step does anybody see shards that are not all there."""
-    folder, mend = inputs
+    """The input was fixed, by other documents: at no step does anybody see shards that are not all there."""
+    folder, fix = inputs
     made = both(folder, tmp_path / "out")
     with pytest.raises(PartitionsFailed):
         run(made, here)
     look(made.shards_dir, here)
     assert load_manifest(made.shards_dir).contents.failed
-    mend()
-    steps = withdrawn = 0
+    fix()
+    steps = unpublished = 0
     while True:
         try:
             with killed_after(steps):
@@ -103,9 +103,9 @@ def test_partitions_done_again(tmp_path: Path, inputs: tuple[Path, Callable[[], 
             break
         except Killed:
             look(made.shards_dir, here)
-            withdrawn += not has_manifest(made.shards_dir)
+            unpublished += not has_manifest(made.shards_dir)
         steps += 1  # the next process gets one step further than this one got
-    assert withdrawn > 3
+    assert unpublished > 3
     fresh = both(folder, tmp_path / "fresh")
     run(fresh, here)
     after, before = contents(made.shards_dir), contents(fresh.shards_dir)
@@ -118,12 +118,12 @@ def test_partitions_done_again(tmp_path: Path, inputs: tuple[Path, Callable[[], 
 @pytest.mark.slow
 def test_killed_once_anywhere(tmp_path: Path, inputs: tuple[Path, Callable[[], None]], here: Engine) -> None:
     """As above, but the second process finishes: no part of the old input is taken for one of the new."""
-    folder, mend = inputs
+    folder, fix = inputs
     start = both(folder, tmp_path / "start")
     with pytest.raises(PartitionsFailed):
         run(start, here)
     broken = (folder / "cut.jsonl.zst").read_bytes()
-    mend()
+    fix()
     fresh = both(folder, tmp_path / "fresh")
     run(fresh, here)
     for steps in range(1, 200, 4):
@@ -131,7 +131,7 @@ def test_killed_once_anywhere(tmp_path: Path, inputs: tuple[Path, Callable[[], N
         made = both(folder, tmp_path / f"out-{steps}")
         with suppress(PartitionsFailed):
             run(made, here)
-        mend()
+        fix()
         died = False
         try:
             with killed_after(steps):
@@ -169,11 +169,11 @@ def test_adding_a_source(tmp_path: Path, inputs: tuple[Path, Callable[[], None]]
 def test_another_source_is_sealed_while_one_is_withdrawn(
     tmp_path: Path, inputs: tuple[Path, Callable[[], None]], here: Engine
 ) -> None:
-    folder, mend = inputs
+    folder, fix = inputs
     made = both(folder, tmp_path / "out")
     with pytest.raises(PartitionsFailed):
         run(made, here)
-    mend()
+    fix()
     with pytest.raises(Killed), killed_after(12):
         run(made, here)
     assert not has_manifest(made.shards_dir)
@@ -206,7 +206,7 @@ def test_incomplete_does_not_look_complete(
     here: Engine,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder, mend = inputs
+    folder, fix = inputs
     made = both(folder, tmp_path / "out")
     shards = str(made.shards_dir)
     with pytest.raises(PartitionsFailed):
@@ -222,7 +222,7 @@ def test_incomplete_does_not_look_complete(
     for command in (["stats", shards, "--json"], ["mix", shards, "--seq-len", "8", "--json"]):
         assert run_command(command) == 0
         assert json.loads(capsys.readouterr().out)["failed"][0]["file"].endswith("cut.jsonl.zst")
-    mend()
+    fix()
     with pytest.raises(Killed), killed_after(12):
         run(made, here)
     assert run_command(["stats", shards]) == 2

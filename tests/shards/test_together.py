@@ -16,8 +16,8 @@ from pretok.base.execute import Engine
 from pretok.config import Recipe, make_recipe
 from pretok.read.batches import TextBatch
 from pretok.shards import task
+from pretok.shards.batching import JoinedBatches, join, most_tokens
 from pretok.shards.manifest import load_manifest
-from pretok.shards.together import JoinedBatches, join, most_tokens
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 

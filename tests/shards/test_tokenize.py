@@ -240,7 +240,7 @@ def test_bad_inputs_are_named_and_the_rest_is_kept(tmp_path, vocab_dir, here):
     assert found == [(4, "malformed_json"), (8, "null_text")]
     assert [Path(f["file"]).name for f in manifest.data["failed"]] == ["cut.jsonl.zst"]
 
-    (tmp_path / "cut.jsonl.zst").write_bytes(packed)  # mended: only its partition is done again
+    (tmp_path / "cut.jsonl.zst").write_bytes(packed)  # fixed: only its partition is done again
     before = {p: p.stat().st_mtime_ns for p in (made.shards_dir / "it").glob("it-0*.bin")}
     run(made, here)
     manifest = load_manifest(made.shards_dir)
@@ -250,9 +250,9 @@ def test_bad_inputs_are_named_and_the_rest_is_kept(tmp_path, vocab_dir, here):
     assert kept
     fresh = recipe(tmp_path / "fresh", vocab_dir, {"it": paths}, val_fraction="0.05")
     run(fresh, here)
-    mended, from_scratch = contents(made.shards_dir), contents(fresh.shards_dir)
-    del mended["manifest.json"], from_scratch["manifest.json"]  # its plan holds the size the cut file had
-    assert mended == from_scratch
+    fixed, from_scratch = contents(made.shards_dir), contents(fresh.shards_dir)
+    del fixed["manifest.json"], from_scratch["manifest.json"]  # its plan holds the size the cut file had
+    assert fixed == from_scratch
     assert load_manifest(fresh.shards_dir).fingerprint == manifest.fingerprint
 
 
@@ -305,7 +305,7 @@ def test_a_bug_is_called_one_and_its_traceback_kept(tmp_path, inputs, finished, 
     with pytest.raises(InternalError, match="it-00001: ZeroDivisionError: no such thing") as error:
         run_tokenize(made, here, told)
     assert error.value.exit_code == 1
-    assert "mend the files" not in str(error.value)
+    assert "fix the files" not in str(error.value)
     assert len(tries) == 1
     (failed,) = [details for name, details in told.events if name == "task_failed"]
     assert failed["item"] == "it-00001"

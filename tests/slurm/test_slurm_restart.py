@@ -10,8 +10,8 @@ import pytest
 from slurm_support import Cluster, Submitted
 from test_slurm_train import TRAIN, Profile, Recipe, numbers, train_here
 
+from pretok.base.console import Silent
 from pretok.base.storage import read_lines
-from pretok.base.tell import Silent
 from pretok.commands.options import start_engine
 from pretok.commands.steps import tokenize_step
 from pretok.config import load_recipe

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from slurm_support import ROOT, Cluster
 
-from pretok.base.tell import Silent
+from pretok.base.console import Silent
 from pretok.commands.options import start_engine
 from pretok.commands.steps import tokenize_step
 from pretok.config import load_recipe

@@ -14,11 +14,11 @@ from mixing import request
 from support import make_shards
 
 import pretok.stream
+from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.storage import fingerprint
-from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View, same_until

@@ -11,10 +11,10 @@ from support import make_shards
 
 import pretok.stream
 import pretok.stream.materialize
+from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.stop import StopFlag
-from pretok.base.tell import Silent
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import FILE_NAME, load_manifest
 from pretok.stream.loader import identity_of

@@ -14,9 +14,9 @@ from support import make_shards
 from telling import Told
 
 import pretok.stream
+from pretok.base.console import Table
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace, to_json
-from pretok.base.tell import Table
 from pretok.config import MixTable, StageTable
 from pretok.stream.mix_file import MixSource, load_mix
 from pretok.stream.mix_job import plan_mix, run_mix, show_mix, what_if

@@ -13,8 +13,8 @@ from counting import recipe, write_lines
 from telling import Told
 from tokenizers import Tokenizer
 
+from pretok.base.console import SILENT, Console
 from pretok.base.errors import MismatchError, Stopped, UsageError
-from pretok.base.tell import SILENT, Teller
 from pretok.config import make_recipe
 from pretok.counts.counts_file import CorpusCounts, load_counts
 from pretok.counts.job import run_count
@@ -35,7 +35,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pretok.vocab.job.OTHER_SIZES", ())
 
 
-def build(tmp_path: Path, name: str, engine: Any, tell: Teller = SILENT, **settings: Any) -> Path:
+def build(tmp_path: Path, name: str, engine: Any, console: Console = SILENT, **settings: Any) -> Path:
     sources = {language: {"inputs": [str(sample_path(language))]} for language in ("it", "en")}
     vocab = {"size": 1200, "superwords": 200, "holdout": 0.1, "weights": {"it": 0.8, "en": 0.2}, **settings}
     data = {
@@ -45,7 +45,7 @@ def build(tmp_path: Path, name: str, engine: Any, tell: Teller = SILENT, **setti
         "mix": {"tokens": "1M", "weights": vocab["weights"] or "natural"},
     }
     recipe = make_recipe(data, "test")
-    run_build_vocab(recipe, engine, tell)
+    run_build_vocab(recipe, engine, console)
     return recipe.vocab_dir
 
 

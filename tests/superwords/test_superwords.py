@@ -25,7 +25,7 @@ from texts import HARD, pack
 from tokenizers import Tokenizer
 
 from pretok.audit.verify_job import run_verify
-from pretok.base.tell import Silent
+from pretok.base.console import Silent
 from pretok.config import make_recipe
 from pretok.counts.table import WordTable
 from pretok.kernels.pretokenize import PATTERNS, disputed

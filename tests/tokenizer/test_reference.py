@@ -20,10 +20,10 @@ from tokenizing import recipe, run
 from pretok.audit.documents import run_inspect
 from pretok.audit.verify_job import run_verify
 from pretok.audit.verify_task import VerifyTask, verify_shard
+from pretok.base.console import Silent
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.storage import checksum
-from pretok.base.tell import Silent
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.manifest import Shard, load_manifest
 from pretok.superwords.segments import COARSE

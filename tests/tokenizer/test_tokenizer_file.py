@@ -13,9 +13,9 @@ import pytest
 from tokenizing import recipe, run
 
 from pretok.audit.documents import run_inspect
+from pretok.base.console import Silent
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine
-from pretok.base.tell import Silent
 from pretok.cli import run_command
 from pretok.shards import task
 from pretok.shards.job import run_tokenize

@@ -135,11 +135,11 @@ def test_goodput_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     [line] = read_lines(path)
     assert line == line | spent | {"steps": 10, "lost_steps": 2, "lost_seconds": 14.4}
     # 72 s of training less 14.4 s done twice, of 95 s.
-    assert said.startswith("goodput: 60.6% of 0.03 h in 1 segments")
+    assert said.startswith("goodput: 60.6% of 0.03 h in 1 attempts")
 
 
-def test_goodput_of_killed_segments(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed segment leaves its line, and what was lost is taken off in seconds: never less than nothing."""
+def test_goodput_of_killed_attempts(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed attempt leaves its line, and what was lost is taken off in seconds: never less than nothing."""
     original = loop.train_step
 
     def killed(*arguments: Any, **named: Any) -> Any:
@@ -164,7 +164,7 @@ def test_goodput_of_killed_segments(shards: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_goodput_of_a_restart_inside_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the last line of the segment before to the start of the process nothing useful was done."""
+    """From the last line of the attempt before to the start of the process nothing useful was done."""
     path = tmp_path / "goodput.jsonl"
     began = time.monotonic()
     Goodput(began, path, Restart(1, "exit code 137")).write(1, 0.0)

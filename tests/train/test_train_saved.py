@@ -201,7 +201,9 @@ def test_meta_json_is_sealed_and_compared_with_the_legs(
         main(["verify", str(run)])
     assert f"{newest / 'meta.json'} does not match its seal" in capsys.readouterr().out
     reseal(newest)
-    with pytest.raises(IntegrityError, match=r"36 sequences and 512 tokens .*legs\.jsonl says 32 and 512"):
+    with pytest.raises(
+        IntegrityError, match=r"36 sequences and 512 tokens .*segments\.jsonl says 32 and 512"
+    ):
         loop.train(settings(trained.parent, run, steps=6))
     (newest / "meta.json").write_text(before)
     loop.train(settings(trained.parent, run, steps=6))

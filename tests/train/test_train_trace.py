@@ -74,7 +74,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     return found
 
 
-def test_a_run_that_changed_data_and_batch_is_traced_and_counted_leg_by_leg(
+def test_a_run_that_changed_data_and_batch_is_traced_and_counted_segment_by_segment(
     tmp_path: Path, read: Read
 ) -> None:
     """Three steps of a mix; a phase with shorter sequences of another; two steps later another batch by hand; a phase
@@ -94,23 +94,23 @@ def test_a_run_that_changed_data_and_batch_is_traced_and_counted_leg_by_leg(
     assert len(read) == sum(sizes)
     steps = [read[end - size : end] for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
 
-    legs = open_traced(tmp_path / "run", None)
-    assert [(leg.before, leg.first, leg.last, leg.steps) for leg in legs] == [
+    segments = open_traced(tmp_path / "run", None)
+    assert [(segment.before, segment.first, segment.last, segment.steps) for segment in segments] == [
         (0, 0, 3, 14), (3, 0, 5, 14), (5, 16, 11, 14), (11, 40, 14, 14),
     ]  # fmt: skip
     expected: dict[tuple[str, int], set[tuple[int, int]]] = defaultdict(set)
     for step, taken in enumerate(steps, 1):
-        leg, positions = positions_of_step(legs, step)
+        segment, positions = positions_of_step(segments, step)
         assert [(view.fingerprint, position) for view, position in taken] == [
-            (leg.view.fingerprint, position) for position in positions
+            (segment.view.fingerprint, position) for position in positions
         ]
         for position in positions:
-            for passage in passages(leg, position):
+            for passage in passages(segment, position):
                 expected[passage.source, passage.document].add((step, position))
     manifest = load_manifest(shards)
     for source in manifest.sources:
         for document in range(sum(shard.documents for shard in manifest.of(source))):
-            found = [r for leg in legs for r in readings(leg, source, "train", document)]
+            found = [r for segment in segments for r in readings(segment, source, "train", document)]
             done = {(r.step, r.position) for r in found if r.done}
             assert done == expected[source, document]
             assert {r.step for r in found if not r.done}.isdisjoint(range(15))
@@ -132,7 +132,7 @@ def test_a_run_that_changed_data_and_batch_is_traced_and_counted_leg_by_leg(
         assert extent.sources[name].sequences == sequences[name]
         assert extent.sources[name].epochs == pytest.approx(epochs[name])
 
-    (tmp_path / "run/legs.jsonl").unlink()
+    (tmp_path / "run/segments.jsonl").unlink()
     for ask in (
         lambda: open_traced(tmp_path / "run", None),
         lambda: read_steps(manifest, tmp_path / "run", None),
@@ -151,19 +151,19 @@ def test_legs_are_the_same_after_a_kill_and_know_other_shards(tmp_path: Path) ->
     common = {"mix": first, "phases": [{"at": 3 * STEP, "mix": other}], "steps": 5, "save_every": "2"}
     loop.train(settings(shards, tmp_path, "run", **common))
 
-    def legs() -> list[dict[str, Any]]:
+    def segments() -> list[dict[str, Any]]:
         own = ("time", "host", "job")
         return [
             {k: v for k, v in line.items() if k not in own}
-            for line in read_lines(tmp_path / "run/legs.jsonl")
+            for line in read_lines(tmp_path / "run/segments.jsonl")
         ]
 
-    whole = legs()
-    assert [(leg["step"], leg["position"]) for leg in whole] == [(0, 0), (3, 0)]
+    whole = segments()
+    assert [(segment["step"], segment["position"]) for segment in whole] == [(0, 0), (3, 0)]
     for name in ("step-00000004", "step-00000005"):
         shutil.rmtree(tmp_path / "run/checkpoints" / name)
     loop.train(settings(shards, tmp_path, "run", **common))
-    assert legs() == whole
+    assert segments() == whole
     make_shards(tmp_path / "others", {"it": [[1, 2, 3] * 200], "en": [[4] * 500]}, vocab_size=60)
     with pytest.raises(MismatchError, match="name the shards that it read"):
         open_traced(tmp_path / "run", tmp_path / "others")

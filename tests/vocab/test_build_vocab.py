@@ -15,11 +15,11 @@ from telling import Told
 from tokenizers import Tokenizer
 from tokenizing import trained_model
 
+from pretok.base.console import SILENT, Console, Silent
 from pretok.base.errors import MismatchError, Stopped, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import to_json
 from pretok.base.storage import read_json
-from pretok.base.tell import SILENT, Silent, Teller
 from pretok.cli import run_command
 from pretok.config import Recipe
 from pretok.counts.buckets import concatenate
@@ -39,10 +39,10 @@ SPECIAL = ["<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62))
 
 
 def report_of(
-    made: Recipe, engine: Engine, tell: Teller = SILENT, compare: Sequence[Path] = ()
+    made: Recipe, engine: Engine, console: Console = SILENT, compare: Sequence[Path] = ()
 ) -> dict[str, Any]:
     """The report as it stands in the file."""
-    report = run_build_vocab(made, engine, tell, compare)
+    report = run_build_vocab(made, engine, console, compare)
     found: dict[str, Any] = read_json(made.vocab_dir / "report.json")
     assert found == to_json(report)
     return found

@@ -16,11 +16,11 @@ from counting import documents, recipe, write_lines
 from telling import Told
 from tokenizers import Tokenizer
 
+from pretok.base.console import SILENT, Table
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import to_json
 from pretok.base.storage import read_json, write_json
-from pretok.base.tell import SILENT, Table
 from pretok.config import Recipe, make_recipe
 from pretok.counts.counts_file import load_counts
 from pretok.tokenizer.vocabulary import load_vocab

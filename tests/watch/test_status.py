@@ -86,7 +86,7 @@ def test_shards_are_told_as_far_as_they_are(
     one = told["shards of en"]
     assert (one.state, one.detail.startswith("1 input not read to the end; ")) == (FAILED, True)
     assert "en.jsonl.zst" in one.detail
-    assert one.next.startswith("mend them")
+    assert one.next.startswith("fix them")
 
 
 def test_a_mix_of_other_shards_and_damage_are_failures(

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from pretok.base import console, joblog
-from pretok.base.console import Terminal
+from pretok.base import joblog, terminal
 from pretok.base.execute import Engine
 from pretok.base.joblog import utc
 from pretok.base.storage import write_json
 from pretok.base.tasks import open_step
+from pretok.base.terminal import Terminal
 from pretok.cli import run_command
 from pretok.watch.lines import blocks, watch_lines
 
@@ -99,11 +99,11 @@ def count(item: int, report: Any) -> int:
 def test_a_real_job_leaves_its_state_and_takes_it_away(
     tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "TICK", 0.02)
-    tell = Terminal(["count"])
-    tell.keep_log(tmp_path / "logs", "count")
+    monkeypatch.setattr(terminal, "TICK", 0.02)
+    console = Terminal(["count"])
+    console.keep_log(tmp_path / "logs", "count")
     seen = []
-    with open_step("count", here, tell) as step:
+    with open_step("count", here, console) as step:
         step.progress.expect(60, 3, {"it": 60})
         for item, _ in step.map(count, [10, 20, 30], "partition", str):
             step.progress({"partitions": 1, "bytes:it": item})
@@ -114,7 +114,7 @@ def test_a_real_job_leaves_its_state_and_takes_it_away(
         assert f"count {number}/3 {[16, 50, 99][number - 1]}% {[10, 30, 60][number - 1]} B" in lines[1]
         assert lines[-1] == f"  1 worker; partitions: {number} of 3 done, 0 failed, 0 tried again"
     assert not list((tmp_path / "logs").glob(f"*{joblog.NOW}"))
-    tell.end(0)
+    console.end(0)
 
 
 def test_what_a_killed_job_left_goes_with_the_next_one(tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_what_a_killed_job_left_goes_with_the_next_one(tmp_path: Path) -> None:
         path.touch()
     for path in (old, other):
         os.utime(path, (1, 1))
-    tell = Terminal(["count"])
-    tell.keep_log(tmp_path / "logs", "count")
-    tell.end(0)
+    console = Terminal(["count"])
+    console.keep_log(tmp_path / "logs", "count")
+    console.end(0)
     assert [path.exists() for path in (old, fresh, other)] == [False, True, True]
 
 

@@ -1,6 +1,6 @@
 """To a `transformers` Llama checkpoint, or with norms on queries and keys a Qwen3 one, and back in.
 
-Enters: a checkpoint folder, or several to be averaged. Leaves: config.json, model.safetensors (the padding of the
+Input: a checkpoint folder, or several to be averaged. Output: config.json, model.safetensors (the padding of the
 vocabulary cut off) and the files of the shards' tokenizer; no process group, no GPU. `exported_tensors` reads such a
 folder for --init-from.
 

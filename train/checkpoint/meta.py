@@ -1,6 +1,6 @@
 """meta.json of a checkpoint: where the run was, what it was, and which files there are.
 
-Enters: the JSON of a checkpoint folder. Leaves: a `Meta`, or an IntegrityError that names the file and the key.
+Input: the JSON of a checkpoint folder. Output: a `Meta`, or an IntegrityError that names the file and the key.
 `seal`, the fingerprint of all else in the file, shows a change by another hand. Every field must be there, those with a
 default too, and of its type.
 """

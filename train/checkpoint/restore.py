@@ -1,6 +1,6 @@
 """Tensors of a checkpoint, without trusting it: no program runs from a file.
 
-Enters: a checkpoint folder, from wherever it came, and a state dict. Leaves: the state dict filled in place, on any
+Input: a checkpoint folder, from wherever it came, and a state dict. Output: the state dict filled in place, on any
 mesh. In it a parameter is known by its name and by nothing else: not by its place among the parameters, nor by the
 group of the optimizer it is in, both of which depend on the mesh. Hyper-parameters are settings and not in it.
 

@@ -1,6 +1,6 @@
 """Checkpoints: written in the background, complete or invisible, deleted by rule, loaded on any mesh.
 
-Enters: the state dict of all ranks and a `meta` of JSON values. Leaves: RUN/checkpoints/step-XXXXXXXX/ with
+Input: the state dict of all ranks and a `meta` of JSON values. Output: RUN/checkpoints/step-XXXXXXXX/ with
 torch's distributed checkpoint and meta.json (run state, settings, provenance, every file's size and checksum). A
 folder of that name is complete: it is written under a temporary name and renamed when every rank's data is on
 disk; `latest` follows. A save that fails costs no step: rank 0 tells, and asks for another one.
@@ -213,7 +213,7 @@ class Checkpoints:
         told = f"the checkpoint of step {step} could not be written: {problem}"
         if failing >= PATIENCE:
             raise Stopped(
-                f"{told}; no save has succeeded for {duration(failing)}. The checkpoint before is untouched: mend the "
+                f"{told}; no save has succeeded for {duration(failing)}. The checkpoint before is untouched: fix the "
                 "cause (space, rights) and run the same command to go on from there"
             )
         least, most = RETRY_SECONDS

@@ -1,6 +1,6 @@
 """A checkpoint's files on disk: whether they are what was written.
 
-Enters: the bytes torch's distributed checkpoint writes, or a folder. Leaves: size and checksum of every file, summed up
+Input: the bytes torch's distributed checkpoint writes, or a folder. Output: size and checksum of every file, summed up
 while the bytes pass on their way to the disk: nothing is read again, no rank waits, and what is damaged between memory
 and disk is found too. Reading checks sizes always, and checksums before a checkpoint is loaded.
 """
@@ -106,8 +106,8 @@ class _SummedStream:
         self._digest = xxhash.xxh3_128()
         self._size = 0
         self._stream = stream
-        self.tell, self.flush, self.close, self.fileno = (
-            stream.tell,
+        self.console, self.flush, self.close, self.fileno = (
+            stream.console,
             stream.flush,
             stream.close,
             stream.fileno,

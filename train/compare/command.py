@@ -1,6 +1,6 @@
 """`train compare`: vocabularies compared by what models learn with them, bits per byte at equal training compute.
 
-Enters: WORK folders of several vocabularies on the same text, sizes of a model, amounts of compute, seeds. Leaves in
+Input: WORK folders of several vocabularies on the same text, sizes of a model, amounts of compute, seeds. Output in
 DIR: a Point for each run under points/, all of them in points.parquet, the picture compare.svg, and on the terminal the
 table of paired differences.
 
@@ -30,7 +30,7 @@ from pretok.base.lock import hold
 from pretok.base.records import read_record, replace, to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import read_json, write_json
-from pretok.base.units import short, short_bytes
+from pretok.base.units import human, human_bytes
 from pretok.stream.quota import parse_weights
 from train.compare.point import Point, PointJob, PointSpec
 from train.compare.report import draw_points, report_points, write_points
@@ -238,8 +238,8 @@ def _specify(
     tokens, stream = steps * batch.global_batch * seq_len, read_along(arm, ordered)
     if tokens > stream.tokens[-1]:
         raise UsageError(
-            f"--compute {compute:g} makes arm {arm.name} read {short(tokens)} tokens; in the proportion of the "
-            f"weights there are {short(int(stream.tokens[-1]))}, after which a source would be read again: ask for "
+            f"--compute {compute:g} makes arm {arm.name} read {human(tokens)} tokens; in the proportion of the "
+            f"weights there are {human(int(stream.tokens[-1]))}, after which a source would be read again: ask for "
             "less, or add text"
         )
     settings = {name: getattr(config, name) for name in SETTINGS}
@@ -341,7 +341,7 @@ def _line(point: Point, done: int, of: int) -> str:
     skipped = f", {point.skipped} of them skipped" if point.skipped else ""
     return (
         f"{done}/{of} {spec.arm} {spec.compute:.3g} FLOPs seed {spec.seed}: {bits} bits per byte; "
-        f"{spec.steps} steps{skipped}, {short(spec.tokens)} tokens, {short_bytes(spec.text_bytes)} of text, "
+        f"{spec.steps} steps{skipped}, {human(spec.tokens)} tokens, {human_bytes(spec.text_bytes)} of text, "
         f"{point.seconds:.0f} s"
     )
 

@@ -2,7 +2,7 @@
 
     python -m train.compare.point JOB.json
 
-Enters: a PointJob with its files. Leaves: the Point as JSON at the job's `out`. The model, the optimizer, the step and
+Input: a PointJob with its files. Output: the Point as JSON at the job's `out`. The model, the optimizer, the step and
 the loss are the trainer's own, on one device; nothing is saved on the way, as such a run takes minutes.
 
 Bits per byte are exact: every token of the validation documents is scored once, the end-of-document tokens too, and

@@ -1,6 +1,6 @@
 """Points of a comparison -> one Parquet file, a table of paired differences, a picture.
 
-Enters: Points. Leaves: points.parquet with a row for each point and source, the table as text, compare.svg.
+Input: Points. Output: points.parquet with a row for each point and source, the table as text, compare.svg.
 
 A difference is paired: of the same seed, thus of the same documents in the same order, at the same compute. Its
 interval is that of Student's t over the seeds, 95 % for each line by itself. It holds what seeds change, weights and

@@ -1,6 +1,6 @@
 """The same documents in the same order for every arm of a comparison.
 
-Enters: WORK folders whose shards carry ledgers, weights, a seed. Leaves: files of token ids, a stream for each arm and
+Input: WORK folders whose shards carry ledgers, weights, a seed. Output: files of token ids, a stream for each arm and
 seed and one for each arm and validation source, that stand for the same bytes of text.
 
 Documents are known by the hash of their text, so arms that read the same inputs have the same documents whatever their

@@ -1,6 +1,6 @@
 """Next-token loss without the whole matrix of logits.
 
-Enters: hidden states, the output matrix, targets. Leaves: the summed loss; its gradients are computed chunk
+Input: hidden states, the output matrix, targets. Output: the summed loss; its gradients are computed chunk
 by chunk in the forward pass, so logits exist for `chunk` tokens at a time and the backward pass does no
 second product.
 

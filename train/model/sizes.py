@@ -1,6 +1,6 @@
 """Sizes of a decoder: presets by name, or a TOML file. Without torch, so that a recipe is checked where there is none.
 
-Enters: the setting `model`. Leaves: a ModelConfig, and what follows from it: parameters, FLOPs per token.
+Input: the setting `model`. Output: a ModelConfig, and what follows from it: parameters, FLOPs per token.
 """
 
 from __future__ import annotations

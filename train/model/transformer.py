@@ -1,6 +1,6 @@
 """One Llama-style decoder, ignorant of parallelism.
 
-Enters: token ids (n, L). Leaves: logits, or the summed loss when targets are given. RMSNorm, rotary
+Input: token ids (n, L). Output: logits, or the summed loss when targets are given. RMSNorm, rotary
 positions, grouped-query attention, SwiGLU, tied or untied embeddings, and when wanted norms on queries and keys;
 parameter names map one to one to `transformers`' Llama, or with those norms to its Qwen3.
 

@@ -1,6 +1,6 @@
 """The one table of devices: what a machine's accelerator is called, its backend and its peak.
 
-Enters: the name torch gives the device. Leaves: a Device, and this process on the cores beside it. A peak is dense
+Input: the name torch gives the device. Output: a Device, and this process on the cores beside it. A peak is dense
 bf16 FLOP/s per device as torch counts devices (one graphics compute die of an MI250X is one). An unknown device has no
 peak, and what needs one says n/a.
 """

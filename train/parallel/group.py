@@ -1,6 +1,6 @@
 """The ranks of a run: how they find each other, own the run's folder, and end together.
 
-Enters: torchrun's variables, a device, the run's folder. Leaves: a process group and a held folder while the body runs.
+Input: torchrun's variables, a device, the run's folder. Output: a process group and a held folder while the body runs.
 One rank fails: all end, with its words. A rank whose neighbour is gone fails in the middle of a collective, which says
 nothing of the cause; through the store by which ranks found each other it learns the cause, and ends with the same exit
 code.
@@ -126,7 +126,7 @@ class EndedElsewhere(PretokError):
 def cause(store: Store, error: Exception, rank: int) -> Exception:
     """The error itself, told to the other ranks; or, where it only follows from another rank's end, that one's.
 
-    An error that a user can mend is always its own cause.
+    An error that a user can fix is always its own cause.
     """
     with suppress(Exception):  # the store may be gone with the rank that kept it
         if not isinstance(error, PretokError) and store.check([_WHY]):

@@ -1,6 +1,6 @@
 """How ranks, a global batch and the blocks of a model are divided. Arithmetic, without torch.
 
-Enters: the number of ranks, sizes of the model, the settings that are given. Leaves: a Layout of ranks and a Batch, all
+Input: the number of ranks, sizes of the model, the settings that are given. Output: a Layout of ranks and a Batch, all
 sizes solved, and which blocks are in which stage of a pipeline; UsageError names what does not divide or does not go
 together.
 

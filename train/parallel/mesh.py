@@ -1,6 +1,6 @@
 """A model over the ranks: the one place that splits it and fills its pieces.
 
-Enters: a Decoder on the meta device and the settings. Leaves: the same Decoder split over a mesh with the
+Input: a Decoder on the meta device and the settings. Output: the same Decoder split over a mesh with the
 dimensions (pipeline, replicate, shard, tensor), its parameters materialised and filled. Pure DDP is shard = 1, pure
 FSDP replicate = 1, one process 1 x 1 x 1 x 1: all of them are one code path, FSDP2's `fully_shard`. With pipeline > 1
 what is split here is the part of one stage (`pipeline`).

@@ -1,7 +1,7 @@
 """Pipeline parallelism: the blocks of the model divided over ranks, by torch.distributed.pipelining.
 
-Enters: parts of a Decoder, each split over its stage's own mesh (`mesh.parallelize`), and the micro-batches of a step.
-Leaves: gradients in the parts, and the loss on every rank of the pipeline.
+Input: parts of a Decoder, each split over its stage's own mesh (`mesh.parallelize`), and the micro-batches of a step.
+Output: gradients in the parts, and the loss on every rank of the pipeline.
 
 Design. A part is a Decoder from which other stages' modules were taken; its parameters keep the names of the whole
 model, so checkpoints, exports and initial values know nothing of stages. Every rank of a pipeline reads the same

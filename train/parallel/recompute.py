@@ -1,6 +1,6 @@
 """Activations that are computed again in the backward pass, not kept.
 
-Enters: a Decoder and the setting --checkpointing. Leaves: the same Decoder, its blocks wrapped.
+Input: a Decoder and the setting --checkpointing. Output: the same Decoder, its blocks wrapped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tensor parallelism: ranks that share every matrix product.
 
-Enters: a Decoder on the meta device and the mesh of the tensor ranks. Leaves: the same Decoder with its matrices split.
+Input: a Decoder on the meta device and the mesh of the tensor ranks. Output: the same Decoder with its matrices split.
 """
 
 from __future__ import annotations

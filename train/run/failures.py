@@ -1,6 +1,6 @@
 """What machines do to a run, in one line that says what to do: a missing package, no memory, no space, no rights.
 
-Enters: an exception of Python, torch or the operating system. Leaves: a PretokError, or None for what is a bug of ours.
+Input: an exception of Python, torch or the operating system. Output: a PretokError, or None for what is a bug of ours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
 
 
 def explain(error: BaseException) -> PretokError | None:
-    """The error a person can mend that is behind an exception, if there is one."""
+    """The error a person can fix that is behind an exception, if there is one."""
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package in PACKAGES:

@@ -1,6 +1,6 @@
 """What the time of a run was spent on.
 
-Enters: what the run is doing now. Leaves: RUN/goodput.jsonl, one line for each time it was started, kept up to date
+Input: what the run is doing now. Output: RUN/goodput.jsonl, one line for each time it was started, kept up to date
 while it goes on, so that a run that is killed has left one too.
 """
 
@@ -36,12 +36,12 @@ class Restart:
         return cls(int(os.environ.get("PRETOK_RESTART_NUMBER", "0")), os.environ.get("PRETOK_RESTART", ""))
 
 
-class Segment(Record, frozen=True):
+class Attempt(Record, frozen=True):
     """Seconds by kind, without overlap, from one start of the run to its end; data: training waited for it.
 
-    steps: done; lost_steps, lost_seconds: of the segments before, not saved and done again in this one.
+    steps: done; lost_steps, lost_seconds: of the attempts before, not saved and done again in this one.
     restart: why the job started it again after a failure, empty for the first start in a job; restarting: seconds that
-    took since the line of the segment before was written, hanging ranks included.
+    took since the line of the attempt before was written, hanging ranks included.
     """
 
     initialisation: float
@@ -63,7 +63,7 @@ class Segment(Record, frozen=True):
 
 class Goodput:
     """Seconds by kind since `started`, on the clock of `time.monotonic`; on rank 0 with a file, in which the line of
-    this segment is written again and again in its place, behind those of earlier ones."""
+    this attempt is written again and again in its place, behind those of earlier ones."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Goodput:
         restart: Restart = Restart(),
         lost: Sequence[float] = (),
     ) -> None:
-        """path: None on other ranks; lost: seconds of each step of the segment before that is done again."""
+        """path: None on other ranks; lost: seconds of each step of the attempt before that is done again."""
         self._seconds = dict.fromkeys(("initialisation", "training", "validation", "saving"), 0.0)
         self._since = started
         self.kind = "initialisation"
@@ -81,9 +81,9 @@ class Goodput:
         if path is None:
             return
         self._lines = Lines(path)
-        names = set(Segment.__struct_fields__)  # and when and where the line was written
+        names = set(Attempt.__struct_fields__)  # and when and where the line was written
         self._earlier = [
-            read_record(Segment, {name: line[name] for name in names & line.keys()}, path)
+            read_record(Attempt, {name: line[name] for name in names & line.keys()}, path)
             for line in self._lines.kept
         ]
         if restart.number and self._lines.kept:
@@ -108,12 +108,12 @@ class Goodput:
 
     def write(self, steps: int, waited: float) -> str:
         """Bring the file up to date: `steps` were done, `waited` seconds of the training went by waiting for data.
-        Returns the sum over all segments in words; on other ranks nothing is done."""
+        Returns the sum over all attempts in words; on other ranks nothing is done."""
         if self._lines is None:
             return ""
         self.enter(self.kind)
         seconds = self._seconds | {"training": self._seconds["training"] - waited, "data": waited}
-        segment = Segment(
+        attempt = Attempt(
             steps=steps,
             lost_steps=len(self._lost),
             lost_seconds=round(sum(self._lost, 0.0), 3),
@@ -121,18 +121,18 @@ class Goodput:
             restarting=self._restarting,
             **{kind: round(value, 3) for kind, value in seconds.items()},
         )
-        self._lines.add_for_now(to_json(segment))
-        return summarize([*self._earlier, segment])
+        self._lines.add_for_now(to_json(attempt))
+        return summarize([*self._earlier, attempt])
 
 
-def summarize(segments: list[Segment]) -> str:
-    """All segments of a run in one line: hours, and the part of them spent on steps that counted."""
-    whole = sum(segment.seconds for segment in segments)
-    total = {kind: sum(getattr(segment, kind) for segment in segments) for kind in KINDS}
-    # A line may be a few steps older than the kill that ended its segment.
-    useful = max(0.0, total["training"] - sum(segment.lost_seconds for segment in segments))
+def summarize(attempts: list[Attempt]) -> str:
+    """All attempts of a run in one line: hours, and the part of them spent on steps that counted."""
+    whole = sum(attempt.seconds for attempt in attempts)
+    total = {kind: sum(getattr(attempt, kind) for attempt in attempts) for kind in KINDS}
+    # A line may be a few steps older than the kill that ended its attempt.
+    useful = max(0.0, total["training"] - sum(attempt.lost_seconds for attempt in attempts))
     parts = ", ".join(f"{kind} {value / whole:.1%}" for kind, value in total.items()) if whole else ""
     return (
-        f"goodput: {useful / whole if whole else 0:.1%} of {whole / 3600:.2f} h in {len(segments)} segments; "
-        f"{parts}; {sum(segment.lost_steps for segment in segments)} steps done twice"
+        f"goodput: {useful / whole if whole else 0:.1%} of {whole / 3600:.2f} h in {len(attempts)} attempts; "
+        f"{parts}; {sum(attempt.lost_steps for attempt in attempts)} steps done twice"
     )

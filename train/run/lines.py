@@ -1,6 +1,6 @@
 """The one writer of a run's files of JSON lines: metrics, goodput, what was changed, what was tried.
 
-Enters: records. Leaves: a line for each, with the time, the host and the Slurm job. An error that may pass is tried
+Input: records. Output: a line for each, with the time, the host and the Slurm job. An error that may pass is tried
 again by the rule of `pretok.base.storage`.
 """
 

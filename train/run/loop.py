@@ -1,6 +1,6 @@
 """The run: from settings to a trained model, through any number of interruptions.
 
-Enters: a TrainConfig; what RUN already holds. Leaves: RUN/metrics.jsonl, RUN/checkpoints/, and RUN/done.json
+Input: a TrainConfig; what RUN already holds. Output: RUN/metrics.jsonl, RUN/checkpoints/, and RUN/done.json
 when the last step is saved. Raises Stopped (exit code 75) after saving, when a signal or the job's end asked
 for it.
 """
@@ -36,7 +36,7 @@ from train.run.memory import memory_history
 from train.run.metrics import provenance
 from train.run.report import Reporter
 from train.run.setup import make_plan
-from train.run.start import Run, enter_leg, start_run
+from train.run.start import Run, enter_segment, start_run
 from train.run.stragglers import NOTABLE
 from train.steps.evaluate import evaluate
 from train.steps.optim import global_norm
@@ -52,7 +52,7 @@ FIRST_MARGIN = 30.0
 
 
 def train(config: TrainConfig) -> None:
-    """Train to the end. Raises Stopped when asked to stop early, PretokError for what a user can mend."""
+    """Train to the end. Raises Stopped when asked to stop early, PretokError for what a user can fix."""
     out = Path(config.out)
     device = find_device()
 
@@ -101,15 +101,15 @@ def _loop(run: Run) -> None:
     run.checkpoints.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
     profiler = _profiler(Path(run.plan.config.out), run.plan.config.profile)
     follows = _what_follows(run, profiler)
-    for leg in run.legs:
+    for segment in run.segments:
         if run.stop_agreed:
             break
-        if leg is not run.leg:
+        if segment is not run.segment:
             _flush(run)
-            enter_leg(run, leg, run.leg.phase)
+            enter_segment(run, segment, run.segment.phase)
             run.last_end = Mark(run.device.device)
         with closing(iter(run.data.feed)) as batches:  # its processes end with it, whatever ends the loop
-            while run.progress.step < leg.last_step and not run.stop_agreed:
+            while run.progress.step < segment.last_step and not run.stop_agreed:
                 _one_step(run, batches)
                 for due, act in follows:
                     if due(run.progress.step):
@@ -165,13 +165,13 @@ def _profiler(out: Path, steps: int) -> Any:
 
 def _one_step(run: Run, batches: Iterator[tuple[Tensor, int]]) -> None:
     """Queue one step, then read the numbers of the one before, which is done by then."""
-    progress, leg = run.progress, run.leg
+    progress, segment = run.progress, run.segment
     waited, began = run.data.feed.waited, time.perf_counter()
     queued = train_step(
         run.trainee,
         batches,
         progress.step + 1,
-        leg.rate(progress.step),
+        segment.rate(progress.step),
         stop=run.stop.reason is not None,
         save=run.checkpoints.asked(),
     )
@@ -180,7 +180,7 @@ def _one_step(run: Run, batches: Iterator[tuple[Tensor, int]]) -> None:
     run.stragglers.queued(step, time.perf_counter() - began - queued.waited)
     previous, run.pending = run.pending, queued
     run.progress = replace(
-        progress, step=step, position=leg.position_after(step), tokens=leg.tokens_after(step)
+        progress, step=step, position=segment.position_after(step), tokens=segment.tokens_after(step)
     )
     run.val_loss = None
     if previous is not None:
@@ -205,7 +205,7 @@ def _check_folder(run: Run) -> None:
 
 def _record(run: Run, done: Readback) -> None:
     """Log one step, take its decisions, and stop a run that skips step after step."""
-    phase, config = run.leg.phase, run.leg.phase.config
+    phase, config = run.segment.phase, run.segment.phase.config
     numbers = done.read()
     _check_folder(run)
     seconds, run.last_end = done.end.seconds_since(run.last_end), done.end
@@ -223,9 +223,9 @@ def _record(run: Run, done: Readback) -> None:
         {
             "step": numbers.step,
             "loss": numbers.loss,
-            "tokens": run.leg.tokens_after(numbers.step),
+            "tokens": run.segment.tokens_after(numbers.step),
             "grad_norm": numbers.grad_norm,
-            "lr": run.leg.rate(numbers.step - 1),
+            "lr": run.segment.rate(numbers.step - 1),
             "skipped": numbers.skipped,
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
@@ -319,24 +319,24 @@ def _save(run: Run) -> None:
             step=progress.step,
             progress=progress,
             val_loss=run.val_loss,
-            identity=run.leg.phase.identity(),
+            identity=run.segment.phase.identity(),
             config=run.plan.config.as_dict(),
-            eod_id=run.leg.phase.view.eod_id,
-            bos_id=run.leg.phase.view.bos_id,
-            tokenizer=run.leg.phase.tokenizer(),
-            provenance=provenance() | {"manifest": run.leg.phase.view.manifest_fingerprint},
+            eod_id=run.segment.phase.view.eod_id,
+            bos_id=run.segment.phase.view.bos_id,
+            tokenizer=run.segment.phase.tokenizer(),
+            provenance=provenance() | {"manifest": run.segment.phase.view.manifest_fingerprint},
         )
         run.checkpoints.save(run.trainee.state(), meta)
     run.checkpoints.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
 
 
 def _tally(run: Run) -> str:
-    """Bring RUN/goodput.jsonl up to date; returns the sum over all segments in words. Rank 0 alone."""
+    """Bring RUN/goodput.jsonl up to date; returns the sum over all attempts in words. Rank 0 alone."""
     return run.goodput.write(run.progress.step - run.first, run.data.feed.waited)
 
 
 def _finish_files(run: Run) -> None:
-    """The last goodput line of this segment, and the done marker after the last step."""
+    """The last goodput line of this attempt, and the done marker after the last step."""
     run.report(_tally(run))
     if dist.get_rank() == 0 and run.progress.step == run.steps:
         record = {"step": run.progress.step, "data_hash": run.progress.data_hash}

@@ -1,6 +1,6 @@
 """What held a GPU's memory when it ran out.
 
-Enters: the body of a run. Leaves: RUN/memory/rank-R.pickle of each rank whose memory ran out, with every allocation
+Input: the body of a run. Output: RUN/memory/rank-R.pickle of each rank whose memory ran out, with every allocation
 that lives and where in the code it was made; https://pytorch.org/memory_viz shows it.
 """
 

@@ -1,6 +1,6 @@
 """What a run tells about itself: a line a step, and what software it was.
 
-Enters: numbers of finished steps. Leaves: RUN/metrics.jsonl (always), RUN/validation.jsonl, RUN/evaluation.jsonl, and
+Input: numbers of finished steps. Output: RUN/metrics.jsonl (always), RUN/validation.jsonl, RUN/evaluation.jsonl, and
 the same numbers in Weights & Biases or TensorBoard when asked. Only rank 0 writes.
 """
 
@@ -64,7 +64,7 @@ class MetricsLog:
         steps: int,
         manifest: str,
     ) -> None:
-        self.lost: tuple[float, ...] = ()  # seconds of each step of the segment before that is done again
+        self.lost: tuple[float, ...] = ()  # seconds of each step of the attempt before that is done again
         self._restarts = Restart.here().number
         self._rank = rank
         self._config = config

@@ -1,7 +1,8 @@
 """A run in phases: what is in force at which step, and whether a checkpoint may go on with it.
 
-Enters: settings, the ranks, and where a run is. Leaves: `Phase`s, each with its own data, batch and sizes, and `Leg`s:
-from which step to which a phase lasts, at which position of its stream it begins, and the learning rate of its steps.
+Input: settings, the ranks, and where a run is. Output: `Phase`s, each with its own data, batch and sizes, and
+`Segment`s: from which step to which a phase lasts, at which position of its stream it begins, and the learning rate of
+its steps.
 
 A phase begins at the first step at or after its `at` tokens. Its stream goes on where the last one was when it is the
 same, or begins with the same sequences up to there; another stream is read from its first position. The model's weights
@@ -20,8 +21,8 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import replace, to_json
 from pretok.shards.manifest import shards_of
 from pretok.stream import View, same_until
-from pretok.stream.legs import LEGS, written_legs
 from pretok.stream.mix_file import Mix, mix_json, parse_mix
+from pretok.stream.segments import SEGMENTS, written_segments
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin
 from train.config import IN_PHASES, SCHEDULE, TrainConfig
 from train.model.sizes import ModelConfig, model_config
@@ -126,7 +127,7 @@ def _open(at: int, config: TrainConfig, batch: Batch, own_schedule: bool) -> Pha
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class Segment:
     """Steps `step` to `last_step` - 1 (from 0) of a phase, its first with `tokens` done and at `position`.
 
     The schedule of the learning rate goes from `schedule` to `schedule_end` tokens, in steps of `unit` tokens.
@@ -155,7 +156,7 @@ class Leg:
         return learning_rate(self.phase.config, done / self.unit, whole / self.unit, self.unit)
 
 
-def plan_legs(phases: Sequence[Phase], state: RunState, saved: Identity | None) -> list[Leg]:
+def plan_segments(phases: Sequence[Phase], state: RunState, saved: Identity | None) -> list[Segment]:
     """From where a run is to its end. saved: of the checkpoint that `state` is of, None at the beginning.
 
     Raises UsageError where there is too little data or nothing to do, or two phases begin with one step, MismatchError
@@ -169,15 +170,15 @@ def plan_legs(phases: Sequence[Phase], state: RunState, saved: Identity | None) 
     schedule, unit = state.schedule, state.unit or phases[number].step_tokens
     if began and phases[number].own_schedule:
         schedule, unit = tokens, phases[number].step_tokens
-    legs: list[Leg] = []
+    segments: list[Segment] = []
     while True:
         phase, following = phases[number], phases[number + 1 :]
         last = _last_step(phase, following[0].at if following else None, step, tokens, position)
-        if legs and last == step:  # the run ends where this phase would begin
+        if segments and last == step:  # the run ends where this phase would begin
             break
-        leg = Leg(phase, step, last, tokens, position, schedule, 0, unit)
-        legs.append(leg)
-        step, tokens = last, leg.tokens_after(last)
+        segment = Segment(phase, step, last, tokens, position, schedule, 0, unit)
+        segments.append(segment)
+        step, tokens = last, segment.tokens_after(last)
         if not following or tokens < following[0].at:
             break
         number += 1
@@ -187,11 +188,11 @@ def plan_legs(phases: Sequence[Phase], state: RunState, saved: Identity | None) 
                 f"as a step has {phase.step_tokens} tokens; put them further apart, or make one of them"
             )
         same = same_until(phase.view.mix, phases[number].view.mix)
-        position = leg.position_after(last) if same >= leg.position_after(last) else 0
+        position = segment.position_after(last) if same >= segment.position_after(last) else 0
         if phases[number].own_schedule:
             schedule, unit = tokens, phases[number].step_tokens
-    ends = {leg.schedule: leg.tokens_after(leg.last_step) for leg in legs}
-    return [replace(leg, schedule_end=ends[leg.schedule]) for leg in legs]
+    ends = {segment.schedule: segment.tokens_after(segment.last_step) for segment in segments}
+    return [replace(segment, schedule_end=ends[segment.schedule]) for segment in segments]
 
 
 def _phase_of(phases: Sequence[Phase], state: RunState, saved: Identity | None) -> tuple[int, bool]:
@@ -264,23 +265,25 @@ def _fixed(theirs: Identity, ours: Identity) -> list[str]:
 
 
 def _compare_legs(state: RunState, out: str) -> None:
-    leg = next((leg for leg in reversed(written_legs(Path(out))) if leg.step < state.step), None)
-    if leg is None:
+    segment = next(
+        (segment for segment in reversed(written_segments(Path(out))) if segment.step < state.step), None
+    )
+    if segment is None:
         return
-    written = leg.position_after(state.step), leg.tokens_after(state.step)
+    written = segment.position_after(state.step), segment.tokens_after(state.step)
     if written != (state.position, state.tokens):
         raise IntegrityError(
             f"the checkpoint of step {state.step} says that {state.position} sequences and {state.tokens} tokens were "
-            f"read, {Path(out) / LEGS} says {written[0]} and {written[1]}: one of them was changed. Bring back the "
-            f"{META} or the {LEGS} that the run wrote"
+            f"read, {Path(out) / SEGMENTS} says {written[0]} and {written[1]}: one of them was changed. Bring back the "
+            f"{META} or the {SEGMENTS} that the run wrote"
         )
 
 
 def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
     """MismatchError when a checkpoint cannot go on with these settings: another model, seed, tokenizer or data.
 
-    In mid-phase data may change only if what was read of it is the same. IntegrityError when RUN/legs.jsonl says that
-    the steps of the checkpoint read something else.
+    In mid-phase data may change only if what was read of it is the same. IntegrityError when RUN/segments.jsonl says
+    that the steps of the checkpoint read something else.
     """
     _compare_legs(meta.progress, out)
     number, began = _phase_of(phases, meta.progress, meta.identity)

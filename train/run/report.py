@@ -1,6 +1,6 @@
 """The lines a person reads while a run goes on: never silent for longer than a minute.
 
-Enters: texts, what the run is doing now, how it ends. Leaves: lines on standard output, from rank 0 alone; in RUN/logs
+Input: texts, what the run is doing now, how it ends. Output: lines on standard output, from rank 0 alone; in RUN/logs
 the same as lines of JSON (`pretok.base.joblog`), and why the run ended, from every rank that ended otherwise than well.
 """
 

@@ -1,6 +1,6 @@
 """From settings to something that can be trained: the split and filled model, the optimizer.
 
-Enters: a TrainConfig inside a process group. Leaves: a Plan, a Trainee, what of it changes with a phase, and words
+Input: a TrainConfig inside a process group. Output: a Plan, a Trainee, what of it changes with a phase, and words
 that say what will run.
 """
 
@@ -38,7 +38,7 @@ from train.parallel.layout import (
 )
 from train.parallel.mesh import build_mesh, materialize, parallelize, pass_dtype
 from train.parallel.pipeline import Pipeline, take_part
-from train.run.phases import Leg, Phase, keep_batch, open_phases
+from train.run.phases import Phase, Segment, keep_batch, open_phases
 from train.steps.optim import set_hyper_parameters
 from train.steps.step import Trainee
 
@@ -140,11 +140,11 @@ def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
         trainee.guard.forget()
 
 
-def describe(plan: Plan, legs: Sequence[Leg], device: Device) -> str:
+def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
     """What will run, in a few lines."""
     layout, model = plan.layout, plan.model
     peak = "n/a" if device.peak is None else f"{device.peak / 1e12:.1f} TFLOP/s"
-    first = legs[0].phase
+    first = segments[0].phase
     lines = [
         f"model {plan.config.model}: {model.parameters:,} parameters, sequences of "
         f"{first.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
@@ -152,14 +152,14 @@ def describe(plan: Plan, legs: Sequence[Leg], device: Device) -> str:
         f"{layout.tensor} tensor parallel{_in_stages(plan)} on {device.name}, "
         f"{len(os.sched_getaffinity(0))} cores each, peak {peak} ({device.peak_source})",
         f"global batch {_in_words(first.batch)}",
-        f"{legs[-1].last_step} steps, {legs[-1].tokens_after(legs[-1].last_step):,} tokens"
+        f"{segments[-1].last_step} steps, {segments[-1].tokens_after(segments[-1].last_step):,} tokens"
         + (f" of {len(first.view) * first.view.seq_len:,}" if len(plan.phases) == 1 else ""),
     ]
-    begins = {leg.phase.at: f"step {leg.step}" for leg in legs[1:]}
+    begins = {segment.phase.at: f"step {segment.step}" for segment in segments[1:]}
     for phase, settings in zip(plan.phases[1:], plan.config.phases, strict=True):
         when = begins.get(phase.at, "begun" if phase.at <= first.at else "not reached")
         lines.append(f"phase at {phase.at:,} tokens ({when}): {_changes(settings) or 'nothing changes'}")
-    return "\n".join([*lines, f"attention: {_attention(plan, device)}", *_warnings(legs)])
+    return "\n".join([*lines, f"attention: {_attention(plan, device)}", *_warnings(segments)])
 
 
 def _in_stages(plan: Plan) -> str:
@@ -184,12 +184,12 @@ def _changes(phase: PhaseSettings) -> str:
     return ", ".join(f"{name} = {value}" for name, value in phase.settings.items())
 
 
-def _warnings(legs: Sequence[Leg]) -> list[str]:
-    leg = legs[0]
-    warmup, steps = leg.phase.config.warmup, (leg.schedule_end - leg.schedule) // leg.unit
+def _warnings(segments: Sequence[Segment]) -> list[str]:
+    segment = segments[0]
+    warmup, steps = segment.phase.config.warmup, (segment.schedule_end - segment.schedule) // segment.unit
     if warmup < steps:
         return []
-    highest = leg.rate(leg.last_step - 1)
+    highest = segment.rate(segment.last_step - 1)
     return [
         f"warning: the warm-up of {warmup} steps takes the whole run of {steps}: the learning rate only "
         f"rises, to {highest:.2e} at its end, and does not decay; a --warmup of {max(1, steps // 20)} "

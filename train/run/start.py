@@ -1,6 +1,6 @@
 """What the loop works on: a run that is new, or goes on from its newest checkpoint.
 
-Enters: a Plan and what RUN already holds. Leaves: a `Run` at the first step it has to do, with its data open, and what
+Input: a Plan and what RUN already holds. Output: a `Run` at the first step it has to do, with its data open, and what
 it is changed to when another phase begins.
 """
 
@@ -24,7 +24,7 @@ from train.parallel.mesh import data_rank
 from train.run.changes import Changes
 from train.run.goodput import Goodput, Restart
 from train.run.metrics import MetricsLog
-from train.run.phases import Leg, Phase, check_resume, plan_legs
+from train.run.phases import Phase, Segment, check_resume, plan_segments
 from train.run.report import Reporter
 from train.run.setup import Plan, build_trainee, checkpoint_bytes, describe, enter_phase
 from train.run.stragglers import Stragglers
@@ -35,8 +35,8 @@ from train.steps.step import Mark, Readback, Trainee
 
 
 @dataclass
-class LegData:
-    """What the steps of a leg read."""
+class SegmentData:
+    """What the steps of a segment read."""
 
     feed: Feed
     validation: dict[str, ValidationSource]
@@ -45,16 +45,16 @@ class LegData:
 
 @dataclass
 class Run:
-    """Everything the loop works on. leg: that of the next step; progress: what is done; pending: the step whose numbers
-    the host has not read; last_end: of the step before it; val_loss: of the state after the step in work."""
+    """Everything the loop works on. segment: that of the next step; progress: what is done; pending: the step whose
+    numbers the host has not read; last_end: of the step before it; val_loss: of the state after the step in work."""
 
     plan: Plan
     device: Device
     trainee: Trainee
     checkpoints: Checkpoints
-    legs: list[Leg]
-    leg: Leg
-    data: LegData
+    segments: list[Segment]
+    segment: Segment
+    data: SegmentData
     progress: RunState
     report: Reporter
     log: MetricsLog
@@ -71,12 +71,12 @@ class Run:
     @property
     def steps(self) -> int:
         """Of the whole run."""
-        return self.legs[-1].last_step
+        return self.segments[-1].last_step
 
     @property
     def first(self) -> int:
         """Steps that were done before this start."""
-        return self.legs[0].step
+        return self.segments[0].step
 
 
 def start_run(
@@ -94,25 +94,25 @@ def start_run(
     if meta is not None:
         plan = plan.resumed(meta)
     saved = RunState() if meta is None else meta.progress
-    legs = plan_legs(plan.phases, saved, None if meta is None else meta.identity)
-    leg = legs[0]
-    report(describe(plan, legs, device))
+    segments = plan_segments(plan.phases, saved, None if meta is None else meta.identity)
+    segment = segments[0]
+    report(describe(plan, segments, device))
     changes = Changes(out, rank, saved.step, report)
     if restart.number:
         report(f"restart {restart.number} inside the job: {restart.why}")
     if meta is not None:
         report(f"resumed from step {saved.step}")
-        changes.by_hand(meta, config, leg)
-    steps, manifest = legs[-1].last_step, leg.phase.view.manifest_fingerprint
+        changes.by_hand(meta, config, segment)
+    steps, manifest = segments[-1].last_step, segment.phase.view.manifest_fingerprint
     log = MetricsLog(out, config, device, report, rank, saved.step, steps, manifest)
     run = Run(
         plan=plan,
         device=device,
         trainee=trainee,
         checkpoints=checkpoints,
-        legs=legs,
-        leg=leg,
-        data=_open_data(leg, trainee, 0.0),
+        segments=segments,
+        segment=segment,
+        data=_open_data(segment, trainee, 0.0),
         progress=saved,
         report=report,
         log=log,
@@ -123,8 +123,8 @@ def start_run(
         lost=lost,
         last_end=Mark(device.device),
     )
-    begins = leg.phase.at != saved.phase
-    enter_leg(run, leg, plan.phases[plan.phases.index(leg.phase) - 1] if begins else None)
+    begins = segment.phase.at != saved.phase
+    enter_segment(run, segment, plan.phases[plan.phases.index(segment.phase) - 1] if begins else None)
     report.doing = lambda: f"at step {run.progress.step}/{run.steps} ({run.goodput.kind})"
     if rank == 0:
         _tell_settings(run, out)
@@ -133,32 +133,32 @@ def start_run(
 
 def _tell_settings(run: Run, out: Path) -> None:
     """RUN/config.json, and a run that is extended after its end is no longer done."""
-    resolved = to_json(run.leg.phase.identity()) | {"steps": run.steps}
+    resolved = to_json(run.segment.phase.identity()) | {"steps": run.steps}
     write_json(out / "config.json", run.plan.config.as_dict() | {"resolved": resolved})
     (out / "done.json").unlink(missing_ok=True)
 
 
-def enter_leg(run: Run, leg: Leg, before: Phase | None) -> None:
-    """Begin a leg; no step is pending. before: the phase that ends here, None where the run goes on inside of one."""
-    phase = leg.phase
+def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
+    """Begin a segment; no step is pending. before: the phase that ends here, None where the run goes on inside one."""
+    phase = segment.phase
     enter_phase(run.trainee, phase, before)
     if before is not None:
-        run.changes.by_phase(before.config, leg)
-    if leg is not run.leg:
-        run.leg, run.data = leg, _open_data(leg, run.trainee, run.data.feed.waited)
-    run.changes.reads(leg)
+        run.changes.by_phase(before.config, segment)
+    if segment is not run.segment:
+        run.segment, run.data = segment, _open_data(segment, run.trainee, run.data.feed.waited)
+    run.changes.reads(segment)
     run.progress = replace(
-        run.progress, position=leg.position, phase=phase.at, schedule=leg.schedule, unit=leg.unit
+        run.progress, position=segment.position, phase=phase.at, schedule=segment.schedule, unit=segment.unit
     )
 
 
-def _open_data(leg: Leg, trainee: Trainee, waited: float) -> LegData:
-    """waited: seconds by now for data of the legs before."""
-    phase, end = leg.phase, leg.position_after(leg.last_step)
+def _open_data(segment: Segment, trainee: Trainee, waited: float) -> SegmentData:
+    """waited: seconds by now for data of the segments before."""
+    phase, end = segment.phase, segment.position_after(segment.last_step)
     config, view, rank = phase.config, phase.view, data_rank(trainee.mesh)
     first_id = view.eod_id if view.bos_id is None else view.bos_id
-    return LegData(
-        Feed(view, phase.batch, rank, leg.position, end, config, trainee.device, waited),
+    return SegmentData(
+        Feed(view, phase.batch, rank, segment.position, end, config, trainee.device, waited),
         validation_sources(config, view.seq_len) if config.val_every else {},
         load_questions(parse_files(config.evaluate), Path(config.shards), first_id, view.seq_len),
     )

@@ -1,6 +1,6 @@
 """Which rank is slow, and by how much.
 
-Enters: what each rank needed for its own work. Leaves: the slowest rank, for metrics.jsonl and, from NOTABLE on, for a
+Input: what each rank needed for its own work. Output: the slowest rank, for metrics.jsonl and, from NOTABLE on, for a
 line.
 
 All ranks end a step together, because each waits for the others, so the length of a step says nothing of who was late.

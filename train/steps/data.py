@@ -1,6 +1,6 @@
 """A stream of `pretok` -> this rank's micro-batches on its device.
 
-Enters: a View, the batch sizes, a position. Leaves: (tokens, checksum) pairs in order. The checksum covers
+Input: a View, the batch sizes, a position. Output: (tokens, checksum) pairs in order. The checksum covers
 positions and token ids, is taken where the batch is read, and adds up over ranks to a number that does not
 depend on how a global batch was divided.
 """

@@ -1,6 +1,6 @@
 """Validation loss of every source, per token and per byte of text.
 
-Enters: the validation split of the shards. Leaves: mean loss in nats per token and in bits per byte, by source and over
+Input: the validation split of the shards. Output: mean loss in nats per token and in bits per byte, by source and over
 all, equal on all ranks; None when a stop was asked for on the way.
 
 Nats per token depend on the vocabulary, bits per byte do not. With S the scored tokens of a source, nats the sum of

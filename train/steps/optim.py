@@ -1,6 +1,6 @@
 """AdamW, its learning rate and the guard that skips bad steps without asking the host.
 
-Enters: the model's (sharded) parameters with their gradients. Leaves: updated parameters, or untouched ones
+Input: the model's (sharded) parameters with their gradients. Output: updated parameters, or untouched ones
 when the gradient norm or the loss is not finite or far above those of late. Everything stays on the device.
 """
 

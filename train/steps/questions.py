@@ -1,6 +1,6 @@
 """A user's questions -> rows of token ids to be scored.
 
-Enters: JSON Lines named by --evaluate, and the tokenizer of the shards. Leaves: Questions, the same on every rank. One
+Input: JSON Lines named by --evaluate, and the tokenizer of the shards. Output: Questions, the same on every rank. One
 object a line, all of a file of one kind; keys that are not named here are left alone:
 
     {"question": "Qual è la capitale d'Italia?", "choices": ["Roma", "Parigi"], "answer": 0}

@@ -1,6 +1,6 @@
 """Questions -> how well a model in training answers them.
 
-Enters: Questions and the model on its mesh. Leaves: for each file its Answers, equal on all ranks; None when a stop was
+Input: Questions and the model on its mesh. Output: for each file its Answers, equal on all ranks; None when a stop was
 asked for on the way.
 
 The score of a continuation is its log-likelihood divided by its bytes of text in UTF-8, so that neither a longer choice

@@ -1,6 +1,6 @@
 """One optimizer step, and how its numbers reach the host without stopping the device.
 
-Enters: micro-batches on the device. Leaves: updated parameters and StepNumbers, read one step later, when the
+Input: micro-batches on the device. Output: updated parameters and StepNumbers, read one step later, when the
 device has long finished it. What ranks must agree on (stop now, save now) travels in the same all-reduce as
 the loss, so all ranks read the same decision for the same step.
 """

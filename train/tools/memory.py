@@ -1,6 +1,6 @@
 """How much of a device's memory a run takes.
 
-Enters: a model, a mesh, a batch, the settings that change memory. Leaves: two estimates side by side, the rule of thumb
+Input: a model, a mesh, a batch, the settings that change memory. Output: two estimates side by side, the rule of thumb
 and a count of every tensor on the fullest rank, and the micro-batch that fits a device.
 """
 

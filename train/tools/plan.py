@@ -1,6 +1,6 @@
 """Before the run: does it fit, how long will it take, what will it cost.
 
-Enters: a model, a mesh, a batch, the settings that change memory. Leaves: two estimates of a rank's memory
+Input: a model, a mesh, a batch, the settings that change memory. Output: two estimates of a rank's memory
 side by side (the rule of thumb and a count of every tensor), which micro-batch fits which device, time,
 energy and carbon dioxide.
 """

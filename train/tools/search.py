@@ -1,6 +1,6 @@
 """Which mesh, micro-batch and recomputation is the fastest that fits a machine.
 
-Enters: a model, a global batch, a machine. Leaves: choices in the order of the estimated length of a step, each with
+Input: a model, a global batch, a machine. Output: choices in the order of the estimated length of a step, each with
 what it loses time to. The estimate ranks choices, it foretells no speed; `train tune` measures. It adds up
 
 - matrix products at the peak times `--mfu`, which is that of a device with nothing else to do;

@@ -1,6 +1,6 @@
 """Short trials on the machine at hand -> the fastest settings.
 
-Enters: the settings of a run and the lists to try. Leaves: a table of trials, RUN/tune.jsonl and
+Input: the settings of a run and the lists to try. Output: a table of trials, RUN/tune.jsonl and
 RUN/tuned.toml with the best. Every trial is a fresh process of the real trainer, so one that runs out of
 memory is a result, not a crash.
 """

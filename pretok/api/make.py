@@ -1,6 +1,6 @@
 """Vocabulary, shards and mix from a program or a notebook: `pretok.build_vocab`, `pretok.tokenize`, `pretok.mix`.
 
-Enters: inputs by the names of their sources, or a recipe's path, and settings named as the keys of a recipe. Leaves:
+Input: inputs by the names of their sources, or a recipe's path, and settings named as the keys of a recipe. Output:
 the files that the commands leave, made by the same functions behind the same checks, locks and logs. What a command
 says before it ends with an exit code is raised as a PretokError.
 """
@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from pretok.base.console import TellWarnings, Terminal
+from pretok.api.work import Work, open_work
 from pretok.base.errors import Stopped
 from pretok.base.failures import task_error
 from pretok.base.joblog import LOGS
+from pretok.base.terminal import ConsoleWarnings, Terminal
 from pretok.commands.options import complete_recipe, start_engine, work_of
 from pretok.commands.steps import tokenize_step
 from pretok.config import Recipe, load_toml, make_mix
 from pretok.counts.job import refuse_partial
-from pretok.opened.work import Work, open_work
 from pretok.shards.manifest import load_manifest, shards_of
 from pretok.stream.mix_job import MixReport, MixRequest, run_mix, show_mix
 from pretok.vocab.job import run_build_vocab
@@ -48,9 +48,9 @@ def build_vocab(
     quiet: show no progress. Raises PretokError.
     """
     recipe = _recipe("build_vocab", inputs, out, {f"vocab.{key}": value for key, value in settings.items()})
-    with _told("build-vocab", recipe.out, recipe.model_dump(), quiet) as tell:
+    with _told("build-vocab", recipe.out, recipe.model_dump(), quiet) as console:
         with start_engine(workers, address) as engine:
-            report = run_build_vocab(recipe, engine, tell)
+            report = run_build_vocab(recipe, engine, console)
         stale = f"{recipe.counts_dir} and {recipe.vocab_dir}"
         refuse_partial("the vocabulary is made", report.failed, stale)
     return report
@@ -80,10 +80,10 @@ def tokenize(
     given = tokenizer | {f"shards.{key}": value for key, value in settings.items()}
     recipe = _recipe("tokenize", inputs, out, given)
     with (
-        _told("tokenize", recipe.out, recipe.model_dump(), quiet) as tell,
+        _told("tokenize", recipe.out, recipe.model_dump(), quiet) as console,
         start_engine(workers, address) as engine,
     ):
-        tokenize_step(recipe, engine, tell)
+        tokenize_step(recipe, engine, console)
     return open_work(recipe.out)
 
 
@@ -97,9 +97,9 @@ def mix(work: Path_, out: Path_ | None = None, **settings: object) -> MixReport:
     request = MixRequest(make_mix(settings, "pretok.mix", names))
     shards = shards_of(Path(work))
     target = shards.absolute().parent / "mix.json" if out is None else Path(out)
-    with _told("mix", work_of(target), {"shards": shards, "out": target, **settings}, quiet=True) as tell:
+    with _told("mix", work_of(target), {"shards": shards, "out": target, **settings}, quiet=True) as console:
         report = run_mix(shards, target, request)
-        show_mix(load_manifest(shards), request, report, tell)
+        show_mix(load_manifest(shards), request, report, console)
     return report
 
 
@@ -124,14 +124,14 @@ def _source(given: object) -> dict[str, object]:
 @contextmanager
 def _told(name: str, work: Path | None, settings: Mapping[str, object], quiet: bool) -> Iterator[Terminal]:
     """What a job tells things to, with a log below `work` that says how it ended, as a command's does."""
-    tell, code = Terminal(), 1
-    tell.quiet = quiet
+    console, code = Terminal(), 1
+    console.quiet = quiet
     if work is not None:
-        tell.keep_log(work / LOGS, name, settings=settings)
-    warnings, logger = TellWarnings(tell), logging.getLogger("pretok")
+        console.keep_log(work / LOGS, name, settings=settings)
+    warnings, logger = ConsoleWarnings(console), logging.getLogger("pretok")
     logger.addHandler(warnings)
     try:
-        yield tell
+        yield console
         code = 0
     except BaseException as error:
         raised: BaseException = error
@@ -139,10 +139,10 @@ def _told(name: str, work: Path | None, settings: Mapping[str, object], quiet: b
             found = task_error(error)
             raised = (Stopped if found.again else found.raises)(found.message)
         code = getattr(raised, "exit_code", code)
-        tell.record("error", message=str(raised) or type(raised).__name__, traceback="")
+        console.record("error", message=str(raised) or type(raised).__name__, traceback="")
         if raised is not error:
             raise raised from error
         raise
     finally:
         logger.removeHandler(warnings)
-        tell.end(code)
+        console.end(code)

@@ -20,14 +20,14 @@ from texts import HARD
 
 import pretok
 import pretok.stream
+from pretok.api.work import Work
+from pretok.base.console import SILENT
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.html import html_table
 from pretok.base.stop import StopFlag
-from pretok.base.tell import SILENT
 from pretok.cli import run_command
 from pretok.config import make_recipe
-from pretok.opened.work import Work
 from pretok.shards import documents, texts
 from pretok.shards.job import run_tokenize
 from pretok.stream.mix_job import run_mix

@@ -1,6 +1,6 @@
 """What a process of ours does without: pandas, and most of Python's searches for garbage.
 
-Enters: a process at its start. Leaves: the same, with the answer to what Arrow asks at its first array: whether it was
+Input: a process at its start. Output: the same, with the answer to what Arrow asks at its first array: whether it was
 given something of pandas, which it imports to see. That takes 0.3 s and 400 files, which every worker of a cluster
 would read from one file system.
 """

@@ -15,10 +15,10 @@ from collections.abc import Callable
 import pytest
 from support import ROOT
 
-from pretok.base import console
-from pretok.base.console import Meter, Terminal
+from pretok.base import terminal
+from pretok.base.console import table
 from pretok.base.gauge import Gauge
-from pretok.base.tell import table
+from pretok.base.terminal import Meter, Terminal
 
 NUMBERS = ["313,071,234,567", "1,234,567,890,123", "5,812,345,678,901", "4.719", "0"]
 COLUMNS = ("source", "tokens", "documents", "bytes of text", "bytes/token", "distinct superwords")
@@ -28,7 +28,7 @@ ROW = ["italian-web", *NUMBERS]
 def screen(*, terminal_width: int | None) -> tuple[Terminal, io.StringIO]:
     """A Terminal and what it writes, as on a terminal of that width or as into a file."""
     text = io.StringIO()
-    made = console._Console(
+    made = terminal._Console(
         file=text, force_terminal=terminal_width is not None, width=terminal_width, color_system=None
     )
     return Terminal(error=made), text
@@ -37,8 +37,8 @@ def screen(*, terminal_width: int | None) -> tuple[Terminal, io.StringIO]:
 @pytest.mark.parametrize("columns", ["80", "20"])
 def test_a_table_in_a_file_holds_whole_numbers_whatever_the_width(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
-    tell, text = screen(terminal_width=None)
-    tell.show(table("counts", COLUMNS, [ROW, ROW]))
+    console, text = screen(terminal_width=None)
+    console.show(table("counts", COLUMNS, [ROW, ROW]))
     lines = text.getvalue().splitlines()
     rows = [line for line in lines if "italian-web" in line]
     assert [[cell.strip() for cell in row.split("│")[1:-1]] for row in rows] == [ROW, ROW]
@@ -47,7 +47,7 @@ def test_a_table_in_a_file_holds_whole_numbers_whatever_the_width(columns, monke
 
 def test_a_table_in_a_pipe_holds_whole_numbers():
     code = (
-        "from pretok.base.console import Terminal; from pretok.base.tell import table; "
+        "from pretok.base.terminal import Terminal; from pretok.base.console import table; "
         f"Terminal().show(table('t', {COLUMNS!r}, [{ROW!r}]), result=True)"
     )
     done = subprocess.run(
@@ -62,23 +62,23 @@ def test_a_table_in_a_pipe_holds_whole_numbers():
 
 
 def test_a_table_wider_than_the_terminal_becomes_lines(monkeypatch):
-    tell, text = screen(terminal_width=80)
-    tell.show(table("counts", COLUMNS, [ROW]))
+    console, text = screen(terminal_width=80)
+    console.show(table("counts", COLUMNS, [ROW]))
     lines = [line.strip() for line in text.getvalue().splitlines()]
     assert lines[0] == "counts"
     assert lines[1:-1] == [f"{name}: {cell}" for name, cell in zip(COLUMNS, ROW, strict=True)]
 
 
 def test_a_table_that_fits_the_terminal_is_a_table(monkeypatch):
-    tell, text = screen(terminal_width=80)
-    tell.show(table("counts", COLUMNS[:3], [ROW[:3]]))
+    console, text = screen(terminal_width=80)
+    console.show(table("counts", COLUMNS[:3], [ROW[:3]]))
     assert re.search(r"│ italian-web +│ +313,071,234,567 +│ +1,234,567,890,123 +│", text.getvalue())
 
 
 def test_nothing_printed_is_markup(capsys):
-    tell = Terminal()
-    tell.notice("[slurm.train] :bug:")
-    tell.show(table("[bold] :smile:", ["[red]", "n"], [["[/red]", ":bug:"]]))
+    console = Terminal()
+    console.notice("[slurm.train] :bug:")
+    console.show(table("[bold] :smile:", ["[red]", "n"], [["[/red]", ":bug:"]]))
     shown = capsys.readouterr().err
     assert all(
         text in shown for text in ("[slurm.train] :bug:", "[bold] :smile:", "[red]", "[/red]", " :bug: ")
@@ -187,7 +187,7 @@ def read_terminal(code: str, columns: int) -> str:
 def test_the_bar_of_a_terminal_of_80_columns_is_whole():
     code = """
 import time
-from pretok.base.console import Terminal
+from pretok.base.terminal import Terminal
 with Terminal().progress("tokenize") as meter:
     meter.expect(10**9, 7, {"it": 10**9, "en": 1})
     meter({"bytes": 380_000_000, "bytes:it": 380_000_000, "partitions": 3})
@@ -201,8 +201,8 @@ with Terminal().progress("tokenize") as meter:
 
 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "FIRST_LINE", 0.01)
-    monkeypatch.setattr(console, "LINES_APART", 0.04)
+    monkeypatch.setattr(terminal, "FIRST_LINE", 0.01)
+    monkeypatch.setattr(terminal, "LINES_APART", 0.04)
 
 
 def test_a_log_is_never_silent_though_nothing_is_reported(monkeypatch, capsys):
@@ -216,7 +216,7 @@ def test_a_log_is_never_silent_though_nothing_is_reported(monkeypatch, capsys):
 
 
 def test_lines_come_soon_and_then_at_most_a_minute_apart():
-    gaps = list(itertools.islice(console._gaps(), 2000))
+    gaps = list(itertools.islice(terminal._gaps(), 2000))
     assert gaps[:6] == [3, 6, 12, 24, 48, 60]
     assert max(gaps) == 60
 
@@ -224,7 +224,7 @@ def test_lines_come_soon_and_then_at_most_a_minute_apart():
 def test_reports_of_a_meter_reach_its_lines(monkeypatch, capsys):
     quick(monkeypatch)
     clock: Callable[[], float] = itertools.count(0, 10).__next__
-    with Meter("count", Terminal(error=console._Console(stderr=True)), clock) as meter:
+    with Meter("count", Terminal(error=terminal._Console(stderr=True)), clock) as meter:
         meter.expect(2000, 2, {"it": 2000})
         meter.start_from({"bytes": 1000, "partitions": 1})
         meter({"bytes": 500})

@@ -1,6 +1,6 @@
 """Rows that are read when they are asked for, a batch at a time, and given as Arrow, pandas or polars.
 
-Enters: a schema and a function that reads batches. Leaves: `LazyTable`. Nothing is held: whoever asks twice
+Input: a schema and a function that reads batches. Output: `LazyTable`. Nothing is held: whoever asks twice
 reads twice.
 """
 

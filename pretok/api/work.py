@@ -1,6 +1,6 @@
 """A WORK folder as Python sees it: what `pretok.open` gives.
 
-Enters: WORK, which holds shards/ and maybe mix.json and vocab/, or a folder of shards itself. Leaves: a `Work`. Opening
+Input: WORK, which holds shards/ and maybe mix.json and vocab/, or a folder of shards itself. Output: a `Work`. Opening
 reads the manifest; everything else is read when it is asked for.
 """
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from pretok.api.rows import LazyTable
 from pretok.base.errors import UsageError
 from pretok.base.html import html_table
 from pretok.base.records import read_record
 from pretok.base.storage import read_json, read_json_lines
-from pretok.opened.rows import LazyTable
 from pretok.read.kept import TYPES
 from pretok.shards.annotations import Annotations, matched_column, open_annotations
 from pretok.shards.contents import SPLITS

@@ -1,6 +1,6 @@
 """Small batches of documents that are handled as one: a call costs more than the three documents of a small file.
 
-Enters: batches in their order. Leaves: their documents in a row, each with the batch that it came from; and the tokens
+Input: batches in their order. Output: their documents in a row, each with the batch that it came from; and the tokens
 of the documents of each split. What is made of documents does not depend on which were handled together.
 """
 

@@ -9,7 +9,7 @@ from support import ROOT
 
 HIDE = """
 import sys
-from pretok.base.lean import without_pandas
+from pretok.base.startup import without_pandas
 without_pandas()
 import numpy, pyarrow
 column = pyarrow.array(numpy.arange(3))

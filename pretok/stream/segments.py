@@ -1,7 +1,8 @@
-"""RUN/legs.jsonl: which positions of which stream the steps of a run read; written by `train`, read by who asks later.
+"""RUN/segments.jsonl: which positions of which stream the steps of a run read; written by `train`, read by who asks
+later.
 
-Enters: a leg as it begins, or the folder of a run. Leaves: `StreamLeg`s: a run goes on in one leg until its data or its
-batch changes, by hand or by a phase.
+Input: a segment as it begins, or the folder of a run. Output: `RunSegment`s: a run goes on in one segment until its
+data or its batch changes, by hand or by a phase.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from pretok.stream import View
 from pretok.stream.continued import same_until
 from pretok.stream.mix_file import check_sources, load_mix, parse_mix
 
-LEGS = "legs.jsonl"
+SEGMENTS = "segments.jsonl"
 CONFIG = "config.json"
 
 
-class StreamLeg(Record, frozen=True, kw_only=True, omit_defaults=True):
+class RunSegment(Record, frozen=True, kw_only=True, omit_defaults=True):
     """From step number `step` (from 0, with `tokens` done) on each step reads `global_batch` positions of a stream, the
     first of them from `position` on.
 
@@ -48,7 +49,7 @@ class StreamLeg(Record, frozen=True, kw_only=True, omit_defaults=True):
         """Tokens that are done then."""
         return self.tokens + (step - self.step) * self.global_batch * self.seq_len
 
-    def goes_on_with(self, other: StreamLeg) -> bool:
+    def goes_on_with(self, other: RunSegment) -> bool:
         """Whether nothing changes where `other` begins."""
         here = replace(self, step=other.step, position=self.position_after(other.step))
         return replace(here, tokens=other.tokens) == other
@@ -85,51 +86,53 @@ def _known(kind: type[Record], data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key in kind.__struct_fields__}
 
 
-def read_legs(run: Path) -> tuple[StreamLeg, ...]:
-    """All legs, in the order of their steps. UsageError where they are not known, IntegrityError."""
+def read_segments(run: Path) -> tuple[RunSegment, ...]:
+    """All segments, in the order of their steps. UsageError where they are not known, IntegrityError."""
     read_settings(run)
-    legs = written_legs(run)
-    if not legs or legs[0].step:
+    segments = written_segments(run)
+    if not segments or segments[0].step:
         raise UsageError(
-            f"{run / LEGS} does not say what the first steps read: bring back the file that the run wrote, or give a "
-            "mix instead"
+            f"{run / SEGMENTS} does not say what the first steps read: bring back the file that the run wrote, or "
+            "give a mix instead"
         )
-    return legs
+    return segments
 
 
-def written_legs(run: Path) -> tuple[StreamLeg, ...]:
-    """What RUN/legs.jsonl says; empty where there is none."""
-    path = run / LEGS
-    return tuple(read_record(StreamLeg, _known(StreamLeg, line), path) for line in read_lines(path))
+def written_segments(run: Path) -> tuple[RunSegment, ...]:
+    """What RUN/segments.jsonl says; empty where there is none."""
+    path = run / SEGMENTS
+    return tuple(read_record(RunSegment, _known(RunSegment, line), path) for line in read_lines(path))
 
 
-def open_legs(legs: tuple[StreamLeg, ...], manifest: Manifest, mix: Path | None = None) -> list[View]:
-    """The stream of each leg over shards that hold its documents; mix: where that of the last one is now, None: what
-    the run recorded of it.
+def open_segments(
+    segments: tuple[RunSegment, ...], manifest: Manifest, mix: Path | None = None
+) -> list[View]:
+    """The stream of each segment over shards that hold its documents; mix: where that of the last one is now, None:
+    what the run recorded of it.
 
-    A leg whose mix was made before the shards grew is read by that of the next, which begins with the same sequences.
-    Raises UsageError, MismatchError where a leg read something else.
+    A segment whose mix was made before the shards grew is read by that of the next, which begins with the same
+    sequences. Raises UsageError, MismatchError where a segment read something else.
     """
     views: list[View] = []
-    for number, leg in reversed(list(enumerate(legs))):
-        moved = mix if number == len(legs) - 1 else None
-        order = parse_mix(leg.order, Path(LEGS)) if moved is None else load_mix(moved)
+    for number, segment in reversed(list(enumerate(segments))):
+        moved = mix if number == len(segments) - 1 else None
+        order = parse_mix(segment.order, Path(SEGMENTS)) if moved is None else load_mix(moved)
         following = views[0] if views else None
         if order.manifest != manifest.fingerprint:
-            end = leg.position_after(legs[number + 1].step) if following else None
+            end = segment.position_after(segments[number + 1].step) if following else None
             if following is None or end is None or same_until(order, following.mix) < end:
                 raise MismatchError(
-                    f"from step {leg.step + 1} on the run read shards with {order.manifest}; {manifest.folder} has the "
-                    f"fingerprint {manifest.fingerprint}: name the shards that it read"
+                    f"from step {segment.step + 1} on the run read shards with {order.manifest}; {manifest.folder} has "
+                    f"the fingerprint {manifest.fingerprint}: name the shards that it read"
                 )
             order = following.mix
         else:
             check_sources(order, manifest, manifest.folder)
-            if order.fingerprint != leg.stream:
+            if order.fingerprint != segment.stream:
                 raise MismatchError(
-                    f"from step {leg.step + 1} on the run read the stream {leg.stream}; "
-                    f"{mix or leg.mix or manifest.folder} is {order.fingerprint} now: name the shards and the mix of "
-                    "that run"
+                    f"from step {segment.step + 1} on the run read the stream {segment.stream}; "
+                    f"{mix or segment.mix or manifest.folder} is {order.fingerprint} now: name the shards and the mix "
+                    "of that run"
                 )
         views.insert(0, View(manifest, order))
     return views

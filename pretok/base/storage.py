@@ -202,7 +202,7 @@ class NewFile:
 
     close = flush
 
-    def console(self) -> int:
+    def tell(self) -> int:
         """Bytes so far."""
         return self.size
 

@@ -175,7 +175,7 @@ class _Seekable(io.RawIOBase):
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         return self._at
 
-    def console(self) -> int:
+    def tell(self) -> int:
         return self._at
 
 

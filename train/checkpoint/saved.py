@@ -106,8 +106,8 @@ class _SummedStream:
         self._digest = xxhash.xxh3_128()
         self._size = 0
         self._stream = stream
-        self.console, self.flush, self.close, self.fileno = (
-            stream.console,
+        self.tell, self.flush, self.close, self.fileno = (
+            stream.tell,
             stream.flush,
             stream.close,
             stream.fileno,

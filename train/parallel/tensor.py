@@ -1,4 +1,4 @@
-"""Tensor parallelism: ranks that share every matrix product.
+"""Tensor parallelism: ranks that divide every matrix product.
 
 Input: a Decoder on the meta device and the mesh of the tensor ranks. Output: the same Decoder with its matrices split.
 """

@@ -36,8 +36,8 @@ ROOM = 160 << 20
 
 def write_shards(folder: Path, shards: int, tokens: int) -> Path:
     """So many shards of one source with `tokens` tokens in all; returns `folder`. They are on the disk then."""
-    from benchmarks.train_shards import bare_contents
-    from pretok.shards.contents import ShardEntry
+    from benchmarks.train_shards import bare_manifest
+    from pretok.shards.contents import Shard
     from pretok.shards.manifest import write_manifest
 
     each = tokens // shards
@@ -47,8 +47,8 @@ def write_shards(folder: Path, shards: int, tokens: int) -> Path:
     for number in range(shards):
         name = f"random/random-{number:05d}.bin"
         values.tofile(folder / name)
-        entries.append(ShardEntry(name, "random", "train", each, each // 1000, 2 * each, 4 * each, "", ""))
-    write_manifest(folder, bare_contents(50_000, entries))
+        entries.append(Shard(name, "random", "train", each, each // 1000, 2 * each, 4 * each, "", ""))
+    write_manifest(folder, bare_manifest(50_000, entries))
     os.sync()
     return folder
 

@@ -32,10 +32,10 @@ def run_exports(folder: Path) -> dict[str, float]:
 
     manifest = load_manifest(folder)
     [shard] = manifest.shards
-    size = shard.path.stat().st_size / 1e6
+    size = shard.bin_path.stat().st_size / 1e6
     copy = folder / "copy.bin"
     began = time.perf_counter()
-    shutil.copyfile(shard.path, copy)
+    shutil.copyfile(shard.bin_path, copy)
     with copy.open("rb") as file:
         os.fsync(file.fileno())
     found = {"a plain copy, flushed: MB/s": size / (time.perf_counter() - began)}

@@ -61,7 +61,7 @@ def run_files(folder: Path, vocab: Path, out: Path, workers: int) -> dict[str, f
             run_tokenize(recipe, engine, SILENT)
             seconds.append(time.perf_counter() - began)
             cpu.append(time.process_time() - used)
-    files = count_files(recipe.shards_dir, load_manifest(recipe.shards_dir).contents, "files")
+    files = count_files(recipe.shards_dir, load_manifest(recipe.shards_dir), "files")
     listed = (recipe.shards_dir / FILE_NAME, inputs_path(recipe.shards_dir, "files"))
     found = {
         "files a second": files / seconds[0],

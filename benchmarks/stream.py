@@ -28,7 +28,7 @@ import numpy as np
 from pretok.base.execute import peak_bytes
 
 if TYPE_CHECKING:
-    from pretok.shards.contents import ShardEntry
+    from pretok.shards.contents import Shard
 
 SEQ_LEN = 4096
 SOURCES = 12
@@ -44,10 +44,10 @@ def sparse(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def shard_entry(source: str, number: int, tokens: int) -> ShardEntry:
-    from pretok.shards.contents import ShardEntry  # a fresh process measures how long this takes
+def shard_entry(source: str, number: int, tokens: int) -> Shard:
+    from pretok.shards.contents import Shard  # a fresh process measures how long this takes
 
-    return ShardEntry(
+    return Shard(
         path=f"{source}/{source}-{number:05d}.bin",
         source=source,
         split="train",
@@ -62,7 +62,7 @@ def shard_entry(source: str, number: int, tokens: int) -> ShardEntry:
 
 def simulate_corpus(folder: Path) -> None:
     """2,000 shards of 1.5 billion tokens, more of them in some sources than in others, as sparse files."""
-    from benchmarks.train_shards import bare_contents
+    from benchmarks.train_shards import bare_manifest
     from pretok.config import MixTable
     from pretok.shards.manifest import write_manifest
     from pretok.stream.mix_job import MixRequest, run_mix
@@ -75,7 +75,7 @@ def simulate_corpus(folder: Path) -> None:
     ]
     for shard in shards:
         sparse(folder / shard.path, shard.file_bytes)
-    write_manifest(folder, bare_contents(50_000, shards))
+    write_manifest(folder, bare_manifest(50_000, shards))
     run_mix(folder, folder / "mix.json", MixRequest(MixTable(seq_len=SEQ_LEN)))
 
 
@@ -165,13 +165,13 @@ def write_tokens(folder: Path, tokens: int) -> None:
     import datasets
     import pyarrow as pa
 
-    from benchmarks.train_shards import bare_contents
+    from benchmarks.train_shards import bare_manifest
     from pretok.shards.manifest import write_manifest
 
     data = np.random.default_rng(0).integers(1, 50_000, tokens, dtype=np.uint16)
     (folder / "it").mkdir(parents=True)
     data.tofile(folder / "it" / "it-00000.bin")
-    write_manifest(folder, bare_contents(50_000, [shard_entry("it", 0, tokens)]))
+    write_manifest(folder, bare_manifest(50_000, [shard_entry("it", 0, tokens)]))
     rows = (tokens - 1) // SEQ_LEN
     starts = np.arange(rows)[:, None] * SEQ_LEN
     window = np.lib.stride_tricks.sliding_window_view(data, SEQ_LEN + 1)[starts[:, 0]].reshape(-1)

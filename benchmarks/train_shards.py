@@ -9,9 +9,9 @@ import numpy as np
 
 from pretok.base.storage import checksum
 from pretok.base.tokens import token_dtype
-from pretok.shards.contents import Contents, ShardEntry, TokenizerEntry, count_source, sum_sources
+from pretok.shards.contents import Shard, TokenizerEntry, count_source, sum_sources
 from pretok.shards.format import index_bytes
-from pretok.shards.manifest import write_manifest
+from pretok.shards.manifest import Manifest, write_manifest
 
 DOCUMENT = 1000
 
@@ -26,7 +26,7 @@ def write_random_shards(folder: Path, tokens: int, vocab_size: int = 50_000) -> 
     prefix = folder / "random" / "random-00000"
     values.astype(dtype).tofile(prefix.with_suffix(".bin"))
     prefix.with_suffix(".idx").write_bytes(index_bytes(np.full(documents, DOCUMENT, np.int32), dtype))
-    shard = ShardEntry(
+    shard = Shard(
         "random/random-00000.bin",
         "random",
         "train",
@@ -37,17 +37,17 @@ def write_random_shards(folder: Path, tokens: int, vocab_size: int = 50_000) -> 
         checksum=checksum(prefix.with_suffix(".bin")),
         index_checksum=checksum(prefix.with_suffix(".idx")),
     )
-    write_manifest(folder, bare_contents(vocab_size, [shard]))
+    write_manifest(folder, bare_manifest(vocab_size, [shard]))
     return folder
 
 
-def bare_contents(vocab_size: int, shards: Sequence[ShardEntry], empty: Iterable[str] = ()) -> Contents:
+def bare_manifest(vocab_size: int, shards: Sequence[Shard], empty: Iterable[str] = ()) -> Manifest:
     """The contents of a manifest of shards that no input stands behind. empty: sources that may have no shard."""
     counts = {}
     for name in sorted({shard.source for shard in shards}.union(empty)):
         held = [shard for shard in shards if shard.source == name]
         counts[name] = count_source(held, sum(shard.documents for shard in held), {})
-    return Contents(
+    return Manifest(
         tokenizer=TokenizerEntry("0" * 32, vocab_size, 0, token_dtype(vocab_size).name),
         totals=sum_sources(counts.values()),
         sources=counts,

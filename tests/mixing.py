@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.train_shards import bare_contents
+from benchmarks.train_shards import bare_manifest
 from pretok.base.records import replace, to_json
 from pretok.config import make_mix
-from pretok.shards.contents import ShardEntry
+from pretok.shards.contents import Shard
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
 from pretok.stream.mix_file import Mix, mix_json
@@ -21,10 +21,9 @@ from pretok.stream.segments import SEGMENTS, RunSegment
 def manifest_of(tokens: dict[str, int]) -> Manifest:
     """A manifest of sources of any size, one shard each; no file is behind it."""
     shards = [
-        ShardEntry(f"{name}/{name}-00000.bin", name, "train", n, 1, 2 * n, 0, "", "")
-        for name, n in tokens.items()
+        Shard(f"{name}/{name}-00000.bin", name, "train", n, 1, 2 * n, 0, "", "") for name, n in tokens.items()
     ]
-    return Manifest(Path("/x"), bare_contents(50_000, shards))
+    return bare_manifest(50_000, shards).at(Path("/x"))
 
 
 def write_segment(run: Path, shards: Path, view: View, batch: int, **changes: Any) -> None:

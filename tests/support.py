@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.train_shards import bare_contents
+from benchmarks.train_shards import bare_manifest
 from pretok.base.lock import hold
 from pretok.base.tokens import token_dtype
-from pretok.shards.contents import ShardEntry, shard_entry
+from pretok.shards.contents import Shard, shard_entry
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import write_manifest
 
@@ -70,12 +70,12 @@ def make_shards(
     documents_per_shard: int = 3,
 ) -> Path:
     """Write a shards folder with its manifest. Documents come without EOD (id 0), which is added; returns `folder`."""
-    shards: list[ShardEntry] = []
+    shards: list[Shard] = []
     dtype = token_dtype(vocab_size)
     for name in sorted(sources):
         for split, documents in (("train", sources[name]), ("val", (val or {}).get(name, ()))):
             shards += _write_split(folder, name, split, list(documents), dtype, documents_per_shard)
-    write_manifest(folder, bare_contents(vocab_size, shards, sources))
+    write_manifest(folder, bare_manifest(vocab_size, shards, sources))
     return folder
 
 
@@ -86,7 +86,7 @@ def _write_split(
     documents: list[Sequence[int]],
     dtype: np.dtype[Any],
     documents_per_shard: int,
-) -> list[ShardEntry]:
+) -> list[Shard]:
     entries = []
     for number, start in enumerate(range(0, len(documents), documents_per_shard)):
         stem = f"{name}-{number:05d}" if split == "train" else f"{name}-{split}-{number:05d}"

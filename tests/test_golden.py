@@ -52,7 +52,7 @@ def test_shards_of_this_version_are_read(tmp_path: Path, here: Engine) -> None:
     assert {**made, "report": None} == {**stored, "report": None}
     lines = (GOLDEN / "documents.jsonl").read_bytes().split(b"\n")
     rows = pretok.open(shards).texts(columns=["position"]).to_arrow().to_pylist()
-    assert len(rows) == manifest.contents.totals.documents
+    assert len(rows) == manifest.totals.documents
     assert [row["text"] for row in rows] == [json.loads(lines[row["position"] - 1])["text"] for row in rows]
 
 

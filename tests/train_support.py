@@ -79,9 +79,9 @@ def filled(sizes: ModelConfig, value: Callable[..., Any] | None = None, scale: f
 def add_tokenizer(shards: Path, data: dict[str, Any] | None = None) -> None:
     """A tokenizer.json in the shards' folder, by default of the 256 bytes, and its fingerprint in their manifest."""
     write_json(shards / "tokenizer.json", data or tokenizer_data(".", ["<eod>"], []))
-    contents = load_manifest(shards).contents
-    tokenizer = replace(contents.tokenizer, fingerprint=load_vocab(shards, eod="<eod>").fingerprint)
-    write_manifest(shards, replace(contents, tokenizer=tokenizer))
+    manifest = load_manifest(shards)
+    tokenizer = replace(manifest.tokenizer, fingerprint=load_vocab(shards, eod="<eod>").fingerprint)
+    write_manifest(shards, replace(manifest, tokenizer=tokenizer))
 
 
 def mix_of(shards: Path, path: Path, *stages: tuple[int, ...], seq_len: int = 16, seed: int = 0) -> str:

@@ -122,7 +122,7 @@ class Work:
         shards = self.folder if has_manifest(self.folder) else self.folder / "shards"
         refuse_unfinished(shards)
         self.manifest: Manifest = load_manifest(shards)
-        self.sources: tuple[str, ...] = self.manifest.sources
+        self.sources: tuple[str, ...] = tuple(self.manifest.sources)
         self.incomplete: tuple[str, ...] = tuple(incomplete(self.manifest))
 
     @cached_property
@@ -144,7 +144,7 @@ class Work:
             {"source": name, "split": split, "tokens": c.tokens, "documents": c.documents, "bytes": c.bytes}
             for name in self.sources
             for split in SPLITS
-            for c in [getattr(self.manifest.contents.sources[name], split)]
+            for c in [getattr(self.manifest.sources[name], split)]
         ]
         return LazyTable("counts", COUNTS, len(rows), partial(_one_batch, rows))
 
@@ -179,7 +179,7 @@ class Work:
         """The records that are no documents: source, file, position (line or row, from 1), reason, detail."""
         check_place(self.manifest, source, None)
         names = self.sources if source is None else (source,)
-        length = sum(sum(self.manifest.contents.sources[name].rejected.values()) for name in names)
+        length = sum(sum(self.manifest.sources[name].rejected.values()) for name in names)
         return LazyTable("rejects", REJECTS, length, partial(self._read_rejects, names))
 
     def _read_rejects(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -204,7 +204,7 @@ class Work:
         return columns
 
     def __repr__(self) -> str:
-        totals = self.manifest.contents.totals
+        totals = self.manifest.totals
         return (
             f"<pretok work {self.folder}: {totals.tokens:,} tokens in {totals.documents:,} documents of "
             f"{', '.join(self.sources)}>"

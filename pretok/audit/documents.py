@@ -16,10 +16,10 @@ import numpy as np
 
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.shards.annotations import open_annotations
-from pretok.shards.contents import SPLITS
+from pretok.shards.contents import SPLITS, Shard
 from pretok.shards.documents import check_place, lines_of_source
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_row
-from pretok.shards.manifest import Manifest, Shard, load_manifest
+from pretok.shards.manifest import Manifest, load_manifest
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 
@@ -47,13 +47,13 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     shard, number = find_shard(manifest, source, split, document)
     reader = shard.open()
     ids = np.asarray(reader[number]).tolist()
-    if ids and not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
-        raise IntegrityError(f"{shard.path}: document {number} has ids of no token; see pretok verify")
-    vocab = load_vocab(manifest.folder / TOKENIZER_FILE, manifest.eod_id, manifest.bos_id)
+    if ids and not 0 <= min(ids) <= max(ids) < manifest.tokenizer.vocab_size:
+        raise IntegrityError(f"{shard.bin_path}: document {number} has ids of no token; see pretok verify")
+    vocab = load_vocab(manifest.folder / TOKENIZER_FILE, manifest.tokenizer.eod_id, manifest.tokenizer.bos_id)
     file, position, kept = origin(manifest, shard, number)
     for one in open_annotations(manifest):
         kept |= one.row(manifest, shard, number)
-    return Inspection(str(shard.path), number, file, position, ids, token_texts(vocab, ids), kept)
+    return Inspection(str(shard.bin_path), number, file, position, ids, token_texts(vocab, ids), kept)
 
 
 def find_shard(manifest: Manifest, source: str, split: str, document: int) -> tuple[Shard, int]:

@@ -148,8 +148,7 @@ def search_text(
     """The first `most` documents that hold a text as it is spelled, looking at `within` bytes of text (and the few
     megabytes that are decoded together). Raises UsageError for a source that is not there, IntegrityError."""
     shards = chosen_shards(manifest, source, split)
-    sizes = {entry.path: entry.text_bytes for entry in manifest.contents.shards}
-    all_bytes = sum(sizes[str(shard.path.relative_to(manifest.folder))] for shard, _ in shards)
+    all_bytes = sum(shard.text_bytes for shard, _ in shards)
     decoder = load_decoder(manifest)
     places: list[Place] = []
     looked = 0

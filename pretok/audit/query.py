@@ -85,14 +85,14 @@ def _make_tables(connection: Any, manifest: Manifest) -> None:
     """The views of what stands in the manifest."""
     entries = [
         {
-            "path": str(manifest.folder / entry.path),
-            "source": entry.source,
-            "split": entry.split,
-            "tokens": entry.tokens,
-            "documents": entry.documents,
-            "text_bytes": entry.text_bytes,
+            "path": str(shard.bin_path),
+            "source": shard.source,
+            "split": shard.split,
+            "tokens": shard.tokens,
+            "documents": shard.documents,
+            "text_bytes": shard.text_bytes,
         }
-        for entry in manifest.contents.shards
+        for shard in manifest.shards
     ]
     sources = [
         {
@@ -103,7 +103,7 @@ def _make_tables(connection: Any, manifest: Manifest) -> None:
             "read": counts.read,
             "rejected": sum(counts.rejected.values()),
         }
-        for name, counts in manifest.contents.sources.items()
+        for name, counts in manifest.sources.items()
     ]
     for name, rows in (("shards", entries), ("sources", sources)):
         _make_table(connection, name, rows)
@@ -115,7 +115,7 @@ def _make_table(connection: Any, name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
-    if manifest.contents.materialized is not None:
+    if manifest.materialized is not None:
         console.notice(
             f"{manifest.folder} holds a mix in its order: there is no docs, documents are in the shards it was made of"
         )

@@ -35,7 +35,7 @@ class SeenSequence:
 
 def load_shown(manifest: Manifest) -> Vocabulary:
     """The vocabulary of shards. UsageError where there is none beside them."""
-    return load_vocab(manifest.folder / TOKENIZER_FILE, manifest.eod_id, manifest.bos_id)
+    return load_vocab(manifest.folder / TOKENIZER_FILE, manifest.tokenizer.eod_id, manifest.tokenizer.bos_id)
 
 
 def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSequence:

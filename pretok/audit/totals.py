@@ -31,13 +31,12 @@ class Stats:
 def stats_of(shards: Path) -> Stats:
     """The counts of a folder of shards. Raises IntegrityError."""
     manifest = _load(shards)
-    held = manifest.contents
     return Stats(
-        totals=held.totals,
-        sources=held.sources,
-        tokenizer=held.tokenizer,
-        failed=held.failed,
-        mismatches=held.mismatches or {},
+        totals=manifest.totals,
+        sources=manifest.sources,
+        tokenizer=manifest.tokenizer,
+        failed=manifest.failed,
+        mismatches=manifest.mismatches or {},
         incomplete=tuple(incomplete(manifest)),
         fingerprint=manifest.fingerprint,
     )
@@ -46,19 +45,18 @@ def stats_of(shards: Path) -> Stats:
 def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
     """Show the counts per source and split, rejects by reason, and what is missing; `result` as in `Console.show`."""
     manifest = _load(shards)
-    contents = manifest.contents
     rows = [
         row
-        for name, counts in [*contents.sources.items(), ("total", contents.totals)]
+        for name, counts in [*manifest.sources.items(), ("total", manifest.totals)]
         for row in _rows(name, counts)
     ]
     columns = ("source", "tokens", "documents", "bytes of text", "bytes/token", "rejected")
     console.show(table(str(shards), columns, rows), result=result)
-    for name, counts in contents.sources.items():
+    for name, counts in manifest.sources.items():
         if counts.rejected:
             reasons = ", ".join(f"{reason} {number:,}" for reason, number in counts.rejected.items())
             console.notice(f"rejected in {name}: {reasons}; listed in {rejects_path(shards, name)}")
-    for name, found in (contents.mismatches or {}).items():
+    for name, found in (manifest.mismatches or {}).items():
         for m in found:
             console.notice(
                 f"{name}: {plural(m.count, 'value')} of {m.column} of another type, null in the ledger; the first: "

@@ -20,7 +20,8 @@ import pretok.stream
 from pretok.audit.documents import find_shard, origin
 from pretok.base.errors import UsageError
 from pretok.base.storage import read_json
-from pretok.shards.manifest import Manifest, Shard, load_manifest
+from pretok.shards.contents import Shard
+from pretok.shards.manifest import Manifest, load_manifest
 from pretok.stream import View
 from pretok.stream.segments import RunSegment, open_segments, read_segments, read_settings
 
@@ -114,7 +115,7 @@ def _open_run(run: Path, shards: Path | None) -> list[Traced]:
 def _documents(folder: Path) -> Manifest:
     """The shards that hold whole documents."""
     manifest = load_manifest(folder)
-    if manifest.contents.materialized is not None:
+    if manifest.materialized is not None:
         raise UsageError(f"{folder} holds a mix in its order; name the shards it was made of with --shards")
     return manifest
 

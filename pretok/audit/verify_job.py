@@ -53,33 +53,28 @@ def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, lis
     numbers = _sample(manifest, sample)
     ledgers = {
         manifest.folder / file.path: file.checksum
-        for file in manifest.contents.side_files
+        for file in manifest.side_files
         if file.path.endswith(LEDGER_SUFFIX)
     }
     tasks = [
         VerifyTask(
-            prefix=shard.prefix,
-            tokens=shard.tokens,
-            documents=shard.documents,
-            checksum=shard.checksum,
-            index_checksum=shard.index_checksum,
-            text_bytes=entry.text_bytes,
+            shard=shard,
             ledger_checksum=ledgers.get(ledger_path(shard.prefix)),
             tokenizer_json=manifest.folder / TOKENIZER_FILE,
-            vocab_size=manifest.vocab_size,
-            eod_id=manifest.eod_id,
+            vocab_size=manifest.tokenizer.vocab_size,
+            eod_id=manifest.tokenizer.eod_id,
             sample=chosen,
-            documents_end=manifest.contents.materialized is None,
-            bos_id=manifest.bos_id,
+            documents_end=manifest.materialized is None,
+            bos_id=manifest.tokenizer.bos_id,
         )
-        for shard, entry, chosen in zip(manifest.shards, manifest.contents.shards, numbers, strict=True)
+        for shard, chosen in zip(manifest.shards, numbers, strict=True)
     ]
     listed = {ledger_path(shard.prefix) for shard in manifest.shards}
     problems += [f"{path} is the ledger of no shard" for path in ledgers.keys() - listed]
-    tasks.sort(key=lambda task: -task.tokens)
+    tasks.sort(key=lambda task: -task.shard.tokens)
     # By the reference engine a byte takes fifty times as long, and a token is four of them.
-    step.engine.choose(sum(task.tokens for task in tasks) * (200 if sample is None else 1))
-    for _, found in step.map(verify_shard, tasks, "shard", lambda task: str(task.prefix), kept=False):
+    step.engine.choose(sum(task.shard.tokens for task in tasks) * (200 if sample is None else 1))
+    for _, found in step.map(verify_shard, tasks, "shard", lambda task: str(task.shard.prefix), kept=False):
         problems += found
     annotations, found = check_records(manifest)
     joined = [file for one in annotations for file in joined_files(one)]
@@ -106,9 +101,9 @@ def _check_plans(manifest: Manifest) -> list[str]:
     """Whether what only other commands read can be read."""
     try:
         for name in manifest.tokenized:
-            list(load_inputs(manifest.folder, manifest.contents, name).plan.partitions)
-        if manifest.contents.materialized is not None:
-            parse_mix(manifest.contents.materialized, manifest.folder / FILE_NAME)
+            list(load_inputs(manifest, name).plan.partitions)
+        if manifest.materialized is not None:
+            parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
     except PretokError as error:
         return [f"manifest: {error}"]
     return []
@@ -126,10 +121,10 @@ def _check_tokenizer(manifest: Manifest) -> list[str]:
     if not path.exists():
         return [f"{path} is missing"]
     try:
-        found = load_vocab(path, eod=manifest.eod_id)
+        found = load_vocab(path, eod=manifest.tokenizer.eod_id)
     except PretokError as error:
         return [str(error)]
-    stated = manifest.contents.tokenizer
+    stated = manifest.tokenizer
     return [
         f"{path}: {name} {here}, the manifest says {there}"
         for name, here, there in (
@@ -146,7 +141,7 @@ def _check_files(manifest: Manifest) -> list[str]:
     Ledgers are looked at with their shards, as they may be large.
     """
     problems = []
-    for file in manifest.contents.side_files:
+    for file in manifest.side_files:
         if file.path.endswith(LEDGER_SUFFIX):
             continue
         path = manifest.folder / file.path
@@ -177,10 +172,10 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
     folder = manifest.folder
     known = {
         folder / FILE_NAME,
-        *(folder / file.path for file in manifest.contents.side_files),
+        *(folder / file.path for file in manifest.side_files),
     }
     for shard in manifest.shards:
-        known |= {shard.path, shard.path.with_suffix(".idx")}
+        known |= {shard.bin_path, shard.index_path}
     open_folders = {folder / name for name in (STATE, ANNOTATIONS, *unfinished(folder))}
     ours: list[Path] = []
     others: list[Path] = []
@@ -194,10 +189,9 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
 
 def _check_totals(manifest: Manifest) -> list[str]:
     """Counts of the sources and totals against the shards, and read = written + rejected for each file and source."""
-    contents = manifest.contents
     problems = []
-    for name, counts in contents.sources.items():
-        shards = [shard for shard in contents.shards if shard.source == name]
+    for name, counts in manifest.sources.items():
+        shards = [shard for shard in manifest.shards if shard.source == name]
         found = count_source(shards, counts.read, counts.rejected)
         for part, stated, true in (
             ("in all", counts, found), ("train", counts.train, found.train), ("val", counts.val, found.val)
@@ -208,10 +202,10 @@ def _check_totals(manifest: Manifest) -> list[str]:
                 )
         if name in manifest.tokenized:  # else made of shards, not of input files
             problems += _check_inputs(manifest, name)
-    totals = to_json(sum_sources(contents.sources.values()))
+    totals = to_json(sum_sources(manifest.sources.values()))
     problems += [
         f"manifest: the total of {key} is {stated}, not the sum over the sources, {totals[key]}"
-        for key, stated in to_json(contents.totals).items()
+        for key, stated in to_json(manifest.totals).items()
         if stated != totals[key]
     ]
     return problems
@@ -220,10 +214,10 @@ def _check_totals(manifest: Manifest) -> list[str]:
 def _check_inputs(manifest: Manifest, source: str) -> list[str]:
     """What the inputs of a source gave against what it holds."""
     try:
-        inputs = load_inputs(manifest.folder, manifest.contents, source)
+        inputs = load_inputs(manifest, source)
     except PretokError:  # told by `_check_files`, or by `_check_plans`
         return []
-    counts = manifest.contents.sources[source]
+    counts = manifest.sources[source]
     read, gone = sum(inputs.read.values()), sum(inputs.rejected.values())
     rejected = sum(counts.rejected.values())
     if read == counts.read == counts.documents + rejected and gone == rejected:
@@ -253,6 +247,6 @@ def verify_report(manifest: Manifest, problems: Sequence[str]) -> VerifyReport:
         problems=tuple(problems),
         notes=tuple(notes(manifest)),
         shards=len(manifest.shards),
-        failed=manifest.contents.failed,
+        failed=manifest.failed,
         fingerprint=manifest.fingerprint,
     )

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import checksum, reading
+from pretok.shards.contents import Shard
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import hash_column, hash_texts, ledger_column, ledger_path
 from pretok.tokenizer.encoder import Encoder
@@ -31,17 +32,12 @@ ENCODE_DOCUMENTS = 64
 class VerifyTask:
     """What to check one shard against. sample: documents to decode and encode again; None: all.
 
-    text_bytes: of all documents; ledger_checksum: None for shards without one.
+    ledger_checksum: None for shards without one.
     documents_end: whether each sequence is one document, which ends with EOD and, where bos_id is not None, begins with
     BOS; those of a materialized mix are not, so they are checked for sizes, checksums and ids alone.
     """
 
-    prefix: Path
-    tokens: int
-    documents: int
-    checksum: str
-    index_checksum: str
-    text_bytes: int
+    shard: Shard
     ledger_checksum: str | None
     tokenizer_json: Path
     vocab_size: int
@@ -53,17 +49,17 @@ class VerifyTask:
 
 def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> list[str]:
     """Problems of one shard, each a sentence that names the file."""
+    shard = task.shard
     try:
-        reader = ShardReader(task.prefix)
+        reader = ShardReader(shard.prefix)
     except IntegrityError as error:
         return [str(error)]
-    problems = []
-    for suffix, expected in ((".bin", task.checksum), (".idx", task.index_checksum)):
-        problems += _check_checksum(task.prefix.with_name(task.prefix.name + suffix), expected)
-    if (len(reader.tokens), len(reader)) != (task.tokens, task.documents):
+    problems = _check_checksum(shard.bin_path, shard.checksum)
+    problems += _check_checksum(shard.index_path, shard.index_checksum)
+    if (len(reader.tokens), len(reader)) != (shard.tokens, shard.documents):
         problems.append(
-            f"{task.prefix}: {len(reader.tokens)} tokens in {len(reader)} documents, "
-            f"the manifest says {task.tokens} in {task.documents}"
+            f"{shard.prefix}: {len(reader.tokens)} tokens in {len(reader)} documents, "
+            f"the manifest says {shard.tokens} in {shard.documents}"
         )
     problems += _check_ids(reader, task)
     problems += _check_ledger(reader, task)
@@ -87,7 +83,7 @@ def _check_ledger(reader: ShardReader, task: VerifyTask) -> list[str]:
     """Its checksum; a row for each document, with the tokens that the index says, and bytes that add up."""
     if task.ledger_checksum is None:
         return []
-    path = ledger_path(task.prefix)
+    path = ledger_path(task.shard.prefix)
     if problems := _check_checksum(path, task.ledger_checksum):
         return problems
     try:
@@ -95,9 +91,9 @@ def _check_ledger(reader: ShardReader, task: VerifyTask) -> list[str]:
     except IntegrityError as error:
         return [str(error)]
     if not np.array_equal(np.asarray(tokens), reader.lengths):
-        return [f"{path}: its tokens are not those of {task.prefix}.idx"]
-    if size != task.text_bytes:
-        return [f"{path}: its documents have {size} bytes, the manifest says {task.text_bytes}"]
+        return [f"{path}: its tokens are not those of {task.shard.prefix}.idx"]
+    if size != task.shard.text_bytes:
+        return [f"{path}: its documents have {size} bytes, the manifest says {task.shard.text_bytes}"]
     return []
 
 
@@ -108,17 +104,17 @@ def _check_ids(reader: ShardReader, task: VerifyTask) -> list[str]:
     for at in range(0, len(reader.tokens), BLOCK_TOKENS):
         block = np.asarray(reader.tokens[at : at + BLOCK_TOKENS])
         if block.max() >= task.vocab_size or block.min() < 0:
-            return [f"{task.prefix}.bin: a token id is not below the vocabulary size {task.vocab_size}"]
+            return [f"{task.shard.prefix}.bin: a token id is not below the vocabulary size {task.vocab_size}"]
         for number, (_, token, _) in enumerate(kinds):
             counts[number] += int(np.count_nonzero(block == token))
     if not task.documents_end:
         return []
     for (name, token, last), count in zip(kinds, counts, strict=True):
         if count != len(reader):
-            return [f"{task.prefix}.bin: {count} {name}-of-document tokens for {len(reader)} documents"]
+            return [f"{task.shard.prefix}.bin: {count} {name}-of-document tokens for {len(reader)} documents"]
         places = reader.offsets[1:] - 1 if last else reader.offsets[:-1]
         if not (np.asarray(reader.tokens[places]) == token).all():
-            return [f"{task.prefix}: the {name} of a document is not the {name}-of-document token"]
+            return [f"{task.shard.prefix}: the {name} of a document is not the {name}-of-document token"]
     return []
 
 
@@ -131,7 +127,9 @@ def _check_documents(
     """
     vocab, name = load_vocab(task.tokenizer_json, task.eod_id), str(task.tokenizer_json)
     json = vocab.raw.decode()
-    described = None if task.ledger_checksum is None else ledger_column(ledger_path(task.prefix), "hash")
+    described = (
+        None if task.ledger_checksum is None else ledger_column(ledger_path(task.shard.prefix), "hash")
+    )
     engine = ReferenceEngine(json, name)
     tokens = [vocab.token_bytes(i) for i in range(vocab.size)]
     head = int(task.bos_id is not None)
@@ -149,10 +147,10 @@ def _check_documents(
             ids, offsets = Encoder(json, task.eod_id, task.vocab_size, name).ids(texts)
         for i, number in enumerate(numbers):
             if not np.array_equal(ids[offsets[i] : offsets[i + 1]], expected[i]):
-                return [f"{task.prefix}: document {number} does not encode to its ids again"]
+                return [f"{task.shard.prefix}: document {number} does not encode to its ids again"]
         if described is not None and not described.take(pa.array(numbers)).equals(
             hash_column(hash_texts(texts))
         ):
-            return [f"{ledger_path(task.prefix)}: a hash is not that of its document"]
+            return [f"{ledger_path(task.shard.prefix)}: a hash is not that of its document"]
         report({"encoded again": len(numbers)})
     return []

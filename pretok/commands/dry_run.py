@@ -89,7 +89,7 @@ def _shards_now(shards: Path) -> str:
         for name, (done, planned) in unfinished(shards).items()
     ]
     if has_manifest(shards):
-        totals = load_manifest(shards).contents.totals
+        totals = load_manifest(shards).totals
         parts.insert(0, f"{plural(totals.tokens, 'token')} sealed; compared with the recipe and kept")
     return "; ".join(parts) or "nothing"
 

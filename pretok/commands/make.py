@@ -193,7 +193,7 @@ def tokenize(
     with start_engine(workers, address) as engine:
         tokenize_step(recipe, engine, console)
     manifest = load_manifest(shards)
-    totals = manifest.contents.totals
+    totals = manifest.totals
     if manifest.fingerprint == before:
         counts = f"{plural(totals.tokens, 'token')} of {plural(totals.documents, 'document')}"
         console.notice(f"{shards}: {counts}, complete and unchanged")
@@ -283,16 +283,16 @@ def verify(
         raise IntegrityError(
             "\n".join([f"{plural(len(problems), 'problem')} in {shards}:", *(f"  {p}" for p in problems)])
         )
-    totals, sound = manifest.contents.totals, "is" if len(manifest.shards) == 1 else "are"
+    totals, sound = manifest.totals, "is" if len(manifest.shards) == 1 else "are"
     again = totals.documents if full else min(sample, totals.documents)
-    if manifest.contents.materialized is not None:
+    if manifest.materialized is not None:
         again = 0  # they are sequences of a mix
     console.notice(
         f"{shards}: {plural(len(manifest.shards), 'shard')} of {plural(totals.documents, 'document')} and "
         f"{plural(totals.tokens, 'token')} {sound} as sealed: sizes, checksums, ids and totals of all, "
         f"{plural(again, 'document')} encoded again (manifest {manifest.fingerprint})"
     )
-    if failed := manifest.contents.failed:
+    if failed := manifest.failed:
         unread = "was" if len(failed) == 1 else "were"
         raise PartitionsFailed(
             f"but {plural(len(failed), 'input')} {unread} not read to the end; fix what `failed` in "

@@ -54,7 +54,7 @@ def disclose(request: DisclosureRequest) -> tuple[Manifest, Summary]:
     shards = work if has_manifest(work) else work / "shards"
     refuse_unfinished(shards)
     manifest = load_manifest(shards)
-    if manifest.contents.materialized is not None:
+    if manifest.materialized is not None:
         raise UsageError(
             f"{shards} holds a mix in its order, and no documents; name the shards that the mix was made of"
         )

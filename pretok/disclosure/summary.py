@@ -192,7 +192,6 @@ class Summary:
 
 def disclosed(manifest: Manifest, extent: Extent, figures: Sequence[ReadFigures], domains: int) -> Summary:
     """The summary; domains: how many are listed of each source and of all."""
-    contents = manifest.contents
     return Summary(
         about=About(
             extent.scope,
@@ -214,10 +213,10 @@ def disclosed(manifest: Manifest, extent: Extent, figures: Sequence[ReadFigures]
             reservations_of_rights=None,
             removal_of_illegal_content=None,
             other=None,
-            tokenizer=contents.tokenizer.fingerprint,
-            settings=contents.config,
-            records_read={source.name: contents.sources[source.name].read for source in figures},
-            rejected={source.name: contents.sources[source.name].rejected for source in figures},
+            tokenizer=manifest.tokenizer.fingerprint,
+            settings=manifest.config,
+            records_read={source.name: manifest.sources[source.name].read for source in figures},
+            rejected={source.name: manifest.sources[source.name].rejected for source in figures},
             incomplete=tuple(incomplete(manifest)),
         ),
     )
@@ -304,8 +303,8 @@ def _values(counts: ValueCounts, most: int | None) -> Values:
 
 
 def _source(manifest: Manifest, split: str, figures: ReadFigures, domains: int) -> SourceSummary:
-    contents, extent = manifest.contents, figures.extent
-    counts = contents.sources[figures.name]
+    extent = figures.extent
+    counts = manifest.sources[figures.name]
 
     def of(kind: str, most: int | None) -> Values | None:
         return _values(figures.values[kind], most) if kind in figures.values else None
@@ -315,7 +314,7 @@ def _source(manifest: Manifest, split: str, figures: ReadFigures, domains: int) 
         category=None,
         description=None,
         period_of_collection=None,
-        input_files=count_files(manifest.folder, contents, figures.name),
+        input_files=count_files(manifest, figures.name),
         documents=figures.amount.documents,
         document_bytes=figures.amount.document_bytes,
         tokens=figures.amount.tokens,

@@ -30,7 +30,8 @@ from pretok.base.tasks import Step, open_step
 from pretok.base.units import human_bytes
 from pretok.export.formats import FORMATS, ExportedFile
 from pretok.export.text import blend
-from pretok.shards.manifest import STATE, Manifest, Shard
+from pretok.shards.contents import Shard
+from pretok.shards.manifest import STATE, Manifest
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
@@ -133,7 +134,7 @@ def _export(manifest: Manifest, to: str, out: Path, merge: int, step: Step) -> E
 
 
 def _id_bytes(shards: Sequence[Shard], manifest: Manifest) -> int:
-    return sum(shard.tokens for shard in shards) * np.dtype(manifest.dtype).itemsize
+    return sum(shard.tokens for shard in shards) * np.dtype(manifest.tokenizer.dtype).itemsize
 
 
 def _plan(manifest: Manifest, to: str, out: Path, merge: int) -> Iterator[ExportTask]:
@@ -144,8 +145,8 @@ def _plan(manifest: Manifest, to: str, out: Path, merge: int) -> Iterator[Export
         for shard in ours:
             if (size := _id_bytes([shard], manifest)) > most:
                 raise UsageError(
-                    f"{shard.path} has {human_bytes(size)}B of tokens, a file for {to} at most {human_bytes(most)}B: "
-                    "tokenize with a smaller shard_bytes"
+                    f"{shard.bin_path} has {human_bytes(size)}B of tokens, a file for {to} at most "
+                    f"{human_bytes(most)}B: tokenize with a smaller shard_bytes"
                 )
             if groups and _id_bytes([*groups[-1], shard], manifest) <= min(merge, most):
                 groups[-1].append(shard)
@@ -154,7 +155,7 @@ def _plan(manifest: Manifest, to: str, out: Path, merge: int) -> Iterator[Export
         for number, group in enumerate(groups):
             mark = "-val" if split == "val" else ""
             name = f"{group[0].source}{mark}-{number:05d}"
-            yield ExportTask(to, tuple(group), manifest.contents.tokenizer.fingerprint, out, name)
+            yield ExportTask(to, tuple(group), manifest.tokenizer.fingerprint, out, name)
 
 
 def write_tokens(task: ExportTask, report: Report) -> None:
@@ -193,17 +194,17 @@ def _with(prefix: Path, suffix: str) -> Path:
 def _copy(shard: Shard, target: NewFile) -> None:
     """Append the ids of a shard. Raises IntegrityError where they are not what the manifest says."""
     own = xxhash.xxh3_128()
-    with shard.path.open("rb", buffering=0) as source:
+    with shard.bin_path.open("rb", buffering=0) as source:
         while block := source.read(BLOCK):
             own.update(block)
             target.write(block)
     if f"xxh3:{own.hexdigest()}" != shard.checksum:
-        raise damaged(shard.path)
+        raise damaged(shard.bin_path)
 
 
 def _finish(manifest: Manifest, to: str, out: Path, merge: int, tasks: Sequence[ExportTask]) -> Export:
     """Write what stands for whole folders; what export.json will say."""
-    kind, width = FORMATS[to], np.dtype(manifest.dtype).itemsize
+    kind, width = FORMATS[to], np.dtype(manifest.tokenizer.dtype).itemsize
     files = [read_record(ExportedFile, read_json(task.record), task.record) for task in tasks]
     for (source, split), ours in groupby(files, lambda file: (file.source, file.split)):
         for name, value in kind.index(list(ours), width).items():
@@ -213,14 +214,14 @@ def _finish(manifest: Manifest, to: str, out: Path, merge: int, tasks: Sequence[
     return Export(
         to=to,
         shards=manifest.fingerprint,
-        tokenizer=manifest.contents.tokenizer.fingerprint,
-        vocab_size=manifest.vocab_size,
-        eod_id=manifest.eod_id,
-        dtype=manifest.dtype,
+        tokenizer=manifest.tokenizer.fingerprint,
+        vocab_size=manifest.tokenizer.vocab_size,
+        eod_id=manifest.tokenizer.eod_id,
+        dtype=manifest.tokenizer.dtype,
         merged=merge,
         tokens=sum(file.tokens for file in files),
         documents=sum(file.documents for file in files),
         weights={},
         files=tuple(files),
-        bos_id=manifest.bos_id,
+        bos_id=manifest.tokenizer.bos_id,
     )

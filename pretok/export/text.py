@@ -16,7 +16,8 @@ from pathlib import Path
 import pretok.stream
 from pretok.base.errors import UsageError
 from pretok.export.formats import ExportedFile
-from pretok.shards.manifest import Manifest, Shard, load_manifest
+from pretok.shards.contents import Shard
+from pretok.shards.manifest import Manifest, load_manifest
 
 READERS = ("megatron", "nanogpt", "litgpt")
 
@@ -71,7 +72,7 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
     Other trainers have one set of proportions a run, so of several stages one is chosen, from 1. Raises UsageError.
     """
     if mix is None:
-        return {name: counts.train.tokens for name, counts in manifest.contents.sources.items()}
+        return {name: counts.train.tokens for name, counts in manifest.sources.items()}
     plan = pretok.stream.open(manifest.folder, mix).mix
     if stage is None and len(plan.stages) > 1:
         raise UsageError(

@@ -16,8 +16,9 @@ from pretok.base.errors import IntegrityError
 from pretok.base.storage import compare_checksum
 from pretok.base.tokens import Ints
 from pretok.base.visible import visible
+from pretok.shards.contents import Shard
 from pretok.shards.format import map_tokens
-from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.manifest import Manifest
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
 MOST_TOKENS = 4_000_000_000
@@ -63,15 +64,17 @@ def count_tokens(manifest: Manifest, most: int = MOST_TOKENS) -> list[TokenUse]:
     for name in manifest.sources:
         shards = [shard for shard in manifest.shards if shard.source == name]
         tokens = sum(shard.tokens for shard in shards)
-        counts: Ints = np.zeros(manifest.vocab_size, np.int64)
+        counts: Ints = np.zeros(manifest.tokenizer.vocab_size, np.int64)
         read = 0
         for shard in _spread(shards, tokens, most // len(manifest.sources)):
-            compare_checksum(shard.path, shard.checksum)
-            held = map_tokens(shard.path, np.dtype(manifest.dtype).newbyteorder("<"), shard.tokens)
+            compare_checksum(shard.bin_path, shard.checksum)
+            held = map_tokens(
+                shard.bin_path, np.dtype(manifest.tokenizer.dtype).newbyteorder("<"), shard.tokens
+            )
             for low in range(0, len(held), BLOCK):
-                some = np.bincount(held[low : low + BLOCK], minlength=manifest.vocab_size)
-                if len(some) > manifest.vocab_size:
-                    raise IntegrityError(f"{shard.path} has ids of no token; see pretok verify")
+                some = np.bincount(held[low : low + BLOCK], minlength=manifest.tokenizer.vocab_size)
+                if len(some) > manifest.tokenizer.vocab_size:
+                    raise IntegrityError(f"{shard.bin_path} has ids of no token; see pretok verify")
                 counts += some
             read += shard.tokens
         found.append(TokenUse(name, counts, read, tokens))
@@ -89,9 +92,11 @@ def never_used(manifest: Manifest, uses: Sequence[TokenUse]) -> list[tuple[int, 
     path = manifest.folder / TOKENIZER_FILE
     if not path.exists():
         return None
-    vocab = load_vocab(path, eod=manifest.eod_id)
+    vocab = load_vocab(path, eod=manifest.tokenizer.eod_id)
     special = set(vocab.added_tokens.values())
-    unused = np.flatnonzero(sum((use.counts for use in uses), np.zeros(manifest.vocab_size, np.int64)) == 0)
+    unused = np.flatnonzero(
+        sum((use.counts for use in uses), np.zeros(manifest.tokenizer.vocab_size, np.int64)) == 0
+    )
     return [
         (token, visible(vocab.token_bytes(token).decode("utf-8", "backslashreplace"), ""))
         for token in unused.tolist()

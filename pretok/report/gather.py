@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pretok.base.storage import read_json
 from pretok.report.frequencies import TokenUse, count_tokens, never_used
-from pretok.shards.contents import Contents, FileEntry, SourceCounts
+from pretok.shards.contents import FileEntry, SourceCounts
 from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, load_manifest
@@ -112,11 +112,6 @@ class Facts:
         """The inputs of all sources."""
         return [file for source in self.sources for file in source.files]
 
-    @property
-    def contents(self) -> Contents:
-        """What the manifest says."""
-        return self.manifest.contents
-
 
 def gather(work: Path) -> Facts:
     """Read everything once. Raises IntegrityError for what is there and broken."""
@@ -136,11 +131,10 @@ def gather(work: Path) -> Facts:
 
 
 def _source(manifest: Manifest, name: str) -> SourceFacts:
-    contents = manifest.contents
     facts = SourceFacts(
         name=name,
-        counts=contents.sources[name],
-        files=load_inputs(manifest.folder, contents, name).entries() if name in manifest.tokenized else [],
+        counts=manifest.sources[name],
+        files=load_inputs(manifest, name).entries() if name in manifest.tokenized else [],
         rejects=_rejects(manifest, name),
         ledger=name in manifest.tokenized,
         lengths=np.zeros(BINS, np.int64),
@@ -195,7 +189,7 @@ def _most(counted: ValueCounts) -> Column:
 
 def _rejects(manifest: Manifest, source: str) -> dict[str, Rejects]:
     """Counts are the manifest's; examples come from the ledger of rejects."""
-    counts = manifest.contents.sources[source].rejected
+    counts = manifest.sources[source].rejected
     found = {reason: Rejects(count) for reason, count in counts.items()}
     path = rejects_path(manifest.folder, source)
     if found and path.exists():

@@ -66,7 +66,7 @@ def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> st
     template = environment.from_string(files("pretok.report").joinpath("page.html").read_text("utf-8"))
     return template.render(
         facts=facts,
-        contents=facts.contents,
+        manifest=facts.manifest,
         lengths={source.name: _powers(source.lengths, "documents by tokens") for source in facts.sources},
         sizes={source.name: _powers(source.sizes, "documents by bytes of text") for source in facts.sources},
         ranks=charts.lines(

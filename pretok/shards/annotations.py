@@ -27,8 +27,9 @@ import pyarrow.parquet as pq
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.records import Count, Record, check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
+from pretok.shards.contents import Shard
 from pretok.shards.ledger import WINDOW, ledger_path
-from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.manifest import Manifest
 
 FOLDER = "annotations"
 RECORD = "annotations.json"
@@ -127,7 +128,7 @@ class Annotations:
             compare_checksum(path, sealed)
 
     @cached_property
-    def _placed(self) -> dict[tuple[str, str, str], dict[Path, tuple[JoinedPart, int]]]:
+    def _placed(self) -> dict[tuple[str, str, str], dict[str, tuple[JoinedPart, int]]]:
         return {}
 
     @cached_property
@@ -147,11 +148,11 @@ class Annotations:
             groups = range(first, first + -(-shard.documents // WINDOW))
             yield from _read_groups(self.folder / part.path, groups, columns)
 
-    def _places(self, manifest: Manifest, source: str, split: str) -> dict[Path, tuple[JoinedPart, int]]:
-        """Shard -> the file with its rows, and the first row group of them there; found once for all shards."""
+    def _places(self, manifest: Manifest, source: str, split: str) -> dict[str, tuple[JoinedPart, int]]:
+        """Path of a shard -> the file with its rows, and its first row group there; found once for all shards."""
         key = manifest.fingerprint, source, split
         if key not in self._placed:
-            places: dict[Path, tuple[JoinedPart, int]] = {}
+            places: dict[str, tuple[JoinedPart, int]] = {}
             before = groups = 0  # documents before the shard; row groups of its file before it
             for shard in manifest.of(source, split):
                 part = self._part(shard, before)
@@ -252,9 +253,7 @@ def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
 def unknown_sources(manifest: Manifest, annotations: Annotations) -> list[str]:
     """Sources with documents of which the annotations know nothing: they came later."""
     known = {part.source for part in annotations.record.parts}
-    return [
-        name for name in manifest.sources if manifest.contents.sources[name].documents and name not in known
-    ]
+    return [name for name in manifest.sources if manifest.sources[name].documents and name not in known]
 
 
 def ledgers_fingerprint(manifest: Manifest, shards: Sequence[Shard]) -> str:

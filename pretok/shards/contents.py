@@ -1,8 +1,7 @@
-"""What a manifest says: one typed record for each thing that stands in manifest.json.
+"""The parts of a manifest: one typed record for each thing that stands in manifest.json.
 
-Input: shards as their writer left them, and the counts of inputs. Output: `Contents`, whose fields are the keys of the
-file (`shards.manifest` lists and writes them) and which knows what identifies the tokens and what cannot be true.
-numpy and the standard library only.
+Input: shards as their writer left them, and the counts of inputs. Output: the records of which `shards.manifest` makes
+a manifest, and the counts of sources. numpy, msgspec and the standard library only.
 """
 
 from __future__ import annotations
@@ -10,20 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import Path
 
-from pretok.base.failures import Failure
-from pretok.base.records import Count, Record, to_json
-from pretok.base.storage import fingerprint
-from pretok.base.tokens import token_dtype
-from pretok.shards.format import SealedShard
+from pretok.base.records import Count, Record
+from pretok.base.storage import compare_checksum
+from pretok.shards.format import SealedShard, ShardReader
 
-FORMAT = "pretok-shards"
 SPLITS = ("train", "val")
 INPUTS_SUFFIX, LEDGER_SUFFIX = ".files.parquet", ".docs.parquet"
-MAX_TOKENS = 1 << 62
-"""More than any shards hold together; below it no address of a token leaves 64 bits."""
+NOWHERE = Path()
+"""The folder of what is not in one yet. It is told from others by identity and never written, see `Manifest.at`."""
 
 
 class TokenizerEntry(Record, frozen=True, omit_defaults=True):
@@ -57,8 +52,9 @@ class SourceCounts(Record, frozen=True):
     val: SplitCounts
 
 
-class ShardEntry(Record, frozen=True):
-    """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; index_checksum: of the `.idx`."""
+class Shard(Record, frozen=True, omit_defaults=True):
+    """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; index_checksum: of the `.idx`;
+    folder: where the shards are, which stands in no file."""
 
     path: str
     source: str
@@ -69,6 +65,28 @@ class ShardEntry(Record, frozen=True):
     text_bytes: Count
     checksum: str
     index_checksum: str
+    folder: Path = NOWHERE
+
+    @property
+    def bin_path(self) -> Path:
+        """Where the `.bin` is."""
+        return self.folder / self.path
+
+    @property
+    def index_path(self) -> Path:
+        """Where the `.idx` is."""
+        return self.bin_path.with_suffix(".idx")
+
+    @property
+    def prefix(self) -> Path:
+        """Path without suffix, as `ShardReader` takes it."""
+        return self.bin_path.with_suffix("")
+
+    def open(self) -> ShardReader:
+        """Its reader. Raises IntegrityError unless its index is as it was sealed; its tokens are not compared."""
+        reader = ShardReader(self.prefix)
+        compare_checksum(self.index_path, self.index_checksum)
+        return reader
 
 
 class SideFile(Record, frozen=True):
@@ -106,81 +124,14 @@ class MismatchEntry(Record, frozen=True):
     value: str
 
 
-class Contents(Record, frozen=True, dict=True, omit_defaults=True):
-    """All that manifest.json says, see `shards.manifest`; what follows from it (version, fingerprint, seal) is no
-    field."""
-
-    tokenizer: TokenizerEntry
-    totals: SourceCounts
-    sources: dict[str, SourceCounts]
-    failed: tuple[Failure, ...]
-    shards: tuple[ShardEntry, ...]
-    side_files: tuple[SideFile, ...]
-    config: dict[str, object]
-    software: dict[str, str]
-    materialized: dict[str, object] | None = None
-    mismatches: dict[str, tuple[MismatchEntry, ...]] | None = None
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """What identifies the tokens: the tokenizer and, in order, every shard's path, sizes and checksums.
-
-        Taken of a form of its own, so that a mix of the same tokens stays valid where the manifest's keys change.
-        """
-        shards = [to_json(shard) for shard in self.shards]
-        for shard in shards:
-            shard["bytes"] = shard.pop("file_bytes")
-        return fingerprint(
-            {"format": FORMAT, "version": 1, "tokenizer": to_json(self.tokenizer), "shards": shards}
-        )
-
-    @cached_property
-    def tokenized(self) -> frozenset[str]:
-        """The sources of which it is known what inputs they were made of; none where the shards hold a mix."""
-        tables = {file.path for file in self.side_files}
-        return frozenset(name for name in self.sources if inputs_name(name) in tables)
-
-    def problem(self) -> str | None:
-        """What cannot be true whatever is in the folder, or None."""
-        tokenizer = self.tokenizer
-        dtype = token_dtype(tokenizer.vocab_size)
-        if tokenizer.dtype != dtype.name:
-            return f"tokenizer.dtype is {tokenizer.dtype!r}; ids below {tokenizer.vocab_size} are kept as {dtype.name}"
-        for name, token in (("eod_id", tokenizer.eod_id), ("bos_id", tokenizer.bos_id)):
-            if token is not None and token >= tokenizer.vocab_size:
-                return f"tokenizer.{name} is {token}; the vocabulary has {tokenizer.vocab_size} entries"
-        if tokenizer.bos_id == tokenizer.eod_id:
-            return f"tokenizer.bos_id and eod_id are both {tokenizer.eod_id}"
-        if sum(shard.tokens for shard in self.shards) >= MAX_TOKENS:
-            return f"the shards have more than {MAX_TOKENS} tokens"
-        listed = [*(shard.path for shard in self.shards), *(file.path for file in self.side_files)]
-        names = [PurePosixPath(path) for path in listed]
-        if outside := [
-            name for name in names if name.is_absolute() or ".." in name.parts or "\0" in str(name)
-        ]:
-            return f"{str(outside[0])!r} is not a path inside the folder"
-        known = set(names)
-        if len(known) != len(names):
-            return f"{Counter(names).most_common(1)[0][0]} is listed twice"
-        for number, shard in enumerate(self.shards):
-            if shard.source not in self.sources or shard.split not in SPLITS:
-                return f"shards[{number}] belongs to {shard.source!r}, {shard.split!r}, which is no source and split"
-            if shard.file_bytes != shard.tokens * dtype.itemsize or not shard.path.endswith(".bin"):
-                return f"shards[{number}]: {shard.path} of {shard.file_bytes} bytes cannot hold {shard.tokens} tokens"
-            ledger = PurePosixPath(shard.path.removesuffix(".bin") + LEDGER_SUFFIX)
-            if shard.source in self.tokenized and ledger not in known:
-                return f"shards[{number}]: its ledger {ledger} is not listed"
-        return None
-
-
 def inputs_name(source: str) -> str:
     """Path of the table of a source's inputs in a folder of shards."""
     return f"{source}/{source}{INPUTS_SUFFIX}"
 
 
-def shard_entry(path: str, source: str, split: str, sealed: SealedShard, text_bytes: int) -> ShardEntry:
+def shard_entry(path: str, source: str, split: str, sealed: SealedShard, text_bytes: int) -> Shard:
     """What the manifest says of a shard that was written."""
-    return ShardEntry(
+    return Shard(
         path=path,
         source=source,
         split=split,
@@ -193,7 +144,7 @@ def shard_entry(path: str, source: str, split: str, sealed: SealedShard, text_by
     )
 
 
-def count_source(shards: Sequence[ShardEntry], read: int, rejected: dict[str, int]) -> SourceCounts:
+def count_source(shards: Sequence[Shard], read: int, rejected: dict[str, int]) -> SourceCounts:
     """The counts of a source from all its shards."""
     train, val = (
         SplitCounts(

@@ -35,9 +35,9 @@ from pretok.screen.copies import (
     load_copies,
     save_copies,
 )
-from pretok.shards.contents import Contents
 from pretok.shards.hash_task import HashTask, hash_partition, load_hashes
 from pretok.shards.ledger import ledger_column, ledger_path
+from pretok.shards.manifest import Manifest
 from pretok.shards.task import TokenizeTask, copies_path, hashes_path
 
 _Place = tuple[str, int, int]
@@ -54,7 +54,7 @@ class _Documents:
     places: Callable[[Ints], list[_Place]]
 
 
-def settle_copies(tasks: Sequence[TokenizeTask], sealed: Contents | None, step: Step) -> Failures:
+def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: Step) -> Failures:
     """Leave the file of its copies for every task; the partitions that could not be hashed, which have none.
 
     sealed: the shards of other sources, which stay.
@@ -73,7 +73,7 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Contents | None, step: 
     failed = {name for name, _ in failures}
     unsettled = [task for task in unsettled if task.partition.name not in failed]
     ours = {task.partition.source for task in tasks}
-    lists = _of_shards(tasks[0].shards_dir, sealed, ours)
+    lists = _of_shards(sealed, ours) if sealed else []
     lists += [_of_settled(task) for task in tasks if copies_path(task).exists()]
     unsettled.sort(key=lambda task: load_hashes(hashes_path(task)).damaged)  # stable
     first, lists = len(lists), lists + [_of_partition(task) for task in unsettled]
@@ -103,14 +103,13 @@ def _table(lists: Sequence[_Documents], first: int, copies: Sequence[Copies]) ->
     return table("copies", ("source", "documents", "copies of its own", "of other sources"), rows)
 
 
-def _of_shards(folder: Path, sealed: Contents | None, without: set[str]) -> list[_Documents]:
+def _of_shards(sealed: Manifest, without: set[str]) -> list[_Documents]:
     """The documents of sealed shards, by their ledgers."""
     found = []
-    checksums = {folder / file.path: file.checksum for file in sealed.side_files} if sealed else {}
-    for shard in sealed.shards if sealed else ():
+    for shard in sealed.shards:
         if shard.source not in without:
-            path = ledger_path((folder / shard.path).with_suffix(""))
-            load = partial(_hash_values, path, checksums[path])
+            path = ledger_path(shard.prefix)
+            load = partial(_hash_values, path, sealed.checksums[path])
             found.append(_Documents(shard.source, shard.documents, load, partial(_places, path)))
     return found
 

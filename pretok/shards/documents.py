@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from pretok.base.errors import UsageError
 from pretok.shards.annotations import Annotations
-from pretok.shards.contents import SPLITS
+from pretok.shards.contents import SPLITS, Shard
 from pretok.shards.inputs import lines_before, load_inputs
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_windows
-from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.manifest import Manifest
 
 OF_SHARD = ("source", "split", "shard")
 PLACE_IN_FILE = ("file", "start", "record")
@@ -80,7 +80,7 @@ def chosen_shards(
     """The shards of a source and a split, or of all. UsageError where there is no such place, or the shards hold a
     mix."""
     check_place(manifest, source, split)
-    if manifest.contents.materialized is not None:
+    if manifest.materialized is not None:
         raise UsageError(
             f"{manifest.folder} holds a mix in its order; its documents are in the shards it was made of"
         )
@@ -93,7 +93,7 @@ def chosen_shards(
 
 def lines_of_source(manifest: Manifest, source: str) -> LinesBefore:
     """Of all files of a source."""
-    return lines_before(load_inputs(manifest.folder, manifest.contents, source))
+    return lines_before(load_inputs(manifest, source))
 
 
 def row_positions(rows: pa.RecordBatch, before: LinesBefore) -> pa.Array:

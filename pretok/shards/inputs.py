@@ -36,7 +36,8 @@ from pretok.base.storage import atomic_open, damaged, reading
 from pretok.read.files import InputFile
 from pretok.read.kept import KeptColumn
 from pretok.read.partition import Partition, Piece
-from pretok.shards.contents import Contents, FileEntry, inputs_name
+from pretok.shards.contents import FileEntry, inputs_name
+from pretok.shards.manifest import Manifest
 
 PLAN_FILE = "plan.parquet"
 """The plan in the folder of unfinished work."""
@@ -163,15 +164,15 @@ def read_plan(folder: Path) -> tuple[SourcePlan, dict[str, Any]] | None:
     return _plan(folder.name, table, said), said.config or {}
 
 
-def load_inputs(shards: Path, contents: Contents, source: str) -> SealedInputs:
+def load_inputs(manifest: Manifest, source: str) -> SealedInputs:
     """What a source of a manifest was made of. Raises IntegrityError where its table is not as it was sealed."""
-    [sealed] = [file for file in contents.side_files if file.path == inputs_name(source)]
-    return _load(shards / sealed.path, source, sealed.checksum)
+    [sealed] = [file for file in manifest.side_files if file.path == inputs_name(source)]
+    return _load(manifest.folder / sealed.path, source, sealed.checksum)
 
 
-def count_files(shards: Path, contents: Contents, source: str) -> int:
+def count_files(manifest: Manifest, source: str) -> int:
     """How many input files a source was made of; 0 where that is not known."""
-    return len(load_inputs(shards, contents, source).plan.inputs) if source in contents.tokenized else 0
+    return len(load_inputs(manifest, source).plan.inputs) if source in manifest.tokenized else 0
 
 
 @lru_cache(maxsize=4)

@@ -36,12 +36,12 @@ from pretok.read.rejects import poor_sources
 from pretok.screen.benchmark import Benchmark, read_benchmark
 from pretok.screen.screening import Screening
 from pretok.shards.contamination import keep_benchmark, kept_benchmark
-from pretok.shards.contents import LEDGER_SUFFIX, Contents
+from pretok.shards.contents import LEDGER_SUFFIX
 from pretok.shards.copies_job import settle_copies
 from pretok.shards.inputs import SourcePlan, load_inputs
-from pretok.shards.manifest import FILE_NAME, STATE, has_manifest, load_manifest
+from pretok.shards.manifest import FILE_NAME, STATE, Manifest, has_manifest, load_manifest
 from pretok.shards.plan import is_complete, plan_source
-from pretok.shards.seal import drop_finished, seal, sealed_contents, unpublish
+from pretok.shards.seal import drop_finished, seal, sealed_manifest, unpublish
 from pretok.shards.software import all_software, refuse_other_engine, software
 from pretok.shards.task import (
     TokenizeTask,
@@ -98,7 +98,7 @@ class _Work:
     are not sealed; open_tasks: of those that are not done."""
 
     config: dict[str, object]
-    sealed: Contents | None
+    sealed: Manifest | None
     plans: list[SourcePlan]
     tasks: list[TokenizeTask]
     open_tasks: list[TokenizeTask]
@@ -112,13 +112,13 @@ def _prepare(
     state = shards / STATE
     config = shared_config(recipe, vocab, benchmark)
     drop_finished(state)
-    old = sealed_contents(shards, state)
+    old = sealed_manifest(shards, state)
     if old and old.totals.documents:  # what holds no document binds nothing
         refuse_changes("the shards", shards, old.config, config)
     sealed = {}
     if old and old.totals.documents:
         known = old.sources.keys() & recipe.sources.keys()
-        sealed = {name: load_inputs(shards, old, name).plan for name in sorted(known)}
+        sealed = {name: load_inputs(old, name).plan for name in sorted(known)}
     itemsize = token_dtype(vocab.size).itemsize
     with engine.stop.raising(), one_child():
         plans = [
@@ -178,16 +178,16 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
         partitions = {task.partition.name: task.partition for task in tasks}
         crashed = [_failure(partitions[name], error.message) for name, error in failures]
         unsealed = [p for p in plans if (state / p.name).exists()]
-        contents = seal(shards, state, unsealed, work.config, vocab, crashed)
-        failed = tuple(failure for failure in contents.failed if failure not in crashed)
+        manifest = seal(shards, state, unsealed, work.config, vocab, crashed)
+        failed = tuple(failure for failure in manifest.failed if failure not in crashed)
     else:
-        contents = load_manifest(shards).contents
-        failed = contents.failed
+        manifest = load_manifest(shards)
+        failed = manifest.failed
     if failures and failed:
         console.notice(_describe_failures(failed, shards))
     raise_failures(failures, console.log)
     complaints = [_describe_failures(failed, shards)] if failed else []
-    complaints += _poor_sources(contents, recipe)
+    complaints += _poor_sources(manifest, recipe)
     if complaints:
         raise PartitionsFailed("\n".join(complaints))
 
@@ -209,9 +209,9 @@ def _describe_failures(failed: Sequence[Failure], shards: Path) -> str:
     )  # fmt: skip
 
 
-def _poor_sources(contents: Contents, recipe: Recipe) -> list[str]:
+def _poor_sources(manifest: Manifest, recipe: Recipe) -> list[str]:
     """Complaints about sources of the recipe that gave too little."""
-    sources = contents.sources
+    sources = manifest.sources
     counts = {name: (sources[name].read, sources[name].rejected) for name in recipe.sources}
     return poor_sources(recipe.shards.max_reject_share, counts, f"see {recipe.shards_dir / 'rejects'}")
 

@@ -1,7 +1,7 @@
 """manifest.json: the sealed description of a shards folder, written last.
 
-Input: the `Contents` of a folder (from `pretok.shards.seal`), or the file on disk. Output: the file, or a `Manifest`
-whose every value was checked, read by verify, stats, mix, stream and train. `pretok.shards.contents` has the records.
+Input: a `Manifest` (from `pretok.shards.seal`), or the file on disk. Output: the file, or a `Manifest` whose every
+value was checked, read by verify, stats, mix, stream and train. `pretok.shards.contents` has the records.
 
     format, version
     fingerprint  of the tokenizer and the shards: equal ones mean equal tokens, so mixes and runs are bound to it
@@ -26,19 +26,32 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pretok.base.errors import IntegrityError
+from pretok.base.failures import Failure
 from pretok.base.html import html_table
-from pretok.base.records import check_version, read_record, to_json
+from pretok.base.records import Record, check_version, read_record, replace, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
-from pretok.shards.contents import FORMAT, Contents
-from pretok.shards.format import ShardReader
+from pretok.base.tokens import token_dtype
+from pretok.shards.contents import (
+    LEDGER_SUFFIX,
+    NOWHERE,
+    SPLITS,
+    MismatchEntry,
+    Shard,
+    SideFile,
+    SourceCounts,
+    TokenizerEntry,
+    inputs_name,
+)
 
+FORMAT = "pretok-shards"
 VERSION = 4
+MAX_TOKENS = 1 << 62
+"""More than any shards hold together; below it no address of a token leaves 64 bits."""
 SETTLED = 0.1
 """Seconds after which a file that changes has another time of change."""
 FILE_NAME = "manifest.json"
@@ -46,65 +59,85 @@ STATE = ".state"
 """Folder inside a shards folder that holds unfinished work; gone when all is sealed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One shard where it is. `path` is the absolute path of the `.bin`."""
+class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
+    """What stands in FOLDER/manifest.json; what follows from it (version, fingerprint, seal) is no field."""
 
-    path: Path
-    source: str
-    split: str
-    tokens: int
-    documents: int
-    checksum: str
-    index_checksum: str
+    tokenizer: TokenizerEntry
+    totals: SourceCounts
+    sources: dict[str, SourceCounts]
+    failed: tuple[Failure, ...]
+    shards: tuple[Shard, ...]
+    side_files: tuple[SideFile, ...]
+    config: dict[str, object]
+    software: dict[str, str]
+    materialized: dict[str, object] | None = None
+    mismatches: dict[str, tuple[MismatchEntry, ...]] | None = None
+    folder: Path = NOWHERE
 
-    @property
-    def prefix(self) -> Path:
-        """Path without suffix, as `ShardReader` takes it."""
-        return self.path.with_suffix("")
-
-    @property
-    def index_path(self) -> Path:
-        """Absolute path of the `.idx`."""
-        return self.path.with_suffix(".idx")
-
-    def open(self) -> ShardReader:
-        """Its reader. Raises IntegrityError unless its index is as it was sealed; its tokens are not compared."""
-        reader = ShardReader(self.prefix)
-        compare_checksum(self.index_path, self.index_checksum)
-        return reader
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What stands in FOLDER/manifest.json."""
-
-    folder: Path
-    contents: Contents
+    def at(self, folder: Path) -> Manifest:
+        """The same, whose files are in `folder`."""
+        return replace(
+            self, folder=folder, shards=tuple(replace(shard, folder=folder) for shard in self.shards)
+        )
 
     @cached_property
-    def shards(self) -> tuple[Shard, ...]:
-        """All shards, in the order of the file."""
-        return tuple(
-            Shard(
-                self.folder / entry.path,
-                entry.source,
-                entry.split,
-                entry.tokens,
-                entry.documents,
-                entry.checksum,
-                entry.index_checksum,
-            )
-            for entry in self.contents.shards
+    def fingerprint(self) -> str:
+        """What identifies the tokens: the tokenizer and, in order, every shard's path, sizes and checksums.
+
+        Taken of a form of its own, so that a mix of the same tokens stays valid where the manifest's keys change.
+        """
+        shards = to_json(self.at(NOWHERE).shards)
+        for shard in shards:
+            shard["bytes"] = shard.pop("file_bytes")
+        return fingerprint(
+            {"format": FORMAT, "version": 1, "tokenizer": to_json(self.tokenizer), "shards": shards}
         )
+
+    @cached_property
+    def tokenized(self) -> tuple[str, ...]:
+        """The sources of which it is known what inputs they were made of; none where the shards hold a mix."""
+        tables = {file.path for file in self.side_files}
+        return tuple(name for name in self.sources if inputs_name(name) in tables)
+
+    def problem(self) -> str | None:
+        """What cannot be true whatever is in the folder, or None."""
+        tokenizer = self.tokenizer
+        dtype = token_dtype(tokenizer.vocab_size)
+        if tokenizer.dtype != dtype.name:
+            return f"tokenizer.dtype is {tokenizer.dtype!r}; ids below {tokenizer.vocab_size} are kept as {dtype.name}"
+        for name, token in (("eod_id", tokenizer.eod_id), ("bos_id", tokenizer.bos_id)):
+            if token is not None and token >= tokenizer.vocab_size:
+                return f"tokenizer.{name} is {token}; the vocabulary has {tokenizer.vocab_size} entries"
+        if tokenizer.bos_id == tokenizer.eod_id:
+            return f"tokenizer.bos_id and eod_id are both {tokenizer.eod_id}"
+        if sum(shard.tokens for shard in self.shards) >= MAX_TOKENS:
+            return f"the shards have more than {MAX_TOKENS} tokens"
+        listed = [*(shard.path for shard in self.shards), *(file.path for file in self.side_files)]
+        names = [PurePosixPath(path) for path in listed]
+        if outside := [
+            name for name in names if name.is_absolute() or ".." in name.parts or "\0" in str(name)
+        ]:
+            return f"{str(outside[0])!r} is not a path inside the folder"
+        known, tokenized = set(names), set(self.tokenized)
+        if len(known) != len(names):
+            return f"{Counter(names).most_common(1)[0][0]} is listed twice"
+        for number, shard in enumerate(self.shards):
+            if shard.source not in self.sources or shard.split not in SPLITS:
+                return f"shards[{number}] belongs to {shard.source!r}, {shard.split!r}, which is no source and split"
+            if shard.file_bytes != shard.tokens * dtype.itemsize or not shard.path.endswith(".bin"):
+                return f"shards[{number}]: {shard.path} of {shard.file_bytes} bytes cannot hold {shard.tokens} tokens"
+            ledger = PurePosixPath(shard.path.removesuffix(".bin") + LEDGER_SUFFIX)
+            if shard.source in tokenized and ledger not in known:
+                return f"shards[{number}]: its ledger {ledger} is not listed"
+        return None
 
     @cached_property
     def checksums(self) -> dict[Path, str]:
         """Of every file that the manifest names: shards, their indexes, ledgers, the tokenizer and the others."""
         return {
-            **{shard.path: shard.checksum for shard in self.shards},
+            **{shard.bin_path: shard.checksum for shard in self.shards},
             **{shard.index_path: shard.index_checksum for shard in self.shards},
-            **{self.folder / file.path: file.checksum for file in self.contents.side_files},
+            **{self.folder / file.path: file.checksum for file in self.side_files},
         }
 
     def check(self, path: Path) -> bool:
@@ -121,41 +154,6 @@ class Manifest:
             yield shard, before[shard.source, shard.split]
             before[shard.source, shard.split] += shard.documents
 
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the tokens, see `Contents`."""
-        return self.contents.fingerprint
-
-    @property
-    def vocab_size(self) -> int:
-        """Every id is less than this."""
-        return self.contents.tokenizer.vocab_size
-
-    @property
-    def eod_id(self) -> int:
-        """The id that ends every document."""
-        return self.contents.tokenizer.eod_id
-
-    @property
-    def bos_id(self) -> int | None:
-        """The id that begins every document, None where none does."""
-        return self.contents.tokenizer.bos_id
-
-    @property
-    def dtype(self) -> str:
-        """Name of the dtype of the ids, which is little-endian."""
-        return self.contents.tokenizer.dtype
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Names of the sources, sorted."""
-        return tuple(sorted(self.contents.sources))
-
-    @property
-    def tokenized(self) -> tuple[str, ...]:
-        """Names of the sources of which it is known what inputs they were made of, sorted; see `Contents`."""
-        return tuple(sorted(self.contents.tokenized))
-
     def of(self, source: str, split: str = "train") -> tuple[Shard, ...]:
         """The shards of one source and split in stream order."""
         return tuple(s for s in self.shards if s.source == source and s.split == split)
@@ -164,17 +162,16 @@ class Manifest:
         """(names of columns, rows): the counts of each source and of all, for a notebook."""
         columns = ("source", "tokens", "documents", "bytes of text", "bytes per token", "rejected", "shards")
         rows: list[tuple[object, ...]] = []
-        for name, c in [*sorted(self.contents.sources.items()), ("all", self.contents.totals)]:
-            shards = sum(entry.source == name or name == "all" for entry in self.contents.shards)
+        for name, c in [*self.sources.items(), ("all", self.totals)]:
+            shards = sum(entry.source == name or name == "all" for entry in self.shards)
             per_token = round(c.bytes / c.tokens, 3) if c.tokens else None
             rows.append((name, c.tokens, c.documents, c.bytes, per_token, sum(c.rejected.values()), shards))
         return columns, rows
 
     def __repr__(self) -> str:
-        totals = self.contents.totals
         return (
-            f"<pretok manifest {self.folder}: {totals.tokens:,} tokens, {totals.documents:,} documents, "
-            f"{len(self.contents.shards):,} shards of {', '.join(self.sources)}, fingerprint {self.fingerprint}>"
+            f"<pretok manifest {self.folder}: {self.totals.tokens:,} tokens, {self.totals.documents:,} documents, "
+            f"{len(self.shards):,} shards of {', '.join(self.sources)}, fingerprint {self.fingerprint}>"
         )
 
     def _repr_html_(self) -> str:
@@ -182,20 +179,15 @@ class Manifest:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The file as JSON: for printing."""
-        return _manifest_json(self.contents)
+        """The file as JSON."""
+        body = to_json(self.at(NOWHERE))
+        head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint}
+        return {**head, "seal": fingerprint(body), **body}
 
 
-def write_manifest(folder: Path, contents: Contents) -> Manifest:
+def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write FOLDER/manifest.json atomically."""
-    write_json(folder / FILE_NAME, _manifest_json(contents))
-    return Manifest(folder.absolute(), contents)
-
-
-def _manifest_json(contents: Contents) -> dict[str, Any]:
-    head = {"format": FORMAT, "version": VERSION, "fingerprint": contents.fingerprint}
-    body = to_json(contents)
-    return {**head, "seal": fingerprint(body), **body}
+    write_json(folder / FILE_NAME, manifest.data)
 
 
 def has_manifest(folder: Path) -> bool:
@@ -226,15 +218,15 @@ def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
         raise IntegrityError(f"{path} is not a manifest of shards")
     check_version(data.pop("version", None), VERSION, path, "make the shards again with pretok tokenize")
     stated = {key: data.pop(key, None) for key in ("format", "fingerprint", "seal")}
-    contents = read_record(Contents, data, path)
-    if problem := contents.problem():
+    manifest = read_record(Manifest, data, path).at(path.parent)
+    if problem := manifest.problem():
         raise IntegrityError(f"{path}: {problem}; the file was damaged or edited")
-    for key, value in (("fingerprint", contents.fingerprint), ("seal", fingerprint(data))):
+    for key, value in (("fingerprint", manifest.fingerprint), ("seal", fingerprint(data))):
         if stated[key] != value:
             raise IntegrityError(
                 f"{path} was edited or damaged: it states {key} {stated[key]!r}, its contents have {value}"
             )
-    return Manifest(path.parent, contents)
+    return manifest
 
 
 def _missing(path: Path) -> str:

@@ -30,9 +30,8 @@ from pretok.base.tokens import token_dtype
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
 from pretok.shards.contents import (
     LEDGER_SUFFIX,
-    Contents,
     MismatchEntry,
-    ShardEntry,
+    Shard,
     SideFile,
     SourceCounts,
     TokenizerEntry,
@@ -43,7 +42,7 @@ from pretok.shards.contents import (
 from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, sum_pieces, write_inputs
 from pretok.shards.ledger import ledger_path, merge_ledgers
-from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest, write_manifest
+from pretok.shards.manifest import FILE_NAME, Manifest, has_manifest, load_manifest, write_manifest
 from pretok.shards.software import all_software, software
 from pretok.shards.task import PartRecord, SealedSplit, load_parts
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
@@ -59,22 +58,22 @@ class _Source:
 
     counts: SourceCounts
     failed: tuple[Failure, ...]
-    shards: tuple[ShardEntry, ...]
+    shards: tuple[Shard, ...]
     side_files: tuple[SideFile, ...]
     mismatches: tuple[MismatchEntry, ...]
 
 
-def sealed_contents(shards: Path, state: Path) -> Contents | None:
-    """What is sealed in `shards`: the contents of its manifest, of the one unpublished into `state`, or None.
+def sealed_manifest(shards: Path, state: Path) -> Manifest | None:
+    """What is sealed in `shards`, by its manifest or the one unpublished into `state`; None where nothing is.
 
     Raises IntegrityError; MismatchError for shards that something else than tokenize made.
     """
     for folder in (shards, state):
         if has_manifest(folder):
             manifest = load_manifest(folder)
-            if manifest.tokenized != manifest.sources:
+            if manifest.tokenized != tuple(manifest.sources):
                 raise MismatchError(f"{folder} was not made by pretok tokenize: choose another folder")
-            return manifest.contents
+            return manifest.at(shards.absolute())
     return None
 
 
@@ -84,7 +83,7 @@ def unpublish(shards: Path, state: Path, names: set[str]) -> None:
     What it says of the other sources goes to `state` first; the next `seal` takes it from there. FolderInUse while
     another job reads them (`unfinished.reading`), who looks for the manifest when it has said so.
     """
-    old = sealed_contents(shards, state)
+    old = sealed_manifest(shards, state)
     if old and has_manifest(shards) and names & old.sources.keys():
         kept = {name: _of_source(old, name) for name in old.sources if name not in names}
         write_manifest(state, _assemble(old, kept, ()))
@@ -112,12 +111,12 @@ def seal(
     config: dict[str, object],
     vocab: Vocabulary,
     crashed: Sequence[Failure],
-) -> Contents:
-    """Merge, check and describe. Returns what the manifest says.
+) -> Manifest:
+    """Merge, check and describe. Returns the manifest.
 
     Raises AssertionError if read = written + rejected fails for any source.
     """
-    old = sealed_contents(shards, state)
+    old = sealed_manifest(shards, state)
     sources = {name: _of_source(old, name) for name in old.sources} if old else {}
     sources |= {plan.name: _seal_source(shards, state / plan.name, plan, vocab) for plan in plans}
     for failure in crashed:
@@ -130,32 +129,31 @@ def seal(
     )
     before = [old.software] if old and old.totals.documents else []
     used = all_software([*before, *(part.software for part in parts)]) or software()
-    nothing = Contents(tokenizer, sum_sources(()), {}, (), (), (), config, used)
-    contents = _assemble(
-        nothing, sources, side_files(shards, None, [shards / TOKENIZER_FILE, benchmark_path(shards)])
-    )
-    write_manifest(shards, contents)
+    nothing = Manifest(tokenizer, sum_sources(()), {}, (), (), (), config, used)
+    common = side_files(shards, None, [shards / TOKENIZER_FILE, benchmark_path(shards)])
+    manifest = _assemble(nothing, sources, common).at(shards.absolute())
+    write_manifest(shards, manifest)
     kept_benchmark(state).unlink(missing_ok=True)
     (state / FILE_NAME).unlink(missing_ok=True)  # a unpublished one; from here on the new one stands
     for plan in plans:
         if not sources[plan.name].failed:
             (state / plan.name).rename(state / f"{plan.name}{DONE}")  # at once: half a state is no state
     drop_finished(state)
-    return contents
+    return manifest
 
 
-def _of_source(contents: Contents, name: str) -> _Source:
+def _of_source(manifest: Manifest, name: str) -> _Source:
     """What a manifest says of one source."""
     return _Source(
-        counts=contents.sources[name],
-        failed=tuple(failure for failure in contents.failed if failure.source == name),
-        shards=tuple(shard for shard in contents.shards if shard.source == name),
-        side_files=tuple(file for file in contents.side_files if file.source == name),
-        mismatches=(contents.mismatches or {}).get(name, ()),
+        counts=manifest.sources[name],
+        failed=tuple(failure for failure in manifest.failed if failure.source == name),
+        shards=tuple(shard for shard in manifest.shards if shard.source == name),
+        side_files=tuple(file for file in manifest.side_files if file.source == name),
+        mismatches=(manifest.mismatches or {}).get(name, ()),
     )
 
 
-def _assemble(common: Contents, sources: dict[str, _Source], side_files: Iterable[SideFile]) -> Contents:
+def _assemble(common: Manifest, sources: dict[str, _Source], side_files: Iterable[SideFile]) -> Manifest:
     """A manifest of `sources`, in the order of their names; the rest is that of `common`. side_files: of no source."""
     ordered = {name: sources[name] for name in sorted(sources)}
     return replace(
@@ -230,7 +228,7 @@ def _sum_mismatches(
     return tuple(entries[name] for name in sorted(entries))
 
 
-def _entry(source: str, name: str, split: str, sealed: SealedSplit) -> ShardEntry:
+def _entry(source: str, name: str, split: str, sealed: SealedSplit) -> Shard:
     return shard_entry(f"{source}/{name}.bin", source, split, sealed.shard, sealed.text_bytes)
 
 

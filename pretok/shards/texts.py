@@ -15,8 +15,9 @@ import pyarrow as pa
 from pretok.base.errors import IntegrityError
 from pretok.base.tokens import Ints
 from pretok.read.batches import from_buffers
+from pretok.shards.contents import Shard
 from pretok.shards.format import ShardReader
-from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.manifest import Manifest
 from pretok.tokenizer.decode import TextDecoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
@@ -26,7 +27,9 @@ WINDOW_TOKENS = 1 << 20
 
 def load_decoder(manifest: Manifest) -> TextDecoder:
     """The decoder of the tokenizer that lies beside the shards. UsageError where it is none."""
-    return TextDecoder(load_vocab(manifest.folder / TOKENIZER_FILE, manifest.eod_id, manifest.bos_id))
+    return TextDecoder(
+        load_vocab(manifest.folder / TOKENIZER_FILE, manifest.tokenizer.eod_id, manifest.tokenizer.bos_id)
+    )
 
 
 def shard_texts(
@@ -54,7 +57,7 @@ def _decode(
     ends = reader.offsets[low : high + 1] - reader.offsets[low]
     ids: Any = np.asarray(reader.tokens[reader.offsets[low] : reader.offsets[high]])
     if (np.diff(ends) <= decoder.head).any() or not 0 <= int(ids.min()) <= int(ids.max()) < decoder.size:
-        raise IntegrityError(f"{shard.path} has ids of no token; see pretok verify")
+        raise IntegrityError(f"{shard.bin_path} has ids of no token; see pretok verify")
     text = np.ones(len(ids), np.bool_)
     text[ends[1:] - 1] = False  # the end-of-document tokens
     if decoder.head:
@@ -65,6 +68,6 @@ def _decode(
         texts.validate(full=True)
     except pa.ArrowInvalid as error:
         raise IntegrityError(
-            f"{shard.path}: documents {low} to {high - 1} are no text ({error}); see pretok verify"
+            f"{shard.bin_path}: documents {low} to {high - 1} are no text ({error}); see pretok verify"
         ) from None
     return texts

@@ -50,8 +50,8 @@ def reading(manifest: Manifest, what: str) -> Iterator[None]:
     """
     with share(manifest.folder, what):
         refuse_unfinished(manifest.folder)
-        now = load_manifest(manifest.folder).contents
-        if any(now.sources.get(name) != manifest.contents.sources[name] for name in manifest.sources):
+        now = load_manifest(manifest.folder)
+        if any(now.sources.get(name) != manifest.sources[name] for name in manifest.sources):
             raise MismatchError(
                 f"{manifest.folder} has just been changed by another job: run the same command again"
             )
@@ -74,7 +74,7 @@ def incomplete(manifest: Manifest) -> list[str]:
 
 def failures(manifest: Manifest, most: int = 5) -> list[str]:
     """A sentence for each of the first `most` inputs that the shards lack, and how many more there are."""
-    failed = manifest.contents.failed
+    failed = manifest.failed
     sentences = [f"missing from source {f.source}: {f.file} ({f.error})" for f in failed[:most]]
     if len(failed) > most:
         sentences.append(f"and {len(failed) - most} more inputs, listed under `failed` in the manifest")

@@ -75,7 +75,7 @@ def open(
             raise TypeError(f"{name} is a whole number, not {number!r}")
     seq_len, seed = None if seq_len is None else int(seq_len), int(seed)
     manifest = load_manifest(Path(shards))
-    if manifest.contents.materialized is not None:
+    if manifest.materialized is not None:
         return _open_materialized(manifest, mix, seq_len, split, source)
     if mix is None:
         if seq_len is None:
@@ -100,7 +100,7 @@ def _open_materialized(
     manifest: Manifest, mix: str | Path | None, seq_len: int | None, split: str, source: str | None
 ) -> View:
     """Shards written in mixed order: the mix is theirs, everything asked for must agree with it."""
-    plan = parse_mix(manifest.contents.materialized, manifest.folder / FILE_NAME)
+    plan = parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
     if mix is not None and (other := load_mix(Path(mix))).fingerprint != plan.fingerprint:
         raise MismatchError(
             f"{manifest.folder} holds the sequences of the mix {plan.fingerprint}, {mix} is {other.fingerprint}"
@@ -147,14 +147,14 @@ class View:
 
     def __init__(self, manifest: Manifest, mix: Mix, materialized: bool = False) -> None:
         self.seq_len = mix.seq_len
-        self.vocab_size = manifest.vocab_size
-        self.eod_id = manifest.eod_id
-        self.bos_id = manifest.bos_id
-        self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self.vocab_size = manifest.tokenizer.vocab_size
+        self.eod_id = manifest.tokenizer.eod_id
+        self.bos_id = manifest.tokenizer.bos_id
+        self.dtype = np.dtype(manifest.tokenizer.dtype).newbyteorder("<")
         self.mix = mix
         self.fingerprint = mix.fingerprint
         self.manifest_fingerprint = mix.manifest
-        self.tokenizer: dict[str, Any] = to_json(manifest.contents.tokenizer)
+        self.tokenizer: dict[str, Any] = to_json(manifest.tokenizer)
         self.materialized = materialized
         self._order = mix.order()
         # One address space for all sources, one after the other: a sequence lies inside its source.

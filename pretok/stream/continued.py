@@ -96,10 +96,7 @@ def _check_grown(mix: Mix, manifest: Manifest, path: Path) -> None:
             f"{path} was made of shards with the sources {', '.join(sorted(names))}; {manifest.folder} lacks "
             f"{', '.join(missing)}: it can be continued only where these are as they were"
         )
-    old = replace(
-        manifest.contents,
-        shards=tuple(shard for shard in manifest.contents.shards if shard.source in names),
-    )
+    old = replace(manifest, shards=tuple(shard for shard in manifest.shards if shard.source in names))
     if old.fingerprint != mix.manifest:
         raise MismatchError(
             f"{path} was made of shards with fingerprint {mix.manifest}; in {manifest.folder} the sources it knew "

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import reading
 from pretok.base.tokens import Ints
-from pretok.shards.manifest import Shard
+from pretok.shards.contents import Shard
 
 _Part = tuple[npt.NDArray[Any], int, int]
 """Where tokens go, from which shard, from which of its tokens on."""
@@ -45,7 +45,7 @@ class FlatTokens:
         self.limit = _file_limit()
         self._dtype = dtype
         self._sequential = sequential
-        self._paths = [shard.path for shard in shards]
+        self._paths = [shard.bin_path for shard in shards]
         self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
 
     def __getstate__(self) -> dict[str, object]:

@@ -28,13 +28,12 @@ from pretok.base.lock import hold
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import compare_checksum, copy_file, read_json, write_json
 from pretok.base.tasks import open_step
-from pretok.shards.contents import Contents, ShardEntry, count_source, shard_entry
+from pretok.shards.contents import Shard, count_source, shard_entry
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import (
     FILE_NAME,
     STATE,
     Manifest,
-    Shard,
     has_manifest,
     load_manifest,
     write_manifest,
@@ -88,7 +87,7 @@ def run_materialize(
     ):
         view = pretok.stream.open(shards, mix)
         if has_manifest(out):
-            held = load_manifest(out).contents.materialized
+            held = load_manifest(out).materialized
             found = None if held is None else parse_mix(held, out / FILE_NAME).fingerprint
             if found != view.fingerprint:
                 raise MismatchError(
@@ -125,13 +124,13 @@ def run_materialize(
         # What turns the tokens into text again goes with them.
         if manifest.check(tokenizer := manifest.folder / TOKENIZER_FILE):
             copy_file(tokenizer, out / TOKENIZER_FILE)
-        entries = [read_record(ShardEntry, read_json(task.record), task.record) for task in tasks]
+        entries = [read_record(Shard, read_json(task.record), task.record) for task in tasks]
         _seal(view, manifest, out, entries)
 
 
 def check_shard(shard: Shard, report: Report) -> None:  # noqa: ARG001
     """Raises IntegrityError unless the tokens of a shard are as they were sealed: the copy gets a seal of its own."""
-    compare_checksum(shard.path, shard.checksum)
+    compare_checksum(shard.bin_path, shard.checksum)
 
 
 def write_shard(task: MaterializeTask, report: Report) -> None:
@@ -148,10 +147,10 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
     write_json(task.record, to_json(entry))
 
 
-def _seal(view: View, manifest: Manifest, out: Path, entries: list[ShardEntry]) -> None:
+def _seal(view: View, manifest: Manifest, out: Path, entries: list[Shard]) -> None:
     counts = count_source(entries, sum(entry.documents for entry in entries), {})
-    contents = Contents(
-        tokenizer=manifest.contents.tokenizer,
+    mixed = Manifest(
+        tokenizer=manifest.tokenizer,
         totals=counts,
         sources={"mix": counts},
         failed=(),
@@ -165,5 +164,5 @@ def _seal(view: View, manifest: Manifest, out: Path, entries: list[ShardEntry]) 
         },
         materialized=mix_json(view.mix),
     )
-    write_manifest(out, contents)
+    write_manifest(out, mixed)
     shutil.rmtree(out / STATE)

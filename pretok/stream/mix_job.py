@@ -267,7 +267,7 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
         },
         notes=tuple(notes),
         continued_at=len(request.after) if request.after else None,
-        failed=manifest.contents.failed,
+        failed=manifest.failed,
     )
 
 

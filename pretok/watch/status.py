@@ -175,7 +175,7 @@ def _shards(folder: Path, job: LoggedJob | None) -> Iterator[StepStatus]:
     sealed = set(manifest.sources) if manifest else set()
     for name in sorted(sealed | planned.keys()):
         done, partitions = planned.get(name, (None, None))
-        failures = [f for f in manifest.contents.failed if f.source == name] if manifest else []
+        failures = [f for f in manifest.failed if f.source == name] if manifest else []
         if holder and (name in planned or not sealed):
             yield StepStatus(f"shards of {name}", RUNNING, done, partitions, str(holder))
         elif failures:
@@ -185,7 +185,7 @@ def _shards(folder: Path, job: LoggedJob | None) -> Iterator[StepStatus]:
         elif name in planned:
             yield StepStatus(f"shards of {name}", UNFINISHED, done, partitions, _ended(job), again)
         elif manifest:
-            counts = manifest.contents.sources[name]
+            counts = manifest.sources[name]
             told = f"{counts.tokens:,} tokens in {plural(counts.documents, 'document')}"
             yield StepStatus(f"shards of {name}", FINISHED, detail=told)
     if not sealed and not planned and folder.exists():

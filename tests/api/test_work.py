@@ -169,7 +169,7 @@ def test_only_the_columns_that_are_named_are_read(work: Work, monkeypatch: pytes
 
 def test_arrow_pandas_polars_and_duckdb_see_the_same(work: Work) -> None:
     found = work.documents(columns=["source", "tokens"])
-    tokens = work.manifest.contents.totals.tokens
+    tokens = work.manifest.totals.tokens
     assert found.to_pandas().tokens.sum() == found.to_polars()["tokens"].sum() == tokens
     assert pa.table(found)["tokens"].to_pylist() == found.to_arrow()["tokens"].to_pylist()
     assert duckdb.sql("select sum(tokens) from found").fetchall() == [(tokens,)]
@@ -201,16 +201,16 @@ def test_damaged_tokens_are_named(work: Work, tmp_path: Path) -> None:
     shutil.copytree(work.folder, tmp_path / "work")
     copied = pretok.open(tmp_path / "work")
     shard = copied.manifest.of("en")[0]
-    data = bytearray(shard.path.read_bytes())
+    data = bytearray(shard.bin_path.read_bytes())
     data[:2] = b"\xff\xff"
-    shard.path.write_bytes(data)
-    with pytest.raises(IntegrityError, match=rf"{shard.path.name} has ids of no token"):
+    shard.bin_path.write_bytes(data)
+    with pytest.raises(IntegrityError, match=rf"{shard.bin_path.name} has ids of no token"):
         copied.texts("en").to_arrow()
 
 
 def test_what_a_notebook_shows_is_escaped_and_says_the_numbers(work: Work) -> None:
     view = pretok.stream.open(work.manifest.folder, work.folder / "mix.json")
-    totals = work.manifest.contents.totals
+    totals = work.manifest.totals
     assert f"{totals.tokens:,}" in work._repr_html_()
     assert f"{totals.documents:,}" in work.manifest._repr_html_()
     assert f"{totals.tokens:,} tokens" in repr(work)

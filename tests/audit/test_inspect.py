@@ -113,7 +113,7 @@ def test_search_finds_what_the_texts_hold_and_says_how_far_it_looked(
 ) -> None:
     monkeypatch.setattr("pretok.shards.texts.WINDOW_TOKENS", 100)
     manifest = load_manifest(shards)
-    size = manifest.contents.totals.bytes
+    size = manifest.totals.bytes
     found = find.search_text(manifest, None, None, "mare 17 è", 10, size + 1)
     assert len(found.places) == 1
     assert run_inspect(shards, *_place(found.places[0])).position == 18
@@ -121,7 +121,7 @@ def test_search_finds_what_the_texts_hold_and_says_how_far_it_looked(
     held = Counter(place[0] for place in find.search_text(manifest, None, None, "sea", 99, size).places)
     assert held == {"en": 20}
     bounded = find.search_text(manifest, "it", None, "nowhere", 10, 500)
-    assert 500 <= bounded.looked_bytes < bounded.all_bytes == manifest.contents.sources["it"].bytes
+    assert 500 <= bounded.looked_bytes < bounded.all_bytes == manifest.sources["it"].bytes
     assert not bounded.whole
     assert run_command(["inspect", str(shards), "--search", "nowhere", "--within", "500"]) == 2
     assert "--within looks further" in capsys.readouterr().err
@@ -139,7 +139,7 @@ def test_draws_are_even_and_the_same_for_a_seed(shards: Path, capsys: pytest.Cap
         (source, split, number)
         for source in manifest.sources
         for split in ("train", "val")
-        for number in range(getattr(manifest.contents.sources[source], split).documents)
+        for number in range(getattr(manifest.sources[source], split).documents)
     }
     counts = Counter(find.random_places(manifest, None, None, 1, seed)[0] for seed in range(2_000))
     assert len(counts) == 80

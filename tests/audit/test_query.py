@@ -113,7 +113,7 @@ def test_tokens_by_licence_domain_and_the_longest(
 def test_views(
     made: Recipe, rows: dict[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    contents = load_manifest(made.shards_dir).contents
+    manifest = load_manifest(made.shards_dir)
     for source, split, doc, position, digest in ask(
         made, capsys, "select source, split, doc, position, hash from docs using sample 40"
     ):
@@ -134,7 +134,7 @@ def test_views(
         ["it", "6", "empty_text"],
     ]
     assert [int(n) for (n,) in ask(made, capsys, "select bytes from sources order by source")] == [
-        contents.sources[name].bytes for name in ("en", "it")
+        manifest.sources[name].bytes for name in ("en", "it")
     ]
 
 

@@ -18,9 +18,8 @@ from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import read_record
 from pretok.cli import run_command
-from pretok.shards.contents import Contents
 from pretok.shards.format import ShardReader, ShardWriter
-from pretok.shards.manifest import load_manifest, write_manifest
+from pretok.shards.manifest import Manifest, load_manifest, write_manifest
 
 HEAD = ("format", "version", "fingerprint", "seal")
 """Keys of a manifest that follow from the others."""
@@ -57,7 +56,7 @@ def reseal(shards: Path, change) -> None:
     data = json.loads((shards / "manifest.json").read_text())
     change(data)
     body = {key: value for key, value in data.items() if key not in HEAD}
-    write_manifest(shards, read_record(Contents, body, "test"))
+    write_manifest(shards, read_record(Manifest, body, "test"))
 
 
 @pytest.mark.parametrize("sample", [0, 20, None])
@@ -81,11 +80,11 @@ def test_one_flipped_bit_is_found_anywhere(shards, here, suffix, split):
 
 def test_missing_shortened_and_unknown_files_are_named(shards, here):
     first, second, *_ = load_manifest(shards).shards
-    first.path.unlink()
-    second.path.write_bytes(second.path.read_bytes()[:-2])
+    first.bin_path.unlink()
+    second.bin_path.write_bytes(second.bin_path.read_bytes()[:-2])
     (shards / "it" / "it-00999.bin").write_bytes(b"")
     found = problems(shards, here)
-    for name in (first.path.name, second.path.name, "it-00999.bin"):
+    for name in (first.bin_path.name, second.bin_path.name, "it-00999.bin"):
         assert name in found
 
 
@@ -93,7 +92,7 @@ def test_missing_shortened_and_unknown_files_are_named(shards, here):
 def test_swapped_shards_are_named(shards, here, suffixes):
     first, second, *_ = load_manifest(shards).of("it")
     for suffix in suffixes:
-        one, other = first.path.with_suffix(suffix), second.path.with_suffix(suffix)
+        one, other = first.bin_path.with_suffix(suffix), second.bin_path.with_suffix(suffix)
         data = one.read_bytes()
         one.write_bytes(other.read_bytes())
         other.write_bytes(data)
@@ -180,7 +179,7 @@ def test_commands_on_shards(sealed, shards, capsys):
     assert found["tokens"][-1] == "<|endoftext|>"
     assert run_command(["inspect", str(sealed), "--source", "fr"]) == 2
     assert "there is it" in capsys.readouterr().err
-    load_manifest(shards).shards[0].path.unlink()
+    load_manifest(shards).shards[0].bin_path.unlink()
     assert run_command(["verify", str(shards), "--workers", "0", "--json"]) == 2
     captured = capsys.readouterr()
     assert json.loads(captured.out)["ok"] is False
@@ -195,7 +194,7 @@ def test_a_materialized_mix_is_checked_too(sealed, here, tmp_path):
     run_materialize(sealed, tmp_path / "mix.json", tmp_path / "mixed", here, Silent())
     assert problems(tmp_path / "mixed", here, None) == ""
     (shard,) = load_manifest(tmp_path / "mixed").shards
-    data = bytearray(shard.path.read_bytes())
+    data = bytearray(shard.bin_path.read_bytes())
     data[100] ^= 4
-    shard.path.write_bytes(data)
+    shard.bin_path.write_bytes(data)
     assert "checksum" in problems(tmp_path / "mixed", here, 0)

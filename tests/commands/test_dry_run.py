@@ -49,7 +49,7 @@ def test_a_chain_of_dry_runs_leads_from_text_to_a_mix(
     assert (tmp_path / "my work" / "mix.json").exists()
     capsys.readouterr()
     assert run_command([*this, "--dry-run"]) == 0
-    tokens = load_manifest(tmp_path / "my work" / "shards").contents.totals.tokens
+    tokens = load_manifest(tmp_path / "my work" / "shards").totals.tokens
     assert f"{tokens:,} tokens sealed" in capsys.readouterr().out
 
 

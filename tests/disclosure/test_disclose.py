@@ -59,7 +59,7 @@ def made(
     built = recipe(folder / "work", vocab_dir, sources, keep)
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         run(built, engine)
-    tokens = {name: load_manifest(built.shards_dir).contents.sources[name].train.tokens for name in rows}
+    tokens = {name: load_manifest(built.shards_dir).sources[name].train.tokens for name in rows}
     stages = [f"{tokens['en'] * 2}:it=0.3,en=0.7", f"{tokens['en']}:it=0.2,en=0.8"]
     command = ["mix", str(built.shards_dir), "--out", str(built.out / "mix.json"), "--seq-len", str(SEQ_LEN)]
     command += ["--max-epochs", "9"]
@@ -197,7 +197,7 @@ def test_shards_are_every_training_document_once(
 ) -> None:
     said = ask(capsys, made.out)
     check(said, documents)
-    counts = load_manifest(made.shards_dir).contents.sources
+    counts = load_manifest(made.shards_dir).sources
     for source in said["sources"]["sources"]:
         train, val = counts[source["name"]].train, counts[source["name"]].val
         assert amount(source) == (train.documents, train.bytes, train.tokens, train.bytes)
@@ -352,7 +352,7 @@ def test_croissant_is_valid_and_holds_the_figures(
         amount(source) for source in said["sources"]["sources"]
     ]
     found = list(dataset.records("docs"))
-    totals = load_manifest(made.shards_dir).contents.totals
+    totals = load_manifest(made.shards_dir).totals
     assert len(found) == totals.documents
     assert sum(row["docs/tokens"] for row in found) == totals.tokens
     path.unlink()

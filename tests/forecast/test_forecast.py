@@ -55,7 +55,7 @@ def exact(folder: Path, vocab: Path) -> tuple[int, int, int]:
         )
         == 0
     )
-    totals = load_manifest(folder / "out" / "shards").contents.totals
+    totals = load_manifest(folder / "out" / "shards").totals
     return totals.documents, totals.bytes, totals.tokens
 
 
@@ -181,7 +181,7 @@ def test_the_vocabulary_of_a_plan_is_weighed_as_the_real_one(tmp_path):
         out = ["--out", str(data["out"]), "--workers", "0"]
         assert run_command(["build-vocab", *inputs, *out, "--vocab-size", "500", *flags]) == 0
         assert run_command(["tokenize", *inputs, *out]) == 0
-        sources = load_manifest(data["out"] / "shards").contents.sources
+        sources = load_manifest(data["out"] / "shards").sources
         for name, source in sources.items():
             assert found.sources[name].tokens.value == pytest.approx(source.tokens, rel=0.02)
             half = found.sources[name].tokens.value / 2  # the other half is kept for validation
@@ -249,5 +249,5 @@ def test_real_text_is_predicted_within_three_percent(corpus, tmp_path, vocab_dir
         )
         == 0
     )
-    for name, counts in load_manifest(tmp_path / "shards").contents.sources.items():
+    for name, counts in load_manifest(tmp_path / "shards").sources.items():
         assert found.sources[name].tokens.value == pytest.approx(counts.tokens, rel=0.03)

@@ -57,10 +57,10 @@ def values(row: str) -> list[float]:
 
 
 def test_the_numbers_are_those_of_the_manifest(work):
-    text, contents = page(work), load_manifest(work / "shards").contents
-    assert f'id="tokens" data-value="{contents.totals.tokens}"' in text
-    assert f'id="documents-total" data-value="{contents.totals.documents}"' in text
-    for name, counts in contents.sources.items():
+    text, manifest = page(work), load_manifest(work / "shards")
+    assert f'id="tokens" data-value="{manifest.totals.tokens}"' in text
+    assert f'id="documents-total" data-value="{manifest.totals.documents}"' in text
+    for name, counts in manifest.sources.items():
         (row,) = re.findall(rf'<tr id="source-{name}">.*?</tr>', text)
         tokens, share, val, documents, size, per_token, *_ = values(row)
         assert (tokens, val, documents, size) == (
@@ -69,7 +69,7 @@ def test_the_numbers_are_those_of_the_manifest(work):
             counts.documents,
             counts.bytes,
         )
-        assert share == counts.tokens / contents.totals.tokens
+        assert share == counts.tokens / manifest.totals.tokens
         assert per_token == counts.bytes / counts.tokens
 
 
@@ -89,10 +89,10 @@ def test_rejects_stand_there_with_their_reasons_and_examples_escaped(work):
 
 
 def test_files_stand_there_with_what_became_of_their_records(work):
-    contents = load_manifest(work / "shards").contents
+    manifest = load_manifest(work / "shards")
     (table,) = re.findall(r'<table id="inputs">.*?</table>', page(work), re.DOTALL)
     rows = {row.split("<td>")[1][:2]: values(row) for row in re.findall(r"<tr><td class=.*?</tr>", table)}
-    for name, counts in contents.sources.items():
+    for name, counts in manifest.sources.items():
         size = (work.parent / f"{name}.jsonl").stat().st_size
         rejected = sum(counts.rejected.values())
         assert rows.pop(name) == [size, counts.read, counts.documents, rejected]
@@ -124,7 +124,7 @@ def test_entries_are_counted_in_the_shards(work):
             token
             for split in ("train", "val")
             for shard in manifest.of(use.name, split)
-            for token in np.fromfile(shard.path, "<u2").tolist()
+            for token in np.fromfile(shard.bin_path, "<u2").tolist()
         ]
         everything += tokens
         counted = Counter(tokens)
@@ -133,7 +133,7 @@ def test_entries_are_counted_in_the_shards(work):
         assert sum(most[: use.covering(0.5)]) >= len(tokens) / 2 > sum(most[: use.covering(0.5) - 1])
         (row,) = re.findall(rf'<tr id="use-{use.name}">.*?</tr>', page(work))
         assert values(row)[:3] == [len(tokens), len(tokens), len(counted)]
-    unused = set(range(manifest.vocab_size)) - set(everything)
+    unused = set(range(manifest.tokenizer.vocab_size)) - set(everything)
     vocab = load_vocab(manifest.folder)
     expected = unused - set(vocab.added_tokens.values())
     assert {token for token, _ in facts.unused} == expected
@@ -160,7 +160,7 @@ def test_hashes_stand_under_provenance_alone(work):
     before, _, provenance = page(work).partition('<h2 id="provenance">')
     manifest = load_manifest(work / "shards")
     mix = load_mix(work / "mix.json").fingerprint
-    for found in (manifest.fingerprint, manifest.contents.tokenizer.fingerprint, mix):
+    for found in (manifest.fingerprint, manifest.tokenizer.fingerprint, mix):
         assert found in provenance
         assert found not in before
 

@@ -55,8 +55,8 @@ def documents(made: Recipe) -> list[list[int]]:
 def test_each_document_is_bos_ids_eod_and_nothing_else_differs(plain, begun, here):
     with_bos, without = load_manifest(begun.shards_dir), load_manifest(plain.shards_dir)
     assert sorted(documents(begun)) == sorted([BOS, *ids] for ids in documents(plain))
-    totals = without.contents.totals
-    assert with_bos.contents.totals.tokens == totals.tokens + totals.documents
+    totals = without.totals
+    assert with_bos.totals.tokens == totals.tokens + totals.documents
     assert with_bos.data["tokenizer"] == {**without.data["tokenizer"], "bos_id": BOS}
     assert "bos_id" not in json.dumps(without.data)
     assert with_bos.fingerprint != without.fingerprint
@@ -84,13 +84,13 @@ def test_inspect_shows_it_as_a_special_token(begun):
 
 def test_verify_misses_a_bos(begun):
     manifest = load_manifest(begun.shards_dir)
-    shard, entry = manifest.shards[0], manifest.contents.shards[0]
-    tokens = np.memmap(shard.path, manifest.dtype, mode="r+")
+    shard = manifest.shards[0]
+    tokens = np.memmap(shard.bin_path, manifest.tokenizer.dtype, mode="r+")
     tokens[0] = 300
     tokens.flush()
     task = VerifyTask(
-        shard.prefix, shard.tokens, shard.documents, checksum(shard.path), shard.index_checksum, entry.text_bytes,
-        None, begun.shards_dir / "tokenizer.json", manifest.vocab_size, EOD, (), documents_end=True, bos_id=BOS,
+        replace(shard, checksum=checksum(shard.bin_path)), None, begun.shards_dir / "tokenizer.json",
+        manifest.tokenizer.vocab_size, EOD, (), documents_end=True, bos_id=BOS,
     )  # fmt: skip
     (problem,) = verify_shard(task, lambda _: None)
     assert "beginning-of-document" in problem
@@ -158,12 +158,12 @@ def test_the_command_and_python_say_what_they_took(folder, vocab_dir, capsys):
     work = pretok.tokenize(
         {"it": folder / "in" / "it-0.jsonl"}, folder / "b", vocab=vocab_dir, bos=NAME, workers=0, quiet=True
     )
-    assert work.manifest.bos_id == BOS
+    assert work.manifest.tokenizer.bos_id == BOS
     assert work.manifest.fingerprint == load_manifest(folder / "a" / "shards").fingerprint
 
 
 def test_a_manifest_with_a_bos_of_no_token_is_damaged(begun):
     manifest = load_manifest(begun.shards_dir)
     for wrong in (1500, EOD):
-        tokenizer = replace(manifest.contents.tokenizer, bos_id=wrong)
-        assert "bos_id" in (replace(manifest.contents, tokenizer=tokenizer).problem() or "")
+        tokenizer = replace(manifest.tokenizer, bos_id=wrong)
+        assert "bos_id" in (replace(manifest, tokenizer=tokenizer).problem() or "")

@@ -88,7 +88,7 @@ def test_the_first_of_each_text_stays(finished: Recipe, inputs: dict[str, list[P
         assert [(r["file"], r["position"]) for r in found] == [(path, at) for path, at, _ in gone[source]]
         for reject, (_, _, of) in zip(found, gone[source], strict=True):
             assert reject["detail"].startswith(f"the same text as {of}:")
-    assert load_manifest(finished.shards_dir).contents.totals.rejected == {
+    assert load_manifest(finished.shards_dir).totals.rejected == {
         "duplicate": len(gone["it"] + gone["en"]),
         "empty_text": 1,
     }

@@ -47,7 +47,7 @@ def documents(count: int, seed: int = 0) -> list[str]:
 
 def rows_of(manifest: Manifest, source: str) -> list[dict[str, Any]]:
     """Every row of a source's ledgers with its shard's ids and its absolute record, from 0."""
-    before = lines_before(load_inputs(manifest.folder, manifest.contents, source))
+    before = lines_before(load_inputs(manifest, source))
     found = []
     for split in ("train", "val"):
         for shard in manifest.of(source, split):
@@ -115,7 +115,7 @@ def test_every_row_is_its_record(tmp_path: Path, vocab_dir: Path, here: Engine) 
     run(plain, here)
     other = load_manifest(plain.shards_dir)
     assert other.fingerprint == manifest.fingerprint  # what is kept changes no token
-    assert other.contents.side_files != manifest.contents.side_files
+    assert other.side_files != manifest.side_files
     assert run_verify(made.shards_dir, None, here, SILENT)[1] == []
 
 
@@ -159,8 +159,8 @@ def test_a_value_of_another_type_is_null_and_named_or_a_reject(
     manifest = load_manifest(made.shards_dir)
     found = {row["at"]: row["q"] for row in rows_of(manifest, "it")}
     assert found == {i: row["q"] if isinstance(row["q"], int) else None for i, row in enumerate(rows)}
-    assert manifest.contents.mismatches is not None
-    assert to_json(manifest.contents.mismatches["it"]) == [
+    assert manifest.mismatches is not None
+    assert to_json(manifest.mismatches["it"]) == [
         {"column": "q", "count": 2, "file": str(tmp_path / "a.jsonl"), "position": 501, "value": '"alto"'}
     ]
     made = recipe(tmp_path / "reject", vocab_dir, sources, ["q"], "reject")
@@ -170,7 +170,7 @@ def test_a_value_of_another_type_is_null_and_named_or_a_reject(
         (501, "other_type", 'q is "alto", no integer'),
         (701, "other_type", "q is 7.5, no integer"),
     ]
-    assert load_manifest(made.shards_dir).contents.mismatches is None
+    assert load_manifest(made.shards_dir).mismatches is None
     with pytest.raises(MismatchError, match=r"keep was \['q'\] and is \[\]"):
         run(recipe(tmp_path / "reject", vocab_dir, sources, on_mismatch="reject"), here)
 

@@ -56,10 +56,10 @@ def shards(sealed: Path, tmp_path: Path) -> Path:
 
 def test_every_file_is_in_the_manifest(sealed: Path, here: Engine) -> None:
     manifest = load_manifest(sealed)
-    listed = [sealed / file.path for file in manifest.contents.side_files]
-    listed += [path for shard in manifest.shards for path in (shard.path, shard.path.with_suffix(".idx"))]
+    listed = [sealed / file.path for file in manifest.side_files]
+    listed += [path for shard in manifest.shards for path in (shard.bin_path, shard.index_path)]
     assert sorted([*listed, sealed / FILE_NAME]) == sorted(p for p in sealed.rglob("*") if p.is_file())
-    assert len(manifest.contents.side_files) == 5
+    assert len(manifest.side_files) == 5
     assert verify(sealed, here, None) == []
 
 
@@ -203,16 +203,14 @@ def test_what_is_no_table_of_inputs_is_refused(shards: Path, here: Engine) -> No
     """Streams do not read it; whoever does is told, also where the manifest names the file as it is."""
     path = inputs_path(shards, "docs")
     table = pq.read_table(path)
-    number = [entry.path for entry in load_manifest(shards).contents.side_files].index(
-        "docs/docs.files.parquet"
-    )
+    number = [entry.path for entry in load_manifest(shards).side_files].index("docs/docs.files.parquet")
 
     def replaced(write: Callable[[], object]) -> str:
         write()
         forge(shards, "side_files", number, "checksum", value=checksum(path))
         pretok.stream.open(shards, seq_len=8)
         with pytest.raises(IntegrityError, match=r"docs\.files\.parquet") as caught:
-            load_inputs(shards, load_manifest(shards).contents, "docs")
+            load_inputs(load_manifest(shards), "docs")
         assert any("docs.files.parquet" in problem for problem in verify(shards, here))
         return str(caught.value)
 
@@ -223,7 +221,7 @@ def test_what_is_no_table_of_inputs_is_refused(shards: Path, here: Engine) -> No
     assert "lacks counts" in replaced(lambda: pq.write_table(uncounted, path))
     path.write_bytes(b"")
     with pytest.raises(IntegrityError, match="checksum"):
-        load_inputs(shards, load_manifest(shards).contents, "docs")
+        load_inputs(load_manifest(shards), "docs")
 
 
 def test_files_that_are_not_known_are_named(shards: Path, here: Engine) -> None:

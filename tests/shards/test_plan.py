@@ -161,13 +161,13 @@ def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_di
         changed.clear()
         with contextlib.suppress(PartitionsFailed):  # counting leaves that to its command
             work(made, here)
-    for failed in (load_manifest(made.shards_dir).contents.failed, load_counts(made.counts_dir).failed):
+    for failed in (load_manifest(made.shards_dir).failed, load_counts(made.counts_dir).failed):
         assert [failure.file for failure in failed] == [str(path)]
         assert failed[0].error.startswith("changed ")
     tokenize(made, here)  # again, from the file as it is now
     manifest = load_manifest(made.shards_dir)
     assert manifest.data["failed"] == []
-    inputs = load_inputs(made.shards_dir, manifest.contents, "it").plan.inputs
+    inputs = load_inputs(manifest, "it").plan.inputs
     assert {file.path: file.size for file in inputs}[str(path)] == path.stat().st_size
     assert manifest.data["totals"]["documents"] == len(path.read_text().splitlines()) + 10
 

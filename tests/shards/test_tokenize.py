@@ -455,7 +455,7 @@ def test_int32_for_large_vocabularies(tmp_path, vocab_dir, here):
     made = recipe(tmp_path / "out", tmp_path, {"it": [tmp_path / "a.jsonl"]}, val_fraction="0")
     run(made, here)
     manifest = load_manifest(made.shards_dir)
-    assert manifest.dtype == "int32"
+    assert manifest.tokenizer.dtype == "int32"
     assert ShardReader(manifest.shards[0].prefix).dtype == np.dtype("<i4")
 
 
@@ -505,6 +505,6 @@ def test_ids_of_two_engines_are_not_mixed(tmp_path, inputs, vocab_dir, here, mon
     installed("pyarrow", "99.1")
     _, notices = run(again, here)
     assert any("was made with pyarrow" in text and "now 99.1" in text for text in notices)
-    made = load_manifest(first.shards_dir).contents.software
+    made = load_manifest(first.shards_dir).software
     assert made["pyarrow"] == f"{version('pyarrow')}, 99.1"
     assert made["gigatoken"] == version("gigatoken")

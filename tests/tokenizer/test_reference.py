@@ -23,9 +23,11 @@ from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.console import Silent
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
+from pretok.base.records import replace
 from pretok.base.storage import checksum
 from pretok.kernels.pretokenize import PATTERNS
-from pretok.shards.manifest import Shard, load_manifest
+from pretok.shards.contents import Shard
+from pretok.shards.manifest import load_manifest
 from pretok.superwords.segments import COARSE
 from pretok.tokenizer import reference
 from pretok.tokenizer.encoder import Encoder
@@ -173,7 +175,7 @@ def test_what_only_the_fast_engine_encodes_is_no_problem_to_verify(
     shards = shards_of(tmp_path, json.dumps(data), ["una † e", "un'altra † e", "e poi\u0378"], here)
     assert load_manifest(shards).data["sources"]["it"]["documents"] == 3
     shard = next(shard for shard in load_manifest(shards).shards if shard.split == "train")
-    ids = np.memmap(shard.path, np.uint16, "r+")
+    ids = np.memmap(shard.bin_path, np.uint16, "r+")
     parts = data["model"]["merges"][0]
     ids[:2] = [
         data["model"]["vocab"][part] for part in parts
@@ -207,14 +209,8 @@ def give_up_on(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def verify_task(shards: Path, shard: Shard) -> VerifyTask:
     """The task for a shard, whose checksum is taken as it is now."""
-    contents = load_manifest(shards).contents
     return VerifyTask(
-        prefix=shard.prefix,
-        tokens=shard.tokens,
-        documents=shard.documents,
-        checksum=checksum(shard.path),
-        index_checksum=shard.index_checksum,
-        text_bytes=next(e.text_bytes for e in contents.shards if shards / e.path == shard.path),
+        shard=replace(shard, checksum=checksum(shard.bin_path)),
         ledger_checksum=None,
         tokenizer_json=shards / "tokenizer.json",
         vocab_size=1500,

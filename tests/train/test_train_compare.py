@@ -15,7 +15,7 @@ import pytest
 from support import needs
 
 torch = needs("torch")
-from benchmarks.train_shards import bare_contents
+from benchmarks.train_shards import bare_manifest
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, Stopped, UsageError
 from pretok.base.records import replace
 from pretok.base.storage import read_json
@@ -114,7 +114,7 @@ def make_work(work: Path, documents: Documents, encode: Any, per_shard: int = 90
             with LedgerWriter(work / "shards" / name) as ledger:
                 ledger.append(ledger_rows(files, np.zeros_like(records), records, lengths, sizes, hashes))
                 ledger.seal()
-    write_manifest(work / "shards", bare_contents(VOCAB, entries))
+    write_manifest(work / "shards", bare_manifest(VOCAB, entries))
     return work
 
 
@@ -145,7 +145,7 @@ def test_all_arms_read_the_same_text_in_the_same_order(works: dict[str, Path], t
         for arm in arms:
             ordered = order_documents(arm, weights, seed)
             write_documents(arm, ordered, tmp_path / "stream", 200)
-            ids = np.fromfile(tmp_path / "stream", arm.manifest.dtype)
+            ids = np.fromfile(tmp_path / "stream", arm.manifest.tokenizer.dtype)
             stream = read_along(arm, ordered)
             assert len(ids) == stream.tokens[199] + 1
             text = decode(ids.tolist())
@@ -252,7 +252,7 @@ def test_bits_per_byte_are_of_every_token_of_the_validation_documents(
     left_out = np.setdiff1d(np.arange(len(sizes)), numbers)
     assert all(sizes[numbers[numbers < n]].sum() + sizes[n] > 400 for n in left_out)
     write_documents(arm, chosen, tmp_path / "val")
-    ids = np.fromfile(tmp_path / "val", arm.manifest.dtype)
+    ids = np.fromfile(tmp_path / "val", arm.manifest.tokenizer.dtype)
     assert len(decode(ids.tolist()).replace("|", "")) == sizes[numbers].sum()
 
     spec, device = spec_of(works, tmp_path), find_device()

@@ -73,8 +73,8 @@ def test_transformers_gives_equal_logits(
 def test_a_model_of_documents_with_a_bos_says_so(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards", {"it": [[3, *range(4, 50)]] * 40}, vocab_size=60)
     add_tokenizer(shards)
-    contents = load_manifest(shards).contents
-    write_manifest(shards, replace(contents, tokenizer=replace(contents.tokenizer, bos_id=3)))
+    manifest = load_manifest(shards)
+    write_manifest(shards, replace(manifest, tokenizer=replace(manifest.tokenizer, bos_id=3)))
     settings = [
         *arguments(shards, tmp_path / "run", model_file(tmp_path)),
         "--steps",

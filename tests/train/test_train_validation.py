@@ -44,7 +44,7 @@ def test_bits_per_byte_are_those_of_a_plain_sum(
     model, manifest = filled(model_config(model_file(tmp_path))), load_manifest(shards)
     all_nats = all_bytes = 0.0
     for name in ("it", "en"):
-        paths = [shards / shard.path for shard in manifest.of(name, "val")]
+        paths = [shard.bin_path for shard in manifest.of(name, "val")]
         tokens = np.concatenate([np.fromfile(path, "<u2") for path in paths]).astype(np.int64)
         nats, scored = 0.0, 0
         for start in range(0, len(tokens) - LENGTH, LENGTH):

@@ -80,7 +80,7 @@ def test_shards_are_told_as_far_as_they_are(
     with pytest.raises(PartitionsFailed):
         run(made, here)
     told = by_name(made.out)
-    counts = load_manifest(made.shards_dir).contents.sources["it"]
+    counts = load_manifest(made.shards_dir).sources["it"]
     assert told["shards of it"].state == FINISHED
     assert told["shards of it"].detail == f"{counts.tokens:,} tokens in {counts.documents:,} documents"
     one = told["shards of en"]

@@ -228,7 +228,7 @@ def exported_tensors(
 
 
 def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
-    """Contents by file name: tokenizer.json, tokenizer_config.json, special_tokens_map.json.
+    """Manifest by file name: tokenizer.json, tokenizer_config.json, special_tokens_map.json.
 
     named None: the copy in the shards' folder. The last two are taken from beside tokenizer.json or, where they are
     not, made of the tokens that end and begin documents. Raises UsageError when there is no tokenizer.json,

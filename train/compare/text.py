@@ -24,8 +24,9 @@ import numpy.typing as npt
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.storage import atomic_open
 from pretok.base.tokens import Ints
+from pretok.shards.contents import Shard
 from pretok.shards.format import ShardReader
-from pretok.shards.manifest import Manifest, Shard, load_manifest
+from pretok.shards.manifest import Manifest, load_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Arm:
 def open_arm(name: str, work: Path) -> Arm:
     """The arm of WORK. UsageError where its shards hold a mix."""
     manifest = load_manifest(work / "shards")
-    if manifest.contents.materialized is not None:
+    if manifest.materialized is not None:
         raise UsageError(f"arm {name}: {manifest.folder} holds a mix in its order, which has no documents")
     keys = [(source, split) for source in manifest.sources for split in ("train", "val")]
     return Arm(name, manifest, {key: _read_texts(manifest.of(*key)) for key in keys})
@@ -83,7 +84,7 @@ def check_same(arms: Sequence[Arm]) -> None:
     """MismatchError, naming the first text that differs, unless all arms hold the same in each source and split."""
     first = arms[0]
     for arm in arms[1:]:
-        if first.manifest.sources != arm.manifest.sources:
+        if first.manifest.sources.keys() != arm.manifest.sources.keys():
             raise MismatchError(
                 f"arm {first.name} has the sources {', '.join(first.manifest.sources)}, arm {arm.name} "
                 f"{', '.join(arm.manifest.sources)}; all arms must be made of the same inputs"
@@ -201,7 +202,7 @@ def write_documents(arm: Arm, ordered: Ordered, path: Path, count: int | None = 
     shards = [[ShardReader(s.prefix) for s in manifest.of(source, split)] for source in ordered.sources]
     texts = [arm.texts[source, split] for source in ordered.sources]
     with atomic_open(path) as file:
-        file.write(np.array([manifest.eod_id], manifest.dtype).tobytes())
+        file.write(np.array([manifest.tokenizer.eod_id], manifest.tokenizer.dtype).tobytes())
         for source, document in zip(ordered.source[:count], ordered.document[:count], strict=True):
             shard = shards[source][texts[source].shards[document]]
             file.write(shard[texts[source].rows[document]].tobytes())

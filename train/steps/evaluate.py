@@ -61,7 +61,7 @@ def validation_sources(config: TrainConfig, seq_len: int) -> dict[str, Validatio
     for name in manifest.sources:
         if sum(shard.tokens for shard in manifest.of(name, "val")) > seq_len:
             view = pretok.stream.open(config.shards, seq_len=seq_len, split="val", source=name)
-            counts = manifest.contents.sources[name].val
+            counts = manifest.sources[name].val
             found[name] = ValidationSource(view, counts.bytes / counts.tokens)
     if not found:
         raise UsageError(

@@ -72,7 +72,7 @@ def load_encode(shards: Path) -> Encode:
         raise UsageError(f"--evaluate needs {path}, the copy of the tokenizer that pretok tokenize leaves")
     data = read_json(path)
     found = tokenizer_fingerprint(data)
-    expected = load_manifest(shards).contents.tokenizer.fingerprint
+    expected = load_manifest(shards).tokenizer.fingerprint
     if found != expected:
         raise MismatchError(
             f"{path} is another tokenizer (fingerprint {found}) than that of the shards ({expected})"

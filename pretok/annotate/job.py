@@ -430,5 +430,5 @@ def _key_text(request: Request, key: Sequence[object]) -> str:
 def _remove_others(annotations: Annotations) -> None:
     """Files of the annotations that these replace, and what killed jobs left; not what others put there."""
     for path in annotations.folder.iterdir():
-        if re.fullmatch(OURS, path.name) and path not in annotations.sealed:
+        if re.fullmatch(OURS, path.name) and path not in annotations.files:
             path.unlink()

@@ -19,7 +19,8 @@ from pretok.shards.annotations import (
     FOLDER,
     RECORD,
     Annotations,
-    matched_column,
+    JoinedPart,
+    ListedRows,
     outdated_parts,
     read_annotations,
     unknown_sources,
@@ -29,12 +30,11 @@ from pretok.shards.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class JoinedFile:
-    """A file of a record. matched: (column, documents, documents matched), None for a list of rows."""
+    """A file of a record; matched: the column that says whether a row was joined."""
 
     path: Path
-    file_bytes: int
-    checksum: str
-    matched: tuple[str, int, int] | None
+    sealed: JoinedPart | ListedRows
+    matched: str
 
 
 def check_records(manifest: Manifest) -> tuple[list[Annotations], list[str]]:
@@ -50,7 +50,7 @@ def check_records(manifest: Manifest) -> tuple[list[Annotations], list[str]]:
                 continue
             found.append(one)
             problems += outdated_parts(manifest, one)
-            named = {folder / RECORD, *one.sealed}
+            named = {folder / RECORD, *one.files}
         problems += [
             f"{path} is not in the record of {folder}: left by a killed pretok annotate, which removes it when it runs "
             "again, or put there by hand"
@@ -60,35 +60,23 @@ def check_records(manifest: Manifest) -> tuple[list[Annotations], list[str]]:
     return found, problems
 
 
-def joined_files(annotations: Annotations) -> list[JoinedFile]:
-    """What to look at."""
-    counts = {
-        annotations.folder / part.path: (matched_column(annotations.name), part.documents, part.matched)
-        for part in annotations.record.parts
-    }
-    return [
-        JoinedFile(path, size, digest, counts.get(path))
-        for path, (size, digest) in annotations.sealed.items()
-    ]
-
-
 def verify_joined(task: JoinedFile, report: Callable[[dict[str, int]], None]) -> list[str]:
     """Problems of one file: its checksum; a row for each document, of which as many have a row joined as the record
     says."""
+    sealed = task.sealed
     try:
         with reading(task.path, pa.ArrowException):
             found = checksum(task.path)
-            if (found, task.path.stat().st_size) != (task.checksum, task.file_bytes):
-                return [f"{task.path}: checksum {found}, its record says {task.checksum}"]
-            if task.matched is None:
+            if (found, task.path.stat().st_size) != (sealed.checksum, sealed.file_bytes):
+                return [f"{task.path}: checksum {found}, its record says {sealed.checksum}"]
+            if not isinstance(sealed, JoinedPart):
                 return []
-            name, documents, matched = task.matched
             with pq.ParquetFile(task.path) as file:
-                column = file.read([name], use_threads=False)[name]
+                column = file.read([task.matched], use_threads=False)[task.matched]
     except IntegrityError as error:
         return [str(error)]
     report({"annotated": len(column)})
-    if (len(column), pc.sum(column, min_count=0).as_py()) != (documents, matched):
+    if (len(column), pc.sum(column, min_count=0).as_py()) != (sealed.documents, sealed.matched):
         return [f"{task.path}: its rows are not those that its record counts"]
     return []
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pretok.audit.verify_annotations import annotation_notes, check_records, joined_files, verify_joined
+from pretok.audit.verify_annotations import JoinedFile, annotation_notes, check_records, verify_joined
 from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, PretokError
@@ -25,6 +25,7 @@ from pretok.base.records import to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, checksum, reading
 from pretok.base.tasks import Step, open_step
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
+from pretok.shards.annotations import matched_column
 from pretok.shards.contents import LEDGER_SUFFIX, count_source, sum_sources
 from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import ledger_path
@@ -61,11 +62,9 @@ def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, lis
             shard=shard,
             ledger_checksum=ledgers.get(ledger_path(shard.prefix)),
             tokenizer_json=manifest.folder / TOKENIZER_FILE,
-            vocab_size=manifest.tokenizer.vocab_size,
-            eod_id=manifest.tokenizer.eod_id,
+            tokenizer=manifest.tokenizer,
             sample=chosen,
             documents_end=manifest.materialized is None,
-            bos_id=manifest.tokenizer.bos_id,
         )
         for shard, chosen in zip(manifest.shards, numbers, strict=True)
     ]
@@ -77,7 +76,11 @@ def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, lis
     for _, found in step.map(verify_shard, tasks, "shard", lambda task: str(task.shard.prefix), kept=False):
         problems += found
     annotations, found = check_records(manifest)
-    joined = [file for one in annotations for file in joined_files(one)]
+    joined = [
+        JoinedFile(path, file, matched_column(one.name))
+        for one in annotations
+        for path, file in one.files.items()
+    ]
     problems += found
     for _, found in step.map(verify_joined, joined, "file", lambda file: str(file.path), kept=False):
         problems += found

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import checksum, reading
-from pretok.shards.contents import Shard
+from pretok.shards.contents import Shard, TokenizerEntry
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import hash_column, hash_texts, ledger_column, ledger_path
 from pretok.tokenizer.encoder import Encoder
@@ -33,18 +33,16 @@ class VerifyTask:
     """What to check one shard against. sample: documents to decode and encode again; None: all.
 
     ledger_checksum: None for shards without one.
-    documents_end: whether each sequence is one document, which ends with EOD and, where bos_id is not None, begins with
-    BOS; those of a materialized mix are not, so they are checked for sizes, checksums and ids alone.
+    documents_end: whether each sequence is one document, which ends with EOD and begins with BOS, if there is one;
+    those of a materialized mix are not, so they are checked for sizes, checksums and ids alone.
     """
 
     shard: Shard
     ledger_checksum: str | None
     tokenizer_json: Path
-    vocab_size: int
-    eod_id: int
+    tokenizer: TokenizerEntry
     sample: tuple[int, ...] | None
     documents_end: bool
-    bos_id: int | None = None
 
 
 def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> list[str]:
@@ -99,12 +97,15 @@ def _check_ledger(reader: ShardReader, task: VerifyTask) -> list[str]:
 
 def _check_ids(reader: ShardReader, task: VerifyTask) -> list[str]:
     """Ids below the vocabulary size; EOD at the end of each document, BOS at its beginning, and neither elsewhere."""
-    kinds = [("end", task.eod_id, 1)] + ([] if task.bos_id is None else [("beginning", task.bos_id, 0)])
+    bos_id = task.tokenizer.bos_id
+    kinds = [("end", task.tokenizer.eod_id, 1)] + ([] if bos_id is None else [("beginning", bos_id, 0)])
     counts = [0] * len(kinds)
     for at in range(0, len(reader.tokens), BLOCK_TOKENS):
         block = np.asarray(reader.tokens[at : at + BLOCK_TOKENS])
-        if block.max() >= task.vocab_size or block.min() < 0:
-            return [f"{task.shard.prefix}.bin: a token id is not below the vocabulary size {task.vocab_size}"]
+        if block.max() >= task.tokenizer.vocab_size or block.min() < 0:
+            return [
+                f"{task.shard.prefix}.bin: a token id is not below the vocabulary size {task.tokenizer.vocab_size}"
+            ]
         for number, (_, token, _) in enumerate(kinds):
             counts[number] += int(np.count_nonzero(block == token))
     if not task.documents_end:
@@ -125,14 +126,14 @@ def _check_documents(
 
     Decoded by our own table, because `tokenizers` takes the letters of an added token for bytes.
     """
-    vocab, name = load_vocab(task.tokenizer_json, task.eod_id), str(task.tokenizer_json)
+    vocab, name = load_vocab(task.tokenizer_json, task.tokenizer.eod_id), str(task.tokenizer_json)
     json = vocab.raw.decode()
     described = (
         None if task.ledger_checksum is None else ledger_column(ledger_path(task.shard.prefix), "hash")
     )
     engine = ReferenceEngine(json, name)
     tokens = [vocab.token_bytes(i) for i in range(vocab.size)]
-    head = int(task.bos_id is not None)
+    head = int(task.tokenizer.bos_id is not None)
     chosen = range(len(reader)) if task.sample is None else task.sample
     for at in range(0, len(chosen), ENCODE_DOCUMENTS):
         numbers = chosen[at : at + ENCODE_DOCUMENTS]
@@ -144,7 +145,7 @@ def _check_documents(
         try:
             ids, offsets = engine.encode(texts)
         except Unencodable:  # tokenizers alone gives up on one of them: then what encoded it has to say
-            ids, offsets = Encoder(json, task.eod_id, task.vocab_size, name).ids(texts)
+            ids, offsets = Encoder(json, task.tokenizer.eod_id, task.tokenizer.vocab_size, name).ids(texts)
         for i, number in enumerate(numbers):
             if not np.array_equal(ids[offsets[i] : offsets[i + 1]], expected[i]):
                 return [f"{task.shard.prefix}: document {number} does not encode to its ids again"]

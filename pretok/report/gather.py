@@ -18,8 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.base.storage import read_json
+from pretok.read.files import InputFile
 from pretok.report.frequencies import TokenUse, count_tokens, never_used
-from pretok.shards.contents import FileEntry, SourceCounts
+from pretok.shards.contents import SourceCounts
 from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, load_manifest
@@ -68,13 +69,14 @@ class Column:
 
 @dataclass(slots=True)
 class SourceFacts:
-    """One source. files: its inputs; lengths, sizes: (BINS,) documents whose tokens, and the bytes of whose texts, have
-    so many binary digits (those of 2^32 bytes and more with the last); longest: tokens; columns: the kept ones,
-    `domain` in the place of `url`; ledger: whether there is one, as a mix in its order has none."""
+    """One source. files: its inputs, with the records read and rejected; lengths, sizes: (BINS,) documents whose
+    tokens, and the bytes of whose texts, have so many binary digits (those of 2^32 bytes and more with the last);
+    longest: tokens; columns: the kept ones, `domain` in the place of `url`; ledger: whether there is one, as a mix in
+    its order has none."""
 
     name: str
     counts: SourceCounts
-    files: list[FileEntry]
+    files: list[tuple[InputFile, int, int]]
     rejects: dict[str, Rejects]
     ledger: bool
     lengths: npt.NDArray[np.int64]
@@ -108,9 +110,9 @@ class Facts:
     unused: list[tuple[int, str]] | None
 
     @property
-    def files(self) -> list[FileEntry]:
-        """The inputs of all sources."""
-        return [file for source in self.sources for file in source.files]
+    def files(self) -> list[tuple[str, InputFile, int, int]]:
+        """(source, file, records read, records rejected) of all inputs."""
+        return [(source.name, *file) for source in self.sources for file in source.files]
 
 
 def gather(work: Path) -> Facts:
@@ -134,7 +136,7 @@ def _source(manifest: Manifest, name: str) -> SourceFacts:
     facts = SourceFacts(
         name=name,
         counts=manifest.sources[name],
-        files=load_inputs(manifest, name).entries() if name in manifest.tokenized else [],
+        files=load_inputs(manifest, name).files() if name in manifest.tokenized else [],
         rejects=_rejects(manifest, name),
         ledger=name in manifest.tokenized,
         lengths=np.zeros(BINS, np.int64),

@@ -115,17 +115,15 @@ class Annotations:
         return (matched_column(self.name), *(column.name for column in self.record.columns))
 
     @property
-    def sealed(self) -> dict[Path, tuple[int, str]]:
-        """Every file that the record names: its size and checksum."""
-        listed: list[JoinedPart | ListedRows] = [*self.record.parts]
-        if self.record.unmatched is not None:
-            listed.append(self.record.unmatched)
-        return {self.folder / file.path: (file.file_bytes, file.checksum) for file in listed}
+    def files(self) -> dict[Path, JoinedPart | ListedRows]:
+        """Every file that the record names."""
+        unmatched = (self.record.unmatched,) if self.record.unmatched else ()
+        return {self.folder / file.path: file for file in (*self.record.parts, *unmatched)}
 
     def check(self) -> None:
         """Raises IntegrityError where one of them is not as it was sealed."""
-        for path, (_, sealed) in self.sealed.items():
-            compare_checksum(path, sealed)
+        for path, file in self.files.items():
+            compare_checksum(path, file.checksum)
 
     @cached_property
     def _placed(self) -> dict[tuple[str, str, str], dict[str, tuple[JoinedPart, int]]]:

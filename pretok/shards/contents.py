@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pretok.base.records import Count, Record
@@ -96,21 +95,6 @@ class SideFile(Record, frozen=True):
     source: str | None
     file_bytes: Count
     checksum: str
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """One input file of a source: what it was when it was planned, and how many of its records were written."""
-
-    path: str
-    format: str
-    compression: str
-    size: int
-    identity: str
-    source: str
-    read: int
-    written: int
-    rejected: int
 
 
 class MismatchEntry(Record, frozen=True):

@@ -36,7 +36,7 @@ from pretok.base.storage import atomic_open, damaged, reading
 from pretok.read.files import InputFile
 from pretok.read.kept import KeptColumn
 from pretok.read.partition import Partition, Piece
-from pretok.shards.contents import FileEntry, inputs_name
+from pretok.shards.contents import inputs_name
 from pretok.shards.manifest import Manifest
 
 PLAN_FILE = "plan.parquet"
@@ -74,8 +74,8 @@ class SealedInputs:
     rejected: PieceCounts
     lines: PieceCounts
 
-    def entries(self) -> list[FileEntry]:
-        """The files, sorted by path."""
+    def files(self) -> list[tuple[InputFile, int, int]]:
+        """(file, records read of it, records rejected), sorted by path."""
         read: Counter[str] = Counter()
         rejected: Counter[str] = Counter()
         for partition in self.plan.partitions:
@@ -83,20 +83,7 @@ class SealedInputs:
                 key = (partition.number, at)
                 read[piece.file.path] += self.read.get(key, 0)
                 rejected[piece.file.path] += self.rejected.get(key, 0)
-        return [
-            FileEntry(
-                path=file.path,
-                format=file.format,
-                compression=file.compression,
-                size=file.size,
-                identity=file.identity,
-                source=self.plan.name,
-                read=read[file.path],
-                written=read[file.path] - rejected[file.path],
-                rejected=rejected[file.path],
-            )
-            for file in self.plan.inputs
-        ]
+        return [(file, read[file.path], rejected[file.path]) for file in self.plan.inputs]
 
 
 class _Said(Record, frozen=True, omit_defaults=True):

@@ -207,7 +207,7 @@ def test_what_fits_no_memory_goes_to_disk_and_gives_the_same_bytes(
         monkeypatch.setattr(sql, "LEAST_MEMORY", memory)
         annotate(shards, [file], "source,id", here)
         (one,) = open_annotations(load_manifest(shards))
-        found.append([checksum for _, checksum in one.sealed.values()])
+        found.append([file.checksum for file in one.files.values()])
     assert found[0] == found[1]
     monkeypatch.setattr(annotate_job, "SPILL_LEAST", 1 << 20)
     monkeypatch.setattr(annotate_job, "SPILL_TIMES", 0)
@@ -276,7 +276,7 @@ def test_running_again_replaces_and_nothing_is_left_over(shards: Path, tmp_path:
     assert {path: path.read_bytes() for path in before} == before
     assert {path for path in shards.rglob("*") if path.is_file()} - before.keys() == {
         one.folder / "annotations.json",
-        *one.sealed,
+        *one.files,
     }
     assert run_verify(shards, 10, here, SILENT)[1] == []
 

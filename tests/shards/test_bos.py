@@ -90,7 +90,7 @@ def test_verify_misses_a_bos(begun):
     tokens.flush()
     task = VerifyTask(
         replace(shard, checksum=checksum(shard.bin_path)), None, begun.shards_dir / "tokenizer.json",
-        manifest.tokenizer.vocab_size, EOD, (), documents_end=True, bos_id=BOS,
+        manifest.tokenizer, (), documents_end=True,
     )  # fmt: skip
     (problem,) = verify_shard(task, lambda _: None)
     assert "beginning-of-document" in problem

@@ -213,8 +213,7 @@ def verify_task(shards: Path, shard: Shard) -> VerifyTask:
         shard=replace(shard, checksum=checksum(shard.bin_path)),
         ledger_checksum=None,
         tokenizer_json=shards / "tokenizer.json",
-        vocab_size=1500,
-        eod_id=0,
+        tokenizer=load_manifest(shards).tokenizer,
         sample=None,
         documents_end=True,
     )

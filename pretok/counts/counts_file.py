@@ -6,6 +6,7 @@ Input: FOLDER/counts.json, or what `counts.job` counted. Output: the file, or `C
     sources  {NAME: {read, documents, bytes, heldout_documents, heldout_bytes, unsampled, rejected, errors}}
     failed   [{partition, file, error}]   inputs whose rest could not be read
     buckets  [{path, checksum}]           the files of words
+    heldout  {path, checksum}             the file of held-out texts
     config   {pattern, unicode, normalize, sample, holdout, seed, inputs}   what decided them; of a sum also `added`
 """
 
@@ -28,7 +29,7 @@ from pretok.read.files import InputFile
 from pretok.read.normalize import Normalization
 
 FORMAT = "pretok-counts"
-VERSION = 1
+VERSION = 2
 FILE_NAME = "counts.json"
 HELDOUT_FILE = "heldout.parquet"
 
@@ -75,8 +76,8 @@ class SumConfig(CountSettings, frozen=True):
 Config = CountConfig | SumConfig
 
 
-class BucketFile(Record, frozen=True):
-    """The words of one bucket."""
+class SealedFile(Record, frozen=True):
+    """A file of words, or of held-out texts; path: relative to the folder."""
 
     path: str
     checksum: str
@@ -89,7 +90,8 @@ class _CountsFile(Record, frozen=True):
     version: Count
     sources: dict[str, CountRecord]
     failed: tuple[Failure, ...]
-    buckets: tuple[BucketFile, ...]
+    buckets: tuple[SealedFile, ...]
+    heldout: SealedFile
     config: object
 
 
@@ -101,7 +103,8 @@ class CorpusCounts:
     folder: Path
     records: dict[str, CountRecord]
     failed: tuple[Failure, ...]
-    bucket_files: tuple[BucketFile, ...]
+    bucket_files: tuple[SealedFile, ...]
+    heldout_file: SealedFile
     config: Config
     fingerprint: str
 
@@ -121,9 +124,9 @@ class CorpusCounts:
         return [self.folder / bucket.path for bucket in self.bucket_files]
 
     def check(self) -> None:
-        """Raises IntegrityError where a file of words is not as it was sealed."""
-        for bucket in self.bucket_files:
-            compare_checksum(self.folder / bucket.path, bucket.checksum)
+        """Raises IntegrityError where a file of words or texts is not as it was sealed."""
+        for file in (*self.bucket_files, self.heldout_file):
+            compare_checksum(self.folder / file.path, file.checksum)
 
     def of(self, source: str) -> CountRecord:
         """What was read of a source."""
@@ -135,7 +138,7 @@ class CorpusCounts:
 
     def heldout_texts(self, source: str) -> pa.LargeStringArray:
         """The held-out texts kept of a source."""
-        with pq.ParquetFile(self.folder / HELDOUT_FILE) as file:
+        with pq.ParquetFile(self.folder / self.heldout_file.path) as file:
             return file.read_row_group(self.sources.index(source)).column("text").combine_chunks()
 
 
@@ -155,15 +158,21 @@ def load_counts(folder: Path) -> CorpusCounts:
     check_version(data.get("version"), VERSION, path, "count again with pretok count")
     file = read_record(_CountsFile, data, path)
     config = read_config(file.config, path)
-    return CorpusCounts(folder, file.sources, file.failed, file.buckets, config, fingerprint(data))
+    return CorpusCounts(
+        folder, file.sources, file.failed, file.buckets, file.heldout, config, fingerprint(data)
+    )
 
 
 def write_counts(
-    folder: Path, records: dict[str, CountRecord], buckets: Sequence[BucketFile], config: Config
+    folder: Path,
+    records: dict[str, CountRecord],
+    buckets: Sequence[SealedFile],
+    heldout: SealedFile,
+    config: Config,
 ) -> CorpusCounts:
     """Write FOLDER/counts.json atomically: last of all files, for it says that the others are complete."""
     failed = tuple(error for record in records.values() for error in record.errors)
-    file = _CountsFile(FORMAT, VERSION, records, failed, tuple(buckets), to_json(config))
+    file = _CountsFile(FORMAT, VERSION, records, failed, tuple(buckets), heldout, to_json(config))
     data = to_json(file)
     write_json(folder / FILE_NAME, data)
-    return CorpusCounts(folder, records, failed, file.buckets, config, fingerprint(data))
+    return CorpusCounts(folder, records, failed, file.buckets, heldout, config, fingerprint(data))

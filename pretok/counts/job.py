@@ -35,11 +35,11 @@ from pretok.counts.counts_file import (
     FILE_NAME,
     HELDOUT_FILE,
     Addends,
-    BucketFile,
     Config,
     CorpusCounts,
     CountConfig,
     CountSettings,
+    SealedFile,
     SumConfig,
     load_counts,
     read_config,
@@ -323,16 +323,19 @@ def _finish(
         reduce_buckets, groups, "bucket group", lambda group: group[0].path.name, folder=folder
     ):
         pass
+    heldout = folder / HELDOUT_FILE
     with (
-        atomic_open(folder / HELDOUT_FILE) as file,
+        atomic_open(heldout) as file,
         pq.ParquetWriter(file, TEXT_SCHEMA, compression="zstd") as writer,
     ):
         for parts in texts.values():
             tables = [_texts_in(p) if isinstance(p, Path) else pa.table([p], TEXT_SCHEMA) for p in parts]
             table = pa.concat_tables(tables) if tables else TEXT_SCHEMA.empty_table()
             writer.write_table(table, row_group_size=max(1, len(table)))
-    buckets = [BucketFile(task.path.name, checksum(task.path)) for task in reductions]
-    counts = write_counts(folder, records, buckets, config)
+    *buckets, texts_file = (
+        SealedFile(path.name, checksum(path)) for path in (*(task.path for task in reductions), heldout)
+    )
+    counts = write_counts(folder, records, buckets, texts_file, config)
     shutil.rmtree(
         folder / STATE, ignore_errors=True
     )  # last: until counts.json stands, it is all that is done

@@ -276,6 +276,10 @@ def test_heldout_texts_are_kept(folder: Path, here: Engine) -> None:
 
 def test_a_damaged_file_of_counts_is_named(folder: Path, here: Engine) -> None:
     counts = run_count(recipe(folder), here, Silent())
+    path = counts.folder / "heldout.parquet"
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(IntegrityError, match=r"heldout\.parquet is damaged"):
+        load_counts(counts.folder).check()
     path = counts.buckets[3]
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(IntegrityError, match=r"bucket-03\.parquet"):

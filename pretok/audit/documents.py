@@ -20,7 +20,8 @@ from pretok.shards.contents import SPLITS, Shard
 from pretok.shards.documents import check_place, lines_of_source
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_row
 from pretok.shards.manifest import Manifest, load_manifest
-from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
+from pretok.shards.texts import load_vocabulary
+from pretok.tokenizer.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     ids = np.asarray(reader[number]).tolist()
     if ids and not 0 <= min(ids) <= max(ids) < manifest.tokenizer.vocab_size:
         raise IntegrityError(f"{shard.bin_path}: document {number} has ids of no token; see pretok verify")
-    vocab = load_vocab(manifest.folder / TOKENIZER_FILE, manifest.tokenizer.eod_id, manifest.tokenizer.bos_id)
+    vocab = load_vocabulary(manifest)
     file, position, kept = origin(manifest, shard, number)
     for one in open_annotations(manifest):
         kept |= one.row(manifest, shard, number)

@@ -14,8 +14,7 @@ from pretok.audit.trace import Traced, TraceRow, passage_rows
 from pretok.base.console import Marked
 from pretok.base.units import plural
 from pretok.base.visible import visible
-from pretok.shards.manifest import Manifest
-from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
+from pretok.tokenizer.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,6 @@ class SeenSequence:
     ids: list[int]
     tokens: list[str]
     documents: list[TraceRow]
-
-
-def load_shown(manifest: Manifest) -> Vocabulary:
-    """The vocabulary of shards. UsageError where there is none beside them."""
-    return load_vocab(manifest.folder / TOKENIZER_FILE, manifest.tokenizer.eod_id, manifest.tokenizer.bos_id)
 
 
 def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSequence:

@@ -145,9 +145,10 @@ def _tell_others(places: list[tuple[str, str, int]], console: Console) -> None:
 
 
 def _show_documents(manifest: Manifest, found: list[Inspection], console: Console) -> None:
-    from pretok.audit.show import document_heading, load_shown, marked
+    from pretok.audit.show import document_heading, marked
+    from pretok.shards.texts import load_vocabulary
 
-    vocab = load_shown(manifest)
+    vocab = load_vocabulary(manifest)
     for one in found:
         for line in document_heading(one, vocab):
             console.show(line, result=True)
@@ -158,8 +159,9 @@ def _show_sequences(
     mix: Path, shards: Path, position: int | None, step: int | None, json: bool, console: Console
 ) -> None:
     """What stands at a position, or the first sequences of a step."""
-    from pretok.audit.show import load_shown, marked, seen_sequence, sequence_heading
+    from pretok.audit.show import marked, seen_sequence, sequence_heading
     from pretok.audit.trace import open_traced, positions_of_step, reading_at
+    from pretok.shards.texts import load_vocabulary
 
     if (position is None) == (step is None):
         raise UsageError("with --mix, give either --position or --step")
@@ -169,7 +171,7 @@ def _show_sequences(
     else:
         segment, positions = positions_of_step(segments, step or 0)
         places = [(segment, at) for at in positions]
-    vocab = load_shown(segments[-1].manifest)
+    vocab = load_vocabulary(segments[-1].manifest)
     shown = [seen_sequence(traced, vocab, at) for traced, at in places[:SEQUENCES]]
     if len(places) > len(shown):
         if step is None:

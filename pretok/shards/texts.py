@@ -19,17 +19,20 @@ from pretok.shards.contents import Shard
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import Manifest
 from pretok.tokenizer.decode import TextDecoder
-from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 WINDOW_TOKENS = 1 << 20
 """Tokens that are decoded at a time, if no document has more: some 5 MB of text."""
 
 
+def load_vocabulary(manifest: Manifest) -> Vocabulary:
+    """The vocabulary that lies beside the shards. UsageError where there is none."""
+    return load_vocab(manifest.folder / TOKENIZER_FILE, manifest.tokenizer.eod_id, manifest.tokenizer.bos_id)
+
+
 def load_decoder(manifest: Manifest) -> TextDecoder:
-    """The decoder of the tokenizer that lies beside the shards. UsageError where it is none."""
-    return TextDecoder(
-        load_vocab(manifest.folder / TOKENIZER_FILE, manifest.tokenizer.eod_id, manifest.tokenizer.bos_id)
-    )
+    """The decoder of that vocabulary. UsageError likewise."""
+    return TextDecoder(load_vocabulary(manifest))
 
 
 def shard_texts(

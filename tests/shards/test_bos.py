@@ -13,7 +13,7 @@ from tokenizing import contents, recipe, run
 
 import pretok
 from pretok.audit.documents import run_inspect
-from pretok.audit.show import document_heading, load_shown, marked
+from pretok.audit.show import document_heading, marked
 from pretok.audit.verify_job import run_verify
 from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.errors import MismatchError
@@ -25,6 +25,7 @@ from pretok.config import Recipe, Vocab
 from pretok.forecast.job import run_forecast
 from pretok.shards import job
 from pretok.shards.manifest import load_manifest
+from pretok.shards.texts import load_vocabulary
 
 NAME, BOS = "<|reserved_0|>", 2
 
@@ -75,7 +76,7 @@ def test_texts_are_the_same_and_ledgers_count_the_bos(plain, begun):
 
 def test_inspect_shows_it_as_a_special_token(begun):
     found = run_inspect(begun.shards_dir, "it", 0)
-    vocab = load_shown(load_manifest(begun.shards_dir))
+    vocab = load_vocabulary(load_manifest(begun.shards_dir))
     pieces = marked(vocab, found.ids, found.tokens).pieces
     assert pieces[0] == (NAME, "special")
     assert pieces[-1][1] == "special"

@@ -37,8 +37,7 @@ ROOM = 160 << 20
 def write_shards(folder: Path, shards: int, tokens: int) -> Path:
     """So many shards of one source with `tokens` tokens in all; returns `folder`. They are on the disk then."""
     from benchmarks.train_shards import bare_manifest
-    from pretok.shards.contents import Shard
-    from pretok.shards.manifest import write_manifest
+    from pretok.shards.manifest import Shard, write_manifest
 
     each = tokens // shards
     values = np.random.default_rng(0).integers(1, 50_000, each, dtype=np.uint16)

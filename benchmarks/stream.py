@@ -28,7 +28,7 @@ import numpy as np
 from pretok.base.execute import peak_bytes
 
 if TYPE_CHECKING:
-    from pretok.shards.contents import Shard
+    from pretok.shards.manifest import Shard
 
 SEQ_LEN = 4096
 SOURCES = 12
@@ -45,7 +45,7 @@ def sparse(path: Path, size: int) -> None:
 
 
 def shard_entry(source: str, number: int, tokens: int) -> Shard:
-    from pretok.shards.contents import Shard  # a fresh process measures how long this takes
+    from pretok.shards.manifest import Shard  # a fresh process measures how long this takes
 
     return Shard(
         path=f"{source}/{source}-{number:05d}.bin",

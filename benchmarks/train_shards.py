@@ -9,9 +9,8 @@ import numpy as np
 
 from pretok.base.storage import checksum
 from pretok.base.tokens import token_dtype
-from pretok.shards.contents import Shard, TokenizerEntry, count_source, sum_sources
 from pretok.shards.format import index_bytes
-from pretok.shards.manifest import Manifest, write_manifest
+from pretok.shards.manifest import Manifest, Shard, TokenizerEntry, count_source, sum_sources, write_manifest
 
 DOCUMENT = 1000
 

@@ -9,8 +9,7 @@ from typing import Any
 from benchmarks.train_shards import bare_manifest
 from pretok.base.records import replace, to_json
 from pretok.config import make_mix
-from pretok.shards.contents import Shard
-from pretok.shards.manifest import Manifest
+from pretok.shards.manifest import Manifest, Shard
 from pretok.stream import View
 from pretok.stream.mix_file import Mix, mix_json
 from pretok.stream.mix_job import MixRequest

@@ -15,9 +15,8 @@ import pytest
 from benchmarks.train_shards import bare_manifest
 from pretok.base.lock import hold
 from pretok.base.tokens import token_dtype
-from pretok.shards.contents import Shard, shard_entry
 from pretok.shards.format import ShardWriter
-from pretok.shards.manifest import write_manifest
+from pretok.shards.manifest import Shard, shard_entry, write_manifest
 
 ROOT = Path(__file__).parent.parent
 """The checkout."""

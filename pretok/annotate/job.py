@@ -59,10 +59,9 @@ from pretok.shards.annotations import (
     matched_column,
     write_annotations,
 )
-from pretok.shards.contents import Shard
 from pretok.shards.documents import OF_SHARD, Numbered, chosen_shards, scan
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema
-from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.unfinished import reading, refuse_unfinished
 
 WORK = ".work"

@@ -20,10 +20,9 @@ from pretok.base.records import read_record
 from pretok.base.storage import read_json, read_json_lines
 from pretok.read.kept import TYPES
 from pretok.shards.annotations import Annotations, matched_column, open_annotations
-from pretok.shards.contents import SPLITS
 from pretok.shards.documents import Numbered, check_place, chosen_shards, scan
 from pretok.shards.ledger import SCHEMA, hex_digits, ledger_path, ledger_schema
-from pretok.shards.manifest import Manifest, has_manifest, load_manifest
+from pretok.shards.manifest import SPLITS, Manifest, has_manifest, load_manifest
 from pretok.shards.seal import rejects_path
 from pretok.shards.texts import load_decoder, shard_texts
 from pretok.shards.unfinished import incomplete, refuse_unfinished

@@ -16,10 +16,9 @@ import numpy as np
 
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.shards.annotations import open_annotations
-from pretok.shards.contents import SPLITS, Shard
 from pretok.shards.documents import check_place, lines_of_source
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_row
-from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.manifest import SPLITS, Manifest, Shard, load_manifest
 from pretok.shards.texts import load_vocabulary
 from pretok.tokenizer.vocabulary import Vocabulary
 

@@ -8,8 +8,14 @@ from pathlib import Path
 from pretok.base.console import Console, table
 from pretok.base.failures import Failure
 from pretok.base.units import plural
-from pretok.shards.contents import SPLITS, MismatchEntry, SourceCounts, TokenizerEntry
-from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.manifest import (
+    SPLITS,
+    Manifest,
+    MismatchEntry,
+    SourceCounts,
+    TokenizerEntry,
+    load_manifest,
+)
 from pretok.shards.seal import rejects_path
 from pretok.shards.unfinished import incomplete, refuse_unfinished
 

@@ -20,8 +20,7 @@ import pretok.stream
 from pretok.audit.documents import find_shard, origin
 from pretok.base.errors import UsageError
 from pretok.base.storage import read_json
-from pretok.shards.contents import Shard
-from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
 from pretok.stream.segments import RunSegment, open_segments, read_segments, read_settings
 

@@ -26,10 +26,17 @@ from pretok.base.storage import TEMPORARY_SUFFIX, checksum, reading
 from pretok.base.tasks import Step, open_step
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.annotations import matched_column
-from pretok.shards.contents import LEDGER_SUFFIX, count_source, sum_sources
 from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import ledger_path
-from pretok.shards.manifest import FILE_NAME, STATE, Manifest, load_manifest
+from pretok.shards.manifest import (
+    FILE_NAME,
+    LEDGER_SUFFIX,
+    STATE,
+    Manifest,
+    count_source,
+    load_manifest,
+    sum_sources,
+)
 from pretok.shards.unfinished import incomplete, unfinished
 from pretok.stream.mix_file import parse_mix
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import checksum, reading
-from pretok.shards.contents import Shard, TokenizerEntry
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import hash_column, hash_texts, ledger_column, ledger_path
+from pretok.shards.manifest import Shard, TokenizerEntry
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import ReferenceEngine, Unencodable
 from pretok.tokenizer.vocabulary import load_vocab

@@ -15,9 +15,8 @@ import pyarrow as pa
 
 from pretok.base.records import to_json
 from pretok.disclosure.summary import Summary, Values
-from pretok.shards.contents import LEDGER_SUFFIX
 from pretok.shards.ledger import ledger_path, ledger_schema
-from pretok.shards.manifest import FILE_NAME, Manifest
+from pretok.shards.manifest import FILE_NAME, LEDGER_SUFFIX, Manifest
 
 TERMS = (
     *("arrayShape", "citeAs", "column", "containedIn", "equivalentProperty", "extract", "field"),

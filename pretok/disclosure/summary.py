@@ -16,9 +16,8 @@ from pretok.base.records import to_json
 from pretok.base.version import PRETOK_VERSION
 from pretok.disclosure.count import MOST_VALUES, Amount, DateRange, ReadFigures
 from pretok.disclosure.read import Extent
-from pretok.shards.contents import SplitCounts
 from pretok.shards.inputs import count_files
-from pretok.shards.manifest import Manifest
+from pretok.shards.manifest import Manifest, SplitCounts
 from pretok.shards.unfinished import incomplete
 from pretok.shards.values import Sums, ValueCounts
 

@@ -30,8 +30,7 @@ from pretok.base.tasks import Step, open_step
 from pretok.base.units import human_bytes
 from pretok.export.formats import FORMATS, ExportedFile
 from pretok.export.text import blend
-from pretok.shards.contents import Shard
-from pretok.shards.manifest import STATE, Manifest
+from pretok.shards.manifest import STATE, Manifest, Shard
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 

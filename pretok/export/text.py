@@ -16,8 +16,7 @@ from pathlib import Path
 import pretok.stream
 from pretok.base.errors import UsageError
 from pretok.export.formats import ExportedFile
-from pretok.shards.contents import Shard
-from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.manifest import Manifest, Shard, load_manifest
 
 READERS = ("megatron", "nanogpt", "litgpt")
 

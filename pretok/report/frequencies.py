@@ -16,9 +16,8 @@ from pretok.base.errors import IntegrityError
 from pretok.base.storage import compare_checksum
 from pretok.base.tokens import Ints
 from pretok.base.visible import visible
-from pretok.shards.contents import Shard
 from pretok.shards.format import map_tokens
-from pretok.shards.manifest import Manifest
+from pretok.shards.manifest import Manifest, Shard
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
 MOST_TOKENS = 4_000_000_000

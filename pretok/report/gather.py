@@ -18,12 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.base.storage import read_json
-from pretok.read.files import InputFile
 from pretok.report.frequencies import TokenUse, count_tokens, never_used
-from pretok.shards.contents import SourceCounts
 from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
-from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.manifest import Manifest, SourceCounts, load_manifest
 from pretok.shards.seal import rejects_path
 from pretok.shards.values import ValueCounts, domains
 from pretok.stream.mix_file import Mix, load_mix
@@ -69,14 +67,14 @@ class Column:
 
 @dataclass(slots=True)
 class SourceFacts:
-    """One source. files: its inputs, with the records read and rejected; lengths, sizes: (BINS,) documents whose
+    """One source. files: of its inputs, see `SealedInputs.files`; lengths, sizes: (BINS,) documents whose
     tokens, and the bytes of whose texts, have so many binary digits (those of 2^32 bytes and more with the last);
     longest: tokens; columns: the kept ones, `domain` in the place of `url`; ledger: whether there is one, as a mix in
     its order has none."""
 
     name: str
     counts: SourceCounts
-    files: list[tuple[InputFile, int, int]]
+    files: list[tuple[str, int, int, int]]
     rejects: dict[str, Rejects]
     ledger: bool
     lengths: npt.NDArray[np.int64]
@@ -110,8 +108,8 @@ class Facts:
     unused: list[tuple[int, str]] | None
 
     @property
-    def files(self) -> list[tuple[str, InputFile, int, int]]:
-        """(source, file, records read, records rejected) of all inputs."""
+    def files(self) -> list[tuple[str, str, int, int, int]]:
+        """(source, path, size, records read, records rejected) of all inputs."""
         return [(source.name, *file) for source in self.sources for file in source.files]
 
 

@@ -3,8 +3,7 @@
 format.py      the bytes of .bin and .idx
 ledger.py      what is known of each document: the Parquet file beside a shard
 annotations.py  what was joined to documents afterwards: a second ledger
-contents.py    the records of a manifest: shards, files, counts
-manifest.py    the sealed description of a shards folder: its file
+manifest.py    the sealed description of a shards folder: its file, and the records in it
 contamination.py  what stands beside shards of the benchmark they were searched for
 inputs.py      what a source is made of, as a table: its plan, and what each piece gave
 plan.py        the plan of one source, kept on disk

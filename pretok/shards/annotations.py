@@ -27,9 +27,8 @@ import pyarrow.parquet as pq
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.records import Count, Record, check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
-from pretok.shards.contents import Shard
 from pretok.shards.ledger import WINDOW, ledger_path
-from pretok.shards.manifest import Manifest
+from pretok.shards.manifest import Manifest, Shard
 
 FOLDER = "annotations"
 RECORD = "annotations.json"

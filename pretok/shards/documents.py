@@ -19,10 +19,9 @@ import pyarrow as pa
 
 from pretok.base.errors import UsageError
 from pretok.shards.annotations import Annotations
-from pretok.shards.contents import SPLITS, Shard
 from pretok.shards.inputs import lines_before, load_inputs
 from pretok.shards.ledger import SCHEMA, ledger_path, ledger_windows
-from pretok.shards.manifest import Manifest
+from pretok.shards.manifest import SPLITS, Manifest, Shard
 
 OF_SHARD = ("source", "split", "shard")
 PLACE_IN_FILE = ("file", "start", "record")

@@ -36,8 +36,7 @@ from pretok.base.storage import atomic_open, damaged, reading
 from pretok.read.files import InputFile
 from pretok.read.kept import KeptColumn
 from pretok.read.partition import Partition, Piece
-from pretok.shards.contents import inputs_name
-from pretok.shards.manifest import Manifest
+from pretok.shards.manifest import Manifest, inputs_name
 
 PLAN_FILE = "plan.parquet"
 """The plan in the folder of unfinished work."""
@@ -74,8 +73,8 @@ class SealedInputs:
     rejected: PieceCounts
     lines: PieceCounts
 
-    def files(self) -> list[tuple[InputFile, int, int]]:
-        """(file, records read of it, records rejected), sorted by path."""
+    def files(self) -> list[tuple[str, int, int, int]]:
+        """(path, size, records read, records rejected) of each input, sorted by path."""
         read: Counter[str] = Counter()
         rejected: Counter[str] = Counter()
         for partition in self.plan.partitions:
@@ -83,7 +82,7 @@ class SealedInputs:
                 key = (partition.number, at)
                 read[piece.file.path] += self.read.get(key, 0)
                 rejected[piece.file.path] += self.rejected.get(key, 0)
-        return [(file, read[file.path], rejected[file.path]) for file in self.plan.inputs]
+        return [(file.path, file.size, read[file.path], rejected[file.path]) for file in self.plan.inputs]
 
 
 class _Said(Record, frozen=True, omit_defaults=True):

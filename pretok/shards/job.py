@@ -36,10 +36,9 @@ from pretok.read.rejects import poor_sources
 from pretok.screen.benchmark import Benchmark, read_benchmark
 from pretok.screen.screening import Screening
 from pretok.shards.contamination import keep_benchmark, kept_benchmark
-from pretok.shards.contents import LEDGER_SUFFIX
 from pretok.shards.copies_job import settle_copies
 from pretok.shards.inputs import SourcePlan, load_inputs
-from pretok.shards.manifest import FILE_NAME, STATE, Manifest, has_manifest, load_manifest
+from pretok.shards.manifest import FILE_NAME, LEDGER_SUFFIX, STATE, Manifest, has_manifest, load_manifest
 from pretok.shards.plan import is_complete, plan_source
 from pretok.shards.seal import drop_finished, seal, sealed_manifest, unpublish
 from pretok.shards.software import all_software, refuse_other_engine, software

@@ -32,7 +32,7 @@ from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
 from pretok.read.batches import buffers
 from pretok.read.kept import TYPES, KeptColumn
-from pretok.shards.contents import LEDGER_SUFFIX
+from pretok.shards.manifest import LEDGER_SUFFIX
 
 WINDOW = 65_536
 """Documents of a row group."""

@@ -28,21 +28,25 @@ from pretok.base.records import replace
 from pretok.base.storage import atomic_open, checksum
 from pretok.base.tokens import token_dtype
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
-from pretok.shards.contents import (
+from pretok.shards.format import ShardReader, ShardWriter
+from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, sum_pieces, write_inputs
+from pretok.shards.ledger import ledger_path, merge_ledgers
+from pretok.shards.manifest import (
+    FILE_NAME,
     LEDGER_SUFFIX,
+    Manifest,
     MismatchEntry,
     Shard,
     SideFile,
     SourceCounts,
     TokenizerEntry,
     count_source,
+    has_manifest,
+    load_manifest,
     shard_entry,
     sum_sources,
+    write_manifest,
 )
-from pretok.shards.format import ShardReader, ShardWriter
-from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, sum_pieces, write_inputs
-from pretok.shards.ledger import ledger_path, merge_ledgers
-from pretok.shards.manifest import FILE_NAME, Manifest, has_manifest, load_manifest, write_manifest
 from pretok.shards.software import all_software, software
 from pretok.shards.task import PartRecord, SealedSplit, load_parts
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary

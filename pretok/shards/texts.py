@@ -15,9 +15,8 @@ import pyarrow as pa
 from pretok.base.errors import IntegrityError
 from pretok.base.tokens import Ints
 from pretok.read.batches import from_buffers
-from pretok.shards.contents import Shard
 from pretok.shards.format import ShardReader
-from pretok.shards.manifest import Manifest
+from pretok.shards.manifest import Manifest, Shard
 from pretok.tokenizer.decode import TextDecoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 

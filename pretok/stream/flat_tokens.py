@@ -25,7 +25,7 @@ import numpy.typing as npt
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import reading
 from pretok.base.tokens import Ints
-from pretok.shards.contents import Shard
+from pretok.shards.manifest import Shard
 
 _Part = tuple[npt.NDArray[Any], int, int]
 """Where tokens go, from which shard, from which of its tokens on."""

@@ -28,14 +28,16 @@ from pretok.base.lock import hold
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import compare_checksum, copy_file, read_json, write_json
 from pretok.base.tasks import open_step
-from pretok.shards.contents import Shard, count_source, shard_entry
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import (
     FILE_NAME,
     STATE,
     Manifest,
+    Shard,
+    count_source,
     has_manifest,
     load_manifest,
+    shard_entry,
     write_manifest,
 )
 from pretok.shards.seal import side_files

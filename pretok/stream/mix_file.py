@@ -32,8 +32,7 @@ from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.html import html_table
 from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
-from pretok.shards.contents import SPLITS
-from pretok.shards.manifest import MAX_TOKENS, Manifest
+from pretok.shards.manifest import MAX_TOKENS, SPLITS, Manifest
 from pretok.stream.order import Order
 
 FORMAT = "pretok-mix"

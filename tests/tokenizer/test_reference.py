@@ -26,8 +26,7 @@ from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.storage import checksum
 from pretok.kernels.pretokenize import PATTERNS
-from pretok.shards.contents import Shard
-from pretok.shards.manifest import load_manifest
+from pretok.shards.manifest import Shard, load_manifest
 from pretok.superwords.segments import COARSE
 from pretok.tokenizer import reference
 from pretok.tokenizer.encoder import Encoder

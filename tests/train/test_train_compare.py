@@ -20,10 +20,9 @@ from pretok.base.errors import IntegrityError, MismatchError, PretokError, Stopp
 from pretok.base.records import replace
 from pretok.base.storage import read_json
 from pretok.base.tokens import token_dtype
-from pretok.shards.contents import shard_entry
 from pretok.shards.format import ShardWriter
 from pretok.shards.ledger import LedgerWriter, hash_texts, ledger_rows
-from pretok.shards.manifest import write_manifest
+from pretok.shards.manifest import shard_entry, write_manifest
 from pretok.stream.quota import parse_weights
 from train.__main__ import main
 from train.compare import command as tool

@@ -24,9 +24,8 @@ import numpy.typing as npt
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.storage import atomic_open
 from pretok.base.tokens import Ints
-from pretok.shards.contents import Shard
 from pretok.shards.format import ShardReader
-from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.manifest import Manifest, Shard, load_manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,14 +183,17 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
 def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary) -> _Source:
     """Merge the small files of a source and describe it for the manifest."""
     parts = [(p.number, part) for p in plan.partitions for part in load_parts(state, p.name)]
-    entries = [
-        _entry(plan.name, part.name, "train", part.train) for _, part in parts if part.train is not None
-    ]
-    ledgers = [_ledger_entry(plan.name, part.name, part.train) for _, part in parts if part.train is not None]
+    sealed = [(part.name, "train", part.train) for _, part in parts if part.train is not None]
     if (val := _merge_validation(shards, state, plan.name, parts, vocab)) is not None:
-        name = validation_name(plan.name)
-        entries.append(_entry(plan.name, name, "val", val))
-        ledgers.append(_ledger_entry(plan.name, name, val))
+        sealed.append((validation_name(plan.name), "val", val))
+    entries = [
+        shard_entry(f"{plan.name}/{name}.bin", plan.name, split, one.shard, one.text_bytes)
+        for name, split, one in sealed
+    ]
+    ledgers = [
+        SideFile(f"{plan.name}/{name}{LEDGER_SUFFIX}", plan.name, one.ledger.file_bytes, one.ledger.checksum)
+        for name, _, one in sealed
+    ]
     read = sum_pieces((number, part.records) for number, part in parts)
     told = any(part.rejected or part.mismatches for _, part in parts)
     # The last part of a piece says how many lines it has.
@@ -230,15 +233,6 @@ def _sum_mismatches(
             entry = entries.get(first.column, entry)
             entries[first.column] = replace(entry, count=entry.count + found.count)
     return tuple(entries[name] for name in sorted(entries))
-
-
-def _entry(source: str, name: str, split: str, sealed: SealedSplit) -> Shard:
-    return shard_entry(f"{source}/{name}.bin", source, split, sealed.shard, sealed.text_bytes)
-
-
-def _ledger_entry(source: str, name: str, sealed: SealedSplit) -> SideFile:
-    path = f"{source}/{name}{LEDGER_SUFFIX}"
-    return SideFile(path, source, sealed.ledger.file_bytes, sealed.ledger.checksum)
 
 
 def rejects_path(shards: Path, source: str) -> Path:

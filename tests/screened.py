@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pretok.config import Recipe
-from pretok.shards.ledger import ledger_path
 from pretok.shards.manifest import load_manifest
 from pretok.shards.seal import rejects_path
 
@@ -30,5 +29,5 @@ def rows(made: Recipe, source: str) -> list[dict[str, Any]]:
     found = []
     for shard in load_manifest(made.shards_dir).shards:
         if shard.source == source:
-            found += pq.read_table(ledger_path(shard.prefix)).to_pylist()
+            found += pq.read_table(shard.ledger_path).to_pylist()
     return sorted(found, key=lambda row: (row["file"], row["start"], row["record"]))

@@ -60,7 +60,7 @@ from pretok.shards.annotations import (
     write_annotations,
 )
 from pretok.shards.documents import OF_SHARD, Numbered, chosen_shards, scan
-from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema
+from pretok.shards.ledger import SCHEMA, ledger_schema
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.unfinished import reading, refuse_unfinished
 
@@ -112,9 +112,7 @@ def check_request(request: Request, shards: Sequence[Shard], console: Console) -
     if not request.by or len(set(request.by)) != len(request.by) or set(request.by) <= set(OF_SHARD):
         raise UsageError("--by names what tells documents apart: id, hash, url, file,position or source,id")
     kept = {
-        shard.source: {
-            name for name in ledger_schema(ledger_path(shard.prefix)).names if name not in SCHEMA.names
-        }
+        shard.source: {name for name in ledger_schema(shard.ledger_path).names if name not in SCHEMA.names}
         for shard in shards
     }
     for column in request.by:
@@ -135,7 +133,7 @@ def refuse_taken(
     own = (*DOCUMENT, matched_column(request.name), "file_row_number", "pretok:file")
     taken = dict.fromkeys(own, "the view docs has")
     for shard in shards:
-        taken |= dict.fromkeys(ledger_schema(ledger_path(shard.prefix)).names, "the ledgers have")
+        taken |= dict.fromkeys(ledger_schema(shard.ledger_path).names, "the ledgers have")
     for one in others:
         taken |= dict.fromkeys(one.columns, f"the annotations {one.name} have")
     lower = {name.lower(): where for name, where in taken.items()}  # SQL tells no case apart

@@ -29,7 +29,7 @@ from pretok.base.sql import database, parquet, quoted
 from pretok.base.storage import atomic_open, checksum, temporary_of, writing
 from pretok.shards.annotations import JoinedPart, ledgers_fingerprint
 from pretok.shards.documents import Numbered, scan
-from pretok.shards.ledger import WINDOW, ledger_path
+from pretok.shards.ledger import WINDOW
 from pretok.shards.manifest import load_manifest
 
 SHOWN = 5
@@ -124,7 +124,7 @@ class Join:
         """Write the keys of documents. Raises IntegrityError for a ledger that is not as it was sealed."""
         manifest = load_manifest(self.shards)
         for shard, _ in group.shards:
-            manifest.check(ledger_path(shard.prefix))
+            manifest.check(shard.ledger_path)
         schema = pa.schema([*((name, pa.uint64()) for name in HASHES), ("n", pa.int64())])
         first, held = group.first, list[pa.RecordBatch]()
         with key_writer(self._keys(group.number), schema) as writer:

@@ -21,7 +21,7 @@ from pretok.base.storage import read_json, read_json_lines
 from pretok.read.kept import TYPES
 from pretok.shards.annotations import Annotations, matched_column, open_annotations
 from pretok.shards.documents import Numbered, check_place, chosen_shards, scan
-from pretok.shards.ledger import SCHEMA, hex_digits, ledger_path, ledger_schema
+from pretok.shards.ledger import SCHEMA, hex_digits, ledger_schema
 from pretok.shards.manifest import SPLITS, Manifest, has_manifest, load_manifest
 from pretok.shards.seal import rejects_path
 from pretok.shards.texts import load_decoder, shard_texts
@@ -74,7 +74,7 @@ class Documents:
         two types."""
         kept: dict[str, tuple[pa.DataType, str]] = {}
         for shard, _ in self.numbered:
-            for field in ledger_schema(ledger_path(shard.prefix)):
+            for field in ledger_schema(shard.ledger_path):
                 known, source = kept.setdefault(field.name, (field.type, shard.source))
                 if known != field.type:
                     raise UsageError(

@@ -17,7 +17,7 @@ import numpy as np
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.shards.annotations import open_annotations
 from pretok.shards.documents import check_place, lines_of_source
-from pretok.shards.ledger import SCHEMA, ledger_path, ledger_row
+from pretok.shards.ledger import SCHEMA, ledger_row
 from pretok.shards.manifest import SPLITS, Manifest, Shard, load_manifest
 from pretok.shards.texts import load_vocabulary
 from pretok.tokenizer.vocabulary import Vocabulary
@@ -79,7 +79,7 @@ def token_texts(vocab: Vocabulary, ids: Sequence[int]) -> list[str]:
 
 def origin(manifest: Manifest, shard: Shard, number: int) -> tuple[str, int, dict[str, Any]]:
     """(input file, line or row from 1, what is kept) of document `number` of a shard."""
-    path = ledger_path(shard.prefix)
+    path = shard.ledger_path
     manifest.check(path)
     before = lines_of_source(manifest, shard.source)
     row = ledger_row(path, number)

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pretok.base.errors import UsageError
 from pretok.base.units import human_bytes
 from pretok.shards.documents import PLACE_IN_FILE, Numbered, chosen_shards, lines_of_source, scan
-from pretok.shards.ledger import HASH, ledger_path, ledger_schema
+from pretok.shards.ledger import HASH, ledger_schema
 from pretok.shards.manifest import Manifest
 from pretok.shards.texts import load_decoder, shard_texts
 
@@ -103,7 +103,7 @@ def _by_place(
 def _by_column(manifest: Manifest, shards: Sequence[Numbered], column: str, value: str) -> Iterator[Place]:
     known: set[str] = set()
     for one in shards:
-        schema = ledger_schema(ledger_path(one[0].prefix))
+        schema = ledger_schema(one[0].ledger_path)
         known |= set(schema.names)
         if column in schema.names:
             scalar = _scalar(schema.field(column).type, column, value)

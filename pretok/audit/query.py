@@ -27,7 +27,6 @@ from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.sql import errors, parquet, path_list, quoted
 from pretok.shards.annotations import Annotations, open_annotations, unknown_sources
 from pretok.shards.documents import lines_of_source
-from pretok.shards.ledger import ledger_path
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.seal import rejects_path
 from pretok.shards.unfinished import refuse_unfinished
@@ -122,7 +121,7 @@ def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
         return
     files, paths = [], []
     for shard, before in manifest.numbered:
-        paths.append(path := ledger_path(shard.prefix))
+        paths.append(path := shard.ledger_path)
         named = {"source": shard.source, "split": shard.split, "shard": shard.prefix.name}
         files.append({"path": str(path), **named, "before": before})
         if not path.exists():

@@ -27,7 +27,6 @@ from pretok.base.tasks import Step, open_step
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.annotations import matched_column
 from pretok.shards.inputs import load_inputs
-from pretok.shards.ledger import ledger_path
 from pretok.shards.manifest import (
     FILE_NAME,
     LEDGER_SUFFIX,
@@ -67,7 +66,7 @@ def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, lis
     tasks = [
         VerifyTask(
             shard=shard,
-            ledger_checksum=ledgers.get(ledger_path(shard.prefix)),
+            ledger_checksum=ledgers.get(shard.ledger_path),
             tokenizer_json=manifest.folder / TOKENIZER_FILE,
             tokenizer=manifest.tokenizer,
             sample=chosen,
@@ -75,7 +74,7 @@ def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, lis
         )
         for shard, chosen in zip(manifest.shards, numbers, strict=True)
     ]
-    listed = {ledger_path(shard.prefix) for shard in manifest.shards}
+    listed = {shard.ledger_path for shard in manifest.shards}
     problems += [f"{path} is the ledger of no shard" for path in ledgers.keys() - listed]
     tasks.sort(key=lambda task: -task.shard.tokens)
     # By the reference engine a byte takes fifty times as long, and a token is four of them.
@@ -180,12 +179,7 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
     The top of the folder may hold what people put there, such as a mix.
     """
     folder = manifest.folder
-    known = {
-        folder / FILE_NAME,
-        *(folder / file.path for file in manifest.side_files),
-    }
-    for shard in manifest.shards:
-        known |= {shard.bin_path, shard.index_path}
+    known = {folder / FILE_NAME, *manifest.checksums}
     open_folders = {folder / name for name in (STATE, ANNOTATIONS, *unfinished(folder))}
     ours: list[Path] = []
     others: list[Path] = []

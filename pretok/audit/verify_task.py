@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import checksum, reading
 from pretok.shards.format import ShardReader
-from pretok.shards.ledger import hash_column, hash_texts, ledger_column, ledger_path
+from pretok.shards.ledger import hash_column, hash_texts, ledger_column
 from pretok.shards.manifest import Shard, TokenizerEntry
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import ReferenceEngine, Unencodable
@@ -81,7 +81,7 @@ def _check_ledger(reader: ShardReader, task: VerifyTask) -> list[str]:
     """Its checksum; a row for each document, with the tokens that the index says, and bytes that add up."""
     if task.ledger_checksum is None:
         return []
-    path = ledger_path(task.shard.prefix)
+    path = task.shard.ledger_path
     if problems := _check_checksum(path, task.ledger_checksum):
         return problems
     try:
@@ -128,9 +128,7 @@ def _check_documents(
     """
     vocab, name = load_vocab(task.tokenizer_json, task.tokenizer.eod_id), str(task.tokenizer_json)
     json = vocab.raw.decode()
-    described = (
-        None if task.ledger_checksum is None else ledger_column(ledger_path(task.shard.prefix), "hash")
-    )
+    described = None if task.ledger_checksum is None else ledger_column(task.shard.ledger_path, "hash")
     engine = ReferenceEngine(json, name)
     tokens = [vocab.token_bytes(i) for i in range(vocab.size)]
     head = int(task.tokenizer.bos_id is not None)
@@ -152,6 +150,6 @@ def _check_documents(
         if described is not None and not described.take(pa.array(numbers)).equals(
             hash_column(hash_texts(texts))
         ):
-            return [f"{ledger_path(task.shard.prefix)}: a hash is not that of its document"]
+            return [f"{task.shard.ledger_path}: a hash is not that of its document"]
         report({"encoded again": len(numbers)})
     return []

@@ -22,7 +22,7 @@ from pretok.base.tokens import Ints
 from pretok.disclosure.read import Extent, SourceReading
 from pretok.shards.annotations import Annotations, open_annotations
 from pretok.shards.documents import chosen_shards, scan
-from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema
+from pretok.shards.ledger import SCHEMA, ledger_schema
 from pretok.shards.manifest import Manifest
 from pretok.shards.values import ValueCounts, domains
 
@@ -115,7 +115,7 @@ def count_sources(manifest: Manifest, extent: Extent, named: Mapping[str, str]) 
         one.check()
     for name in extent.sources:
         for shard in manifest.of(name, extent.split):
-            manifest.check(ledger_path(shard.prefix))
+            manifest.check(shard.ledger_path)
     schemas = {name: _columns(manifest, joined, name, extent.split) for name in extent.sources}
     kept = sorted({column for columns in schemas.values() for column in columns})
     for kind, column in named.items():
@@ -135,7 +135,7 @@ def _columns(manifest: Manifest, joined: list[Annotations], source: str, split: 
     """The kept columns of a source, in the order of its ledgers, and those that were joined to it."""
     names: dict[str, None] = {}
     for shard in manifest.of(source, split):
-        names |= dict.fromkeys(ledger_schema(ledger_path(shard.prefix)).names)
+        names |= dict.fromkeys(ledger_schema(shard.ledger_path).names)
     of_source = [one for one in joined if any(part.source == source for part in one.record.parts)]
     names |= dict.fromkeys(column.name for one in of_source for column in one.record.columns)
     return [name for name in names if name not in SCHEMA.names]

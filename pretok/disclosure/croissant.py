@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pretok.base.records import to_json
 from pretok.disclosure.summary import Summary, Values
-from pretok.shards.ledger import ledger_path, ledger_schema
+from pretok.shards.ledger import ledger_schema
 from pretok.shards.manifest import FILE_NAME, LEDGER_SUFFIX, Manifest
 
 TERMS = (
@@ -109,7 +109,7 @@ def _documents(manifest: Manifest) -> list[dict[str, Any]]:
     """The record set of the ledgers' rows; none without a shard."""
     columns: dict[str, pa.DataType] = {}
     for shard in manifest.shards:
-        columns |= {f.name: f.type for f in ledger_schema(ledger_path(shard.prefix))}
+        columns |= {f.name: f.type for f in ledger_schema(shard.ledger_path)}
     fields = [
         {
             "@type": "cr:Field",

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pretok.base.storage import read_json
 from pretok.report.frequencies import TokenUse, count_tokens, never_used
 from pretok.shards.inputs import load_inputs
-from pretok.shards.ledger import SCHEMA, ledger_path, ledger_schema, ledger_windows
+from pretok.shards.ledger import SCHEMA, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, SourceCounts, load_manifest
 from pretok.shards.seal import rejects_path
 from pretok.shards.values import ValueCounts, domains
@@ -144,7 +144,7 @@ def _source(manifest: Manifest, name: str) -> SourceFacts:
     )
     counters: dict[str, ValueCounts] = {}
     for shard in (*manifest.of(name), *manifest.of(name, "val")) if facts.ledger else ():
-        path = ledger_path(shard.prefix)
+        path = shard.ledger_path
         manifest.check(path)
         for rows in _windows(path):
             tokens = np.asarray(rows["tokens"])

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.records import Count, Record, check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
-from pretok.shards.ledger import WINDOW, ledger_path
+from pretok.shards.ledger import WINDOW
 from pretok.shards.manifest import Manifest, Shard
 
 FOLDER = "annotations"
@@ -237,7 +237,7 @@ def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
         before, checksums, end = 0, [], part.first + part.documents
         for shard in manifest.of(part.source, part.split):
             if part.first <= before < end and shard.documents:
-                checksums.append(manifest.checksums[ledger_path(shard.prefix)])
+                checksums.append(manifest.checksums[shard.ledger_path])
             before += shard.documents
         if fingerprint(checksums) != part.ledgers:
             sentences.append(
@@ -255,4 +255,4 @@ def unknown_sources(manifest: Manifest, annotations: Annotations) -> list[str]:
 
 def ledgers_fingerprint(manifest: Manifest, shards: Sequence[Shard]) -> str:
     """What binds a file of rows to the documents of these shards; those without a document say nothing."""
-    return fingerprint([manifest.checksums[ledger_path(shard.prefix)] for shard in shards if shard.documents])
+    return fingerprint([manifest.checksums[shard.ledger_path] for shard in shards if shard.documents])

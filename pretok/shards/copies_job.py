@@ -36,7 +36,7 @@ from pretok.screen.copies import (
     save_copies,
 )
 from pretok.shards.hash_task import HashTask, hash_partition, load_hashes
-from pretok.shards.ledger import ledger_column, ledger_path
+from pretok.shards.ledger import ledger_column
 from pretok.shards.manifest import Manifest
 from pretok.shards.task import TokenizeTask, copies_path, hashes_path
 
@@ -108,7 +108,7 @@ def _of_shards(sealed: Manifest, without: set[str]) -> list[_Documents]:
     found = []
     for shard in sealed.shards:
         if shard.source not in without:
-            path = ledger_path(shard.prefix)
+            path = shard.ledger_path
             load = partial(_hash_values, path, sealed.checksums[path])
             found.append(_Documents(shard.source, shard.documents, load, partial(_places, path)))
     return found

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pretok.base.errors import UsageError
 from pretok.shards.annotations import Annotations
 from pretok.shards.inputs import lines_before, load_inputs
-from pretok.shards.ledger import SCHEMA, ledger_path, ledger_windows
+from pretok.shards.ledger import SCHEMA, ledger_windows
 from pretok.shards.manifest import SPLITS, Manifest, Shard
 
 OF_SHARD = ("source", "split", "shard")
@@ -48,7 +48,7 @@ def scan(
             for one in joined
             if (names := [name for name in columns if name in one.columns])
         ]
-        for rows in ledger_windows(ledger_path(shard.prefix), needed):
+        for rows in ledger_windows(shard.ledger_path, needed):
             found = dict(zip(rows.schema.names, rows.columns, strict=True))
             for windows in beside:  # one for each of the ledger, or none for a source that came later
                 if window := next(windows, None):

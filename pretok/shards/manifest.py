@@ -110,6 +110,11 @@ class Shard(Record, frozen=True, omit_defaults=True):
         return self.bin_path.with_suffix(".idx")
 
     @property
+    def ledger_path(self) -> Path:
+        """Where its ledger is, if it has one."""
+        return self.bin_path.with_suffix(LEDGER_SUFFIX)
+
+    @property
     def prefix(self) -> Path:
         """Path without suffix, as `ShardReader` takes it."""
         return self.bin_path.with_suffix("")

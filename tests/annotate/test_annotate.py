@@ -98,7 +98,7 @@ def documents(manifest: Manifest) -> list[Row]:
         for split in ("train", "val"):
             doc = 0
             for shard in manifest.of(source, split):
-                for row in pq.read_table(ledger.ledger_path(shard.prefix)).to_pylist():
+                for row in pq.read_table(shard.ledger_path).to_pylist():
                     text = text_of(source, line := int(row["id"]))  # ids are the numbers of lines
                     names = {"source": source, "split": split, "doc": doc, "position": line + 1, "text": text}
                     found.append({**row, **names, "hash": row["hash"].hex(), "id": str(row["id"])})

@@ -17,7 +17,6 @@ from pretok.audit.trace import open_traced, readings
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.cli import run_command
-from pretok.shards.ledger import ledger_path
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.stream.mix_job import run_mix
 
@@ -38,7 +37,7 @@ def test_every_document_is_found_by_hash_and_by_place(manifest: Manifest) -> Non
     places = []
     before: Counter[tuple[str, str]] = Counter()
     for shard in manifest.shards:
-        for number, row in enumerate(pq.read_table(ledger_path(shard.prefix)).to_pylist()):
+        for number, row in enumerate(pq.read_table(shard.ledger_path).to_pylist()):
             place = (shard.source, shard.split, before[shard.source, shard.split] + number)
             by_hash.setdefault(row["hash"].hex(), []).append(place)
             places.append((origin(manifest, shard, number)[:2], place))

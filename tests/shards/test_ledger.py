@@ -52,7 +52,7 @@ def rows_of(manifest: Manifest, source: str) -> list[dict[str, Any]]:
     for split in ("train", "val"):
         for shard in manifest.of(source, split):
             reader = ShardReader(shard.prefix)
-            rows = pq.read_table(ledger_path(shard.prefix)).to_pylist()
+            rows = pq.read_table(shard.ledger_path).to_pylist()
             assert len(rows) == len(reader)
             for number, row in enumerate(rows):
                 assert row["tokens"] == len(reader[number])

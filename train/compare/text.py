@@ -62,12 +62,12 @@ def open_arm(name: str, work: Path) -> Arm:
 
 
 def _read_texts(shards: Sequence[Shard]) -> Texts:
-    from pretok.shards.ledger import ledger_column, ledger_path  # pyarrow, which no rank of a run needs
+    from pretok.shards.ledger import ledger_column  # pyarrow, which no rank of a run needs
 
     none = np.empty(0, np.int64)
     parts: list[tuple[npt.NDArray[Any], ...]] = [(np.empty(0, "S16"), none, none, none, none)]
     for number, shard in enumerate(shards):
-        path = ledger_path(shard.prefix)
+        path = shard.ledger_path
         count = shard.documents
         if count:
             hashes, sizes, tokens = (ledger_column(path, column) for column in ("hash", "bytes", "tokens"))
@@ -110,11 +110,11 @@ def _refuse_texts(first: Arm, second: Arm, key: tuple[str, str]) -> None:
 
 
 def _place(arm: Arm, key: tuple[str, str], number: int) -> str:
-    from pretok.shards.ledger import ledger_path, ledger_row
+    from pretok.shards.ledger import ledger_row
 
     texts = arm.texts[key]
     shard = arm.manifest.of(*key)[int(texts.shards[number])]
-    row = ledger_row(ledger_path(shard.prefix), int(texts.rows[number]))
+    row = ledger_row(shard.ledger_path, int(texts.rows[number]))
     return f"record {row['record']} of {row['file']}"
 
 

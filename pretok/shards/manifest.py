@@ -147,7 +147,8 @@ class MismatchEntry(Record, frozen=True):
 
 
 class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
-    """What stands in FOLDER/manifest.json; what follows from it (version, fingerprint, seal) is no field."""
+    """What stands in FOLDER/manifest.json. What follows from it (version, fingerprint, seal) is no field;
+    `folder`, where its files are, stands in no file."""
 
     tokenizer: TokenizerEntry
     totals: SourceCounts
@@ -162,7 +163,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     folder: Path = NOWHERE
 
     def at(self, folder: Path) -> Manifest:
-        """The same, whose files are in `folder`."""
+        """The same, whose files are in `folder`; NOWHERE for what is written."""
         return replace(
             self, folder=folder, shards=tuple(replace(shard, folder=folder) for shard in self.shards)
         )

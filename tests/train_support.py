@@ -87,8 +87,8 @@ def add_tokenizer(shards: Path, data: dict[str, Any] | None = None) -> None:
 def mix_of(shards: Path, path: Path, *stages: tuple[int, ...], seq_len: int = 16, seed: int = 0) -> str:
     """A mix of the sources en and it with these quotas."""
     manifest = load_manifest(shards)
-    sources = mix_sources(manifest, "train", seq_len, manifest.sources)
-    write_mix(path, Mix(manifest.fingerprint, "train", seq_len, seed, sources, stages), {})
+    sources = mix_sources(manifest, "train", seq_len, manifest.sources, "fixed")
+    write_mix(path, Mix(manifest.fingerprint, "train", seq_len, seed, "fixed", sources, stages), {})
     return str(path)
 
 

@@ -150,17 +150,15 @@ def readings(traced: Traced, name: str, split: str, document: int) -> list[Readi
     shards = traced.manifest.of(name, split)
     length, before = view.seq_len, sum(other.tokens for other in shards[: shards.index(shard)])
     start, end = (before + int(offset) for offset in _offsets(shard)[number : number + 2])
-    # Sequence i holds the tokens i * length to (i + 1) * length, both included.
-    indexes = np.arange(max(start - 1, 0) // length, min((end - 1) // length + 1, source.sequences))
     found = []
-    for index, positions in zip(indexes.tolist(), view.positions(source.name, indexes).tolist(), strict=True):
-        first, last = max(start, index * length), min(end, (index + 1) * length + 1)
-        for epoch, position in enumerate(positions):
-            if position in traced.positions:
-                step = traced.step_of(position)
-                done = None if step is None else step <= traced.steps
-                found.append(Reading(position, step, epoch, index, first - start, last - first, done))
-    return sorted(found, key=lambda reading: reading.position)
+    for position, epoch, index in view.positions(name, start, end).tolist():
+        if position in traced.positions:
+            begins = view.cut(name, epoch) + index * length
+            first, last = max(start, begins), min(end, begins + length + 1)
+            step = traced.step_of(position)
+            done = None if step is None else step <= traced.steps
+            found.append(Reading(position, step, epoch, index, first - start, last - first, done))
+    return found
 
 
 def passages(traced: Traced, position: int) -> Iterator[Passage]:
@@ -168,8 +166,9 @@ def passages(traced: Traced, position: int) -> Iterator[Passage]:
     view = traced.view
     if not 0 <= position < len(view):
         raise UsageError(f"there is no position {position}; the stream has {len(view)}, from 0")
-    source, _, index = view.origin(position)
-    start, end = index * view.seq_len, (index + 1) * view.seq_len + 1
+    source, epoch, index = view.origin(position)
+    start = view.cut(source, epoch) + index * view.seq_len
+    end = start + view.seq_len + 1
     before = numbered = 0
     for shard in traced.manifest.of(source, view.mix.split):
         if before < end and before + shard.tokens > start:

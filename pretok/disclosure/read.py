@@ -6,7 +6,7 @@ after k of its n sequences each was read k // n times, and the first k mod n of 
 knows which. A run that changed its data or its batch has one for each segment, which add up.
 
 A token is read where it is the input of a prediction: a sequence of L + 1 tokens reads its first L. What is left over
-behind the last whole sequence of a source is never read.
+before the first and behind the last whole sequence of an epoch is not read in it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pretok.stream
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.history import read_run
+from pretok.base.records import replace
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
@@ -32,10 +33,11 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What is read of the flat tokens of a source. seq_len: of a sequence; whole: epochs that are complete; part: (n,)
-    how often each of its n sequences was read besides: not at all, once, or twice where the reading neither begins nor
-    ends with an epoch."""
+    """What is read of the flat tokens of a source in epochs that are cut alike. cut: at which token they begin;
+    seq_len: of a sequence; whole: epochs that are complete; part: (n,) how often each of the n sequences was read
+    besides: not at all, once, or twice where the reading neither begins nor ends with an epoch."""
 
+    cut: int
     seq_len: int
     whole: int
     part: npt.NDArray[np.uint8]
@@ -45,7 +47,7 @@ class Coverage:
 
         bounds: (stretches + 1,), not falling, places in the flat tokens. Returns (stretches,).
         """
-        inside = np.minimum(bounds, len(self.part) * self.seq_len)
+        inside = np.clip(bounds - self.cut, 0, len(self.part) * self.seq_len)
         first, last = int(inside[0]) // self.seq_len, int(inside[-1]) // self.seq_len
         part = np.append(self.part[first : last + 1], np.uint8(0)).astype(np.int64)
         before = np.concatenate([[0], np.cumsum(part, dtype=np.int64)])
@@ -187,23 +189,27 @@ def _reading(name: str, spans: list[tuple[View, int, int]]) -> SourceReading:
         size = next((entry.sequences for entry in view.mix.sources if entry.name == name), None)
         if size is not None:
             low, high = (view.prefix_counts(length)[name] for length in (first, end))
-            coverage.append(_coverage(view, name, size, low, high))
+            coverage += _coverage(view, name, size, low, high)
             sizes.add(size)
             taken, epochs = taken + high - low, epochs + ((high - low) / size if size else 0)
     of = min(sizes) if len(sizes) == 1 else None
     return SourceReading(taken, of, None if sizes == {0} else epochs, tuple(coverage))
 
 
-def _coverage(view: View, name: str, size: int, low: int, high: int) -> Coverage:
-    """What of a source its `low`-th to `high - 1`-th sequences are, of `size` that it has."""
-    part, whole = np.zeros(size, np.uint8), 0
+def _coverage(view: View, name: str, size: int, low: int, high: int) -> list[Coverage]:
+    """What of a source its `low`-th to `high - 1`-th sequences are, of `size` that it has; by where epochs are cut."""
+    found: dict[int, Coverage] = {}
+    nothing = np.broadcast_to(np.uint8(0), size)
     while low < high:
-        end = min(high, low - low % size + size)
+        epoch, end = low // size, min(high, low - low % size + size)
+        cut = view.cut(name, epoch)
+        one = found.get(cut) or Coverage(cut, view.seq_len, 0, nothing)
         if end - low == size:
-            epochs = (high - low) // size
-            whole, low = whole + epochs, low + epochs * size
-            continue
-        for at in range(low, end, BLOCK):
-            part[view.drawn(name, at, min(at + BLOCK, end))] += 1
+            found[cut] = replace(one, whole=one.whole + 1)
+        else:
+            part = one.part.copy()
+            for at in range(low, end, BLOCK):
+                part[view.drawn(name, at, min(at + BLOCK, end))] += 1
+            found[cut] = replace(one, part=part)
         low = end
-    return Coverage(view.seq_len, whole, part)
+    return list(found.values())

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pretok.base.errors import UsageError
 from pretok.config import MixTable
 from pretok.forecast.measure import Found, Sample
-from pretok.stream.mix_file import MixSource
+from pretok.stream.mix_file import MixSource, sequences
 from pretok.stream.quota import stage_quotas
 
 ERRORS = 2.0
@@ -142,7 +142,7 @@ def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: fl
 def _try(mix: MixTable, tokens: Mapping[str, int]) -> tuple[int, dict[str, float], str]:
     """(tokens, epochs of each source, problem) of a mix over sources of so many tokens."""
     length = mix.seq_len
-    sources = [MixSource(name, count, max(0, (count - 1) // length)) for name, count in tokens.items()]
+    sources = [MixSource(name, count, sequences(count, length, "epoch")) for name, count in tokens.items()]
     drawn = [0] * len(sources)
     problem = ""
     for stage in mix.all_stages:

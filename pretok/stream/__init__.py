@@ -8,7 +8,7 @@ read, and the number of open files is bounded. numpy, msgspec and the standard l
     view[i]                 # (seq_len + 1,) token ids at position i; view[a:b] for (b - a, seq_len + 1)
     view.batch(positions)   # (n, seq_len + 1), one call for many
     view.origin(i)          # (source, epoch, index of the sequence inside the source)
-    view.positions(source, indexes)  # back: (n, epochs) positions of sequences of a source
+    view.positions(source, first, end)  # back: (n, 3) the positions that read some of its tokens, epoch and sequence
     view.prefix_counts(n)   # {source: sequences among the first n positions}
 
 In this folder:
@@ -217,15 +217,33 @@ class View:
         """The file that holds a token, counted from 0, of the sequence at one position."""
         return self._tokens.path(int(self._locate(self._checked([position]))[0]) + token)
 
-    def positions(self, source: str, indexes: Sequence[int] | Ints) -> Ints:
-        """Inverse of `origin`, by arithmetic: (n,) indexes of sequences inside a source -> (n, epochs) positions, -1
-        in an epoch that the stream does not get to. UsageError for an unknown source, IndexError for a sequence that
-        is none of its."""
-        number, sequences = self._number(source), _whole(indexes)
-        size = self.mix.sources[number].sequences
-        if sequences.size and not 0 <= sequences.min() <= sequences.max() < size:
-            raise IndexError(f"sequences {sequences.min()} to {sequences.max()}; source {source} has {size}")
-        return self._order.positions(number, sequences)
+    def positions(self, source: str, first: int, end: int) -> Ints:
+        """Inverse of `origin`, by arithmetic: which positions hold any of the tokens `first` to `end - 1` of a source.
+
+        Returns (n, 3), in the order of the stream: position, epoch, index of the sequence inside the source. A token
+        that is the last of a sequence is only predicted there. UsageError for an unknown source, IndexError for tokens
+        that it does not have.
+        """
+        number = self._number(source)
+        held = self.mix.sources[number]
+        if not 0 <= index(first) <= index(end) <= held.tokens:
+            raise IndexError(f"tokens {first} to {end}; source {source} has {held.tokens}")
+        found = [np.empty((0, 3), np.int64)]
+        for epoch in range(self._order.epochs(number) if first < end else 0):
+            cut = self.cut(source, epoch)
+            low = max(first - cut - 1, 0) // self.seq_len
+            high = min((end - 1 - cut) // self.seq_len + 1, held.sequences)
+            sequences = np.arange(low, high)
+            at = self._order.positions(number, epoch, sequences)
+            found.append(np.column_stack([at, np.full_like(at, epoch), sequences])[at >= 0])
+        rows = np.concatenate(found)
+        return rows[np.argsort(rows[:, 0])]
+
+    def cut(self, source: str, epoch: int) -> int:
+        """Where an epoch of a source begins: its sequence i holds the source's tokens cut + i * seq_len to
+        cut + (i + 1) * seq_len, both included. UsageError for an unknown source."""
+        number = np.array([self._number(source)])
+        return int(self._order.cuts(number, np.array([index(epoch)]))[0])
 
     def prefix_counts(self, length: int) -> dict[str, int]:
         """How many of the first `length` positions each source has; 0 <= length <= len."""
@@ -277,5 +295,5 @@ class View:
     def _locate(self, positions: Ints) -> Ints:
         if self.materialized:
             return positions * (self.seq_len + 1)
-        source, _, number = self._order.locate(positions)
-        return self._bases[source] + number * self.seq_len
+        source, epoch, number = self._order.locate(positions)
+        return self._bases[source] + self._order.cuts(source, epoch) + number * self.seq_len

@@ -31,7 +31,7 @@ def same_until(one: Mix, other: Mix) -> int:
     """
     if one.fingerprint == other.fingerprint:
         return one.length
-    if (one.split, one.seq_len, one.seed) != (other.split, other.seq_len, other.seed):
+    if (one.split, one.seq_len, one.seed, one.cuts) != (other.split, other.seq_len, other.seed, other.cuts):
         return 0
     mine, theirs = _shards(one), _shards(other)
     known = max((min(mine[name], theirs[name]) for name in mine.keys() & theirs.keys()), default=0)

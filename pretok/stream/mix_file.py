@@ -7,14 +7,17 @@ file. numpy, msgspec and the standard library only.
     format, version, fingerprint
     manifest    fingerprint of the shards it belongs to
     split, seq_len, seed
+    cuts        "epoch": each epoch of a source is cut at another place; "fixed": all at its first token
     sources     [{name, tokens, sequences}]    what the shards hold, in the order of quotas
     stages      [{quotas: [n, ...], length}]   sequences that each source gives; `length` only where the next stage
                                                begins after so many positions, before all quotas are given
     earlier     [{manifest, length}]           only where the shards have grown since a mix that this one goes on with
     report      what follows from these (`mix_job.MixReport`), for people and other programs; outside of the fingerprint
 
-A source of T tokens holds (T - 1) // seq_len sequences: sequence i is its tokens i * seq_len up to and including
-(i + 1) * seq_len, the last of which is only a target.
+With fixed cuts a source of T tokens holds (T - 1) // seq_len sequences: sequence i is its tokens i * seq_len up to and
+including (i + 1) * seq_len, the last of which is only a target. Where each epoch is cut anew all begin later, at
+`order.cut`, and there are (T - seq_len) // seq_len of them, whatever the epoch. A source of one sequence is not
+shifted.
 
 A mix that goes on with another (`stream.continued`) has its stages, the last of them cut at the position where the two
 part, and then its own. So which positions two mixes have in common follows from their files alone, and a mix that was
@@ -36,7 +39,8 @@ from pretok.shards.manifest import MAX_TOKENS, SPLITS, Manifest
 from pretok.stream.order import Order
 
 FORMAT = "pretok-mix"
-VERSION = 1
+VERSION = 2
+CUTS = ("fixed", "epoch")
 MAX_STAGES = 1 << 20
 """So many stages of fewer than `order.MAX_SEQUENCES` positions each stay within 64 bits."""
 
@@ -66,6 +70,7 @@ class Mix(Record, frozen=True, dict=True):
     split: str
     seq_len: Count
     seed: Signed
+    cuts: str
     sources: tuple[MixSource, ...]
     stages: tuple[tuple[Count, ...], ...]
     taken: tuple[Count, ...] = ()
@@ -146,7 +151,10 @@ class Mix(Record, frozen=True, dict=True):
         """The order of its positions."""
         names = [source.name for source in self.sources]
         sizes = [source.sequences for source in self.sources]
-        return Order(names, sizes, self.stages, self.seed, self.lengths)
+        # A source of one sequence would lose it where its epochs are cut.
+        cut = [self.cuts == "epoch" and _fixed(source.tokens, self.seq_len) > 1 for source in self.sources]
+        shifts = [self.seq_len if one else 0 for one in cut]
+        return Order(names, sizes, self.stages, self.seed, self.lengths, shifts)
 
     def problem(self) -> str | None:
         """Why there is no such stream whatever the shards hold, or None."""
@@ -156,6 +164,8 @@ class Mix(Record, frozen=True, dict=True):
             return f"the sequence length is {self.seq_len}; it must be at least 1 and below 2^31"
         if not -(2**63) <= self.seed < 2**63:
             return f"the seed {self.seed} does not fit 64 bits"
+        if self.cuts not in CUTS:
+            return f"no cuts {self.cuts!r}; there are {' and '.join(CUTS)}"
         if len({source.name for source in self.sources}) != len(self.sources):
             return "a source stands twice in it"
         if sum(source.tokens for source in self.sources) >= MAX_TOKENS:
@@ -164,7 +174,7 @@ class Mix(Record, frozen=True, dict=True):
             if len(quotas) != len(self.sources) or min(quotas, default=0) < 0:
                 return f"a stage has {len(quotas)} quotas for {len(self.sources)} sources, or one below 0"
         for number, source in enumerate(self.sources):
-            if source.sequences != _sequences(source.tokens, self.seq_len):
+            if source.sequences != sequences(source.tokens, self.seq_len, self.cuts):
                 return f"source {source.name} has {source.tokens} tokens, not {source.sequences} sequences"
             if not source.sequences and any(quotas[number] for quotas in self.stages):
                 return f"source {source.name} has not one sequence to give"
@@ -201,18 +211,27 @@ class _MixFile(Record, frozen=True):
     split: str
     seq_len: Count
     seed: Signed
+    cuts: str
     sources: tuple[MixSource, ...]
     stages: tuple[_StageEntry, ...]
     earlier: tuple[Earlier, ...] = ()
     report: dict[str, object] | None = None
 
 
-def _sequences(tokens: int, seq_len: int) -> int:
-    """How many sequences, each with its target, a flat stream of `tokens` holds."""
+def _fixed(tokens: int, seq_len: int) -> int:
+    """How many sequences, each with its target, a flat stream of `tokens` holds from its first token on."""
     return max(tokens - 1, 0) // seq_len
 
 
-def mix_sources(manifest: Manifest, split: str, seq_len: int, names: Iterable[str]) -> tuple[MixSource, ...]:
+def sequences(tokens: int, seq_len: int, cuts: str) -> int:
+    """How many sequences each epoch of a source of `tokens` has."""
+    fixed = _fixed(tokens, seq_len)
+    return (tokens - seq_len) // seq_len if cuts == "epoch" and fixed > 1 else fixed
+
+
+def mix_sources(
+    manifest: Manifest, split: str, seq_len: int, names: Iterable[str], cuts: str
+) -> tuple[MixSource, ...]:
     """What the shards hold for sequences of `seq_len`. Raises UsageError for an unknown source, split or bad length."""
     if split not in SPLITS:
         raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
@@ -225,13 +244,13 @@ def mix_sources(manifest: Manifest, split: str, seq_len: int, names: Iterable[st
                 f"{manifest.folder} has no source {name!r}; its sources are {', '.join(manifest.sources)}"
             )
         tokens = sum(shard.tokens for shard in manifest.of(name, split))
-        found.append(MixSource(name, tokens, _sequences(tokens, seq_len)))
+        found.append(MixSource(name, tokens, sequences(tokens, seq_len, cuts)))
     return tuple(found)
 
 
 def natural_mix(manifest: Manifest, split: str, seq_len: int, names: Iterable[str], seed: int) -> Mix:
-    """Every sequence of the named sources once, in natural proportion."""
-    sources = mix_sources(manifest, split, seq_len, names)
+    """Every sequence of the named sources once, in natural proportion; cuts are fixed, as there is one epoch."""
+    sources = mix_sources(manifest, split, seq_len, names, "fixed")
     quotas = tuple(source.sequences for source in sources)
     if not sum(quotas):
         held = ", ".join(f"{source.name} {source.tokens}" for source in sources)
@@ -239,7 +258,7 @@ def natural_mix(manifest: Manifest, split: str, seq_len: int, names: Iterable[st
             f"split {split!r} of {manifest.folder} holds no sequence of {seq_len} + 1 tokens (tokens: {held}); "
             "take a smaller sequence length or another split"
         )
-    return possible(Mix(manifest.fingerprint, split, seq_len, seed, sources, (quotas,)))
+    return possible(Mix(manifest.fingerprint, split, seq_len, seed, "fixed", sources, (quotas,)))
 
 
 def possible(mix: Mix) -> Mix:
@@ -286,7 +305,8 @@ def parse_mix(data: object, where: Path) -> Mix:
     taken = tuple(sum(stage.quotas) if stage.length is None else stage.length for stage in file.stages)
     if all(stage.length is None for stage in file.stages):
         taken = ()
-    mix = Mix(file.manifest, file.split, file.seq_len, file.seed, file.sources, stages, taken, file.earlier)
+    head = (file.manifest, file.split, file.seq_len, file.seed, file.cuts, file.sources)
+    mix = Mix(*head, stages, taken, file.earlier)
     if problem := mix.problem():
         raise IntegrityError(f"{where}: the mix is damaged ({problem}); make it again with pretok mix")
     if file.fingerprint != mix.fingerprint:

@@ -69,8 +69,8 @@ class StageReport(Record, frozen=True):
 
 
 class SourceReport(Record, frozen=True):
-    """What a mix takes of a source. unused_tokens: whole sequences not drawn even once; tail_tokens: the end of the
-    source, which fills no sequence."""
+    """What a mix takes of a source. unused_tokens: whole sequences not drawn even once; tail_tokens: what an
+    epoch leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew."""
 
     sequences: Count
     tokens: Count
@@ -148,7 +148,8 @@ def _another(out: Path, old: Mix, difference: str) -> MismatchError:
 def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, MixReport]:
     """The mix and its report. Raises UsageError for unknown sources, or budgets and weights that do not fit."""
     sources = _sources(manifest, request)
-    empty = Mix(manifest.fingerprint, request.split, request.table.seq_len, request.table.seed, sources, ())
+    table, cuts = request.table, _cuts(request)
+    empty = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, sources, ())
     start = empty if request.after is None else _with_sources(request.after, sources)
     drawn = [0] * len(sources) if request.after is None else start.order().prefix(len(start)).tolist()
     quotas = list(start.stages)
@@ -216,9 +217,13 @@ def _sources(manifest: Manifest, request: MixRequest) -> tuple[MixSource, ...]:
     for stage in request.table.all_stages:
         names |= set(manifest.sources if stage.weights == "natural" else stage.weights)
     first = [source.name for source in request.after.sources] if request.after else []
-    return mix_sources(
-        manifest, request.split, request.table.seq_len, [*first, *sorted(names.difference(first))]
-    )
+    named = [*first, *sorted(names.difference(first))]
+    return mix_sources(manifest, request.split, request.table.seq_len, named, _cuts(request))
+
+
+def _cuts(request: MixRequest) -> str:
+    """Those of the mix before; else each epoch is cut anew, but for validation, which reads its texts once."""
+    return request.after.cuts if request.after else "epoch" if request.split == "train" else "fixed"
 
 
 def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str]) -> MixReport:

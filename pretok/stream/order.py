@@ -3,6 +3,10 @@
 Input: how many sequences each source has and how many of them every stage of a mix takes (its quotas). Output:
 `Order`, which maps positions to (source, epoch, sequence) and back, and prefixes to counts, in vectors.
 
+Cuts. Sequence i of epoch e of a source begins at token o + i seq_len of its flat tokens, where o, the same for the
+whole epoch, is `cut`: a hash modulo seq_len, so that no border falls where it fell in another epoch. 0 where cuts are
+fixed.
+
 Interleaving. Of N positions source s has quota q_s; its k-th sequence falls due at time (k + 1/2) N / q_s, and
 positions follow by time, equal times by source. Up to a whole time T source s was due floor(q_s T / N + 1/2) times,
 within 1/2 of its share, so the counts of S sources add up to T within S/2: the T in which a position falls is found
@@ -150,6 +154,12 @@ def round_keys(seed: int, source: str, epoch: int) -> UInt64s:
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
+def cut(seed: int, source: str, epoch: int, seq_len: int) -> int:
+    """At which token of a source the sequences of an epoch begin, 0 to seq_len - 1."""
+    digest = hashlib.blake2b(f"{seed}\0{source}\0{epoch}\0cut".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % seq_len
+
+
 def permute(index: Ints, size: Ints, keys: UInt64s) -> Ints:
     """Row by row the image of `index` under a keyed permutation of 0..size-1.
 
@@ -205,8 +215,9 @@ class Order:
     """Positions of a whole mix -> sequences of its sources.
 
     names, sizes: the sources and how many sequences each has; stages: the quotas of each stage, in the order of
-    `names`; lengths: how many positions of each stage there are, all by default. Each stage goes on in every source
-    where the one before stopped.
+    `names`; lengths: how many positions of each stage there are, all by default; shifts: for each source the seq_len by
+    which its epochs are cut anew, 0 where they are not. Each stage goes on in every source where the one before
+    stopped.
     """
 
     def __init__(
@@ -216,6 +227,7 @@ class Order:
         stages: Sequence[Sequence[int]],
         seed: int,
         lengths: Sequence[int] | None = None,
+        shifts: Sequence[int] = (),
     ) -> None:
         self.names = tuple(names)
         self.sizes: Ints = np.array(sizes, np.int64)
@@ -227,7 +239,9 @@ class Order:
         given = [stage.first(length) for stage, length in zip(self._stages, lengths, strict=True)]
         quotas = np.array([np.zeros(len(self.names), np.int64), *given])
         self._drawn: Ints = np.cumsum(quotas, axis=0)  # by each source before each stage
+        self._shifts = tuple(shifts) or (0,) * len(self.names)
         self._keys: dict[tuple[int, int], UInt64s] = {}
+        self._cuts: dict[tuple[int, int], int] = {}
         self.length = int(self._starts[-1])
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
@@ -243,22 +257,39 @@ class Order:
         epoch, index = np.divmod(drawn, size)
         return source, epoch, permute(index, size, self._keys_of(source, epoch))
 
-    def positions(self, source: int, sequences: Ints) -> Ints:
-        """Inverse of `locate`. sequences: (n,) of one source -> (n, epochs): the position at which each epoch of the
-        source has the sequence, -1 where the stream ends before."""
+    def epochs(self, source: int) -> int:
+        """Epochs of a source that the stream begins."""
+        return -(-int(self._drawn[-1, source]) // max(int(self.sizes[source]), 1))
+
+    def positions(self, source: int, epoch: int, sequences: Ints) -> Ints:
+        """Inverse of `locate`. sequences: (n,) of one source -> (n,): the position at which the epoch has each, -1
+        where the stream ends before."""
         size, end = int(self.sizes[source]), int(self._drawn[-1, source])
-        epochs = -(-end // max(size, 1))
-        found = np.full((len(sequences), epochs), -1, np.int64)
+        found = np.full(len(sequences), -1, np.int64)
         sizes, here = np.full(len(sequences), size), np.full(len(sequences), source)
-        for epoch in range(epochs):
-            keys = self._keys_of(here, np.full(len(sequences), epoch))
-            drawn = epoch * size + unpermute(sequences, sizes, keys)
-            stage_of = np.searchsorted(self._drawn[:, source], drawn, side="right") - 1
-            for stage in np.unique(stage_of[drawn < end]):
-                rows = np.flatnonzero(stage_of == stage)
-                k = drawn[rows] - self._drawn[stage, source]
-                found[rows, epoch] = self._starts[stage] + self._stages[stage].position(here[rows], k)
+        keys = self._keys_of(here, np.full(len(sequences), epoch))
+        drawn = epoch * size + unpermute(sequences, sizes, keys)
+        stage_of = np.searchsorted(self._drawn[:, source], drawn, side="right") - 1
+        for stage in np.unique(stage_of[drawn < end]):
+            rows = np.flatnonzero(stage_of == stage)
+            k = drawn[rows] - self._drawn[stage, source]
+            found[rows] = self._starts[stage] + self._stages[stage].position(here[rows], k)
         return found
+
+    def cuts(self, source: Ints, epoch: Ints) -> Ints:
+        """(n,): at which token of its source each epoch begins, see `cut`."""
+        if not any(self._shifts):
+            return np.zeros_like(source)
+        pairs, inverse = np.unique(epoch * len(self.names) + source, return_inverse=True)
+        found = [self._cut(pair % len(self.names), pair // len(self.names)) for pair in pairs.tolist()]
+        return np.array(found, np.int64)[inverse]
+
+    def _cut(self, source: int, epoch: int) -> int:
+        if not self._shifts[source]:
+            return 0
+        if (source, epoch) not in self._cuts:
+            self._cuts[source, epoch] = cut(self.seed, self.names[source], epoch, self._shifts[source])
+        return self._cuts[source, epoch]
 
     def prefix(self, length: int) -> Ints:
         """(sources,): how many of the first `length` positions each source has."""

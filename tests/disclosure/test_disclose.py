@@ -132,8 +132,9 @@ def walk(documents: Figures, view: pretok.stream.View, length: int) -> Figures:
     """Position by position: (tokens read, record) of each document of which any was read."""
     read = {source.name: np.zeros(max(source.tokens, 1), np.int64) for source in view.mix.sources}
     for position in range(length):
-        source, _, index = view.origin(position)
-        read[source][index * SEQ_LEN : (index + 1) * SEQ_LEN] += 1
+        source, epoch, index = view.origin(position)
+        first = view.cut(source, epoch) + index * SEQ_LEN
+        read[source][first : first + SEQ_LEN] += 1
     found: Figures = {}
     for name, counts in read.items():
         at, found[name] = 0, []
@@ -266,14 +267,14 @@ def test_a_run_of_the_trainer_is_read(
 def test_coverage_of_any_stretch() -> None:
     random = np.random.default_rng(5)
     for _ in range(200):
-        seq_len, sequences, whole = (int(n) for n in random.integers([1, 0, 0], [9, 12, 3]))
+        seq_len, sequences, whole, cut = (int(n) for n in random.integers([1, 0, 0, 0], [9, 12, 3, 9]))
         part = random.integers(0, 3, sequences).astype(np.uint8)
-        tokens = sequences * seq_len + int(random.integers(0, seq_len + 1))
+        tokens = cut + sequences * seq_len + int(random.integers(0, seq_len + 1))
         read = np.zeros(tokens, np.int64)
-        read[: sequences * seq_len] = whole + np.repeat(part, seq_len)
+        read[cut : cut + sequences * seq_len] = whole + np.repeat(part, seq_len)
         bounds = np.sort(random.integers(0, tokens + 1, 6))
         expected = [read[low:high].sum() for low, high in pairwise(bounds)]
-        assert Coverage(seq_len, whole, part).tokens(bounds).tolist() == expected
+        assert Coverage(cut, seq_len, whole, part).tokens(bounds).tolist() == expected
 
 
 def test_what_a_source_gives_is_what_its_positions_hold(made: Recipe) -> None:

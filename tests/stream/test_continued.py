@@ -71,7 +71,9 @@ def check_epochs(view: View) -> None:
         drawn.setdefault(source, []).append((where[0], where[1]))
     for source in view.mix.sources:
         mine, size = drawn.get(source.name, []), source.sequences
-        alone = Mix("", "train", view.seq_len, view.mix.seed, (source,), ((len(mine),),)).order()
+        alone = Mix(
+            "", "train", view.seq_len, view.mix.seed, view.mix.cuts, (source,), ((len(mine),),)
+        ).order()
         _, epochs, sequences = alone.locate(np.arange(len(mine)))
         assert mine == list(zip(epochs.tolist(), sequences.tolist(), strict=True))
         for start in range(0, len(mine), size):
@@ -143,7 +145,7 @@ def test_chains_of_continued_mixes(shards: Path, grown: Path, old: Path, tmp_pat
 def test_orders_of_cut_stages(stages: list[list[int]], cuts: list[tuple[int, list[int]]]) -> None:
     """Against lists: a stage that is cut is the beginning of the whole one, wherever and however often it is done."""
     sources = tuple(MixSource(f"s{n}", size * 5 + 1, size) for n, size in enumerate((7, 11, 40)))
-    mix = Mix("x", "train", 5, 1, sources, tuple(map(tuple, stages)))
+    mix = Mix("x", "train", 5, 1, "fixed", sources, tuple(map(tuple, stages)))
     for cut, quotas in cuts:
         at = 1 + cut % len(mix)
         first = mix.first(at)
@@ -168,8 +170,10 @@ def test_orders_of_cut_stages(stages: list[list[int]], cuts: list[tuple[int, lis
                 np.arange((located[0] == number).sum()) // sources[number].sequences,
             )
             mine = np.flatnonzero(located[0] == number)
-            back = more.order().positions(number, located[2][mine])
-            np.testing.assert_array_equal(back[np.arange(len(mine)), located[1][mine]], mine)
+            for epoch in range(more.order().epochs(number)):
+                there = mine[located[1][mine] == epoch]
+                back = more.order().positions(number, epoch, located[2][there])
+                np.testing.assert_array_equal(back, there)
             for n in (at, len(more)):
                 assert more.order().prefix(n)[number] == (located[0][:n] == number).sum()
         mix = more
@@ -181,6 +185,7 @@ def test_what_two_mixes_have_in_common(shards: Path, grown: Path) -> None:
     assert same_until(mix, mix) == len(mix) == 259
     for other in (
         replace(mix, seed=4),
+        replace(mix, cuts="epoch"),
         replace(mix, split="val"),
         replace(mix, manifest="other"),
         natural_mix(manifest, "train", 6, ["en", "it"], 3),
@@ -238,11 +243,12 @@ def test_forged_segments_are_refused(old: Path, change: dict[str, Any], message:
 
 def test_a_mix_that_was_never_continued_keeps_its_file_for_ever() -> None:
     sources = (MixSource("en", 401, 80), MixSource("it", 905, 180))
-    mix = Mix("m" * 32, "train", 5, 3, sources, ((15, 135), (100, 100)))
+    mix = Mix("m" * 32, "train", 5, 3, "fixed", sources, ((15, 135), (100, 100)))
     assert json.dumps(mix_json(mix)) == (
-        '{"fingerprint": "1d1c585bace00f6d2bfb2e2cb36522a8", "format": "pretok-mix", "version": 1, "manifest": "'
+        '{"fingerprint": "523153127f7a036d2e2e0ee280682537", "format": "pretok-mix", "version": 2, "manifest": "'
         + "m" * 32
-        + '", "split": "train", "seq_len": 5, "seed": 3, "sources": [{"name": "en", "tokens": 401, "sequences": 80}, '
+        + '", "split": "train", "seq_len": 5, "seed": 3, "cuts": "fixed", "sources": '
+        '[{"name": "en", "tokens": 401, "sequences": 80}, '
         '{"name": "it", "tokens": 905, "sequences": 180}], "stages": [{"quotas": [15, 135]}, {"quotas": [100, 100]}]}'
     )
 

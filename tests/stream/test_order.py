@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretok.base.errors import UsageError
-from pretok.stream.order import MAX_SEQUENCES, Order, Schedule, permute, round_keys, unpermute
+from pretok.stream.order import MAX_SEQUENCES, Order, Schedule, cut, permute, round_keys, unpermute
 
 small_quotas = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any)
 large_quotas = st.lists(st.integers(0, (MAX_SEQUENCES - 1) // 50), min_size=2, max_size=50).filter(any)
@@ -161,7 +161,9 @@ def test_sources_are_used_up_before_they_repeat(sizes: list[int], stages: list[l
         expected = np.full((size, epochs), -1)
         mine = np.flatnonzero(source == number)
         expected[sequence[mine], epoch[mine]] = mine
-        np.testing.assert_array_equal(order.positions(number, np.arange(size)), expected)
+        assert order.epochs(number) == epochs
+        for e in range(epochs):
+            np.testing.assert_array_equal(order.positions(number, e, np.arange(size)), expected[:, e])
     np.testing.assert_array_equal(order.prefix(order.length), np.sum(stages, axis=0))
 
 
@@ -188,6 +190,7 @@ def test_order_never_changes() -> None:
         10932743,
     ]
     assert round_keys(7, "it", 0).tolist()[:2] == [3536432210371697600, 1158396872637287926]
+    assert [cut(7, "it", number, 4096) for number in range(4)] == [3257, 3698, 3755, 735]
 
 
 def test_a_stage_beyond_64_bits_is_refused() -> None:

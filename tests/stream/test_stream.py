@@ -23,7 +23,8 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.shards.format import HEADER, MAGIC, ShardReader
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View
-from pretok.stream.mix_file import natural_mix, write_mix
+from pretok.stream.mix_file import Mix, mix_sources, natural_mix, write_mix
+from pretok.stream.order import cut
 
 DOCUMENTS = {
     "en": [range(500, 500 + n) for n in (1, 90, 3, 0, 40, 17, 2)],
@@ -46,11 +47,12 @@ def check(view: View, flats: dict[str, list[int]]) -> None:
     assert batch.dtype == np.int64
     for position in range(len(view)):
         source, epoch, index = view.origin(position)
-        expected = flats[source][index * view.seq_len : (index + 1) * view.seq_len + 1]
+        first = view.cut(source, epoch) + index * view.seq_len
+        expected = flats[source][first : first + view.seq_len + 1]
         assert len(expected) == view.seq_len + 1
         assert view[position].tolist() == expected
         assert view[position].dtype == view.dtype
-        assert view.positions(source, [index])[0, epoch] == position
+        assert [position, epoch, index] in view.positions(source, first, first + 1).tolist()
         assert batch[position].tolist() == expected
 
 
@@ -186,11 +188,12 @@ def test_numbers_that_are_not_whole_are_refused_not_cut(shards: Path) -> None:
         with pytest.raises(TypeError, match="is a whole number, not"):
             pretok.stream.open(shards, **wrong)
     view = pretok.stream.open(shards, seq_len=np.int64(4))
-    for read in (lambda: view.batch([1.9]), lambda: view.origin(1.7), lambda: view.positions("it", [1.5])):
+    for read in (lambda: view.batch([1.9]), lambda: view.origin(1.7)):
         with pytest.raises(TypeError, match="positions are whole numbers, not float64"):
             read()
-    with pytest.raises(TypeError):
-        view.prefix_counts(1.5)
+    for read in (lambda: view.prefix_counts(1.5), lambda: view.positions("it", 1.5, 3)):
+        with pytest.raises(TypeError):
+            read()
 
 
 def test_ids_are_never_wrapped(shards: Path) -> None:
@@ -356,3 +359,73 @@ def test_streams_need_nothing_but_numpy() -> None:
     code = f"import sys, pretok.stream, pretok.stream.loader; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=2, max_size=3),
+    st.integers(1, 9),
+    st.lists(st.lists(st.integers(0, 40), min_size=3, max_size=3), min_size=1, max_size=3),
+    st.integers(0, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_each_epoch_is_cut_at_another_place(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    seq_len: int,
+    stages: list[list[int]],
+    seed: int,
+) -> None:
+    """Against the flat tokens: in an epoch each token but those at its ends is read once, wherever it is cut."""
+    names = [f"s{number}" for number in range(len(lengths))]
+    folder = make_shards(
+        tmp_path_factory.mktemp("shards"), {name: [range(n)] for name, n in zip(names, lengths, strict=True)}
+    )
+    manifest = load_manifest(folder)
+    sources = mix_sources(manifest, "train", seq_len, names, "epoch")
+    quotas = tuple(
+        tuple(q if source.sequences else 0 for source, q in zip(sources, stage, strict=False))
+        for stage in stages
+    )
+    mix = Mix(manifest.fingerprint, "train", seq_len, seed, "epoch", sources, quotas)
+    if not len(mix):
+        return
+    write_mix(folder / "mix.json", mix, {})
+    view = pretok.stream.open(folder, folder / "mix.json")
+    flats = {name: [*range(n), EOD] for name, n in zip(names, lengths, strict=True)}
+    check(view, flats)
+    reads: dict[tuple[str, int], list[int]] = {}
+    for position in range(len(view)):
+        source, epoch, index = view.origin(position)
+        first = view.cut(source, epoch) + index * seq_len
+        reads.setdefault((source, epoch), []).extend(range(first, first + seq_len))
+    for (name, epoch), read in reads.items():
+        source = next(source for source in sources if source.name == name)
+        fixed = (source.tokens - 1) // seq_len
+        assert source.sequences == (fixed if fixed <= 1 else (source.tokens - seq_len) // seq_len)
+        assert 0 <= view.cut(name, epoch) < (seq_len if fixed > 1 else 1)
+        assert len(set(read)) == len(read)
+        if len(read) == source.sequences * seq_len:  # the whole epoch
+            assert sorted(read) == list(range(min(read), max(read) + 1))
+            assert min(read) == view.cut(name, epoch)
+            assert source.tokens - len(read) < 2 * seq_len + 1
+    for name in names:  # which positions hold a stretch of tokens, by looking at all
+        for first, end in ((0, len(flats[name])), (2, 3), (1, 1)):
+            rows = view.positions(name, min(first, end), end).tolist() if end <= len(flats[name]) else []
+            expected = []
+            for position in range(len(view)):
+                source_, epoch, index = view.origin(position)
+                low = view.cut(source_, epoch) + index * seq_len
+                if (
+                    source_ == name
+                    and low < end
+                    and first <= low + seq_len
+                    and first < end <= len(flats[name])
+                ):
+                    expected.append([position, epoch, index])
+            assert rows == expected
+
+
+def test_cuts_of_an_epoch_never_change_and_differ() -> None:
+    found = [cut(5, "it", epoch, 4096) for epoch in range(100)]
+    assert len(set(found)) > 90
+    assert max(found) > 3900

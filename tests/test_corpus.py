@@ -10,6 +10,7 @@ import pytest
 from support import needs
 from tokenizers import Tokenizer
 
+import pretok.stream
 from pretok.cli import run_command
 from pretok.read.files import read_bytes
 
@@ -94,3 +95,30 @@ def test_counts_are_those_of_the_text(corpus, work):
         assert totals[source]["documents"] == len(texts)
         assert totals[source]["bytes"] == sum(len(text.encode()) for text in texts)
         assert totals[source]["rejected"] == {}
+
+
+def test_every_token_but_those_at_the_ends_is_read_in_every_epoch(work):
+    length, epochs = 2048, 3
+    out, shards = str(work / "epochs.json"), str(work / "shards")
+    held = {s: sum(np.memmap(f"{p}.bin", "<u2", "r").size for p in prefixes(work, s)) for s in ("it", "en")}
+    budget = min(held.values()) * epochs  # of each, at equal weights
+    asked = ["--tokens", str(2 * budget), "--weights", "it=0.5,en=0.5", "--seq-len", str(length)]
+    assert run_command(["mix", shards, "--out", out, *asked, "--max-epochs", "4"]) == 0
+    view = pretok.stream.open(shards, out)
+    given = view.prefix_counts(len(view))
+    checked = 0
+    for source in view.mix.sources:
+        flat = np.concatenate([np.fromfile(f"{p}.bin", "<u2") for p in prefixes(work, source.name)])
+        for epoch in range(given[source.name] // source.sequences):
+            drawn = view.drawn(source.name, epoch * source.sequences, (epoch + 1) * source.sequences)
+            assert np.array_equal(np.sort(drawn), np.arange(source.sequences))
+            first = view.cut(source.name, epoch)
+            assert 0 <= first < length
+            assert 0 < source.tokens - first - source.sequences * length <= 2 * length
+            for index in (0, source.sequences // 2, source.sequences - 1):
+                start = first + index * length
+                rows = view.positions(source.name, start + 1, start + 2)
+                [position] = rows[rows[:, 1] == epoch][:, 0].tolist()
+                assert np.array_equal(view[position], flat[start : start + length + 1])
+            checked += 1
+    assert checked >= epochs

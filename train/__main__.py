@@ -44,7 +44,7 @@ def _train(arguments: Sequence[str]) -> None:
 
 
 def _export(arguments: Sequence[str]) -> None:
-    parser = _model_parser("export", "Write a checkpoint as a Hugging Face transformers Llama model.")
+    parser = _model_parser("export", "Write a checkpoint as a model of Hugging Face transformers.")
     parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
     space = parser.parse_args(list(arguments))
     from train.checkpoint.saved import find_checkpoints
@@ -55,7 +55,7 @@ def _export(arguments: Sequence[str]) -> None:
 def _average(arguments: Sequence[str]) -> None:
     parser = _model_parser(
         "average",
-        "Write the mean of a run's last checkpoints as a Hugging Face transformers Llama model.",
+        "Write the mean of a run's last checkpoints as a model of Hugging Face transformers.",
         " --last 5",
     )
     parser.add_argument(
@@ -87,7 +87,11 @@ def _model_parser(command: str, description: str, example: str = "") -> argparse
         help="the tokenizer of the shards, for example with more files beside it (default: their own copy)",
     )
     parser.add_argument("--out", required=True, type=Path, help="folder to make")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of the weights (default: that of the model the run began from, else float32)",
+    )
     return parser
 
 
@@ -96,7 +100,8 @@ def _write_model(space: argparse.Namespace, checkpoints: Sequence[Path]) -> None
 
     from train.checkpoint.export import export
 
-    export(checkpoints, space.tokenizer, space.out, getattr(torch, space.dtype))
+    dtype = getattr(torch, space.dtype) if space.dtype else None
+    export(checkpoints, space.tokenizer, space.out, dtype)
     print(space.out)
 
 

@@ -59,9 +59,14 @@ class TrainConfig:
     shards: str = _option("", "folder of shards with their manifest.json", example='"work/shards"')
     mix: str | None = _option(None, "mix.json; without it every source once", example='"mix.json"')
     out: str = _option("run", "folder of the run; one that holds checkpoints is resumed")
-    model: str = _option("debug", "debug, 3m, 10m, 160m, 1b, 3b, italia-9b or a TOML file of sizes")
+    model: str | None = _option(
+        None,
+        "debug, 3m, 10m, 160m, 1b, 3b, italia-9b, a TOML file of sizes, or a folder with a model "
+        "(default: that of --init-from, else debug)",
+        example='"1b"',
+    )
     init_from: str | None = _option(
-        None, "start from the weights of an exported folder or a checkpoint", example='"model"'
+        None, "start from the weights of a transformers folder or a checkpoint", example='"model"'
     )
     init_moments: bool = _option(False, "--init-from a checkpoint: take its optimizer's moments too")
     rope_theta: float | None = _option(
@@ -200,6 +205,11 @@ class TrainConfig:
     def state_bytes(self) -> int:
         """Of the two moments of a parameter."""
         return 4 if self.moments == "bf16" else 8
+
+    @property
+    def sizes(self) -> str:
+        """What names the sizes of the model."""
+        return self.model or self.init_from or "debug"
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON values, as a TOML file has them."""
@@ -371,7 +381,8 @@ def check_table(table: dict[str, Any]) -> None:
     Keys may be written as flags, with - for _. Needs no torch.
     """
     config = from_mapping({name.replace("-", "_"): value for name, value in table.items()}, "[train]")
-    model_config(config.model)
+    if config.model or not config.init_from:  # that folder may come later
+        model_config(config.sizes)
 
 
 def parse(

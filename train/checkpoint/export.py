@@ -1,8 +1,8 @@
-"""To a `transformers` Llama checkpoint, or with norms on queries and keys a Qwen3 one, and back in.
+"""To a folder of `transformers`, and back in.
 
 Input: a checkpoint folder, or several to be averaged. Output: config.json, model.safetensors (the padding of the
 vocabulary cut off) and the files of the shards' tokenizer; no process group, no GPU. `exported_tensors` reads such a
-folder for --init-from.
+folder, ours or another's, for --init-from. `train.model.sizes` has the families of models and their config.json.
 
 Rows of the model are ids of one tokenizer; with another it would speak nonsense without an error, so fingerprints are
 compared.
@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,10 +26,10 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, write_json
 from pretok.base.units import listed
-from train.checkpoint.meta import Meta, read_meta
-from train.checkpoint.restore import Reader, restore
+from train.checkpoint.meta import Meta, TokenizerOrigin, read_meta
+from train.checkpoint.restore import Reader, check_sizes, restore
 from train.checkpoint.saved import check_files
-from train.model.sizes import ModelConfig
+from train.model.sizes import CONFIG, ModelConfig, read_config, transformers_config
 from train.model.transformer import Decoder
 
 SHARD_BYTES = 5 * 10**9
@@ -41,42 +42,14 @@ def _outside_name(name: str) -> str:
     return name if name.startswith("lm_head") else f"model.{name}"
 
 
-def transformers_config(model: ModelConfig, eod_id: int, bos_id: int | None = None) -> dict[str, Any]:
-    """config.json of `transformers`: a LlamaForCausalLM, or where queries and keys are normed a Qwen3ForCausalLM, which
-    is the same model with these norms. bos_id None: an EOD stands before a document, that of the one before."""
-    if model.qk_norm:
-        kind = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False}
-    else:
-        kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False}
-    return kind | {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.dim,
-        "intermediate_size": model.hidden,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": model.seq_len,
-        "rms_norm_eps": model.norm_eps,
-        "rope_theta": model.rope_theta,
-        "rope_scaling": None,
-        "attention_bias": False,
-        "tie_word_embeddings": model.tied,
-        "bos_token_id": eod_id if bos_id is None else bos_id,
-        "eos_token_id": eod_id,
-        "torch_dtype": "float32",
-    }
-
-
 def export(
     checkpoints: Sequence[Path],
     tokenizer: Path | None,
     out: Path,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
 ) -> None:
     """Write the Hugging Face folder `out` of one checkpoint, or of the mean of several (the last says all but the
-    weights); tokenizer None: the copy in the shards.
+    weights); tokenizer None: the copy in the shards; dtype None: that of the weights the run began from.
 
     Raises UsageError when it exists or there is no tokenizer, MismatchError for another tokenizer or checkpoints of
     other sizes, IntegrityError for a damaged one.
@@ -90,13 +63,13 @@ def export(
     temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    tensors = {}
+    tensors, dtype = {}, dtype or getattr(torch, config.dtype)
     for name, value in weights.items():
-        rows = config.vocab_size if name in ("embed_tokens.weight", "lm_head.weight") else len(value)
+        rows = config.matrix_rows if name in ("embed_tokens.weight", "lm_head.weight") else len(value)
         tensors[_outside_name(name)] = value[:rows].to(dtype).contiguous()
     _write_tensors(temporary, tensors)
     write_json(
-        temporary / "config.json",
+        temporary / CONFIG,
         transformers_config(config, meta.eod_id, meta.bos_id)
         | {"torch_dtype": str(dtype).removeprefix("torch.")},
     )
@@ -146,49 +119,68 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     )
 
 
-_DEFAULTS = {
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "use_sliding_window": False,
-    "tie_word_embeddings": False,
-}
-"""What transformers takes where config.json has no such key."""
+def exported_tensors(
+    folder: Path, config: ModelConfig, report: Callable[[str], None]
+) -> Callable[..., Tensor]:
+    """value(name, shape, device, offset) gives pieces of parameters from a folder of transformers, each read from its
+    file alone; without an offset they begin at the beginning. Rows of padding are zero.
+
+    Another rope_theta is told. Raises MismatchError when its sizes are not those of `config`, or when it needs what
+    `Decoder` does not compute, IntegrityError when a file of it is missing or damaged.
+    """
+    theirs = read_config(folder / CONFIG)
+    check_sizes(replace(theirs, vocab_size=config.vocab_size), config, folder, report)
+    with torch.device("meta"):
+        shapes = {name: list(value.shape) for name, value in Decoder(config).state_dict().items()}
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        if name in shapes:
+            shapes[name][0] = config.matrix_rows
+    places = _tensor_places(folder, {_outside_name(name) for name in shapes}, tied=config.tied)
+
+    @cache
+    def opened(file_name: str) -> Any:
+        return _damaged(folder / file_name, lambda: safe_open(folder / file_name, "pt"))
+
+    def value(
+        name: str, shape: Sequence[int], device: torch.device, offset: Sequence[int] | None = None
+    ) -> Tensor:
+        path, outside = places[_outside_name(name)], _outside_name(name)
+        stored = _damaged(folder / path, lambda: opened(path).get_slice(outside))
+        if stored.get_shape() != shapes[name]:
+            raise IntegrityError(
+                f"{folder / path}: {outside} has the shape {stored.get_shape()}; by {CONFIG} it is {shapes[name]}"
+            )
+        ends = zip(offset or [0] * len(shape), shape, shapes[name], strict=True)
+        part = tuple(slice(min(first, rows), min(first + count, rows)) for first, count, rows in ends)
+        piece = torch.zeros(tuple(shape), device=device)
+        if all(span.stop > span.start for span in part):
+            found = _damaged(folder / path, lambda: stored[part])
+            piece[: len(found)] = found
+        return piece
+
+    return value
 
 
-def _differences(theirs: dict[str, Any], rotary: dict[str, Any], config: ModelConfig) -> list[str]:
-    """In words, what a config.json says that `Decoder` would compute otherwise. rotary: its `rope_parameters`."""
-    wanted = transformers_config(config, 0)
-    keys = [
-        key for key in wanted if key.endswith(("_size", "_bias", "_eps", "_act")) or key.startswith("num_")
-    ]
-    keys += ["model_type", "tie_word_embeddings", "head_dim", "rope_scaling"]
-    keys += ["use_sliding_window"] if config.qk_norm else []
-    scaling = theirs.get("rope_scaling") or rotary
-    found = _DEFAULTS | {"num_key_value_heads": theirs.get("num_attention_heads")} | theirs
-    found["head_dim"] = theirs.get("head_dim") or config.head_dim
-    plain = scaling.get("rope_type", scaling.get("type", "default")) == "default"
-    found["rope_scaling"] = None if plain else scaling
-    return [f"{key} {found.get(key)} (here {wanted[key]})" for key in keys if found.get(key) != wanted[key]]
+def _damaged(path: Path, read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (SafetensorError, FileNotFoundError) as error:
+        raise IntegrityError(f"{path} is missing or damaged: {error}") from None
 
 
-def _tensor_places(folder: Path, config: ModelConfig) -> dict[str, str]:
-    """The file of each tensor. MismatchError where there are others than `Decoder` has: a bias that config.json does
-    not name would be left out without a word."""
+def _tensor_places(folder: Path, wanted: set[str], *, tied: bool) -> dict[str, str]:
+    """The file of each tensor. MismatchError where there are others than are wanted: a bias that config.json does not
+    name would be left out without a word."""
     index, single = folder / "model.safetensors.index.json", "model.safetensors"
     if index.exists():
         places: dict[str, str] = read_json(index)["weight_map"]
     elif (folder / single).exists():
-        with safe_open(folder / single, "pt") as file:
+        with _damaged(folder / single, lambda: safe_open(folder / single, "pt")) as file:
             places = dict.fromkeys(file.keys(), single)
     else:
         raise IntegrityError(f"{folder} has no {single}: save the model as safetensors")
-    with torch.device("meta"):
-        wanted = {_outside_name(name) for name in Decoder(config).state_dict()}
     known = {name for name in places if not name.endswith("rotary_emb.inv_freq")}
-    if config.tied:
+    if tied:
         known.discard("lm_head.weight")
     for names, what in ((wanted - known, "lacks"), (known - wanted, "holds what train does not compute:")):
         if names:
@@ -196,35 +188,18 @@ def _tensor_places(folder: Path, config: ModelConfig) -> dict[str, str]:
     return places
 
 
-def exported_tensors(
-    folder: Path, config: ModelConfig, report: Callable[[str], None]
-) -> Callable[[str, torch.Size, torch.device], Tensor]:
-    """Values of parameters by name from a Hugging Face Llama folder; rows of padding are zero.
-
-    Another rope_theta is told. Raises MismatchError when its sizes are not those of `config`, or when it needs what
-    `Decoder` does not compute, IntegrityError when a file of it is missing or damaged.
-    """
-    path = folder / "config.json"
-    theirs = read_json(path)
-    if not isinstance(theirs, dict):
-        raise IntegrityError(f"{path} is not what transformers writes")
-    rotary = theirs.get("rope_parameters") or {}
-    if different := _differences(theirs, rotary, config):
-        raise MismatchError(f"{folder} holds another model than train computes here: {'; '.join(different)}")
-    theta = theirs.get("rope_theta", rotary.get("rope_theta", _DEFAULTS["rope_theta"]))
-    if theta != config.rope_theta:
-        report(f"rope_theta was {theta} in {folder}, is {config.rope_theta}")
-    places = _tensor_places(folder, config)
-
-    def value(name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        outside = _outside_name(name)
-        with safe_open(folder / places[outside], "pt") as file:
-            stored = file.get_tensor(outside)
-        whole = torch.zeros(shape, device=device)
-        whole[: len(stored)] = stored
-        return whole
-
-    return value
+def check_tokenizer(folder: Path, expected: TokenizerOrigin, report: Callable[[str], None]) -> None:
+    """MismatchError when a model's own tokenizer is another than that of the shards."""
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        report(
+            f"{folder} has no {TOKENIZER_FILE}: whether the ids of {expected.shards} are its own is not known"
+        )
+    elif (found := tokenizer_fingerprint(read_json(path))) != expected.fingerprint:
+        raise MismatchError(
+            f"{path} is another tokenizer than that of {expected.shards}: the same ids mean other words (fingerprint "
+            f"{found}, the shards' is {expected.fingerprint}); tokenize with --vocab {folder}"
+        )
 
 
 def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:

@@ -206,14 +206,21 @@ def load_weights(
     if isinstance(opened, PretokError):
         raise opened
     meta, reader = opened
-    saved = to_json(meta.identity.model)
+    check_sizes(meta.identity.model, config, checkpoint, report)
+    restore(named_state(model, optimizer), reader)
+
+
+def check_sizes(saved: ModelConfig, config: ModelConfig, source: Path, report: Callable[[str], None]) -> None:
+    """MismatchError unless `source` holds a model of these sizes; tells of another rope_theta."""
+    theirs, ours = (
+        to_json(model) | {"rows": model.matrix_rows, "family": model.model_type} for model in (saved, config)
+    )
     different = [
-        f"{name} {saved[name]} (here {value})"
-        for name, value in to_json(config).items()
-        if name not in ("seq_len", "rope_theta") and saved[name] != value
+        f"{name} {theirs[name]} (here {value})"
+        for name, value in ours.items()
+        if name not in ("seq_len", "rope_theta", "max_positions", "dtype") and theirs[name] != value
     ]
     if different:
-        raise MismatchError(f"{checkpoint} holds a model of other sizes: {', '.join(different)}")
-    if saved["rope_theta"] != config.rope_theta:
-        report(f"rope_theta was {saved['rope_theta']} in {checkpoint}, is {config.rope_theta}")
-    restore(named_state(model, optimizer), reader)
+        raise MismatchError(f"{source} holds a model of other sizes: {', '.join(different)}")
+    if saved.rope_theta != config.rope_theta:
+        report(f"rope_theta was {saved.rope_theta} in {source}, is {config.rope_theta}")

@@ -1,4 +1,5 @@
-"""Sizes of a decoder: presets by name, or a TOML file. Without torch, so that a recipe is checked where there is none.
+"""Sizes of a decoder: presets by name, a TOML file, or the config.json of `transformers`, which is written here too.
+Without torch, so that a recipe is checked where there is none.
 
 Input: the setting `model`. Output: a ModelConfig, and what follows from it: parameters, FLOPs per token.
 """
@@ -7,15 +8,70 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
-from pretok.base.errors import UsageError
-from pretok.base.records import Count, Record
+import msgspec
+
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.records import Count, Record, read_record, to_json
+from pretok.base.storage import read_json
+
+
+class Family(NamedTuple):
+    """Models of one `model_type` of transformers. Of its config.json, keys that must have these values, and what is
+    taken for keys that are absent."""
+
+    architecture: str
+    must: dict[str, Any]
+    absent: dict[str, Any]
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+
+_MUST = {"hidden_act": "silu", "attention_dropout": 0.0}
+_ABSENT = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", _MUST | {"attention_bias": False, "mlp_bias": False}, _ABSENT),
+    "mistral": Family(
+        "MistralForCausalLM",
+        _MUST | {"sliding_window": None},
+        _ABSENT | {"sliding_window": 4096, "num_key_value_heads": 8},
+    ),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        _MUST | {"use_sliding_window": False},
+        _ABSENT | {"num_key_value_heads": 32},
+        qkv_bias=True,
+    ),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        _MUST | {"use_sliding_window": False, "attention_bias": False},
+        _ABSENT | {"num_key_value_heads": 32, "head_dim": 128},
+        qk_norm=True,
+    ),
+}
+"""What `Decoder` computes, by model_type. Both `read_config` and `transformers_config` follow it."""
+
+
+class RopeScaling(Record, frozen=True, kw_only=True):
+    """Rotary positions stretched as in Llama 3.1, in the words of its config.json: frequencies whose wavelength is more
+    than original_max_position_embeddings / low_freq_factor are divided by factor, those with less than
+    original_max_position_embeddings / high_freq_factor stay, and between them it is blended."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: Count
 
 
 class ModelConfig(Record, frozen=True, kw_only=True):
     """Sizes of a decoder. `vocab_size` is the tokenizer's; matrices have `padded_vocab` rows. qk_norm: RMSNorm of every
-    head's queries and keys before the rotary positions."""
+    head's queries and keys before the rotary positions; qkv_bias: queries, keys and values have biases.
+
+    head_dim 0: dim / heads. rows: of the matrices of a model that came from elsewhere, at least vocab_size. family: a
+    key of FAMILIES, where it came from there. max_positions: the longest sequence its makers allow; dtype: of
+    the weights that it came with.
+    """
 
     vocab_size: Count = 50_000
     dim: Count
@@ -28,34 +84,72 @@ class ModelConfig(Record, frozen=True, kw_only=True):
     rope_theta: float = 500_000.0
     norm_eps: float = 1e-5
     qk_norm: bool = False
+    qkv_bias: bool = False
+    head_dim: Count = 0
+    rope_scaling: RopeScaling | None = None
+    rows: Count = 0
+    family: str = ""
+    max_positions: Count = 0
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.dim % self.heads or self.heads % self.kv_heads or (self.dim // self.heads) % 2:
+        head_dim = self.head_dim or self.dim // self.heads
+        if self.dim % (1 if self.head_dim else self.heads) or self.heads % self.kv_heads or head_dim % 2:
             raise UsageError(
-                f"model: heads ({self.heads}) must divide dim ({self.dim}) into even parts, "
+                f"model: heads ({self.heads}) must divide dim ({self.dim}) into even parts, or head_dim be even, "
                 f"and kv_heads ({self.kv_heads}) must divide heads"
             )
+        if self.rows and self.rows < self.vocab_size:
+            raise UsageError(
+                f"model: its {self.rows} rows are fewer than the {self.vocab_size} ids of the vocabulary"
+            )
+        if not self.model_type:
+            raise UsageError(
+                f"model: qk_norm {self.qk_norm} with qkv_bias {self.qkv_bias} is no {self.family or 'model'} of "
+                "transformers"
+            )
+        msgspec.structs.force_setattr(self, "head_dim", head_dim)
 
     @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.dim // self.heads
+    def model_type(self) -> str:
+        """Its family: the one it came with, or the first of FAMILIES that computes this; empty where none does."""
+        computed = (
+            name
+            for name, family in FAMILIES.items()
+            if (family.qkv_bias, family.qk_norm) == (self.qkv_bias, self.qk_norm)
+        )
+        return next((name for name in computed if self.family in ("", name)), "")
+
+    @property
+    def matrix_rows(self) -> int:
+        """Rows of the embedding that an export has: entries of the vocabulary, and rows it came with beyond them."""
+        return max(self.rows, self.vocab_size)
 
     @property
     def padded_vocab(self) -> int:
-        """Rows of the embedding: the vocabulary rounded up to a multiple of 128."""
-        return -(-self.vocab_size // 128) * 128
+        """Rows of the embedding in training: rounded up to a multiple of 128."""
+        return -(-self.matrix_rows // 128) * 128
+
+    @property
+    def attention_dim(self) -> int:
+        """Width of all queries of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of its keys, and of its values."""
+        return self.kv_heads * self.head_dim
 
     @property
     def block_parameters(self) -> int:
         """Parameters of one block."""
-        return self.block_weights + 2 * self.dim + (2 * self.head_dim if self.qk_norm else 0)
+        biases = self.attention_dim + 2 * self.kv_dim if self.qkv_bias else 0
+        return self.block_weights + 2 * self.dim + (2 * self.head_dim if self.qk_norm else 0) + biases
 
     @property
     def block_weights(self) -> int:
         """Those of a block's matrix products."""
-        attention = 2 * self.dim * self.dim + 2 * self.dim * self.kv_heads * self.head_dim
-        return attention + 3 * self.dim * self.hidden
+        return self.dim * (2 * self.attention_dim + 2 * self.kv_dim + 3 * self.hidden)
 
     @property
     def parameters(self) -> int:
@@ -67,14 +161,14 @@ class ModelConfig(Record, frozen=True, kw_only=True):
         )
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Training FLOPs per token: 6 per weight of a matrix product plus 12 layers x dim x seq_len of
+        """Training FLOPs per token: 6 per weight of a matrix product plus 12 layers x attention_dim x seq_len of
         attention.
 
         Source: PaLM, appendix B: attention counted whole, as if not causal; recomputation not counted. The
         lookup of embeddings multiplies nothing; the output matrix counts once, tied or not.
         """
         weights = self.layers * self.block_weights + self.padded_vocab * self.dim
-        return 6.0 * weights + 12.0 * self.layers * self.dim * seq_len
+        return 6.0 * weights + 12.0 * self.layers * self.attention_dim * seq_len
 
 
 # "3m" and "10m", for `train compare`, are named after their blocks: the vocabulary is what is compared.
@@ -90,13 +184,22 @@ PRESETS = {
 
 
 def model_config(name: str) -> ModelConfig:
-    """A preset by name, or the sizes in a TOML file of ModelConfig's fields."""
+    """A preset by name, the sizes in a TOML file of ModelConfig's fields, or those of a folder: of a model of
+    transformers, or a checkpoint."""
     if name in PRESETS:
         return PRESETS[name]
     path = Path(name)
+    if (path / CONFIG).is_file():
+        return read_config(path / CONFIG)
+    if (checkpoint := path / "meta.json").is_file():
+        try:
+            return read_record(ModelConfig, read_json(checkpoint)["identity"]["model"], checkpoint)
+        except (KeyError, TypeError):
+            raise IntegrityError(f"{checkpoint} does not say the sizes of its model") from None
     if path.suffix != ".toml" or not path.exists():
         raise UsageError(
-            f"--model {name}: neither a preset ({', '.join(PRESETS)}) nor an existing .toml file"
+            f"--model {name}: neither a preset ({', '.join(PRESETS)}) nor an existing .toml file, nor a folder with "
+            f"a {CONFIG} or a checkpoint"
         )
     try:
         values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -106,12 +209,127 @@ def model_config(name: str) -> ModelConfig:
     if unknown := set(values) - set(kinds):
         raise UsageError(f"{path}: unknown model keys {sorted(unknown)}")
     for key, value in values.items():
+        if key == "rope_scaling":
+            values[key] = read_record(RopeScaling, value, f"{path}: {key}")
+            continue
         kind = kinds[key]
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise UsageError(f"{path}: {key} is {value!r}; it must be of type {kind.__name__}")
-        if kind is not bool and value <= 0:
+        if kind in (int, float) and value <= 0:
             raise UsageError(f"{path}: {key} is {value}; it must be more than 0")
+        values[key] = kind(value)
     try:
-        return ModelConfig(**{key: kinds[key](value) for key, value in values.items()})
+        return ModelConfig(**values)
     except TypeError as error:
         raise UsageError(f"{path}: {error}") from None
+
+
+CONFIG = "config.json"
+USUAL_LENGTH = 4096
+"""Tokens of a sequence where nothing names them, of a model that allows more."""
+_SIZES = {
+    "rows": "vocab_size",
+    "dim": "hidden_size",
+    "hidden": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "max_positions": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}
+"""Fields of ModelConfig -> their keys in config.json."""
+_ROTARY = {"rope_theta", "rope_scaling", "rope_parameters"}
+_NO_MATTER = {
+    *("_attn_implementation", "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id"),
+    *("initializer_range", "layer_types", "max_window_layers", "model_type", "output_attentions"),
+    *(
+        "output_hidden_states",
+        "pad_token_id",
+        "pretraining_tp",
+        "return_dict",
+        "sliding_window",
+        "tokenizer_class",
+    ),
+    *("torch_dtype", "transformers_version", "unk_token_id", "use_cache"),
+}
+"""Keys without a say in what is computed: layer_types is looked at by itself, sliding_window where it counts."""
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Sizes from the config.json of a model of transformers.
+
+    Raises MismatchError that names each key by which it is another model than `Decoder` computes, IntegrityError when
+    it is no such file.
+    """
+    theirs = read_json(path)
+    kind = theirs.get("model_type") if isinstance(theirs, dict) else None
+    if kind is None:
+        raise IntegrityError(f"{path} is not what transformers writes: it has no model_type")
+    if kind not in FAMILIES:
+        raise MismatchError(f"{path}: model_type is {kind}; train computes {', '.join(FAMILIES)}")
+    family = FAMILIES[kind]
+    found = family.absent | theirs
+    # Where transformers takes the width of a head from the others, an absent key and null are the same.
+    found["num_key_value_heads"] = found.get("num_key_value_heads") or found.get("num_attention_heads")
+    found["head_dim"] = found.get("head_dim") or 0
+    wrong = [
+        f"{key} is {found[key]!r} and not {value!r}"
+        for key, value in family.must.items()
+        if found.get(key, value) != value
+    ]
+    if set(found.get("layer_types") or ()) - {"full_attention"}:
+        wrong.append(f"layer_types is {found['layer_types']!r}")
+    known = {*_SIZES.values(), *family.must, *_ROTARY, *_NO_MATTER}
+    wrong += [
+        f"{key} is not known" for key, value in theirs.items() if key not in known and value is not None
+    ]
+    wrong += [f"{key} is missing" for key in _SIZES.values() if found.get(key) is None]
+    rotary = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    stretch = {key: value for key, value in rotary.items() if key not in ("rope_type", "type", "rope_theta")}
+    if stretch.get("partial_rotary_factor") == 1:
+        del stretch["partial_rotary_factor"]
+    rope_type = rotary.get("rope_type", rotary.get("type", "default"))
+    wanted = {"default": set(), "llama3": set(RopeScaling.__struct_fields__)}
+    if stretch.keys() != wanted.get(rope_type):
+        wrong.append(f"rope_scaling is {rotary!r}")
+    dtype = found.get("dtype") or found.get("torch_dtype") or "float32"
+    if dtype not in ("float32", "bfloat16", "float16"):
+        wrong.append(f"dtype is {dtype}")
+    if wrong:
+        raise MismatchError(
+            f"{path} describes a model that train does not compute: {'; '.join(wrong)}. A key that changes nothing can "
+            "be taken out"
+        )
+    values = {ours: found[key] for ours, key in _SIZES.items()} | {
+        "vocab_size": found["vocab_size"],
+        "seq_len": min(USUAL_LENGTH, found["max_position_embeddings"]),
+        "rope_theta": rotary.get("rope_theta", found.get("rope_theta", 10_000.0)),
+        "rope_scaling": stretch or None,
+        "family": kind,
+        "qkv_bias": family.qkv_bias,
+        "qk_norm": family.qk_norm,
+        "dtype": dtype,
+    }
+    return read_record(ModelConfig, values, path)
+
+
+def transformers_config(model: ModelConfig, eod_id: int, bos_id: int | None = None) -> dict[str, Any]:
+    """config.json of `transformers`, of the model's family. bos_id None: an EOD stands before a document, that of the
+    one before."""
+    family = FAMILIES[model.model_type]
+    scaling = model.rope_scaling
+    return {
+        "architectures": [family.architecture],
+        "model_type": model.model_type,
+        **family.must,
+        **{key: getattr(model, ours) for ours, key in _SIZES.items()},
+        "vocab_size": model.matrix_rows,
+        "max_position_embeddings": max(model.max_positions, model.seq_len),
+        "rope_theta": model.rope_theta,
+        "rope_scaling": None if scaling is None else {"rope_type": "llama3"} | to_json(scaling),
+        "bos_token_id": eod_id if bos_id is None else bos_id,
+        "eos_token_id": eod_id,
+        "torch_dtype": model.dtype,
+    }

@@ -1,8 +1,8 @@
 """One Llama-style decoder, ignorant of parallelism.
 
 Input: token ids (n, L). Output: logits, or the summed loss when targets are given. RMSNorm, rotary
-positions, grouped-query attention, SwiGLU, tied or untied embeddings, and when wanted norms on queries and keys;
-parameter names map one to one to `transformers`' Llama, or with those norms to its Qwen3.
+positions, grouped-query attention, SwiGLU, tied or untied embeddings, and when wanted norms on queries and keys or
+biases; parameter names map one to one to those of the families in `train.model.sizes`.
 
 Sources: Touvron et al. 2023 (LLaMA); rotary positions in the halves convention of `transformers`; Ainslie et
 al. 2023 (grouped queries); initialisation as GPT-2: normal 0.02, projections into the residual divided by
@@ -24,16 +24,29 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
 from train.model.loss import linear_cross_entropy, token_scores
-from train.model.sizes import ModelConfig
+from train.model.sizes import ModelConfig, RopeScaling
+
+
+def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Frequencies for longer sequences than a model began with: those that turn often within the old length stay, those
+    that turn seldom are divided."""
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
 @lru_cache(maxsize=8)
-def rotary_table(length: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_table(
+    length: int, head_dim: int, theta: float, device: torch.device, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
     """cos and sin of position x frequency, (length, head_dim) float32, both halves holding the same
     frequencies.
     """
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), theta**-exponent)
+    frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    if scaling is not None:
+        frequencies = _stretch(frequencies, scaling)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
     angles = torch.cat([angles, angles], dim=1)
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
@@ -113,11 +126,10 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        kv_dim = config.kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.dim, config.dim, bias=False)
-        self.k_proj = nn.Linear(config.dim, kv_dim, bias=False)
-        self.v_proj = nn.Linear(config.dim, kv_dim, bias=False)
-        self.o_proj = nn.Linear(config.dim, config.dim, bias=False)
+        self.q_proj = nn.Linear(config.dim, config.attention_dim, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.dim, config.kv_dim, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.dim, config.kv_dim, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.attention_dim, config.dim, bias=False)
         self.q_norm, self.k_norm = (
             nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None for _ in range(2)
         )
@@ -217,7 +229,7 @@ class Decoder(nn.Module):
             x, length = tokens, tokens.shape[1] * self.sequence_parts
         else:
             x, length = self.embed_tokens(tokens), tokens.shape[1]
-        cos, sin = rotary_table(length, config.head_dim, config.rope_theta, x.device)
+        cos, sin = rotary_table(length, config.head_dim, config.rope_theta, x.device, config.rope_scaling)
         mask = None if documents is None else document_mask(documents)
         for block in self.layers:
             x = block(x, cos, sin, mask)
@@ -257,6 +269,8 @@ def initial_tensor(
     """
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
+    if name.endswith(".bias"):
+        return torch.zeros(shape, device=device)
     key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
     into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))

@@ -11,14 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # torch has no public way
 
 from train.config import TrainConfig
 from train.model.transformer import Decoder
@@ -91,16 +94,19 @@ def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: D
 
 
 def materialize(
-    model: nn.Module, device: torch.device, value: Callable[[str, torch.Size, torch.device], Tensor]
+    model: nn.Module, device: torch.device, value: Callable[..., Tensor], *, pieces: bool = False
 ) -> None:
     """Give meta parameters memory on `device` and fill each from value(name, shape, device), the whole tensor.
 
     Every rank makes the whole of one parameter at a time and keeps its piece, so values do not depend on the
-    mesh.
+    mesh. pieces: value(name, shape, device, offset) gives just this rank's.
     """
     model.to_empty(device=device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if pieces and isinstance(parameter, DTensor):
+                parameter.to_local().copy_(_read_piece(parameter, partial(value, clean_name(name))))
+                continue
             whole = value(clean_name(name), parameter.shape, device)
             if isinstance(parameter, DTensor):
                 mesh = parameter.device_mesh
@@ -109,6 +115,23 @@ def materialize(
                 parameter.to_local().copy_(piece.to_local())
             else:
                 parameter.copy_(whole)
+
+
+def _read_piece(parameter: DTensor, read: Callable[..., Tensor]) -> Tensor:
+    """This rank's piece. Of ranks that have the same one the first reads it, and the others get it from there."""
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    place = torch.device(mesh.device_type)  # of the collectives; offloaded parameters are elsewhere
+    same = [
+        dim for dim, placement in enumerate(placements) if placement.is_replicate() and mesh.size(dim) > 1
+    ]
+    first = not any(mesh.get_local_rank(dim) for dim in same)
+    piece = read(shape, place, offset) if first else torch.empty(shape, device=place)
+    # Where several dimensions have copies, what is sent along the first of them is right only for ranks that are at the
+    # beginning of the others; the next ones bring it to the rest.
+    for dim in same:
+        dist.broadcast(piece, group=mesh.get_group(dim), group_src=0)
+    return piece
 
 
 def clean_name(name: str) -> str:

@@ -24,6 +24,7 @@ from pretok.stream import View, same_until
 from pretok.stream.mix_file import Mix, mix_json, parse_mix
 from pretok.stream.segments import SEGMENTS, written_segments
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin
+from train.checkpoint.saved import complete_checkpoints
 from train.config import IN_PHASES, SCHEDULE, TrainConfig
 from train.model.sizes import ModelConfig, model_config
 from train.parallel.layout import USUAL_MICRO_BATCH, Batch, solve_batch
@@ -117,8 +118,22 @@ def keep_batch(phases: Sequence[Phase], data_ranks: int, meta: Meta) -> tuple[Ph
     return tuple(kept)
 
 
+def _sizes(config: TrainConfig) -> str:
+    """What names the sizes. What a run began from may be gone when it goes on, and its checkpoints have them too."""
+    if config.init_from is None or Path(config.init_from).is_dir():
+        return config.sizes
+    saved = complete_checkpoints(Path(config.out) / "checkpoints")
+    if not saved:
+        raise UsageError(
+            f"--init-from: {config.init_from} is no folder; name one of transformers or train export, or a checkpoint's"
+        )
+    return config.model or str(saved[-1])
+
+
 def _open(at: int, config: TrainConfig, batch: Batch, own_schedule: bool) -> Phase:
-    preset = model_config(config.model)
+    preset = model_config(_sizes(config))
+    if config.init_from is None:  # of a model of others its sizes alone are taken
+        preset = replace(preset, rows=0, dtype="float32")
     seq_len = config.seq_len or (None if config.mix else preset.seq_len)
     view = pretok.stream.open(config.shards, config.mix, seq_len=seq_len, seed=config.seed)
     theta = preset.rope_theta if config.rope_theta is None else config.rope_theta

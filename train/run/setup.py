@@ -16,16 +16,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from pretok.base.errors import UsageError
+from pretok.base.errors import PretokError, UsageError
 from pretok.base.records import replace
-from train.checkpoint.export import exported_tensors
-from train.checkpoint.meta import Meta
+from train.checkpoint.export import check_tokenizer, exported_tensors
+from train.checkpoint.meta import Meta, TokenizerOrigin
 from train.checkpoint.restore import load_weights
 from train.checkpoint.saved import complete_checkpoints
 from train.config import PhaseSettings, TrainConfig
-from train.model.sizes import ModelConfig
+from train.model.sizes import CONFIG, ModelConfig
 from train.model.transformer import Decoder, attention_kernel, initial_tensor
 from train.parallel.devices import Device
+from train.parallel.group import first_problem
 from train.parallel.layout import (
     Batch,
     Layout,
@@ -89,29 +90,40 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     config = plan.config
     mesh = build_mesh(device, plan.layout, config.timeout)
     model = _build_model(plan, mesh, device)
-    place = torch.device("cpu") if config.offload else device.device
+    place, phase = torch.device("cpu") if config.offload else device.device, plan.phases[0]
     # A run that is resumed has its own weights; the folder it began from may be gone.
     resumed = complete_checkpoints(Path(config.out) / "checkpoints")
     source = Path(config.init_from) if config.init_from and not resumed else None
-    if source is not None and not source.is_dir():
-        raise UsageError(f"--init-from: {source} is no folder; name one of train export, or a checkpoint's")
-    exported = source is not None and (source / "config.json").exists()
+    exported = source is not None and (source / CONFIG).exists()
     if source is not None and exported:
         if config.init_moments:
             raise UsageError(
                 f"--init-moments: {source} is an exported model and has none; name a checkpoint of its run"
             )
-        value = exported_tensors(source, plan.model, report)
+        if problem := first_problem(_other_tokenizer(source, phase.tokenizer(), report)):
+            raise problem
+        materialize(model, place, exported_tensors(source, plan.model, report), pieces=True)
     else:
         value = partial(initial_tensor, plan.model, config.seed, truncated=config.init == "truncated")
-    materialize(model, place, value)
-    phase = plan.phases[0]
+        materialize(model, place, value)
     data = phase.view.eod_id, phase.view.seq_len
     trainee = Trainee.fresh(model, mesh, phase.batch, config, device.device, *data)
     if source is not None and not exported:
         moments = trainee.optimizer if config.init_moments else None
         load_weights(model, moments, source, plan.model, report)
     return trainee
+
+
+def _other_tokenizer(
+    source: Path, expected: TokenizerOrigin, report: Callable[[str], None]
+) -> PretokError | None:
+    """What is wrong with the tokenizer of an exported model, by rank 0, which alone reads it."""
+    try:
+        if dist.get_rank() == 0:
+            check_tokenizer(source, expected, report)
+    except PretokError as error:
+        return error
+    return None
 
 
 def _build_model(plan: Plan, mesh: DeviceMesh, device: Device) -> Decoder | Pipeline:
@@ -146,7 +158,7 @@ def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
     peak = "n/a" if device.peak is None else f"{device.peak / 1e12:.1f} TFLOP/s"
     first = segments[0].phase
     lines = [
-        f"model {plan.config.model}: {model.parameters:,} parameters, sequences of "
+        f"model {plan.config.sizes}: {model.parameters:,} parameters, sequences of "
         f"{first.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
         f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
         f"{layout.tensor} tensor parallel{_in_stages(plan)} on {device.name}, "

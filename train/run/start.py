@@ -134,7 +134,8 @@ def start_run(
 def _tell_settings(run: Run, out: Path) -> None:
     """RUN/config.json, and a run that is extended after its end is no longer done."""
     resolved = to_json(run.segment.phase.identity()) | {"steps": run.steps}
-    write_json(out / "config.json", run.plan.config.as_dict() | {"resolved": resolved})
+    named = {"model": run.plan.config.sizes, "resolved": resolved}
+    write_json(out / "config.json", run.plan.config.as_dict() | named)
     (out / "done.json").unlink(missing_ok=True)
 
 

@@ -51,10 +51,11 @@ def _shapes(
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """(rows, columns) of the parameters of a block and of the root on one tensor-parallel rank, of the first stage, the
     last or both."""
-    dim, hidden, kv = model.dim, model.hidden // tensor, model.kv_heads * model.head_dim // tensor
-    heads = dim // tensor
+    dim, hidden, kv = model.dim, model.hidden // tensor, model.kv_dim // tensor
+    heads = model.attention_dim // tensor
     block = [(heads, dim), (kv, dim), (kv, dim), (dim, heads), (hidden, dim), (hidden, dim), (dim, hidden)]
     block += [(dim, 1), (dim, 1)] + [(model.head_dim, 1)] * (2 if model.qk_norm else 0)
+    block += [(heads, 1), (kv, 1), (kv, 1)] if model.qkv_bias else []
     matrices = first + (last and not model.tied)
     return block, [(model.padded_vocab // tensor, dim)] * matrices + [(dim, 1)] * last
 
@@ -62,16 +63,18 @@ def _shapes(
 def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled: bool) -> int:
     """Bytes of activations that a block keeps for its backward pass, per token; width: bytes of a value.
 
-    Residual and norm output twice, q, attention output: 6 x dim; k, v; feed-forward: gate, up, their product,
+    Residual and norm output twice: 4 x dim; q, attention output; k, v; feed-forward: gate, up, their product,
     and eagerly silu(gate) too; float32: the attention's log-sum and two norms' scales. Norms are counted as
     the fused kernel of a GPU keeps them: those of queries and keys keep these, and a scale for each head.
     Tensor ranks have a part each but of the norms' outputs, which products keep as they were gathered for them.
     """
-    dim, kv = model.dim, model.kv_heads * model.head_dim
+    dim, wide, kv = model.dim, model.attention_dim, model.kv_dim
     whole = 2 * dim * width
-    split = (4 * dim + 2 * kv + (3 if compiled else 4) * model.hidden) * width + 4 * model.heads + 8
+    split = (
+        (2 * dim + 2 * wide + 2 * kv + (3 if compiled else 4) * model.hidden) * width + 4 * model.heads + 8
+    )
     if model.qk_norm:
-        split += (dim + kv) * width + 4 * (model.heads + model.kv_heads)
+        split += (wide + kv) * width + 4 * (model.heads + model.kv_heads)
     return whole + split // tensor
 
 
@@ -83,8 +86,7 @@ def _activations(
     full = block_bytes_per_token(model, layout.tensor, width, config.compile)
     inputs = model.dim * width // layout.tensor
     # Of `ops` every product's output, the attention's log-sum and the block's input.
-    kv = model.kv_heads * model.head_dim
-    split = (2 * model.dim + 2 * kv + 2 * model.hidden) * width + 4 * model.heads
+    split = (2 * model.attention_dim + 2 * model.kv_dim + 2 * model.hidden) * width + 4 * model.heads
     products = inputs + 2 * model.dim * width + split // layout.tensor
     kinds = [recomputed(config.checkpointing, block) for block in blocks]
     kept = sum({"none": full, "ops": products, "full": inputs}[kind] for kind in kinds)

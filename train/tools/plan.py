@@ -42,7 +42,7 @@ def device_gigabytes(name: str) -> float | None:
 
 def _model(config: TrainConfig, space: argparse.Namespace) -> ModelConfig:
     """The model with as many entries as the tokenizer has, as the run takes them from its shards."""
-    model = model_config(config.model)
+    model = model_config(config.sizes)
     return replace(model, vocab_size=space.vocab_size) if space.vocab_size else model
 
 

@@ -31,6 +31,7 @@ EXAMPLE = """examples:
 def _train(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="train",
+        usage="train [--config FILE] --shards WORK/shards --out RUN [settings]",
         description="Train a model on shards; the same command resumes it.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,7 +1,7 @@
 """Settings of a run: one frozen dataclass, from a TOML file and from flags.
 
-Input: `--config FILE.toml` and flags, which win. Output: a TrainConfig. Unknown keys are refused with the
-nearest known one named.
+Input: `--config FILE.toml` and flags, which win. Output: a TrainConfig. Unknown keys are refused, with
+ours for the name another trainer has, or the nearest known one.
 """
 
 from __future__ import annotations
@@ -42,6 +42,53 @@ IN_PHASES = (
     *("beta1", "beta2", "eps", "weight_decay", "clip", "z_loss", "skip_sigma", "max_skips"),
 )
 """What a phase may set. Parameters and moments go on as they are."""
+GROUPS = {
+    "shards": "data",
+    "model": "model",
+    "global_batch": "batch and length",
+    "lr": "schedule",
+    "beta1": "optimizer",
+    "shard": "parallelism",
+    "reshard": "memory and speed",
+    "workers": "loading and validation",
+    "save_every": "checkpoints",
+    "log_every": "logging and tools",
+    "phases": "phases",
+}
+"""Groups of the help, each from the field on that begins it."""
+OTHER_NAMES = {
+    other: ours
+    for ours, others in {
+        "shards": "data_path",
+        "out": "save dump_folder output_dir",
+        "init_from": "initial_load_path model_name_or_path",
+        "rope_theta": "rotary_base",
+        "seq_len": "seq_length",
+        "global_batch": "global_batch_size",
+        "micro_batch": "micro_batch_size local_batch_size per_device_train_batch_size",
+        "accumulation": "gradient_accumulation_steps",
+        "steps": "train_iters max_steps",
+        "lr": "learning_rate",
+        "warmup": "lr_warmup_iters warmup_steps",
+        "schedule": "lr_decay_style lr_scheduler_type",
+        "beta1": "adam_beta1",
+        "beta2": "adam_beta2",
+        "eps": "adam_eps adam_epsilon",
+        "clip": "clip_grad max_norm max_grad_norm",
+        "shard": "data_parallel_shard_degree",
+        "tensor": "tensor_model_parallel_size tensor_parallel_degree",
+        "pipeline": "pipeline_model_parallel_size pipeline_parallel_degree",
+        "pipeline_schedule": "pipeline_parallel_schedule",
+        "checkpointing": "recompute_granularity gradient_checkpointing",
+        "workers": "num_workers dataloader_num_workers",
+        "val_every": "eval_interval eval_steps",
+        "save_every": "save_interval save_steps",
+        "keep_last": "keep_latest_k save_total_limit",
+        "log_every": "log_interval logging_steps",
+    }.items()
+    for other in others.split()
+}
+"""What Megatron-LM, torchtitan (without the table before the dot) and transformers call a setting -> ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +129,9 @@ class TrainConfig:
 
     global_batch: int | None = _option(None, "sequences in a step over all ranks", least=1, example="1024")
     micro_batch: int | None = _option(None, "sequences in one pass of one rank", least=1, example="4")
-    accumulation: int | None = _option(None, "passes in a step", least=1, example="8")
+    accumulation: int | None = _option(
+        None, "passes in a step (gradient accumulation steps)", least=1, example="8"
+    )
     steps: int | None = _option(
         None, "length of the run in steps (default: the whole mix)", least=1, example="10000"
     )
@@ -120,10 +169,15 @@ class TrainConfig:
     max_skips: int = _option(10, "stop after so many skipped steps in a row", least=0)
 
     shard: int | None = _option(
-        None, "ranks that share one copy of the parameters (default: a node's)", least=1, example="8"
+        None,
+        "ranks that share one copy of the parameters: FSDP, of fewer than all HSDP (default: a node's)",
+        least=1,
+        example="8",
     )
     tensor: int = _option(1, "ranks that divide every matrix product (tensor parallel)", least=1)
-    pipeline: int = _option(1, "ranks that share the blocks, each with some of them", least=1)
+    pipeline: int = _option(
+        1, "ranks that share the blocks, each with some of them (pipeline parallel)", least=1
+    )
     pipeline_schedule: str = _option(
         "1f1b", "order of passes in a pipeline", choices=("gpipe", "1f1b", "interleaved")
     )
@@ -143,7 +197,8 @@ class TrainConfig:
     )
     checkpointing: str = _option(
         "none",
-        "recompute activations: none, ops, full, every-N blocks, or of a share (0.5) full and else ops",
+        "recompute activations (activation checkpointing): none, ops, full, every-N blocks, or of a share (0.5) "
+        "full and else ops",
     )
     compile: bool = _option(False, "torch.compile of each block")
     loss_chunk: int = _option(4096, "tokens whose logits are in memory at a time", least=1)
@@ -286,17 +341,23 @@ def parse_files(text: str | None) -> dict[str, Path]:
     return files
 
 
-def _nearest(name: str, known: Mapping[str, str]) -> str:
-    """The known name that is meant: the one whose meaning is said in these very words, else the one spelled most alike.
+def _meant(name: str, known: Mapping[str, str]) -> str:
+    """What to say behind an unknown setting: what it is called here, where another trainer has it; else the known one
+    whose meaning is said in these very words, or that is spelled alike; else nothing.
 
-    known: name -> what it means, in a few words.
+    known: name, with _ for -, -> what it means, in a few words.
     """
-    words = set(re.findall(r"[a-z]+", name.lower()))
-    meant = [other for other, text in known.items() if words <= set(re.findall(r"[a-z]+", text.lower()))]
-    if len(words) > 1 and meant:
-        return min(meant, key=lambda other: len(known[other]))
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
-    return match[0] if match else ""
+    plain = name.lstrip("-").replace("-", "_")
+    flag = (lambda ours: "--" + ours.replace("_", "-")) if name.startswith("-") else str
+    if (ours := OTHER_NAMES.get(plain.rpartition(".")[2])) in known:
+        return f"; here it is {flag(ours)!r}"
+    words = set(re.findall(r"[a-z]+", plain.lower()))
+    alike = [other for other, text in known.items() if words <= set(re.findall(r"[a-z]+", text.lower()))]
+    if len(words) > 1 and alike:
+        alike = [min(alike, key=lambda other: len(known[other]))]
+    else:
+        alike = difflib.get_close_matches(plain, list(known), n=1)
+    return f"; the nearest known is {flag(alike[0])!r}" if alike else ""
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
@@ -321,21 +382,24 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for each field of TrainConfig, and --config."""
+    """One flag for each field of TrainConfig, in GROUPS, and --config."""
     parser.add_argument("--config", help="TOML file of these settings, with _ for -; flags win over it")
     hints = get_type_hints(TrainConfig)
+    group: Any = parser
     for item in fields(TrainConfig):
+        if item.name in GROUPS:
+            group = parser.add_argument_group(GROUPS[item.name])
         flag = "--" + item.name.replace("_", "-")
         text = item.metadata["help"].replace("%", "%%")
         if item.default not in (None, "", ()):
             text += f" (default: {item.default})"
         if hints[item.name] is bool:
-            parser.add_argument(
+            group.add_argument(
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
             )
         else:
             metavar = "|".join(item.metadata["choices"]) or None
-            parser.add_argument(flag, default=argparse.SUPPRESS, help=text, metavar=metavar)
+            group.add_argument(flag, default=argparse.SUPPRESS, help=text, metavar=metavar)
 
 
 def from_mapping(values: dict[str, Any], where: str) -> TrainConfig:
@@ -350,9 +414,7 @@ def _settings(values: dict[str, Any], known: Sequence[str], where: str) -> dict[
     helps = {item.name: item.metadata["help"] for item in fields(TrainConfig) if item.name in known}
     for name in values:
         if name not in known:
-            raise UsageError(
-                f"{where}: unknown setting {name!r}; the nearest known is {_nearest(name, helps)!r}"
-            )
+            raise UsageError(f"{where}: unknown setting {name!r}{_meant(name, helps)}")
     return {name: _convert(name, value, hints[name]) for name, value in values.items()}
 
 
@@ -397,8 +459,7 @@ def parse(
         meaning = dict.fromkeys(vars(space), "") | {
             item.name: item.metadata["help"] for item in fields(TrainConfig)
         }
-        known = {"--" + option.replace("_", "-"): text for option, text in meaning.items()}
-        raise UsageError(f"unknown argument {name!r}; the nearest known is {_nearest(name, known)!r}")
+        raise UsageError(f"unknown argument {name!r}{_meant(name, meaning)}")
     names = {item.name for item in fields(TrainConfig)}
     flags = {name: value for name, value in vars(space).items() if name in names}
     values: dict[str, Any] = {}

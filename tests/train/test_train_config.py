@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from pretok.base.errors import UsageError
 
 needs("torch")
 from train.config import (
+    GROUPS,
+    OTHER_NAMES,
     TrainConfig,
     add_flags,
     check_table,
@@ -72,18 +75,32 @@ def test_unknown_flag_names_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("flag", "nearest"),
-    [("--learning-rate", "--lr"), ("--learning-rate=3e-4", "--lr"), ("--seq-length", "--seq-len")],
+    [
+        ("--peak-learning-rate=3e-4", "; the nearest known is '--lr'"),
+        ("--seq_lenght", "; the nearest known is '--seq-len'"),
+        ("--learning-rate=3e-4", "; here it is '--lr'"),
+        ("--train-iters", "; here it is '--steps'"),
+        ("--parallelism.tensor_parallel_degree=2", "; here it is '--tensor'"),
+        ("--frobnicate", ""),
+    ],
 )
-def test_a_flag_is_found_by_its_meaning(flag: str, nearest: str) -> None:
-    with pytest.raises(UsageError, match=f"'{flag.partition('=')[0]}'; the nearest known is '{nearest}'"):
+def test_a_flag_is_found_by_what_it_means_or_others_call_it(flag: str, nearest: str) -> None:
+    with pytest.raises(UsageError) as caught:
         parsed(flag)
+    assert str(caught.value) == f"unknown argument '{flag.partition('=')[0]}'{nearest}"
+
+
+def test_every_name_of_another_trainer_is_one_of_ours() -> None:
+    ours = {item.name for item in fields(TrainConfig)}
+    assert set(OTHER_NAMES.values()) | set(GROUPS) <= ours
+    assert not ours & set(OTHER_NAMES)
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
         ({"micro_bach": 3}, r"\[train\]: unknown setting 'micro_bach'; the nearest known is 'micro_batch'"),
-        ({"learning_rate": 3e-4}, "the nearest known is 'lr'"),
+        ({"learning_rate": 3e-4}, "unknown setting 'learning_rate'; here it is 'lr'"),
         ({"steps": "-5"}, "steps: '-5' is not a"),
         ({"warmup": -1}, "warmup is -1; it must be at least 0"),
         ({"lr": "nan"}, "lr is nan; it must be at least 0"),

@@ -88,7 +88,7 @@ def test_phases_of_a_file_are_read_and_what_is_wrong_is_named(tmp_path: Path) ->
         ("[[phases]]\nlr = 1", "phase 1 does not say at how many tokens it begins"),
         (
             "[[phases]]\nat = 5\nlearning_rate = 1",
-            "phase 1: unknown setting 'learning_rate'; the nearest known is 'lr'",
+            "phase 1: unknown setting 'learning_rate'; here it is 'lr'",
         ),
         ("[[phases]]\nat = 5\nmodel = '1b'", "phase 1: unknown setting 'model'"),
         ("[[phases]]\nat = 5\n[[phases]]\nat = 5", "one at 5 tokens comes after one at 5"),

@@ -18,7 +18,10 @@ from pretok.base.records import replace
 from tests.train_support import add_tokenizer, column, filled, random_shards, run_jobs
 from train.__main__ import main
 from train.checkpoint.export import exported_tensors
-from train.model.sizes import ModelConfig, model_config
+from train.config import TrainConfig
+from train.model.sizes import ModelConfig, model_config, transformers_config
+from train.parallel.layout import Layout
+from train.tools.memory import count_tensors
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 ROWS = 70
@@ -89,7 +92,11 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     tokens = torch.randint(0, ROWS, (2, 48), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = theirs(tokens).logits
-        torch.testing.assert_close(read(folder)(tokens)[..., :ROWS], expected, rtol=1e-5, atol=1e-5)
+        model = read(folder)
+        torch.testing.assert_close(model(tokens)[..., :ROWS], expected, rtol=1e-5, atol=1e-5)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == model.config.parameters
+    assert 4 * count == count_tensors(model.config, Layout(1, 1, 1), 1, 1, 16, TrainConfig()).parameters
     assert expected.std() > 0.1
 
 
@@ -252,6 +259,49 @@ def test_what_is_not_computed_is_refused_by_name(
     with pytest.raises(MismatchError) as caught:
         model_config(str(folder))
     assert message in str(caught.value)
+
+
+def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:
+    """Those of Qwen 2.5 as it was published, but for its sizes."""
+    published = {
+        **{"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643},
+        **{"eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02},
+        **{"intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 24},
+        **{
+            "model_type": "qwen2",
+            "num_attention_heads": 14,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 2,
+        },
+        **{
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000.0,
+            "sliding_window": 32768,
+            "tie_word_embeddings": True,
+        },
+        **{
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.40.1",
+            "use_cache": True,
+            "use_mrope": False,
+        },
+        **{"use_sliding_window": False, "vocab_size": 151936},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    config = model_config(str(tmp_path))
+    assert (config.parameters, config.matrix_rows, config.seq_len) == (494_032_768, 151_936, 4096)
+    again = transformers_config(config, 151643)
+    assert {key: again[key] for key in again.keys() & published.keys()}.items() <= published.items()
+    assert published.keys() - again.keys() <= {
+        *(
+            "initializer_range",
+            "max_window_layers",
+            "sliding_window",
+            "transformers_version",
+            "use_cache",
+            "use_mrope",
+        )
+    }
 
 
 def test_a_mistral_that_names_no_window_has_one(tmp_path: Path) -> None:

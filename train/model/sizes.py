@@ -225,6 +225,8 @@ def model_config(name: str) -> ModelConfig:
 
 
 CONFIG = "config.json"
+_OFF = (None, False)
+"""Values by which an unknown key says that what it names is not there, such as the use_mrope of Qwen 2.5."""
 USUAL_LENGTH = 4096
 """Tokens of a sequence where nothing names them, of a model that allows more."""
 _SIZES = {
@@ -252,7 +254,7 @@ _NO_MATTER = {
         "sliding_window",
         "tokenizer_class",
     ),
-    *("torch_dtype", "transformers_version", "unk_token_id", "use_cache"),
+    *("torch_dtype", "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache"),
 }
 """Keys without a say in what is computed: layer_types is looked at by itself, sliding_window where it counts."""
 
@@ -283,7 +285,7 @@ def read_config(path: Path) -> ModelConfig:
         wrong.append(f"layer_types is {found['layer_types']!r}")
     known = {*_SIZES.values(), *family.must, *_ROTARY, *_NO_MATTER}
     wrong += [
-        f"{key} is not known" for key, value in theirs.items() if key not in known and value is not None
+        f"{key} is not known" for key, value in theirs.items() if key not in known and value not in _OFF
     ]
     wrong += [f"{key} is missing" for key in _SIZES.values() if found.get(key) is None]
     rotary = found.get("rope_parameters") or found.get("rope_scaling") or {}

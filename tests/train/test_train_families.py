@@ -313,6 +313,19 @@ def test_a_mistral_that_names_no_window_has_one(tmp_path: Path) -> None:
         model_config(str(path.parent))
 
 
+def test_a_file_of_sizes_can_describe_such_a_model(tmp_path: Path) -> None:
+    folder, path = made("llama-3.2", tmp_path / "model"), tmp_path / "sizes.toml"
+    scaling = "factor = 8, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 32"
+    path.write_text(
+        "dim = 32\nlayers = 2\nheads = 4\nkv_heads = 2\nhidden = 64\nhead_dim = 16\nnorm_eps = 1e-6\nrows = 70\n"
+        f"vocab_size = 70\nrope_theta = 1e4\nrope_scaling = {{{scaling}}}\n"
+    )
+    exported_tensors(folder, model_config(str(path)), print)
+    path.write_text(path.read_text().replace("high_freq_factor", "high"))
+    with pytest.raises(IntegrityError, match=r"rope_scaling.* 'high"):
+        model_config(str(path))
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     folder = made("qwen-3", tmp_path / "model")
     with pytest.raises(UsageError, match="70 rows are fewer than the 71 ids"):

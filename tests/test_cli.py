@@ -323,7 +323,7 @@ def test_every_command_takes_the_results_or_their_shards(tmp_path, vocab_dir, ca
     assert (tmp_path / "work/report.html").exists()
     assert len(pretok.stream.open("work", seq_len=64)) == len(pretok.stream.open("work/shards", seq_len=64))
     assert run_command([*tokenizing("other", vocab_dir), "--eod", "<|pad|>"]) == 0
-    assert load_manifest(tmp_path / "other").eod_id == 1
+    assert load_manifest(tmp_path / "other").tokenizer.eod_id == 1
     assert run_command(["tokenize", "it=sample:it", "--out", "third", "--eod", "<|pad|>"]) == 2
     assert "name the tokenizer that has it: path, or --vocab" in capsys.readouterr().err
 

@@ -16,6 +16,7 @@ In this folder:
     order.py        which sequence stands where: integer arithmetic and permutations
     quota.py        weights -> whole sequences by source
     mix_file.py     a mix and its file
+    tapes.py        where the sequences of a source lie
     flat_tokens.py  many shards as one array of tokens
     loader.py       the part of each batch that a rank reads
     continued.py    a mix that goes on with another, and how long two mixes are the same
@@ -42,11 +43,12 @@ from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.flat_tokens import FlatTokens
 from pretok.stream.mix_file import Mix, check_sources, load_mix, natural_mix, parse_mix
+from pretok.stream.tapes import Pieces, Tape, WholeSources
 
 __all__ = ["View", "open", "same_until"]
 
 AHEAD = 1024
-"""Positions whose addresses are computed at once for a reader that moves forward."""
+"""Positions whose pieces are computed at once for a reader that moves forward."""
 NEAR = 8
 """How many times its own length a request may lie ahead of the last one's end to count as moving forward."""
 
@@ -157,12 +159,16 @@ class View:
         self.tokenizer: dict[str, Any] = to_json(manifest.tokenizer)
         self.materialized = materialized
         self._order = mix.order()
-        # One address space for all sources, one after the other: a sequence lies inside its source.
-        self._bases: Ints = np.cumsum([0, *(source.tokens for source in mix.sources)], dtype=np.int64)
         shards = [shard for source in mix.sources for shard in manifest.of(source.name, mix.split)]
         self._tokens = FlatTokens(manifest.shards if materialized else shards, self.dtype, materialized)
-        self._ahead: Ints = np.empty(0, np.int64)  # addresses of the positions from _ahead_start on
-        self._ahead_start = self._expected = 0
+        # One address space for all sources, one after the other: a sequence lies inside its source.
+        bases = np.cumsum([0, *(source.tokens for source in mix.sources)], dtype=np.int64)[:-1]
+        if materialized:  # the sequences are the documents, each with its target
+            self._tape: Tape = WholeSources(bases[:1], self.seq_len + 1, self.seq_len + 1)
+        else:
+            self._tape = WholeSources(bases, self.seq_len, self.seq_len + 1)
+        self._ahead = Pieces(*[np.empty(0, np.int64)] * 4)  # of positions _ahead_start to _ahead_end - 1
+        self._ahead_start = self._ahead_end = self._expected = 0
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.mix.sources)
@@ -215,7 +221,10 @@ class View:
 
     def shard(self, position: int, token: int = 0) -> Path:
         """The file that holds a token, counted from 0, of the sequence at one position."""
-        return self._tokens.path(int(self._locate(self._checked([position]))[0]) + token)
+        pieces = self._pieces(self._checked([position]))
+        at = np.flatnonzero((pieces.column <= token) & (token < pieces.column + pieces.length))
+        piece = int(at[0]) if len(at) else 0  # what no piece fills belongs to its sequence
+        return self._tokens.path(int(pieces.address[piece] + max(token - pieces.column[piece], 0)))
 
     def positions(self, source: str, first: int, end: int) -> Ints:
         """Inverse of `origin`, by arithmetic: which positions hold any of the tokens `first` to `end - 1` of a source.
@@ -273,27 +282,33 @@ class View:
         return array
 
     def _read(self, positions: Ints, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        return self._tokens.read(self._addresses(positions), self.seq_len + 1).astype(dtype, copy=False)
+        out = np.empty((len(positions), self.seq_len + 1), self.dtype)
+        if len(positions):
+            self._tokens.read(self._pieces(positions), out)
+        return out.astype(dtype, copy=False)
 
-    def _addresses(self, positions: Ints) -> Ints:
-        """Where the sequences at `positions` start in `_tokens`. A reader that moves forward gets them from a block
+    def _pieces(self, positions: Ints) -> Pieces:
+        """Where the tokens of the sequences at `positions` are. A reader that moves forward gets them from a block
         computed at once: the arithmetic costs the same for one position as for a hundred."""
-        if not len(positions):
-            return positions
         start, end = int(positions[0]), int(positions[-1]) + 1
         near = 0 <= start - self._expected <= NEAR * len(positions)
         self._expected = end
         if end - start != len(positions) or (np.diff(positions) != 1).any():
             return self._locate(positions)
-        if not self._ahead_start <= start <= end <= self._ahead_start + len(self._ahead):
+        if not self._ahead_start <= start <= end <= self._ahead_end:
             if not near:
                 return self._locate(positions)
-            self._ahead = self._locate(np.arange(start, min(max(end, start + AHEAD), len(self))))
-            self._ahead_start = start
-        return self._ahead[start - self._ahead_start : end - self._ahead_start]
+            self._ahead_start, self._ahead_end = start, min(max(end, start + AHEAD), len(self))
+            self._ahead = self._locate(np.arange(self._ahead_start, self._ahead_end))
+        first = start - self._ahead_start
+        low, high = np.searchsorted(self._ahead.row, (first, end - self._ahead_start))
+        row, column, address, length = (part[low:high] for part in self._ahead)
+        return Pieces(row - first if first else row, column, address, length)
 
-    def _locate(self, positions: Ints) -> Ints:
+    def _locate(self, positions: Ints) -> Pieces:
+        """The pieces of the sequences at `positions`, in the order of their rows."""
         if self.materialized:
-            return positions * (self.seq_len + 1)
+            zeros = np.zeros_like(positions)
+            return self._tape.pieces(zeros, zeros, positions)
         source, epoch, number = self._order.locate(positions)
-        return self._bases[source] + self._order.cuts(source, epoch) + number * self.seq_len
+        return self._tape.pieces(source, self._order.cuts(source, epoch), number)

@@ -26,6 +26,7 @@ from pretok.base.errors import IntegrityError
 from pretok.base.storage import reading
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
+from pretok.stream.tapes import Pieces
 
 _Part = tuple[npt.NDArray[Any], int, int]
 """Where tokens go, from which shard, from which of its tokens on."""
@@ -61,10 +62,9 @@ class FlatTokens:
         weakref.finalize(self, _close_all, files)
         return files
 
-    def read(self, addresses: Ints, length: int) -> npt.NDArray[Any]:
-        """(n,) addresses -> (n, length) tokens in the dtype of the shards. Raises IntegrityError."""
-        out = np.empty((len(addresses), length), self._dtype)
-        parts = self._parts(addresses, out)
+    def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:
+        """Read pieces into `out`, sequences of tokens in the dtype of the shards. Raises IntegrityError."""
+        parts = self._parts(pieces, out)
         together = min(ANNOUNCED, self.limit)  # what is announced is still open when it is read
         for at in range(0, len(parts), together):
             group = parts[at : at + together]
@@ -72,33 +72,28 @@ class FlatTokens:
                 self._announce(group)
             for row, shard, offset in group:
                 self._fill(row, shard, offset)
-        return out
 
     def path(self, address: int) -> Path:
         """The shard that holds the token at an address."""
         return self._paths[int(np.searchsorted(self._starts, address, side="right")) - 1]
 
-    def _parts(self, addresses: Ints, out: npt.NDArray[Any]) -> list[_Part]:
+    def _parts(self, pieces: Pieces, out: npt.NDArray[Any]) -> list[_Part]:
         """What to read into `out`, in the order of the shards: each is opened once, whatever the limit of files."""
-        length = out.shape[1]
-        first = np.searchsorted(self._starts, addresses, side="right") - 1
-        rows = np.argsort(first, kind="stable")
-        offsets = addresses[rows] - self._starts[first[rows]]
-        room = np.minimum(self._starts[first[rows] + 1] - addresses[rows], length)
+        first = np.searchsorted(self._starts, pieces.address, side="right") - 1
+        offset = pieces.address - self._starts[first]
+        room = self._starts[first + 1] - pieces.address
         parts = []
-        for row, shard, offset, filled in zip(
-            rows.tolist(), first[rows].tolist(), offsets.tolist(), room.tolist(), strict=True
+        for row, column, length, shard, at, here in zip(
+            *(part.tolist() for part in (pieces.row, pieces.column, pieces.length, first, offset, room)),
+            strict=True,
         ):
-            parts.append((out[row, :filled], shard, offset))
-            while filled < length:
+            parts.append((out[row, column : column + min(here, length)], shard, at))
+            while here < length:
                 shard += 1
-                more = min(length - filled, int(self._starts[shard + 1] - self._starts[shard]))
-                parts.append((out[row, filled : filled + more], shard, 0))
-                filled += more
-        if len(parts) > len(
-            rows
-        ):  # a sequence goes on in the next shard: what else lies in its first comes before
-            parts.sort(key=itemgetter(1))
+                more = min(length - here, int(self._starts[shard + 1] - self._starts[shard]))
+                parts.append((out[row, column + here : column + here + more], shard, 0))
+                here += more
+        parts.sort(key=itemgetter(1))
         return parts
 
     def _announce(self, parts: Sequence[_Part]) -> None:

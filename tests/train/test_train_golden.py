@@ -1,13 +1,16 @@
 """Checkpoints of this version load on any mesh: `tests/golden/checkpoints.tar.xz` keeps their tensors.
 
 It holds two runs of one model on the golden shards, by one process and by a mesh of 2 shards x 2 tensor, each with its
-checkpoint of step 3 and the losses of the three steps after it.
+checkpoint of step 3 and the losses of all six. `PYTHONPATH=.:tests python tests/train/test_train_golden.py` writes it
+anew where its format changes.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -73,3 +76,40 @@ def test_a_checkpoint_that_lacks_a_field_is_refused_by_name(tmp_path: Path, line
         MismatchError, match=f"lacks {missing}: another version of train wrote it; go on with"
     ):
         read_meta(path)
+
+
+def write_golden() -> None:
+    """Train both runs, and keep of each what stands in the archive, without times, hosts and folders."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        before = unpacked(folder)
+        made = Path(
+            shutil.copytree(before, folder / "made/checkpoints", ignore=shutil.ignore_patterns("1x*"))
+        )
+        paths = ("--shards", folder / "shards", "--mix", folder / "mix.json", "--model", made / "model.toml")
+        flags = (*FLAGS[:-1], 3)
+        meshes = {"1x1x1": MESHES[1], "1x2x2": MESHES[4]}
+        jobs = [
+            (1 if not mesh else 4, [*paths, "--out", made / run, *flags, *mesh])
+            for run, mesh in meshes.items()
+        ]
+        run_jobs(jobs, folder)
+        for run in meshes:
+            kept = {"metrics.jsonl", "segments.jsonl", "checkpoints", "step-00000003"}
+            for path in [*(made / run).iterdir(), *(made / run / "checkpoints").iterdir()]:
+                if path.name not in kept:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            for path in (made / run).glob("*.jsonl"):
+                text = path.read_text().replace(name, "")
+                text = re.sub(r'"time": "[^"]*"', '"time": "2026-01-01T00:00:00.000+00:00"', text)
+                path.write_text(re.sub(r'"host": "[^"]*"', '"host": "host"', text))
+        with tarfile.open(GOLDEN / "checkpoints.tar.xz", "w:xz") as archive:
+            archive.add(
+                made,
+                made.name,
+                filter=lambda entry: entry.replace(mtime=0, uid=0, gid=0, uname="", gname="", deep=False),
+            )
+
+
+if __name__ == "__main__":
+    write_golden()

@@ -226,7 +226,9 @@ def _specify(
     sizes = model_config(asked.model)
     seq_len = config.seq_len or sizes.seq_len
     theta = sizes.rope_theta if config.rope_theta is None else config.rope_theta
-    sizes = replace(sizes, rows=0, vocab_size=manifest.tokenizer.vocab_size, seq_len=seq_len, rope_theta=float(theta))
+    sizes = replace(
+        sizes, rows=0, vocab_size=manifest.tokenizer.vocab_size, seq_len=seq_len, rope_theta=float(theta)
+    )
     batch = solve_batch(1, config.global_batch, config.micro_batch, config.accumulation)
     step_flops = batch.global_batch * seq_len * sizes.flops_per_token(seq_len)
     steps = int(compute // step_flops)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from benchmarks.train_shards import bare_manifest
 from pretok.base.lock import hold
 from pretok.base.tokens import token_dtype
 from pretok.shards.format import ShardWriter
-from pretok.shards.manifest import Shard, shard_entry, write_manifest
+from pretok.shards.manifest import Shard, load_manifest, shard_entry, write_manifest
 
 ROOT = Path(__file__).parent.parent
 """The checkout."""
@@ -67,14 +68,23 @@ def make_shards(
     val: Mapping[str, Iterable[Sequence[int]]] | None = None,
     vocab_size: int = 1000,
     documents_per_shard: int = 3,
+    since: Path | None = None,
 ) -> Path:
-    """Write a shards folder with its manifest. Documents come without EOD (id 0), which is added; returns `folder`."""
+    """Write a shards folder with its manifest. Documents come without EOD (id 0), which is added; returns `folder`.
+    since: a folder from which this one has grown by these documents."""
     shards: list[Shard] = []
     dtype = token_dtype(vocab_size)
-    for name in sorted(sources):
-        for split, documents in (("train", sources[name]), ("val", (val or {}).get(name, ()))):
-            shards += _write_split(folder, name, split, list(documents), dtype, documents_per_shard)
-    write_manifest(folder, bare_manifest(vocab_size, shards, sources))
+    old = load_manifest(shutil.copytree(since, folder, dirs_exist_ok=True)) if since else None
+    for name in sorted({*sources, *(old.sources if old else ())}):
+        for split, given in (("train", sources), ("val", val or {})):
+            held = old.of(name, split) if old else ()
+            documents = list(given.get(name, ()))
+            shards += [
+                *held,
+                *_write_split(folder, name, split, documents, dtype, documents_per_shard, len(held)),
+            ]
+    manifest = bare_manifest(vocab_size, shards, {**(old.sources if old else {}), **sources})
+    write_manifest(folder, manifest.remembering([*old.history, old.event]) if old else manifest)
     return folder
 
 
@@ -85,9 +95,10 @@ def _write_split(
     documents: list[Sequence[int]],
     dtype: np.dtype[Any],
     documents_per_shard: int,
+    held: int,
 ) -> list[Shard]:
     entries = []
-    for number, start in enumerate(range(0, len(documents), documents_per_shard)):
+    for number, start in enumerate(range(0, len(documents), documents_per_shard), held):
         stem = f"{name}-{number:05d}" if split == "train" else f"{name}-{split}-{number:05d}"
         with ShardWriter(folder / name / stem, dtype) as writer:
             for document in documents[start : start + documents_per_shard]:

@@ -13,11 +13,15 @@ value was checked, read by verify, stats, mix, stream and train.
     shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, checksum, index_checksum}]
     side_files   [{path, source, file_bytes, checksum}]    every other file of the folder: ledgers, inputs, rejects
     mismatches   {NAME: [{column, count, file, position, value}]}    values of kept columns that had another type
+    history      [{kind, fingerprint, shards: {NAME: {train, val}}}]    what the folder was before, the oldest first:
+                 `appended` where it has grown since, by sources or in them, from that fingerprint and the first so many
+                 shards of each source and split
     config, software, and materialized (the mix) where the shards hold a mix in its order
 
 `bytes` are of text in UTF-8, `file_bytes` of a file. `tokens`, `documents` and `bytes` of a source count both splits.
 `shards[].path` is the `.bin`, relative to the folder. Shards are ordered by source name, split and number, and that
-order is the order of the source's flat token stream.
+order is the order of the source's flat token stream. A folder grows by shards behind those of the same source and
+split, so a flat stream of before is the beginning of the one of now.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -34,12 +38,20 @@ from pretok.base.errors import IntegrityError
 from pretok.base.failures import Failure
 from pretok.base.html import html_table
 from pretok.base.records import Count, Record, check_version, read_record, replace, to_json
-from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
+from pretok.base.storage import (
+    canonical_json,
+    compare_checksum,
+    digest,
+    fingerprint,
+    read_json,
+    reading,
+    write_json,
+)
 from pretok.base.tokens import token_dtype
 from pretok.shards.format import SealedShard, ShardReader
 
 FORMAT = "pretok-shards"
-VERSION = 4
+VERSION = 5
 MAX_TOKENS = 1 << 62
 """More than any shards hold together; below it no address of a token leaves 64 bits."""
 SETTLED = 0.1
@@ -48,6 +60,8 @@ FILE_NAME = "manifest.json"
 STATE = ".state"
 """Folder inside a shards folder that holds unfinished work; gone when all is sealed."""
 SPLITS = ("train", "val")
+APPENDED = "appended"
+"""The one kind of event: what was there is there as it was, and more."""
 INPUTS_SUFFIX, LEDGER_SUFFIX = ".files.parquet", ".docs.parquet"
 NOWHERE = Path()
 """The folder of what is not in one yet. It is told from others by identity and never written, see `Manifest.at`."""
@@ -146,6 +160,21 @@ class MismatchEntry(Record, frozen=True):
     value: str
 
 
+class ShardCounts(Record, frozen=True):
+    """How many shards a source has of each split."""
+
+    train: Count
+    val: Count
+
+
+class Event(Record, frozen=True):
+    """What a folder was before it changed: its fingerprint, and how many shards each source had."""
+
+    kind: str
+    fingerprint: str
+    shards: dict[str, ShardCounts]
+
+
 class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     """What stands in FOLDER/manifest.json. What follows from it (version, fingerprint, seal) is no field;
     `folder`, where its files are, stands in no file."""
@@ -160,6 +189,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     software: dict[str, str]
     materialized: dict[str, object] | None = None
     mismatches: dict[str, tuple[MismatchEntry, ...]] | None = None
+    history: tuple[Event, ...] = ()
     folder: Path = NOWHERE
 
     def at(self, folder: Path) -> Manifest:
@@ -174,12 +204,60 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
         Taken of a form of its own, so that a mix of the same tokens stays valid where the manifest's keys change.
         """
-        shards = to_json(self.at(NOWHERE).shards)
-        for shard in shards:
-            shard["bytes"] = shard.pop("file_bytes")
-        return fingerprint(
-            {"format": FORMAT, "version": 1, "tokenizer": to_json(self.tokenizer), "shards": shards}
+        return self._fingerprint_of(self.shards)
+
+    def _fingerprint_of(self, shards: Iterable[Shard]) -> str:
+        """That of a manifest of some of the shards."""
+        entries = ",".join(self._canonical[shard.path] for shard in shards)
+        head = canonical_json({"format": FORMAT, "shards": []}).removesuffix(b"]}")
+        tail = canonical_json({"tokenizer": to_json(self.tokenizer), "version": 1}).removeprefix(b"{")
+        return digest(b"".join((head, entries.encode(), b"],", tail)))
+
+    @cached_property
+    def _canonical(self) -> dict[str, str]:
+        """Each shard, by its path, as the fingerprint has it: made once, as the history has a fingerprint of many."""
+        entries = to_json(self.at(NOWHERE).shards)
+        for entry in entries:
+            entry["bytes"] = entry.pop("file_bytes")
+        return {entry["path"]: canonical_json(entry).decode() for entry in entries}
+
+    @cached_property
+    def shard_counts(self) -> dict[str, ShardCounts]:
+        """How many shards each source has."""
+        counts = Counter((shard.source, shard.split) for shard in self.shards)
+        return {name: ShardCounts(*(counts[name, split] for split in SPLITS)) for name in self.sources}
+
+    def was(self, fingerprint: str) -> tuple[Shard, ...] | None:
+        """The shards of the folder when it had this fingerprint, now or before it grew; None if it never had."""
+        if fingerprint == self.fingerprint:
+            return self.shards
+        return next(
+            (self._first(event.shards) for event in self.history if event.fingerprint == fingerprint), None
         )
+
+    def remembering(self, events: Iterable[Event]) -> Manifest:
+        """The same with those of the events as history that its shards can have grown from."""
+        return replace(self, history=tuple(filter(self._fits, events)))
+
+    @property
+    def event(self) -> Event:
+        """What the history of a folder says of this manifest when it has grown."""
+        return Event(APPENDED, self.fingerprint, self.shard_counts)
+
+    def _fits(self, event: Event) -> bool:
+        """Whether the folder has grown from what an event says."""
+        return self._fingerprint_of(self._first(event.shards)) == event.fingerprint
+
+    def _first(self, counts: Mapping[str, ShardCounts]) -> tuple[Shard, ...]:
+        """The first so many shards of each source and split."""
+        seen: Counter[tuple[str, str]] = Counter()
+        found = []
+        for shard in self.shards:
+            seen[shard.source, shard.split] += 1
+            count = counts.get(shard.source)
+            if count is not None and seen[shard.source, shard.split] <= getattr(count, shard.split):
+                found.append(shard)
+        return tuple(found)
 
     @cached_property
     def tokenized(self) -> tuple[str, ...]:
@@ -217,6 +295,9 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
             ledger = PurePosixPath(shard.path.removesuffix(".bin") + LEDGER_SUFFIX)
             if shard.source in tokenized and ledger not in known:
                 return f"shards[{number}]: its ledger {ledger} is not listed"
+        for number, event in enumerate(self.history):
+            if event.kind != APPENDED or not self._fits(event):
+                return f"history[{number}] says what the shards cannot have grown from"
         return None
 
     @cached_property

@@ -135,7 +135,12 @@ def seal(
     used = all_software([*before, *(part.software for part in parts)]) or software()
     nothing = Manifest(tokenizer, sum_sources(()), {}, (), (), (), config, used)
     common = side_files(shards, None, [shards / TOKENIZER_FILE, benchmark_path(shards)])
-    manifest = _assemble(nothing, sources, common).at(shards.absolute())
+    manifest = _assemble(nothing, sources, common)
+    if old:
+        # An unpublished one was a state of the folder no more, or not yet.
+        grown = has_manifest(shards) and old.shards and old.fingerprint != manifest.fingerprint
+        manifest = manifest.remembering([*old.history, *([old.event] if grown else [])])
+    manifest = manifest.at(shards.absolute())
     write_manifest(shards, manifest)
     kept_benchmark(state).unlink(missing_ok=True)
     (state / FILE_NAME).unlink(missing_ok=True)  # a unpublished one; from here on the new one stands
@@ -160,7 +165,7 @@ def _of_source(manifest: Manifest, name: str) -> _Source:
 def _assemble(common: Manifest, sources: dict[str, _Source], side_files: Iterable[SideFile]) -> Manifest:
     """A manifest of `sources`, in the order of their names; the rest is that of `common`. side_files: of no source."""
     ordered = {name: sources[name] for name in sorted(sources)}
-    return replace(
+    made = replace(
         common,
         totals=sum_sources(source.counts for source in ordered.values()),
         sources={name: source.counts for name, source in ordered.items()},
@@ -169,6 +174,7 @@ def _assemble(common: Manifest, sources: dict[str, _Source], side_files: Iterabl
         side_files=(*side_files, *(file for source in ordered.values() for file in source.side_files)),
         mismatches={name: source.mismatches for name, source in ordered.items() if source.mismatches} or None,
     )
+    return made.remembering(common.history)
 
 
 def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple[SideFile, ...]:

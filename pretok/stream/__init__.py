@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import chain
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from pretok.base.tokens import Ints, Tokens
 from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.flat_tokens import FlatTokens
-from pretok.stream.mix_file import Mix, check_sources, load_mix, natural_mix, parse_mix
+from pretok.stream.mix_file import Mix, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
 from pretok.stream.tapes import Pieces, Tape, WholeSources
 
 __all__ = ["View", "open", "same_until"]
@@ -68,6 +69,8 @@ def open(
     `seq_len` is needed and the stream is every sequence of `split` once, of `source` or of all sources in natural
     proportion, in the order that `seed` gives.
 
+    Shards that have grown since the mix was made are read as they were then.
+
     Raises IntegrityError (files missing or damaged), MismatchError (the mix belongs to other shards or another
     sequence length), UsageError (no seq_len, unknown source, nothing to read), TypeError (a seq_len or seed that is no
     whole number).
@@ -87,12 +90,6 @@ def open(
     if source is not None:
         raise UsageError(f"either a mix ({mix}) or one source ({source}), not both")
     plan = load_mix(Path(mix))
-    if plan.manifest != manifest.fingerprint:
-        raise MismatchError(
-            f"{mix} was made for shards with fingerprint {plan.manifest}, {manifest.folder} has "
-            f"{manifest.fingerprint}; make the mix again for these shards, or go on with it in them, if they have only "
-            "grown by sources (pretok mix --continue)"
-        )
     check_sources(plan, manifest, Path(mix))
     _check_seq_len(plan, seq_len, str(mix))
     return View(manifest, plan)
@@ -159,8 +156,8 @@ class View:
         self.tokenizer: dict[str, Any] = to_json(manifest.tokenizer)
         self.materialized = materialized
         self._order = mix.order()
-        shards = [shard for source in mix.sources for shard in manifest.of(source.name, mix.split)]
-        self._tokens = FlatTokens(manifest.shards if materialized else shards, self.dtype, materialized)
+        shards = manifest.shards if materialized else tuple(chain(*mixed_shards(mix, manifest)))
+        self._tokens = FlatTokens(shards, self.dtype, materialized)
         # One address space for all sources, one after the other: a sequence lies inside its source.
         bases = np.cumsum([0, *(source.tokens for source in mix.sources)], dtype=np.int64)[:-1]
         if materialized:  # the sequences are the documents, each with its target

@@ -4,8 +4,7 @@ Input: a mix.json, and at which position it is left: given, or that of a run's n
 these positions in the shards of today, behind which `stream.mix_job` puts new stages; and, of two mixes, how many
 positions they prove to have in common. numpy, msgspec and the standard library only.
 
-The shards may have grown by sources: those of the old mix's manifest, taken alone, must have its fingerprint, which
-covers path, size and checksum of every shard and the tokenizer.
+The shards may have grown since: the history of their manifest proves it.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = Non
     """The first `at` positions of the mix in `path`, as a mix in the shards of `manifest`.
 
     Raises UsageError when the mix has not so many positions or, where one is given, another sequence length (the
-    message says what would come again), MismatchError when the shards are not those it was made of
-    with nothing but more sources, and what `load_mix` raises.
+    message says what would come again), MismatchError when the shards have not grown from those it was made of, and
+    what `load_mix` raises.
     """
     mix = load_mix(path)
     if not 1 <= at <= len(mix):
@@ -77,32 +76,13 @@ def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = Non
     mix = mix.first(at)
     if seq_len not in (None, mix.seq_len):
         raise UsageError(_other_length(mix, path, seq_len))
+    check_sources(mix, manifest, path)
     if mix.manifest != manifest.fingerprint:
-        _check_grown(mix, manifest, path)
         earlier = mix.earlier
         if not earlier or earlier[-1].length < at:
             earlier = (*earlier, Earlier(mix.manifest, at))
         mix = replace(mix, manifest=manifest.fingerprint, earlier=earlier)
-    check_sources(mix, manifest, path)
     return mix
-
-
-def _check_grown(mix: Mix, manifest: Manifest, path: Path) -> None:
-    """MismatchError unless the sources that the mix's shards had are in `manifest` as they were."""
-    report = read_json(path).get("report") or {}
-    names = {source.name for source in mix.sources} | set(report.get("left_out") or ())
-    if missing := sorted(names.difference(manifest.sources)):
-        raise MismatchError(
-            f"{path} was made of shards with the sources {', '.join(sorted(names))}; {manifest.folder} lacks "
-            f"{', '.join(missing)}: it can be continued only where these are as they were"
-        )
-    old = replace(manifest, shards=tuple(shard for shard in manifest.shards if shard.source in names))
-    if old.fingerprint != mix.manifest:
-        raise MismatchError(
-            f"{path} was made of shards with fingerprint {mix.manifest}; in {manifest.folder} the sources it knew "
-            f"({', '.join(sorted(names))}) have {old.fingerprint}: a mix goes on only in shards that have these "
-            "unchanged, beside new sources"
-        )
 
 
 def _other_length(mix: Mix, path: Path, seq_len: int | None) -> str:

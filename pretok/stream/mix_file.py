@@ -31,11 +31,11 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.html import html_table
 from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
-from pretok.shards.manifest import MAX_TOKENS, SPLITS, Manifest
+from pretok.shards.manifest import MAX_TOKENS, SPLITS, Manifest, Shard
 from pretok.stream.order import Order
 
 FORMAT = "pretok-mix"
@@ -268,14 +268,34 @@ def possible(mix: Mix) -> Mix:
     return mix
 
 
+def mixed_shards(mix: Mix, manifest: Manifest) -> list[list[Shard]]:
+    """The shards of each source of a mix, as they were when it was made. MismatchError where they are others."""
+    shards = manifest.was(mix.manifest)
+    if shards is None:
+        raise MismatchError(
+            f"the mix was made for shards with fingerprint {mix.manifest}; {manifest.folder} has "
+            f"{manifest.fingerprint} and has not grown from those: name the shards it was made for, or make it again "
+            "with pretok mix"
+        )
+    found: dict[str, list[Shard]] = {source.name: [] for source in mix.sources}
+    for shard in shards:
+        if shard.split == mix.split and shard.source in found:
+            found[shard.source].append(shard)
+    return list(found.values())
+
+
 def check_sources(mix: Mix, manifest: Manifest, where: Path) -> None:
-    """IntegrityError unless the sources of a mix are what the shards of its fingerprint hold."""
-    for source in mix.sources:
-        held = sum(shard.tokens for shard in manifest.of(source.name, mix.split))
-        if held != source.tokens:
+    """IntegrityError unless the sources of a mix are what its shards hold; MismatchError where these are others."""
+    try:
+        shards = mixed_shards(mix, manifest)
+    except MismatchError as error:
+        raise MismatchError(f"{where}: {error}") from None
+    for source, held in zip(mix.sources, shards, strict=True):
+        tokens = sum(shard.tokens for shard in held)
+        if tokens != source.tokens:
             raise IntegrityError(
                 f"{where}: the mix says that source {source.name} has {source.tokens} {mix.split} tokens, "
-                f"{manifest.folder} holds {held}; make it again with pretok mix"
+                f"{manifest.folder} holds {tokens}; make it again with pretok mix"
             )
 
 

@@ -15,7 +15,6 @@ from pretok.base.records import Count, Record, Signed, read_record, replace
 from pretok.base.storage import read_json, read_lines
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
-from pretok.stream.continued import same_until
 from pretok.stream.mix_file import check_sources, load_mix, parse_mix
 
 SEGMENTS = "segments.jsonl"
@@ -107,32 +106,24 @@ def written_segments(run: Path) -> tuple[RunSegment, ...]:
 def open_segments(
     segments: tuple[RunSegment, ...], manifest: Manifest, mix: Path | None = None
 ) -> list[View]:
-    """The stream of each segment over shards that hold its documents; mix: where that of the last one is now, None:
-    what the run recorded of it.
-
-    A segment whose mix was made before the shards grew is read by that of the next, which begins with the same
-    sequences. Raises UsageError, MismatchError where a segment read something else.
-    """
-    views: list[View] = []
-    for number, segment in reversed(list(enumerate(segments))):
+    """The stream of each segment over shards that hold its documents, or have grown from those; mix: where that of the
+    last one is now, None: what the run recorded of it. Raises UsageError, MismatchError where a segment read something
+    else."""
+    views = []
+    for number, segment in enumerate(segments):
         moved = mix if number == len(segments) - 1 else None
         order = parse_mix(segment.order, Path(SEGMENTS)) if moved is None else load_mix(moved)
-        following = views[0] if views else None
-        if order.manifest != manifest.fingerprint:
-            end = segment.position_after(segments[number + 1].step) if following else None
-            if following is None or end is None or same_until(order, following.mix) < end:
-                raise MismatchError(
-                    f"from step {segment.step + 1} on the run read shards with {order.manifest}; {manifest.folder} has "
-                    f"the fingerprint {manifest.fingerprint}: name the shards that it read"
-                )
-            order = following.mix
-        else:
+        try:
             check_sources(order, manifest, manifest.folder)
-            if order.fingerprint != segment.stream:
-                raise MismatchError(
-                    f"from step {segment.step + 1} on the run read the stream {segment.stream}; "
-                    f"{mix or segment.mix or manifest.folder} is {order.fingerprint} now: name the shards and the mix "
-                    "of that run"
-                )
-        views.insert(0, View(manifest, order))
+        except MismatchError as error:
+            raise MismatchError(
+                f"from step {segment.step + 1} on the run read other shards: {error}"
+            ) from None
+        if order.fingerprint != segment.stream:
+            raise MismatchError(
+                f"from step {segment.step + 1} on the run read the stream {segment.stream}; "
+                f"{mix or segment.mix or manifest.folder} is {order.fingerprint} now: name the shards and the mix "
+                "of that run"
+            )
+        views.append(View(manifest, order))
     return views

@@ -224,7 +224,7 @@ def _mix(path: Path, shards: Path, job: LoggedJob | None) -> Iterator[StepStatus
     except PretokError as error:
         yield StepStatus("mix", FAILED, detail=str(error), next=_again(job, "make it again with pretok mix"))
         return
-    if manifest is None or mix.manifest != manifest.fingerprint:
+    if manifest is None or manifest.was(mix.manifest) is None:
         detail = f"made for shards with fingerprint {mix.manifest}, which {shards} has not"
         yield StepStatus(
             "mix", FAILED, detail=detail, next=_again(job, "make it again, or pretok mix --continue")

@@ -27,7 +27,7 @@ from pretok.base.stop import StopFlag
 from pretok.base.storage import checksum, fingerprint, write_json
 from pretok.cli import run_command
 from pretok.shards.inputs import inputs_path, load_inputs
-from pretok.shards.manifest import FILE_NAME, VERSION, load_manifest
+from pretok.shards.manifest import FILE_NAME, VERSION, load_manifest, write_manifest
 from pretok.stream.mix_job import run_mix
 
 FLIPS = 60
@@ -172,6 +172,28 @@ def test_forged_manifests_are_refused_by_key(shards: Path, path: Any, value: Any
         pretok.stream.open(shards, seq_len=8)
     assert FILE_NAME in str(caught.value)
     assert run_command(["stats", str(shards)]) in (0, 2)
+
+
+def test_a_history_is_proven(tmp_path: Path) -> None:
+    """Not believed: an event that the shards cannot have grown from is damage, whatever the seal says."""
+    first = load_manifest(make_shards(tmp_path / "first", {"it": [[1, 2]] * 7}, documents_per_shard=3))
+    second = load_manifest(make_shards(tmp_path / "second", {"en": [[3]]}, since=first.folder))
+    shards = make_shards(tmp_path / "third", {"it": [[4]] * 4, "en": [[5]]}, since=second.folder)
+    third = load_manifest(shards)
+    assert [event.fingerprint for event in third.history] == [first.fingerprint, second.fingerprint]
+    for old in (first, second, third):
+        assert [s.path for s in third.was(old.fingerprint) or ()] == [s.path for s in old.shards]
+    assert third.was("0" * 32) is None
+    for path, value in (
+        ((0, "kind"), "removed"),
+        ((0, "fingerprint"), second.fingerprint),
+        ((1, "shards", "it", "train"), 2),
+        ((1, "shards"), {}),
+    ):
+        write_manifest(shards, third)
+        forge(shards, "history", *path, value=value)
+        with pytest.raises(IntegrityError, match=rf"history\[{path[0]}\] says what"):
+            load_manifest(shards)
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,9 @@ def test_killed_once_anywhere(tmp_path: Path, inputs: tuple[Path, Callable[[], N
 def test_adding_a_source(tmp_path: Path, inputs: tuple[Path, Callable[[], None]], here: Engine) -> None:
     """What was sealed before can be streamed at every step."""
     folder, _ = inputs
-    run(recipe(tmp_path / "out", GOLDEN, {"good": [folder / "good.jsonl"]}), here)
+    first = recipe(tmp_path / "out", GOLDEN, {"good": [folder / "good.jsonl"]})
+    run(first, here)
+    before = load_manifest(first.shards_dir)
     made = recipe(tmp_path / "out", GOLDEN, {"more": [folder / "good.jsonl"]})
     for steps in range(100):
         try:
@@ -162,7 +164,9 @@ def test_adding_a_source(tmp_path: Path, inputs: tuple[Path, Callable[[], None]]
             assert has_manifest(made.shards_dir)
             look(made.shards_dir, here)
     assert steps > 5
-    assert list(load_manifest(made.shards_dir).sources) == ["good", "more"]
+    manifest = load_manifest(made.shards_dir)
+    assert list(manifest.sources) == ["good", "more"]
+    assert (manifest.history, manifest.was(before.fingerprint)) == ((before.event,), before.shards)
     assert run_verify(made.shards_dir, None, here, Silent())[1] == []
 
 

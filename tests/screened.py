@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 
 from pretok.config import Recipe
 from pretok.shards.manifest import load_manifest
-from pretok.shards.seal import rejects_path
 
 
 def write(path: Path, texts: list[str]) -> Path:
@@ -20,8 +19,8 @@ def write(path: Path, texts: list[str]) -> Path:
 
 
 def rejects(made: Recipe, source: str) -> list[dict[str, Any]]:
-    path = rejects_path(made.shards_dir, source)
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    paths = load_manifest(made.shards_dir).rejects(source)
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
 def rows(made: Recipe, source: str) -> list[dict[str, Any]]:

@@ -130,7 +130,7 @@ def test_every_key_has_an_example_that_is_taken_and_a_page(heading):
     if table is TrainConfig:
         names = {item.name for item in fields(table)} - {"phases"}
     else:  # tables within it have a heading of their own
-        inner = {"sources", "normalize", "vocab", "shards", "mix", "train", "slurm", "tokenize"}
+        inner = {"sources", "normalize", "vocab", "shards", "mix", "train", "slurm", "tokenize", "append"}
         names = table.model_fields.keys() - inner
     assert keys.keys() == names
     for key in keys.values():
@@ -138,6 +138,8 @@ def test_every_key_has_an_example_that_is_taken_and_a_page(heading):
         recipe = {"out": "w", "sources": {name: {"inputs": ["a"]} for name in ("it", "en")}}
         if heading == "[sources.NAME]":
             recipe["sources"]["it"] |= given
+        elif heading == "[[sources.NAME.append]]":
+            recipe["sources"]["it"]["append"] = [given]
         elif heading == "[[mix.stages]]":
             recipe["mix"] = {"stages": [given]}
         elif heading == "[train]":

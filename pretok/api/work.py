@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,7 +24,6 @@ from pretok.shards.annotations import Annotations, matched_column, open_annotati
 from pretok.shards.documents import Numbered, check_place, chosen_shards, scan
 from pretok.shards.ledger import SCHEMA, hex_digits, ledger_schema
 from pretok.shards.manifest import SPLITS, Manifest, has_manifest, load_manifest
-from pretok.shards.seal import rejects_path
 from pretok.shards.texts import load_decoder, shard_texts
 from pretok.shards.unfinished import incomplete, refuse_unfinished
 from pretok.stream.mix_file import Mix, load_mix
@@ -184,8 +184,7 @@ class Work:
     def _read_rejects(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for name in names:
             rows: list[object] = []
-            path = rejects_path(self.manifest.folder, name)
-            for line in read_json_lines(path) if path.exists() else ():
+            for line in chain.from_iterable(map(read_json_lines, self.manifest.rejects(name))):
                 rows.append({"source": name, **line})
                 if len(rows) == BATCH:
                     yield pa.RecordBatch.from_pylist(rows, REJECTS)

@@ -28,7 +28,6 @@ from pretok.base.sql import errors, parquet, path_list, quoted
 from pretok.shards.annotations import Annotations, open_annotations, unknown_sources
 from pretok.shards.documents import lines_of_source
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
-from pretok.shards.seal import rejects_path
 from pretok.shards.unfinished import refuse_unfinished
 
 BATCH = 10_000
@@ -184,7 +183,7 @@ def _make_rejects(connection: Any, manifest: Manifest) -> None:
         "hive_partitioning = false, columns = "
         "{file: 'VARCHAR', position: 'BIGINT', reason: 'VARCHAR', detail: 'VARCHAR'})"
         for name in manifest.sources
-        if (path := rejects_path(manifest.folder, name)).exists()
+        for path in manifest.rejects(name)
     ]
     nothing = "SELECT '' AS source, '' AS file, 0::BIGINT AS position, '' AS reason, '' AS detail WHERE false"
     connection.execute("CREATE VIEW rejects AS " + " UNION ALL ".join([nothing, *parts]))

@@ -10,20 +10,20 @@ from pretok.base.failures import Failure
 from pretok.base.units import plural
 from pretok.shards.manifest import (
     SPLITS,
+    Event,
     Manifest,
     MismatchEntry,
     SourceCounts,
     TokenizerEntry,
     load_manifest,
 )
-from pretok.shards.seal import rejects_path
 from pretok.shards.unfinished import incomplete, refuse_unfinished
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
     """What `pretok stats --json` prints. mismatches: kept values that had another type, by source; incomplete: all that
-    is missing, as sentences."""
+    is missing, as sentences; history: what the folder was before it grew, the oldest first."""
 
     totals: SourceCounts
     sources: dict[str, SourceCounts]
@@ -31,6 +31,7 @@ class Stats:
     failed: tuple[Failure, ...]
     mismatches: dict[str, tuple[MismatchEntry, ...]]
     incomplete: tuple[str, ...]
+    history: tuple[Event, ...]
     fingerprint: str
 
 
@@ -44,6 +45,7 @@ def stats_of(shards: Path) -> Stats:
         failed=manifest.failed,
         mismatches=manifest.mismatches or {},
         incomplete=tuple(incomplete(manifest)),
+        history=manifest.history,
         fingerprint=manifest.fingerprint,
     )
 
@@ -61,13 +63,20 @@ def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
     for name, counts in manifest.sources.items():
         if counts.rejected:
             reasons = ", ".join(f"{reason} {number:,}" for reason, number in counts.rejected.items())
-            console.notice(f"rejected in {name}: {reasons}; listed in {rejects_path(shards, name)}")
+            console.notice(
+                f"rejected in {name}: {reasons}; listed in {', '.join(map(str, manifest.rejects(name)))}"
+            )
     for name, found in (manifest.mismatches or {}).items():
         for m in found:
             console.notice(
                 f"{name}: {plural(m.count, 'value')} of {m.column} of another type, null in the ledger; the first: "
                 f"{m.file}, line or row {m.position}: {m.value}"
             )
+    for event in manifest.history:
+        tokens = sum(shard.tokens for shard in manifest.was(event.fingerprint) or ())
+        console.notice(
+            f"grown from {plural(tokens, 'token')} of {', '.join(event.shards)} (fingerprint {event.fingerprint})"
+        )
     for sentence in incomplete(manifest):
         console.notice(sentence)
 

@@ -180,7 +180,8 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
     """
     folder = manifest.folder
     known = {folder / FILE_NAME, *manifest.checksums}
-    open_folders = {folder / name for name in (STATE, ANNOTATIONS, *unfinished(folder))}
+    written = (unit.partition(".")[0] for unit in unfinished(folder))
+    open_folders = {folder / name for name in (STATE, ANNOTATIONS, *written)}
     ours: list[Path] = []
     others: list[Path] = []
     for path in sorted(folder.rglob("*")):

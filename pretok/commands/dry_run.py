@@ -15,7 +15,7 @@ from pretok.base.terminal import Terminal
 from pretok.base.units import human_bytes, plural
 from pretok.config import Recipe
 from pretok.read.recognise import list_inputs
-from pretok.shards.manifest import has_manifest, load_manifest
+from pretok.shards.manifest import has_manifest, load_manifest, unit_name, unit_words
 from pretok.shards.unfinished import unfinished
 from pretok.tokenizer.vocabulary import load_vocab
 
@@ -38,8 +38,14 @@ def tell_dry_run(command: str, inputs: list[str], recipe: Recipe, console: Termi
 
         check_steps(recipe)
     rows = []
-    for name, source in recipe.sources.items():
-        files, notices = list_inputs(source.inputs, source.format)
+    listed = [
+        (unit_words(unit_name(name, append)), globs, source.format)
+        for name, source in recipe.sources.items()
+        for append, globs in enumerate(source.inputs_by_append)
+        if not append or command in ("run", "tokenize")  # a vocabulary is made before anything is appended
+    ]
+    for name, globs, format in listed:
+        files, notices = list_inputs(globs, format)
         for text in notices:
             console.notice(text)
         kinds = Counter(".".join(filter(None, (file.format, file.compression))) for file in files)
@@ -85,8 +91,8 @@ def _now(result: Path) -> str:
 
 def _shards_now(shards: Path) -> str:
     parts = [
-        f"{name}: {done} of {plural(planned, 'partition')} done"
-        for name, (done, planned) in unfinished(shards).items()
+        f"{unit_words(unit)}: {done} of {plural(planned, 'partition')} done"
+        for unit, (done, planned) in unfinished(shards).items()
     ]
     if has_manifest(shards):
         totals = load_manifest(shards).totals

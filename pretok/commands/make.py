@@ -165,6 +165,12 @@ def tokenize(
     inputs: Inputs,
     out: Out = None,
     *,
+    append: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=GLOB", help="More inputs for a source, as shards behind its own. May be repeated."
+        ),
+    ] = None,
     given: Given,
     workers: Workers = None,
     address: Address = None,
@@ -176,12 +182,16 @@ def tokenize(
     Run it again after a kill: what is sealed is kept. A new NAME=GLOB adds a source to a finished output.
 
         pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --workers 16
+
+    With --append a source grows; all else stays as it was, also in its arguments.
+
+        pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --append it='2026/*.jsonl.zst'
     """
     from pretok.audit.totals import show_stats
     from pretok.commands.steps import tokenize_step
     from pretok.shards.manifest import FILE_NAME, load_manifest
 
-    recipe = read_recipe(inputs, out, given)
+    recipe = read_recipe(inputs, out, given, append or ())
     if dry_run:
         from pretok.commands.dry_run import tell_dry_run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -184,14 +184,18 @@ def _value(dotted: str, key: Key, typed: Any) -> object:
     return typed.split(",") if key.kind.startswith("list") and dotted not in REPEATED else typed
 
 
-def read_recipe(inputs: list[str], out: Path | None, given: Mapping[str, object]) -> Recipe:
-    """The recipe a command line means, with `given` over its own settings and all its tables checked."""
-    from pretok.config import load_toml, parse_inputs
+def read_recipe(
+    inputs: list[str], out: Path | None, given: Mapping[str, object], appended: Sequence[str] = ()
+) -> Recipe:
+    """The recipe a command line means, with `given` over its own settings and all its tables checked. appended: each
+    NAME=GLOB an append behind those of the recipe."""
+    from pretok.config import load_toml, parse_inputs, with_appends
 
     recipes = [value for value in inputs if value.endswith(".toml") and "=" not in value]
     if recipes and len(inputs) > 1:
         raise UsageError("give either one recipe or NAME=GLOB inputs, not both")
     data: dict[str, object] = load_toml(Path(recipes[0])) if recipes else {"sources": parse_inputs(inputs)}
+    data = with_appends(data, appended)
     if out is None and "out" not in data:
         where = f'write out = "work" above the tables of {recipes[0]}, or give' if recipes else "give"
         raise UsageError(f"nothing says where the results go: {where} --out work")

@@ -18,6 +18,7 @@ from train.config import IN_PHASES, TrainConfig
 TABLES: dict[str, Any] = {
     "": settings.Recipe,
     "[sources.NAME]": settings.Source,
+    "[[sources.NAME.append]]": settings.Append,
     "[normalize]": settings.Normalize,
     "[vocab]": settings.Vocab,
     "[shards]": settings.Shards,
@@ -34,6 +35,8 @@ ABOVE = {
     "`[[train.phases]]` changes settings in mid-run: `at`, the tokens at which it begins, and any of\n"
     + ", ".join(f"`{name}`" for name in IN_PHASES)
     + " ([training](training.md)).",
+    "[[sources.NAME.append]]": "Each such table becomes shards behind those that are there; all else is as in the\n"
+    "source ([append](add-a-source.md#append-to-a-source)).",
     "[slurm]": "What `pretok submit` needs beside a profile; its options win.",
     "[slurm.STAGE]": "STAGE is `vocab`, `tokenize` or `mix`.",
 }
@@ -115,7 +118,7 @@ def commented(out: str, sources: Mapping[str, Sequence[str]]) -> str:
         names = (
             list(sources) if table is settings.Source else STAGES if table is settings.SlurmStage else [""]
         )
-        for name in names if heading and table is not settings.StageTable else ():
+        for name in names if heading and not heading.startswith("[[") else ():
             above = "# " if heading.startswith(OPTIONAL) else ""
             lines += ["", above + heading.replace("NAME", name).replace("STAGE", name)]
             for key in keys_of(table):

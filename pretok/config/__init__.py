@@ -5,7 +5,15 @@ keys.py       what these types say of each key: for the page of all keys, `preto
 recipes.py    TOML or `NAME=GLOB` arguments -> settings, or what is wrong with them
 """
 
-from pretok.config.recipes import load_recipe, load_toml, make_mix, make_recipe, parse_inputs, with_settings
+from pretok.config.recipes import (
+    load_recipe,
+    load_toml,
+    make_mix,
+    make_recipe,
+    parse_inputs,
+    with_appends,
+    with_settings,
+)
 from pretok.config.settings import DEFAULT_SPECIAL_TOKENS, MixTable, Recipe, Source, StageTable, Vocab
 
 __all__ = [
@@ -20,5 +28,6 @@ __all__ = [
     "make_mix",
     "make_recipe",
     "parse_inputs",
+    "with_appends",
     "with_settings",
 ]

@@ -11,7 +11,7 @@ import difflib
 import glob
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,8 +60,10 @@ def _anchor(data: dict[str, object], folder: Path) -> dict[str, object]:
         if isinstance(table, dict) and key in table:
             table[key] = lead(table[key], literal)
     for source in sources.values() if isinstance(sources, dict) else ():
-        if isinstance(source, dict) and isinstance(source.get("inputs"), list):
-            source["inputs"] = [lead(value, escaped) for value in source["inputs"]]
+        appends = source.get("append") if isinstance(source, dict) else None
+        for table in (source, *(appends if isinstance(appends, list) else ())):
+            if isinstance(table, dict) and isinstance(table.get("inputs"), list):
+                table["inputs"] = [lead(value, escaped) for value in table["inputs"]]
     return data
 
 
@@ -94,6 +96,22 @@ def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> di
             names = [f"{source}.{inner}" for source in table] if name == "sources" else [inner]
             changed[name] = with_settings(table, dict.fromkeys(names, value))
     return changed
+
+
+def with_appends(data: dict[str, object], arguments: Sequence[str]) -> dict[str, object]:
+    """A recipe as a mapping in which each `NAME=GLOB` is one more append of a source. Raises UsageError."""
+    sources: Any = data.get("sources")
+    for argument in arguments:
+        [(name, table)] = parse_inputs([argument]).items()
+        if not isinstance(sources, dict) or not isinstance(sources.get(name), dict):
+            raise UsageError(
+                f"--append {argument}: name what {name} is made of too, as when it was tokenized: {name}=GLOB, or the "
+                "recipe"
+            )
+        before = sources[name].get("append", [])
+        if isinstance(before, list):  # else it is refused with the recipe
+            sources = {**sources, name: {**sources[name], "append": [*before, table]}}
+    return {**data, "sources": sources} if arguments else data
 
 
 def _validated(

@@ -127,6 +127,14 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
+class Append(Part):
+    """[[sources.NAME.append]]: more inputs for a source that is tokenized, read as the others are."""
+
+    inputs: tuple[Input, ...] = Field(min_length=1)
+    """Other files than those of the source, named in the same ways. | ["data/it-2026/*.jsonl.zst"] |
+    add-a-source.md"""
+
+
 class Source(Part):
     """[sources.NAME]: one language or collection."""
 
@@ -148,6 +156,13 @@ class Source(Part):
     on_mismatch: Literal["null", "reject"] = "null"
     """Whether a kept value of another type is null in the ledger, or rejects its document. | "reject" |
     ledger.md"""
+
+    append: tuple[Append, ...] = ()
+
+    @property
+    def inputs_by_append(self) -> tuple[tuple[str, ...], ...]:
+        """Its own inputs, and those of each append."""
+        return (self.inputs, *(append.inputs for append in self.append))
 
     @property
     def record(self) -> RecordFormat:

@@ -8,6 +8,7 @@ the real one will and so needs more tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 from pretok.base.console import Console, Table, table
 from pretok.base.errors import UsageError
@@ -96,7 +97,7 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> F
 
 
 def _probe(source: Source, console: Console) -> list[Probe]:
-    inputs, notices = list_inputs(source.inputs, source.format)
+    inputs, notices = list_inputs(tuple(chain(*source.inputs_by_append)), source.format)
     for text in notices:
         console.notice(text)
     if hubs := [file.path for file in inputs if file.format == "hub"]:

@@ -82,7 +82,10 @@ def input_changes(before: Sequence[InputFile], now: Sequence[InputFile]) -> list
     old, new = ({file.path: file for file in files} for files in (before, now))
     return [
         *(f"{path} is gone" for path in sorted(old.keys() - new.keys())),
-        *(f"{path} is new (name it as a source of its own)" for path in sorted(new.keys() - old.keys())),
+        *(
+            f"{path} is new (append it, or name it as a source of its own)"
+            for path in sorted(new.keys() - old.keys())
+        ),
         *(
             f"{path} has other contents ({old[path].size} -> {new[path].size} bytes)"
             for path in sorted(old.keys() & new.keys())

@@ -67,8 +67,8 @@ def shard_bytes(inputs: Sequence[Probe], itemsize: int) -> int:
     return int(min(MAX_SHARD, max(MIN_SHARD, tokens * itemsize / SHARDS_WANTED)))
 
 
-def plan(source: str, inputs: Sequence[Probe], target: int, itemsize: int) -> list[Partition]:
-    """Group and cut the inputs of one source into partitions of about `target` bytes of tokens.
+def plan(source: str, inputs: Sequence[Probe], target: int, itemsize: int, first: int = 0) -> list[Partition]:
+    """Group and cut the inputs of one source into partitions of about `target` bytes of tokens, numbered from `first`.
 
     Small files share a partition in path order; JSON Lines, Parquet and datasets larger than a partition are cut; other
     large files stand alone and roll over into several shards when they are encoded.
@@ -81,7 +81,7 @@ def plan(source: str, inputs: Sequence[Probe], target: int, itemsize: int) -> li
     def close() -> None:
         nonlocal weight
         if group:
-            partitions.append(Partition(source, len(partitions), tuple(group), weight))
+            partitions.append(Partition(source, first + len(partitions), tuple(group), weight))
             group.clear()
             weight = 0
 

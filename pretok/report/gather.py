@@ -7,9 +7,9 @@ mix yet) is None or empty, and the page says so.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pretok.base.storage import read_json
+from pretok.base.storage import read_json, read_json_lines
 from pretok.report.frequencies import TokenUse, count_tokens, never_used
 from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import SCHEMA, ledger_schema, ledger_windows
 from pretok.shards.manifest import Manifest, SourceCounts, load_manifest
-from pretok.shards.seal import rejects_path
 from pretok.shards.values import ValueCounts, domains
 from pretok.stream.mix_file import Mix, load_mix
 
@@ -191,16 +190,13 @@ def _rejects(manifest: Manifest, source: str) -> dict[str, Rejects]:
     """Counts are the manifest's; examples come from the ledger of rejects."""
     counts = manifest.sources[source].rejected
     found = {reason: Rejects(count) for reason, count in counts.items()}
-    path = rejects_path(manifest.folder, source)
-    if found and path.exists():
-        with path.open(encoding="utf-8") as lines:
-            missing = sum(min(EXAMPLES, reject.count) for reject in found.values())
-            for line in lines:
-                if not missing:
-                    break
-                entry = json.loads(line)
-                reject = found[entry["reason"]]
-                if len(reject.examples) < EXAMPLES:
-                    reject.examples.append((entry["file"], entry["position"], entry.get("detail", "")))
-                    missing -= 1
+    missing = sum(min(EXAMPLES, reject.count) for reject in found.values())
+    entries: Iterator[Any] = chain.from_iterable(map(read_json_lines, manifest.rejects(source)))
+    for entry in entries:
+        if not missing:
+            break
+        reject = found[entry["reason"]]
+        if len(reject.examples) < EXAMPLES:
+            reject.examples.append((entry["file"], entry["position"], entry.get("detail", "")))
+            missing -= 1
     return found

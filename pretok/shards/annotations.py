@@ -15,6 +15,7 @@ anew since, its file is refused.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -248,9 +249,11 @@ def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
 
 
 def unknown_sources(manifest: Manifest, annotations: Annotations) -> list[str]:
-    """Sources with documents of which the annotations know nothing: they came later."""
-    known = {part.source for part in annotations.record.parts}
-    return [name for name in manifest.sources if manifest.sources[name].documents and name not in known]
+    """Sources with documents of which the annotations know nothing: they came later, or were appended."""
+    known = Counter[str]()
+    for part in annotations.record.parts:
+        known[part.source] += part.documents
+    return [name for name, counts in manifest.sources.items() if known[name] < counts.documents]
 
 
 def ledgers_fingerprint(manifest: Manifest, shards: Sequence[Shard]) -> str:

@@ -3,7 +3,8 @@
 Input: a Benchmark, and what the parts of a source found of its items. Output, in SHARDS:
 
     benchmark.json             fingerprint, gram, shortest, files [{file, items, not_checkable [lines]}]
-    contamination/SOURCE.json  items [{item, size, documents, grams}]: the items of which anything was found, of how
+    contamination/SOURCE.json, and of what was appended SOURCE.1.json and so on
+                               items [{item, size, documents, grams}]: the items of which anything was found, of how
                                many grams each is, in how many documents a part of it stands, and how many of its grams
                                the one held that held most
 
@@ -82,14 +83,9 @@ def keep_benchmark(shards: Path, state: Path, benchmark: Benchmark, console: Con
     save_benchmark(benchmark, kept_benchmark(state))
 
 
-def found_path(shards: Path, source: str) -> Path:
-    """Where it stands what was found in a source."""
-    return shards / FOLDER / f"{source}.json"
-
-
-def write_found(shards: Path, source: str, parts: Iterable[tuple[ItemCount, ...]]) -> Path:
-    """Write what the parts of a source found; no file where nothing was looked for. The file's path."""
-    path = found_path(shards, source)
+def write_found(shards: Path, unit: str, parts: Iterable[tuple[ItemCount, ...]]) -> Path:
+    """Write what the parts of a source, or of an append, found; no file where nothing was looked for. Its path."""
+    path = shards / FOLDER / f"{unit}.json"
     if benchmark_path(shards).exists():
         write_json(path, to_json(_Found(sum_items(chain.from_iterable(parts)))))
     return path
@@ -97,7 +93,10 @@ def write_found(shards: Path, source: str, parts: Iterable[tuple[ItemCount, ...]
 
 def found_items(shards: Path, sources: Iterable[str]) -> tuple[ItemCount, ...]:
     """What was found in all these sources together. Raises IntegrityError."""
-    paths = [path for source in sources if (path := found_path(shards, source)).exists()]
+    folder = shards / FOLDER
+    paths = [
+        path for name in sources for text in (f"{name}.json", f"{name}.*.json") for path in folder.glob(text)
+    ]
     return sum_items(chain.from_iterable(read_record(_Found, read_json(path), path).items for path in paths))
 
 

@@ -57,7 +57,7 @@ class _Documents:
 def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: Step) -> Failures:
     """Leave the file of its copies for every task; the partitions that could not be hashed, which have none.
 
-    sealed: the shards of other sources, which stay.
+    sealed: the shards that are there, of which those of a source that is done again do not stay.
     """
     tasks = sorted(tasks, key=lambda task: (task.partition.source, task.partition.number))
     unsettled = [task for task in tasks if not copies_path(task).exists()]
@@ -72,7 +72,9 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
         pass
     failed = {name for name, _ in failures}
     unsettled = [task for task in unsettled if task.partition.name not in failed]
-    ours = {task.partition.source for task in tasks}
+    ours = {task.partition.source for task in tasks} - {
+        task.partition.source for task in tasks if task.append
+    }
     lists = _of_shards(sealed, ours) if sealed else []
     lists += [_of_settled(task) for task in tasks if copies_path(task).exists()]
     unsettled.sort(key=lambda task: load_hashes(hashes_path(task)).damaged)  # stable

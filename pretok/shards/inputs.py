@@ -1,8 +1,9 @@
 """What a source is made of: its inputs, how they were cut, how many records each piece of them gave.
 
 Input: the plan of a source; once it is sealed, the records of each piece. Output: a Parquet file, `plan.parquet` in
-the folder of unfinished work and then `NAME.files.parquet` beside the shards, and what such a file says. One row a
-piece, in the order in which they are read:
+the folder of unfinished work and then `NAME.files.parquet` beside the shards, and what such a file says; what is
+appended has one of its own, `NAME.1.files.parquet` and so on, whose partitions are numbered behind those before. One
+row a piece, in the order in which they are read:
 
     file, format, compression, size, identity   the input, as `read.files.InputFile`
     partition           int64   its number; null, as all that follows, where there is nothing to read
@@ -19,10 +20,11 @@ training reads one.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,12 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pretok.base.errors import IntegrityError
-from pretok.base.records import Record, read_record, to_json
+from pretok.base.records import Record, read_record, replace, to_json
 from pretok.base.storage import atomic_open, damaged, reading
 from pretok.read.files import InputFile
 from pretok.read.kept import KeptColumn
 from pretok.read.partition import Partition, Piece
-from pretok.shards.manifest import Manifest, inputs_name
+from pretok.shards.manifest import Manifest, inputs_name, unit_name
 
 PLAN_FILE = "plan.parquet"
 """The plan in the folder of unfinished work."""
@@ -46,6 +48,8 @@ SCHEMA = pa.schema(
     [pa.field(name, pa.int64() if name == "size" else pa.string(), nullable=False) for name in _FILE]
     + [pa.field(name, pa.int64()) for name in _PIECE]
 )
+COUNTED = ("read", "rejected", "lines")
+"""What is known of each piece of a sealed source."""
 _KEY = b"pretok"
 PieceCounts = Mapping[tuple[int, int], int]
 """(number of a partition, place of a piece in it) -> records."""
@@ -53,15 +57,22 @@ PieceCounts = Mapping[tuple[int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """The work on one source. settings: what, besides the inputs, decides its shards: how records are read, what is
-    kept of them, and `target`, the bytes of a shard. kept: the columns of its ledgers, with the types they were found
-    to have."""
+    """The work on one source, or on what is appended to it as the `append`-th.
+
+    settings: what, besides the inputs, decides its shards: how records are read, what is kept of them, and `target`,
+    the bytes of a shard. kept: the columns of its ledgers, with the types they were found to have."""
 
     name: str
     settings: dict[str, Any]
     inputs: list[InputFile]
     partitions: Sequence[Partition]
     kept: tuple[KeptColumn, ...] = ()
+    append: int = 0
+
+    @property
+    def unit(self) -> str:
+        """What it is called where a source has several."""
+        return unit_name(self.name, self.append)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +104,9 @@ class _Said(Record, frozen=True, omit_defaults=True):
     config: dict[str, Any] | None = None
 
 
-def inputs_path(shards: Path, source: str) -> Path:
-    """Where the table of a sealed source is."""
-    return shards / inputs_name(source)
+def inputs_path(shards: Path, source: str, append: int = 0) -> Path:
+    """Where the table of a sealed source is, or of what was appended to it."""
+    return shards / inputs_name(source, append)
 
 
 def write_plan(folder: Path, plan: SourcePlan, config: dict[str, object]) -> None:
@@ -147,13 +158,33 @@ def read_plan(folder: Path) -> tuple[SourcePlan, dict[str, Any]] | None:
     if not path.exists():
         return None
     table, said = _read(path, path.read_bytes())
-    return _plan(folder.name, table, said), said.config or {}
+    source, _, append = folder.name.partition(".")
+    return _plan(source, table, said, int(append or 0)), said.config or {}
 
 
 def load_inputs(manifest: Manifest, source: str) -> SealedInputs:
-    """What a source of a manifest was made of. Raises IntegrityError where its table is not as it was sealed."""
-    [sealed] = [file for file in manifest.side_files if file.path == inputs_name(source)]
-    return _load(manifest.folder / sealed.path, source, sealed.checksum)
+    """What a source of a manifest was made of, with all that was appended to it. Raises IntegrityError where a table is
+    not as it was sealed."""
+    first, *appended = load_appends(manifest, source)
+    if not appended:
+        return first
+    parts = (first, *appended)
+    plan = replace(
+        first.plan,
+        inputs=sorted(chain(*(part.plan.inputs for part in parts)), key=lambda file: file.path),
+        partitions=list(chain(*(part.plan.partitions for part in parts))),
+    )
+    return SealedInputs(plan, *(ChainMap(*(getattr(part, name) for part in parts)) for name in COUNTED))
+
+
+def load_appends(manifest: Manifest, source: str) -> list[SealedInputs]:
+    """The same, each part by itself."""
+    sealed = {file.path: file.checksum for file in manifest.side_files if file.source == source}
+    return [
+        _load(manifest.folder / name, source, append, sealed[name])
+        for append in range(manifest.appends(source) + 1)
+        for name in [inputs_name(source, append)]
+    ]
 
 
 def count_files(manifest: Manifest, source: str) -> int:
@@ -162,15 +193,15 @@ def count_files(manifest: Manifest, source: str) -> int:
 
 
 @lru_cache(maxsize=4)
-def _load(path: Path, source: str, checksum: str) -> SealedInputs:
+def _load(path: Path, source: str, append: int, checksum: str) -> SealedInputs:
     with reading(path):
         data = path.read_bytes()
     if f"xxh3:{xxhash.xxh3_128_hexdigest(data)}" != checksum:
         raise damaged(path)
     table, said = _read(path, data)
-    plan = _plan(source, table, said)
+    plan = _plan(source, table, said, append)
     keys = _keys(table)
-    counts = [table[name].slice(0, len(keys)).to_pylist() for name in ("read", "rejected", "lines")]
+    counts = [table[name].slice(0, len(keys)).to_pylist() for name in COUNTED]
     if any(None in column for column in counts):
         raise IntegrityError(f"{path} lacks counts of records; it was edited")
     return SealedInputs(plan, *(dict(zip(keys, column, strict=True)) for column in counts))
@@ -200,14 +231,14 @@ def _keys(table: pa.Table) -> list[tuple[int, int]]:
     return keys
 
 
-def _plan(name: str, table: pa.Table, said: _Said) -> SourcePlan:
+def _plan(name: str, table: pa.Table, said: _Said, append: int) -> SourcePlan:
     of_row: list[InputFile] = []
     for row in zip(*(table[column].to_pylist() for column in _FILE), strict=True):
         # The pieces of a file follow each other.
         same = of_row and of_row[-1].path == row[0]
         of_row.append(of_row[-1] if same else InputFile(*row))
     inputs = sorted({file.path: file for file in of_row}.values(), key=lambda file: file.path)
-    return SourcePlan(name, said.settings, inputs, _Stored(name, table, of_row), said.kept)
+    return SourcePlan(name, said.settings, inputs, _Stored(name, table, of_row), said.kept, append)
 
 
 class _Stored(Sequence[Partition]):

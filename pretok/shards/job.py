@@ -3,11 +3,15 @@
 Input: a Recipe with a trained vocabulary. Output: SHARDS/manifest.json and what it describes.
 
     plan      inputs -> partitions, kept in SHARDS/.state/NAME/plan.parquet so that a restart does the same work
+              (NAME.1 and so on of what is appended)
     copies    where duplicates are wanted: which documents are copies, by a pass before (`pretok.shards.copies_job`)
     tokenize  one task a partition (`pretok.shards.task`), largest first
     seal      merge the small files, write the manifest (`pretok.shards.seal`), drop the state of finished sources
 
 A source whose inputs and settings equal what the manifest says is left alone; one that changed is refused.
+
+Appends follow each other in rounds: first all sources themselves, then the first append of each, each round sealed
+before the next begins. So a folder that is made at once has the shards and the history of one that grew.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from pretok.base.console import Console
@@ -37,8 +42,16 @@ from pretok.screen.benchmark import Benchmark, read_benchmark
 from pretok.screen.screening import Screening
 from pretok.shards.contamination import keep_benchmark, kept_benchmark
 from pretok.shards.copies_job import settle_copies
-from pretok.shards.inputs import SourcePlan, load_inputs
-from pretok.shards.manifest import FILE_NAME, LEDGER_SUFFIX, STATE, Manifest, has_manifest, load_manifest
+from pretok.shards.inputs import SourcePlan, load_appends
+from pretok.shards.manifest import (
+    FILE_NAME,
+    LEDGER_SUFFIX,
+    STATE,
+    Manifest,
+    has_manifest,
+    load_manifest,
+    unit_words,
+)
 from pretok.shards.plan import is_complete, plan_source
 from pretok.shards.seal import drop_finished, seal, sealed_manifest, unpublish
 from pretok.shards.software import all_software, refuse_other_engine, software
@@ -79,22 +92,28 @@ def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> Step:
     vocab = load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
     benchmark = read_benchmark(recipe.shards.against) if recipe.shards.against else None
     with hold(recipe.shards_dir, "tokenize"):
-        work = _prepare(recipe, vocab, benchmark, engine, console)
-        if work.open_tasks and benchmark:
-            keep_benchmark(recipe.shards_dir, recipe.shards_dir / STATE, benchmark, console)
-        failures: Failures = []
-        if work.open_tasks and recipe.shards.duplicates != "keep":
-            with open_step("look for copies", engine, console) as step:
-                failures = settle_copies(work.tasks, work.sealed, step)
-        with open_step("tokenize", engine, console) as step:
-            _tokenize(recipe, vocab, work, failures, step)
-            return step
+        config, rounds = _plan_all(recipe, vocab, benchmark, engine, console)
+        state = recipe.shards_dir / STATE
+        begun = [plans for plans in rounds if any((state / one.unit).exists() for one in plans)]
+        for plans in begun or [list(chain(*rounds))]:  # where all is sealed that is told once
+            work = _prepare(recipe, vocab, benchmark, config, plans, console)
+            if work.open_tasks and benchmark:
+                keep_benchmark(recipe.shards_dir, state, benchmark, console)
+            failures: Failures = []
+            if work.open_tasks and recipe.shards.duplicates != "keep":
+                with open_step("look for copies", engine, console) as step:
+                    failures = settle_copies(work.tasks, work.sealed, step)
+            with open_step("tokenize", engine, console) as step:
+                _tokenize(recipe, vocab, work, failures, step)
+        if complaints := _poor_sources(load_manifest(recipe.shards_dir), recipe):
+            raise PartitionsFailed("\n".join(complaints))
+        return step
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is to do. config: see `shared_config`; sealed: what stands already; tasks: of all partitions of sources that
-    are not sealed; open_tasks: of those that are not done."""
+    """What is to do in a round. config: see `shared_config`; sealed: what stands already; tasks: of all partitions of
+    sources that are not sealed; open_tasks: of those that are not done."""
 
     config: dict[str, object]
     sealed: Manifest | None
@@ -103,29 +122,47 @@ class _Work:
     open_tasks: list[TokenizeTask]
 
 
-def _prepare(
+def _plan_all(
     recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None, engine: Engine, console: Console
-) -> _Work:
-    """Plan, and put what workers read in its place."""
+) -> tuple[dict[str, object], list[list[SourcePlan]]]:
+    """What all sources share, and the plans of each round: of the sources, of the first append of each, and so on."""
     shards = recipe.shards_dir
     state = shards / STATE
     config = shared_config(recipe, vocab, benchmark)
-    drop_finished(state)
     old = sealed_manifest(shards, state)
+    drop_finished(state, old)
+    sealed = {}
     if old and old.totals.documents:  # what holds no document binds nothing
         refuse_changes("the shards", shards, old.config, config)
-    sealed = {}
-    if old and old.totals.documents:
         known = old.sources.keys() & recipe.sources.keys()
-        sealed = {name: load_inputs(old, name).plan for name in sorted(known)}
+        sealed = {name: [part.plan for part in load_appends(old, name)] for name in sorted(known)}
     itemsize = token_dtype(vocab.size).itemsize
     with engine.stop.raising(), one_child():
         plans = [
-            plan_source(name, source, config, recipe.shards.size, itemsize, state, sealed.get(name), console)
+            plan_source(
+                name, source, config, recipe.shards.size, itemsize, state, sealed.get(name, ()), console
+            )
             for name, source in recipe.sources.items()
         ]
-    for text in shared_inputs({source_plan.name: source_plan.inputs for source_plan in plans}):
+    for text in shared_inputs(
+        {parts[0].name: list(chain(*(part.inputs for part in parts))) for parts in plans}
+    ):
         console.notice(text)
+    rounds = range(max(map(len, plans)))
+    return config, [[parts[number] for parts in plans if number < len(parts)] for number in rounds]
+
+
+def _prepare(
+    recipe: Recipe,
+    vocab: Vocabulary,
+    benchmark: Benchmark | None,
+    config: dict[str, object],
+    plans: list[SourcePlan],
+    console: Console,
+) -> _Work:
+    """The work of a round; what workers read is put in its place."""
+    shards, state = recipe.shards_dir, recipe.shards_dir / STATE
+    old = sealed_manifest(shards, state)
     if (
         not old or not (shards / TOKENIZER_FILE).exists()
     ):  # the shards then need nothing else; workers read this copy
@@ -139,16 +176,16 @@ def _prepare(
     tasks = [
         _task(partition, source_plan, recipe, vocab, screening)
         for source_plan in plans
-        if (state / source_plan.name).exists()
+        if (state / source_plan.unit).exists()
         for partition in source_plan.partitions
     ]
     if tasks:
         parts = (part for task in tasks for part in load_parts(task.state_dir, task.partition.name))
         made = [old.software] if old and old.totals.documents else []
         refuse_other_engine(shards, all_software([*made, *(part.software for part in parts)]), console)
-    unpublish(shards, state, {task.partition.source for task in tasks})
-    if vocab.bos_id is None:  # the manifests of shards without one have no such key
-        del config["bos_id"]
+    unpublish(shards, state, {task.partition.source for task in tasks if not task.append})
+    # The manifests of shards without one have no such key.
+    config = {key: value for key, value in config.items() if key != "bos_id" or value is not None}
     return _Work(config, old, plans, tasks, [task for task in tasks if not _finished(task)])
 
 
@@ -173,22 +210,37 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
         for _ in run_partitions(tokenize_partition, tasks, open_tasks, "to tokenize", before, step, failures):
             pass
         remove_leftovers(shards)
+    open_: list[SourcePlan] = []
     if tasks or not has_manifest(shards):
         partitions = {task.partition.name: task.partition for task in tasks}
         crashed = [_failure(partitions[name], error.message) for name, error in failures]
-        unsealed = [p for p in plans if (state / p.name).exists()]
-        manifest = seal(shards, state, unsealed, work.config, vocab, crashed)
-        failed = tuple(failure for failure in manifest.failed if failure not in crashed)
+        unsealed = [p for p in plans if (state / p.unit).exists()]
+        # What is appended is sealed when all of it is done: until then the shards stay what they are.
+        open_ = [p for p in unsealed if p.append and not _complete(state, p)]
+        if sealable := [p for p in unsealed if p not in open_]:
+            here = {p.name for p in sealable}
+            seal(shards, state, sealable, work.config, vocab, [f for f in crashed if f.source in here])
+        failed = [failure for failure in load_manifest(shards).failed if failure not in crashed]
+        failed += [error for p in open_ for part in p.partitions for error in _errors(state, p, part)]
     else:
-        manifest = load_manifest(shards)
-        failed = manifest.failed
+        failed = list(load_manifest(shards).failed)
+    told = _describe_failures(failed, shards, [unit_words(p.unit) for p in open_]) if failed else ""
     if failures and failed:
-        console.notice(_describe_failures(failed, shards))
+        console.notice(told)
     raise_failures(failures, console.log)
-    complaints = [_describe_failures(failed, shards)] if failed else []
-    complaints += _poor_sources(manifest, recipe)
-    if complaints:
+    if failed:
+        complaints = [told, *_poor_sources(load_manifest(shards), recipe)]
         raise PartitionsFailed("\n".join(complaints))
+
+
+def _complete(state: Path, source_plan: SourcePlan) -> bool:
+    """Whether all partitions of a plan are done, none with a damaged input."""
+    return all(is_complete(state / source_plan.unit, part.name) for part in source_plan.partitions)
+
+
+def _errors(state: Path, source_plan: SourcePlan, partition: Partition) -> list[Failure]:
+    """The damaged inputs of a partition."""
+    return [error for part in load_parts(state / source_plan.unit, partition.name) for error in part.errors]
 
 
 def _failure(partition: Partition, message: str) -> Failure:
@@ -196,12 +248,14 @@ def _failure(partition: Partition, message: str) -> Failure:
     return Failure(partition.name, files, message)
 
 
-def _describe_failures(failed: Sequence[Failure], shards: Path) -> str:
+def _describe_failures(failed: Sequence[Failure], shards: Path, waiting: Sequence[str]) -> str:
+    """waiting: appends of which nothing is in the shards yet."""
     lines = [f"  {f.partition}: {f.file}: {f.error}" for f in failed[:20]]
     more = (
         [f"  and {len(failed) - 20} more, under `failed` in {shards / FILE_NAME}"] if len(failed) > 20 else []
     )
-    head = f"{plural(len(failed), 'input')} could not be read to the end; everything else is in the shards:"
+    rest = f"nothing of {' and '.join(waiting)} is" if waiting else "everything else is"
+    head = f"{plural(len(failed), 'input')} could not be read to the end; {rest} in the shards:"
     return "\n".join(
         [head, *lines, *more,
          "fix the files and run the same command again: only these partitions are done again"]
@@ -222,7 +276,7 @@ def _task(
     return TokenizeTask(
         partition=partition,
         shards_dir=recipe.shards_dir.absolute(),
-        state_dir=(recipe.shards_dir / STATE / source.name).absolute(),
+        state_dir=(recipe.shards_dir / STATE / source.unit).absolute(),
         record=asked.record,
         keep=Keep(source.kept, asked.on_mismatch == "reject"),
         screening=screening,
@@ -232,6 +286,7 @@ def _task(
         eod_id=vocab.eod_id,
         bos_id=vocab.bos_id,
         target=source.settings["target"],
+        append=source.append,
         val_fraction=recipe.shards.val_fraction,
         val_seed=recipe.shards.seed,
         software=software(),

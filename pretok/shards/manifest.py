@@ -31,6 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -254,10 +255,20 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         found = []
         for shard in self.shards:
             seen[shard.source, shard.split] += 1
-            count = counts.get(shard.source)
-            if count is not None and seen[shard.source, shard.split] <= getattr(count, shard.split):
+            then = counts.get(shard.source)
+            if then is not None and seen[shard.source, shard.split] <= getattr(then, shard.split):
                 found.append(shard)
         return tuple(found)
+
+    def appends(self, source: str) -> int:
+        """How often inputs were appended to a source."""
+        tables = {file.path for file in self.side_files if file.source == source}
+        return next(number for number in count(1) if inputs_name(source, number) not in tables) - 1
+
+    def rejects(self, source: str) -> list[Path]:
+        """The files of what was rejected from a source."""
+        of_source = (file.path for file in self.side_files if file.source == source)
+        return [self.folder / path for path in of_source if path.startswith("rejects/")]
 
     @cached_property
     def tokenized(self) -> tuple[str, ...]:
@@ -418,9 +429,20 @@ def shards_of(folder: Path) -> Path:
     return inside if has_manifest(inside) or os.path.isdir(inside / STATE) else folder  # noqa: PTH112
 
 
-def inputs_name(source: str) -> str:
-    """Path of the table of a source's inputs in a folder of shards."""
-    return f"{source}/{source}{INPUTS_SUFFIX}"
+def unit_name(source: str, append: int) -> str:
+    """What a part of a source is called, sealed at once: `it`, and `it.1` for what was appended first."""
+    return f"{source}.{append}" if append else source
+
+
+def unit_words(unit: str) -> str:
+    """The same for a person."""
+    source, _, append = unit.partition(".")
+    return f"{source}, append {append}" if append else source
+
+
+def inputs_name(source: str, append: int = 0) -> str:
+    """Path of a table of a source's inputs in a folder of shards."""
+    return f"{source}/{unit_name(source, append)}{INPUTS_SUFFIX}"
 
 
 def shard_entry(path: str, source: str, split: str, sealed: SealedShard, text_bytes: int) -> Shard:

@@ -7,20 +7,24 @@ what has written no document binds nothing.
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pretok.base.console import Console
-from pretok.base.errors import MismatchError
+from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace, to_json
+from pretok.base.units import listed, plural
 from pretok.config import Source
-from pretok.read.changes import input_changes, refuse, refuse_changes
+from pretok.read.changes import SHOWN, input_changes, refuse, refuse_changes
 from pretok.read.files import InputFile
 from pretok.read.partition import Partition, plan, shard_bytes
 from pretok.read.probe import decide_types, probe_inputs
 from pretok.read.recognise import list_inputs
 from pretok.shards.inputs import SourcePlan, read_plan, write_plan
+from pretok.shards.manifest import unit_name, unit_words
 from pretok.shards.task import PartRecord, load_parts
 
 
@@ -31,18 +35,54 @@ def plan_source(
     size: int,
     itemsize: int,
     state: Path,
+    sealed: Sequence[SourcePlan],
+    console: Console,
+) -> list[SourcePlan]:
+    """The plans of a source and of all that is appended to it: stored ones if nothing changed; new ones, written to
+    disk, where there are none.
+
+    config: what all sources share; size: bytes of a shard, 0 for the automatic size; itemsize: bytes of a token; state:
+    the folder of unfinished work; sealed: the plans in the manifest. Raises MismatchError that names what changed,
+    UsageError where an append names files that are there already.
+    """
+    if len(sealed) > len(source.append) + 1:
+        raise MismatchError(
+            f"inputs were appended to {name} {plural(len(sealed) - 1, 'time')} in {state.parent}, and "
+            f"{len(source.append)} are named: name them all, in their order ([[sources.{name}.append]] or --append)"
+        )
+    given, known = [], set[str]()
+    for append, globs in enumerate(source.inputs_by_append):
+        inputs, notices = list_inputs(globs, source.format)
+        for text in notices:
+            console.notice(text)
+        if again := [file.path for file in inputs if file.path in known]:
+            raise UsageError(
+                f"append {append} of {name} names what is in it already: {listed(again, SHOWN)}; name only new files"
+            )
+        known.update(file.path for file in inputs)
+        given.append(inputs)
+    plans: list[SourcePlan] = []
+    for append, inputs in enumerate(given):
+        old = sealed[append] if append < len(sealed) else None
+        plans.append(_plan_part(name, source, inputs, plans, config, size, itemsize, state, old, console))
+    return plans
+
+
+def _plan_part(
+    name: str,
+    source: Source,
+    inputs: list[InputFile],
+    plans: Sequence[SourcePlan],
+    config: dict[str, object],
+    size: int,
+    itemsize: int,
+    state: Path,
     sealed: SourcePlan | None,
     console: Console,
 ) -> SourcePlan:
-    """The plan of a source: the stored one if nothing changed; a new one, written to disk, if there is none.
-
-    config: what all sources share; size: bytes of a shard, 0 for the automatic size; itemsize: bytes of a token; state:
-    the folder of unfinished work; sealed: the plan in the manifest. Raises MismatchError that names what changed.
-    """
-    inputs, notices = list_inputs(source.inputs, source.format)
-    for text in notices:
-        console.notice(text)
-    old, before = read_plan(state / name) or (sealed, None)
+    """The plan of these inputs behind others of the same source."""
+    unit, first = unit_name(name, len(plans)), sum(len(plan.partitions) for plan in plans)
+    old, before = read_plan(state / unit) or (sealed, None)
     settings = to_json(source.record) | {"keep": list(source.keep), "on_mismatch": source.on_mismatch}
     if old is not None:
         try:
@@ -50,18 +90,22 @@ def plan_source(
                 old, before, inputs, config, settings | ({"target": size} if size else {}), state
             )
         except MismatchError:
-            if _has_documents(state, name):
+            if _has_documents(state, old):
                 raise
             console.notice(
-                f"{name}: the run before, of other settings or inputs, wrote no document and is forgotten"
+                f"{unit_words(unit)}: the run before, of other settings or inputs, wrote no document and is forgotten"
             )
-            shutil.rmtree(state / name, ignore_errors=True)
+            shutil.rmtree(state / unit, ignore_errors=True)
     probes = probe_inputs(inputs, source.field, console)
     target = size or shard_bytes(probes, itemsize)
-    kept = decide_types(name, source.kept, probes, console)
-    partitions = plan(name, probes, target, itemsize)
-    new = SourcePlan(name, settings | {"target": target}, inputs, partitions, kept)
-    write_plan(state / name, new, config)
+    # All ledgers of a source have the same columns.
+    kept = plans[0].kept if plans else decide_types(name, source.kept, probes, console)
+    partitions = plan(name, probes, target, itemsize, first)
+    new = SourcePlan(name, settings | {"target": target}, inputs, partitions, kept, len(plans))
+    if plans:  # no plan stands for them: somebody has deleted it to begin the append anew
+        for path in _shards_from(state.parent, name, first):
+            path.unlink()
+    write_plan(state / unit, new, config)
     return new
 
 
@@ -78,26 +122,36 @@ def _continue(
     before: the `config` of work that is unfinished; settings: without `target` where the size of a shard follows the
     inputs, which are compared.
     """
-    what, shards = f"the shards of {old.name}", state.parent
+    what, shards = f"the shards of {unit_words(old.unit)}", state.parent
     if before is not None:
-        refuse_changes(f"the unfinished shards of {old.name}", shards, before, config)
+        refuse_changes(f"the unfinished shards of {unit_words(old.unit)}", shards, before, config)
+        if old.append:  # which can begin anew alone
+            what, shards = f"the unfinished shards of {unit_words(old.unit)}", state / old.unit
     refuse_changes(what, shards, old.settings, settings)
     if inputs == old.inputs:
         return old
-    fixed = _fixed(old, inputs, state / old.name)
+    fixed = _fixed(old, inputs, state / old.unit)
     planned = {file.path: file for file in old.inputs}
     accepted = [planned[file.path] if file.path in fixed else file for file in inputs]
     refuse(what, shards, input_changes(old.inputs, accepted))
     if not fixed:
         return old
     new = _replace_files(old, {file.path: file for file in inputs})
-    write_plan(state / old.name, new, config)
+    write_plan(state / old.unit, new, config)
     return new
 
 
-def _has_documents(state: Path, name: str) -> bool:
-    """Whether any shard of a source is there, unfinished ones of the validation split included."""
-    return any(path for folder in (state.parent / name, state / name) for path in folder.glob("*.bin"))
+def _has_documents(state: Path, old: SourcePlan) -> bool:
+    """Whether any shard of a plan is there, unfinished ones of the validation split included."""
+    first = old.partitions[0].number if old.partitions else 0
+    return any((state / old.unit).glob("*.bin")) or bool(_shards_from(state.parent, old.name, first))
+
+
+def _shards_from(shards: Path, name: str, first: int) -> list[Path]:
+    """The train shards of a source, and what belongs to them, from a partition on."""
+    numbered = re.compile(rf"{re.escape(name)}-(\d+)(-\d+)?\.")
+    found = ((path, numbered.match(path.name)) for path in (shards / name).glob(f"{name}-*"))
+    return [path for path, match in found if match and int(match[1]) >= first]
 
 
 def _fixed(old: SourcePlan, inputs: list[InputFile], state: Path) -> set[str]:

@@ -2,11 +2,13 @@
 
 Input: the plans and part records in SHARDS/.state. Output, per source: one validation shard with its ledger, one file
 of rejects, one table of inputs; then manifest.json; then the state of finished sources is dropped.
-Sources already in the manifest and not in the plans are kept as they are.
+Sources already in the manifest and not in the plans are kept as they are. What is appended to a source has files of its
+own of each kind, and is sealed when all of it is done.
 
 A manifest that stands is true at every moment. So before a file that it lists is touched, which happens when inputs
 were fixed and partitions are done again, `unpublish` takes it back: into .state, without the sources concerned, where
-`standing` still finds it. Adding a source touches nothing that is listed; the manifest is then replaced at once.
+`standing` still finds it. Adding a source or appending to one touches nothing that is listed; the manifest is then
+replaced at once.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from pretok.shards.ledger import ledger_path, merge_ledgers
 from pretok.shards.manifest import (
     FILE_NAME,
     LEDGER_SUFFIX,
+    SPLITS,
     Manifest,
     MismatchEntry,
     Shard,
@@ -53,7 +56,7 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
 
 COPY_TOKENS = 1 << 24
 DONE = ".done"
-"""Ends the name of the state of a source that is sealed, until it is removed; no source's name has a dot."""
+"""Ends the name of the state of a source that is sealed, until it is removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,12 @@ def unpublish(shards: Path, state: Path, names: set[str]) -> None:
             raise
 
 
-def drop_finished(state: Path) -> None:
+def drop_finished(state: Path, manifest: Manifest | None) -> None:
     """Remove what an interrupted `seal` left of the state of sources that are sealed, and an empty state folder."""
+    for folder in state.glob("*.*/"):
+        source, _, append = folder.name.partition(".")
+        if manifest and append.isdecimal() and int(append) <= manifest.appends(source):
+            folder.rename(folder.with_name(f"{folder.name}{DONE}"))
     for folder in state.glob(f"*{DONE}"):
         shutil.rmtree(folder)
     if state.exists() and not any(state.iterdir()):
@@ -122,14 +129,16 @@ def seal(
     """
     old = sealed_manifest(shards, state)
     sources = {name: _of_source(old, name) for name in old.sources} if old else {}
-    sources |= {plan.name: _seal_source(shards, state / plan.name, plan, vocab) for plan in plans}
+    for plan in plans:
+        part = _seal_source(shards, state / plan.unit, plan, vocab)
+        sources[plan.name] = _appended(sources[plan.name], part) if plan.append else part
     for failure in crashed:
         source = sources[failure.source]
         sources[failure.source] = replace(source, failed=(*source.failed, failure))
     dtype = token_dtype(vocab.size).name
     tokenizer = TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, dtype, vocab.bos_id)
     parts = (
-        part for plan in plans for p in plan.partitions for part in load_parts(state / plan.name, p.name)
+        part for plan in plans for p in plan.partitions for part in load_parts(state / plan.unit, p.name)
     )
     before = [old.software] if old and old.totals.documents else []
     used = all_software([*before, *(part.software for part in parts)]) or software()
@@ -146,8 +155,8 @@ def seal(
     (state / FILE_NAME).unlink(missing_ok=True)  # a unpublished one; from here on the new one stands
     for plan in plans:
         if not sources[plan.name].failed:
-            (state / plan.name).rename(state / f"{plan.name}{DONE}")  # at once: half a state is no state
-    drop_finished(state)
+            (state / plan.unit).rename(state / f"{plan.unit}{DONE}")  # at once: half a state is no state
+    drop_finished(state, None)
     return manifest
 
 
@@ -159,6 +168,22 @@ def _of_source(manifest: Manifest, name: str) -> _Source:
         shards=tuple(shard for shard in manifest.shards if shard.source == name),
         side_files=tuple(file for file in manifest.side_files if file.source == name),
         mismatches=(manifest.mismatches or {}).get(name, ()),
+    )
+
+
+def _appended(old: _Source, more: _Source) -> _Source:
+    """A source with what was appended to it; each split goes on behind its own shards."""
+    counts = sum_sources([old.counts, more.counts])
+    mismatches: dict[str, MismatchEntry] = {}
+    for entry in (*old.mismatches, *more.mismatches):
+        first = mismatches.get(entry.column, replace(entry, count=0))
+        mismatches[entry.column] = replace(first, count=first.count + entry.count)
+    return _Source(
+        counts=replace(counts, rejected=dict(sorted(counts.rejected.items()))),
+        failed=(*old.failed, *more.failed),
+        shards=tuple(sorted((*old.shards, *more.shards), key=lambda shard: SPLITS.index(shard.split))),
+        side_files=(*old.side_files, *more.side_files),
+        mismatches=tuple(mismatches[name] for name in sorted(mismatches)),
     )
 
 
@@ -190,8 +215,8 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
     """Merge the small files of a source and describe it for the manifest."""
     parts = [(p.number, part) for p in plan.partitions for part in load_parts(state, p.name)]
     sealed = [(part.name, "train", part.train) for _, part in parts if part.train is not None]
-    if (val := _merge_validation(shards, state, plan.name, parts, vocab)) is not None:
-        sealed.append((validation_name(plan.name), "val", val))
+    if (val := _merge_validation(shards, state, plan, parts, vocab)) is not None:
+        sealed.append((_numbered(f"{plan.name}-val", plan), "val", val))
     entries = [
         shard_entry(f"{plan.name}/{name}.bin", plan.name, split, one.shard, one.text_bytes)
         for name, split, one in sealed
@@ -205,10 +230,11 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
     # The last part of a piece says how many lines it has.
     lines = {(number, int(piece)): end for number, part in parts for piece, end in part.lines.items()}
     starts = piece_starts(plan, lines) if told else {}
-    reasons, rejected = _merge_rejects(shards, state, plan.name, parts, starts)
-    table = inputs_path(shards, plan.name)
+    rejects = shards / "rejects" / f"{_numbered(plan.name, plan)}.jsonl"
+    reasons, rejected = _merge_rejects(rejects, state, parts, starts)
+    table = inputs_path(shards, plan.name, plan.append)
     write_inputs(table, plan, read, rejected, lines)
-    found = write_found(shards, plan.name, (part.contaminated for _, part in parts))
+    found = write_found(shards, plan.unit, (part.contaminated for _, part in parts))
     counts = count_source(entries, read.total(), reasons)
     if counts.read != counts.documents + sum(reasons.values()):
         raise AssertionError(
@@ -220,7 +246,7 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         shards=tuple(entries),
         side_files=(
             *ledgers,
-            *side_files(shards, plan.name, [table, rejects_path(shards, plan.name), found]),
+            *side_files(shards, plan.name, [table, rejects, found]),
         ),
         mismatches=_sum_mismatches(parts, starts),
     )
@@ -241,21 +267,16 @@ def _sum_mismatches(
     return tuple(entries[name] for name in sorted(entries))
 
 
-def rejects_path(shards: Path, source: str) -> Path:
-    """The file of what was rejected from a source."""
-    return shards / "rejects" / f"{source}-00000.jsonl"
-
-
-def validation_name(source: str) -> str:
-    """Name of the validation shard of a source."""
-    return f"{source}-val-00000"
+def _numbered(name: str, plan: SourcePlan) -> str:
+    """Name of the one file of a kind that a source has, and each append of its own."""
+    return f"{name}-{plan.append:05d}"
 
 
 def _merge_validation(
-    shards: Path, state: Path, source: str, parts: Sequence[tuple[int, PartRecord]], vocab: Vocabulary
+    shards: Path, state: Path, plan: SourcePlan, parts: Sequence[tuple[int, PartRecord]], vocab: Vocabulary
 ) -> SealedSplit | None:
     """The small validation shards and ledgers of all parts as one; None where no document went there."""
-    prefix = shards / source / validation_name(source)
+    prefix = shards / plan.name / _numbered(f"{plan.name}-val", plan)
     sealed = [(state / f"{part.name}.val", part.val) for _, part in parts if part.val is not None]
     if not sealed:
         for path in (prefix.with_suffix(".bin"), prefix.with_suffix(".idx"), ledger_path(prefix)):
@@ -272,9 +293,8 @@ def _merge_validation(
 
 
 def _merge_rejects(
-    shards: Path,
+    path: Path,
     state: Path,
-    source: str,
     parts: Sequence[tuple[int, PartRecord]],
     starts: dict[tuple[int, int], tuple[str, int]],
 ) -> tuple[dict[str, int], Counter[tuple[int, int]]]:
@@ -282,7 +302,6 @@ def _merge_rejects(
     are none."""
     reasons: Counter[str] = Counter()
     pieces: Counter[tuple[int, int]] = Counter()
-    path = rejects_path(shards, source)
     if not any(part.rejected for _, part in parts):
         path.unlink(missing_ok=True)
         return {}, pieces

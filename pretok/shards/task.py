@@ -59,7 +59,8 @@ ROLL_OVER = Fraction(5, 4)
 
 @dataclass(frozen=True, slots=True)
 class TokenizeTask:
-    """All that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold.
+    """All that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold; append: number
+    of the append that the partition is of, 0 for the source itself.
 
     tokenizer_json: the copy beside the shards, which must have the fingerprint `tokenizer`.
     """
@@ -76,6 +77,7 @@ class TokenizeTask:
     eod_id: int
     bos_id: int | None
     target: int
+    append: int
     val_fraction: Fraction
     val_seed: int
     software: dict[str, str]

@@ -13,11 +13,11 @@ from pathlib import Path
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.lock import share
 from pretok.base.storage import read_json, write_json
-from pretok.shards.manifest import STATE, Manifest, has_manifest, load_manifest
+from pretok.shards.manifest import STATE, Manifest, has_manifest, load_manifest, unit_words
 
 
 def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
-    """{source: (partitions done, partitions planned)} of the sources that are not sealed."""
+    """{source, or `NAME.1` of what is appended: (partitions done, partitions planned)} of what is not sealed."""
     found: dict[str, tuple[int, int]] = {}
     if not (folders := sorted((shards / STATE).glob("*/"))):
         return found
@@ -44,14 +44,14 @@ def refuse_unfinished(shards: Path) -> None:
 
 @contextmanager
 def reading(manifest: Manifest, what: str) -> Iterator[None]:
-    """For a job that reads shards for long: none of them changes while the context is open. New sources may be added.
+    """For a job that reads shards for long: none of them changes while the context is open. New ones may come.
 
     Raises MismatchError where they changed since `manifest` was read.
     """
     with share(manifest.folder, what):
         refuse_unfinished(manifest.folder)
         now = load_manifest(manifest.folder)
-        if any(now.sources.get(name) != manifest.sources[name] for name in manifest.sources):
+        if now.was(manifest.fingerprint) is None:
             raise MismatchError(
                 f"{manifest.folder} has just been changed by another job: run the same command again"
             )
@@ -66,8 +66,8 @@ def incomplete(manifest: Manifest) -> list[str]:
             " (what it has so far is sealed)" if name in manifest.sources else " (nothing of it is sealed)"
         )
         sentences.append(
-            f"source {name} is unfinished: {done} of {planned} partitions are done{known}; its work is kept in "
-            f"{manifest.folder / STATE / name}: run pretok tokenize again"
+            f"source {unit_words(name)} is unfinished: {done} of {planned} partitions are done{known}; its work is "
+            f"kept in {manifest.folder / STATE / name}: run pretok tokenize again"
         )
     return sentences + failures(manifest)
 

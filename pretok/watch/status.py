@@ -20,7 +20,7 @@ from pretok.base.lock import holder_of
 from pretok.base.records import replace
 from pretok.base.units import plural
 from pretok.shards.annotations import find_annotations, outdated_parts, unknown_sources
-from pretok.shards.manifest import Manifest, has_manifest, load_manifest
+from pretok.shards.manifest import Manifest, has_manifest, load_manifest, unit_words
 from pretok.shards.unfinished import unfinished
 from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import CONFIG, read_settings
@@ -173,20 +173,22 @@ def _shards(folder: Path, job: LoggedJob | None) -> Iterator[StepStatus]:
         yield StepStatus("shards", FAILED, detail=str(error), next="pretok verify says what is wrong")
         return
     sealed = set(manifest.sources) if manifest else set()
-    for name in sorted(sealed | planned.keys()):
-        done, partitions = planned.get(name, (None, None))
-        failures = [f for f in manifest.failed if f.source == name] if manifest else []
-        if holder and (name in planned or not sealed):
+    for unit in sorted(sealed | planned.keys()):
+        name = unit_words(unit)
+        done, partitions = planned.get(unit, (None, None))
+        failures = [f for f in manifest.failed if f.source == unit] if manifest else []
+        if holder and (unit in planned or not sealed):
             yield StepStatus(f"shards of {name}", RUNNING, done, partitions, str(holder))
         elif failures:
             first = f"{failures[0].file}: {failures[0].error}"
             detail = f"{plural(len(failures), 'input')} not read to the end; {first}"
             yield StepStatus(f"shards of {name}", FAILED, done, partitions, detail, f"fix them, then {again}")
-        elif name in planned:
+        elif unit in planned:
             yield StepStatus(f"shards of {name}", UNFINISHED, done, partitions, _ended(job), again)
         elif manifest:
-            counts = manifest.sources[name]
+            counts, appends = manifest.sources[unit], manifest.appends(unit)
             told = f"{counts.tokens:,} tokens in {plural(counts.documents, 'document')}"
+            told += f", appended to {plural(appends, 'time')}" if appends else ""
             yield StepStatus(f"shards of {name}", FINISHED, detail=told)
     if not sealed and not planned and folder.exists():
         state = RUNNING if holder else UNFINISHED

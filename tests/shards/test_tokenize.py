@@ -31,13 +31,14 @@ from pretok.base.errors import (
     Stopped,
 )
 from pretok.base.execute import Engine, Report
+from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.config import Recipe
 from pretok.shards import software
 from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.inputs import inputs_path
 from pretok.shards.job import run_tokenize
-from pretok.shards.manifest import load_manifest
+from pretok.shards.manifest import FILE_NAME, load_manifest
 from pretok.shards.task import PartRecord, TokenizeTask, tokenize_partition
 
 ROLLS = 250
@@ -166,7 +167,11 @@ def test_adding_a_source_tokenizes_only_that(tmp_path, inputs, finished, vocab_d
     before = {p: p.stat().st_mtime_ns for p in first.shards_dir.glob("it/*")}
     run(recipe(tmp_path, vocab_dir, {"en": inputs["en"]}), here)
     assert {p: p.stat().st_mtime_ns for p in first.shards_dir.glob("it/*")} == before
-    assert contents(first.shards_dir) == contents(finished.shards_dir)
+    found, expected = contents(first.shards_dir), contents(finished.shards_dir)
+    assert found.pop(FILE_NAME) != expected.pop(FILE_NAME)  # only the one that grew has a history
+    assert found == expected
+    ours, theirs = (load_manifest(one.shards_dir) for one in (first, finished))
+    assert replace(ours, history=()).at(theirs.folder) == theirs
 
 
 def test_changes_are_refused_by_name(tmp_path, inputs, vocab_dir, here):

@@ -1,0 +1,219 @@
+"""Appends: shards behind those of a source, the same whether a folder grew or was made at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from test_golden import GOLDEN
+from test_seal import Killed, killed_after, look
+from tokenizing import contents, run
+
+import pretok
+import pretok.stream
+from pretok.audit.verify_job import run_verify
+from pretok.base.console import Silent
+from pretok.base.errors import MismatchError, PartitionsFailed, UsageError
+from pretok.base.execute import Engine
+from pretok.cli import run_command
+from pretok.config import Recipe, make_recipe
+from pretok.shards.inputs import load_inputs
+from pretok.shards.manifest import FILE_NAME, load_manifest
+from pretok.shards.unfinished import unfinished
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """Files 0 to 4 of texts that are all different, but for one in each; a bad line in each."""
+    for number in range(5):
+        lines = [json.dumps({"text": f"documento {number} {i} " * 20, "id": i}) for i in range(40)]
+        lines[3:5] = ['{"text": "ovunque lo stesso"}', '{"text": 3}']
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def recipe(folder: Path, out: Path, appends: dict[str, Sequence[int]], **shards: object) -> Recipe:
+    """Source `a` of file 0 and `b` of file 1; more files appended to each, one by one."""
+    sources = {
+        name: {
+            "inputs": [str(folder / f"{number}.jsonl")],
+            "keep": ["id"],
+            "append": [{"inputs": [str(folder / f"{more}.jsonl")]} for more in appends.get(name, ())],
+        }
+        for name, number in (("a", 0), ("b", 1))
+    }
+    data = {
+        "out": out,
+        "sources": sources,
+        "vocab": {"path": GOLDEN / "tokenizer.json"},
+        "shards": {"size": 4000, "val_fraction": "0.2", "max_reject_share": "0.5", **shards},
+    }
+    return make_recipe(data, "test")
+
+
+@pytest.mark.parametrize("shards", [{}, {"duplicates": "drop"}])
+def test_a_folder_that_grew_is_the_one_made_at_once(inputs: Path, here: Engine, shards: Any) -> None:
+    """Byte for byte; what was there stays, byte for byte too; and the same again does nothing."""
+    made, states = recipe(inputs, inputs / "out", {}, **shards), []
+    steps: list[dict[str, Sequence[int]]] = [{}, {"a": [2], "b": [3]}, {"a": [2, 4], "b": [3]}]
+    for appends in steps:
+        made = recipe(inputs, inputs / "out", appends, **shards)
+        for _ in range(2):
+            run(made, here)
+            states.append(contents(made.shards_dir))
+        assert states[-1] == states[-2]
+    first, second, third = states[::2]
+    assert first.items() - second.items() == {(FILE_NAME, first[FILE_NAME])}
+    assert second.items() - third.items() == {(FILE_NAME, second[FILE_NAME])}
+    assert third.keys() - second.keys() >= {
+        "a/a.2.files.parquet", "a/a-val-00002.bin", "a/a-val-00002.docs.parquet", "rejects/a-00002.jsonl",
+    }  # fmt: skip
+    at_once = recipe(inputs, inputs / "once", steps[-1], **shards)
+    run(at_once, here)
+    assert contents(at_once.shards_dir) == third
+
+    manifest = load_manifest(made.shards_dir)
+    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
+    assert [manifest.appends(name) for name in ("a", "b")] == [2, 1]
+    assert len(manifest.history) == 2
+    assert load_inputs(manifest, "a").files() == [
+        (
+            str(inputs / f"{n}.jsonl"),
+            (inputs / f"{n}.jsonl").stat().st_size,
+            40,
+            1 + (bool(n) and bool(shards)),
+        )
+        for n in (0, 2, 4)
+    ]
+    counts = manifest.sources["a"]
+    assert (counts.read, counts.documents) == (120, 117 - (2 if shards else 0))
+    found = pretok.open(inputs / "out")
+    assert found.rejects("a").to_arrow().num_rows == sum(counts.rejected.values())
+    rows = found.documents("a", columns=["file", "position", "id"]).to_arrow().to_pylist()
+    assert all(row["id"] in (None, row["position"] - 1) for row in rows)
+
+
+def test_a_mix_of_before_reads_what_it_read(inputs: Path, here: Engine, capsys: Any) -> None:
+    made = recipe(inputs, inputs / "out", {})
+    run(made, here)
+    mix = ["mix", str(made.shards_dir), "--seq-len", "32", "--out", str(inputs / "mix.json")]
+    assert run_command(mix) == 0
+    before = pretok.stream.open(made.shards_dir, inputs / "mix.json")
+    tokens = before[:]
+    run(recipe(inputs, inputs / "out", {"a": [2], "b": [3]}), here)
+    after = pretok.stream.open(made.shards_dir, inputs / "mix.json")
+    np.testing.assert_array_equal(after[:], tokens)
+    assert after.fingerprint == before.fingerprint
+    capsys.readouterr()
+    for command in (
+        ["trace", str(inputs / "mix.json"), "--shards", str(made.shards_dir), "--position", "5"],
+        [
+            "disclose",
+            str(inputs / "out"),
+            "--mix",
+            str(inputs / "mix.json"),
+            "--out",
+            str(inputs / "summary.json"),
+        ],
+        ["stats", str(made.shards_dir)],
+        ["report", str(inputs / "out"), "--out", str(inputs / "report.html")],
+        ["status", str(inputs / "out")],
+    ):
+        assert run_command(command) == 0, capsys.readouterr().err
+    assert "appended to 1 time" in capsys.readouterr().out
+
+
+def test_killed_anywhere(inputs: Path, here: Engine) -> None:
+    """What stands is true at every step, and never less than what stood; the same command finishes."""
+    run(recipe(inputs, inputs / "out", {}), here)
+    made = recipe(inputs, inputs / "out", {"a": [2], "b": [3]})
+    shutil.copytree(inputs / "out", inputs / "start")
+    run(recipe(inputs, inputs / "once", {"a": [2], "b": [3]}), here)
+    expected = contents(inputs / "once" / "shards")
+    for steps in range(200):
+        try:
+            with killed_after(steps):
+                run(made, here)
+            break
+        except Killed:
+            assert load_manifest(made.shards_dir).sources.keys() == {"a", "b"}
+            look(made.shards_dir, here)
+    assert steps > 10
+    assert contents(made.shards_dir) == expected
+    for step in range(0, steps, 4):
+        shutil.rmtree(inputs / "out")
+        shutil.copytree(inputs / "start", inputs / "out")
+        with pytest.raises(Killed), killed_after(step):
+            run(made, here)
+        look(made.shards_dir, here)
+        run(made, here)
+        assert contents(made.shards_dir) == expected, step
+
+
+def test_damaged_inputs_are_appended_when_they_are_fixed(inputs: Path, here: Engine) -> None:
+    """Until then what stood stands as it was."""
+    packed = zstandard.ZstdCompressor().compress((inputs / "2.jsonl").read_bytes() * 30)
+    (inputs / "2.jsonl").write_bytes(packed[:-20])
+    run(recipe(inputs, inputs / "out", {}), here)
+    made = recipe(inputs, inputs / "out", {"a": [2], "b": [3]})
+    before = load_manifest(made.shards_dir)
+    with pytest.raises(PartitionsFailed, match=r"(?s)nothing of a, append 1 .*2\.jsonl: .*truncated"):
+        run(made, here)
+    manifest = load_manifest(made.shards_dir)
+    assert (manifest.appends("a"), manifest.appends("b"), manifest.failed) == (0, 1, ())
+    assert manifest.of("a") == before.of("a")
+    assert list(unfinished(made.shards_dir)) == ["a.1"]
+    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
+    (inputs / "2.jsonl").write_bytes(packed)
+    run(made, here)
+    assert load_manifest(made.shards_dir).appends("a") == 1
+    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
+
+
+def test_what_cannot_be_appended(inputs: Path, here: Engine, capsys: Any) -> None:
+    """Is refused by name, and nothing that stands changes."""
+    run(recipe(inputs, inputs / "out", {"a": [2]}), here)
+    shards = inputs / "out" / "shards"
+    before = contents(shards)
+    for appends, error, message in (
+        ({"a": [0]}, UsageError, r"append 1 of a names what is in it already: .*0\.jsonl"),
+        ({"a": [2, 3, 2]}, UsageError, r"append 3 of a names what is in it already: .*2\.jsonl"),
+        ({"a": [3]}, MismatchError, r"a, append 1 .*2\.jsonl is gone; .*3\.jsonl is new"),
+        ({}, MismatchError, r"appended to a 1 time in .*, and 0 are named"),
+        ({"a": [2, 9]}, UsageError, "no input matches"),
+    ):
+        with pytest.raises(error, match=message):
+            run(recipe(inputs, inputs / "out", appends), here)
+        assert contents(shards) == before
+    glob = f"a={inputs}/0.jsonl"
+    command = ["tokenize", glob, "--out", str(inputs / "cli"), "--vocab", str(GOLDEN), "--workers", "0"]
+    assert run_command([*command, "--append", f"x={inputs}/3.jsonl"]) == 2
+    assert "name what x is made of too" in capsys.readouterr().err
+    allowed = [*command, "--max-reject-share", "0.5"]
+    assert run_command(allowed) == 0
+    for _ in range(2):
+        assert run_command([*allowed, "--append", f"a={inputs}/3.jsonl"]) == 0
+    assert load_manifest(inputs / "cli" / "shards").appends("a") == 1
+    assert "complete and unchanged" in capsys.readouterr().err
+
+
+def test_an_unfinished_append_binds_its_inputs_until_it_is_deleted(inputs: Path, here: Engine) -> None:
+    run(recipe(inputs, inputs / "out", {}), here)
+    with pytest.raises(Killed), killed_after(12):
+        run(recipe(inputs, inputs / "out", {"a": [2]}), here)
+    state = inputs / "out" / "shards" / ".state" / "a.1"
+    other = recipe(inputs, inputs / "out", {"a": [3]})
+    with pytest.raises(
+        MismatchError, match=r"unfinished shards of a, append 1 in .*/a\.1 were .*2\.jsonl is gone"
+    ):
+        run(other, here)
+    shutil.rmtree(state)
+    run(other, here)
+    run(recipe(inputs, inputs / "once", {"a": [3]}), here)
+    assert contents(inputs / "out" / "shards") == contents(inputs / "once" / "shards")

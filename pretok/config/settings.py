@@ -209,10 +209,15 @@ class Vocab(Part):
     bos: Annotated[str, Field(min_length=1)] | None = None
     """The special token that begins a document; without it none does. | "<|begin_of_text|>" |
     vocabulary.md"""
+    extend: ExpandedPath | None = None
+    """An existing tokenizer.json of a byte-level BPE, or its folder, that training goes on from; every id it has
+    keeps its meaning. | "llama3/tokenizer.json" | adapt-a-model.md"""
+    add: Annotated[Count, Field(gt=0)] = 8_000
+    """Entries that `extend` adds. | "4k" | adapt-a-model.md"""
     size: Annotated[Count, Field(ge=257)] = 50_000
     """Entries, special tokens included. | "32k" | vocabulary.md"""
     pattern: str = "cl100k"
-    """What cuts text into words: cl100k, gpt2, o200k or cl100k-apostrophe. | "o200k" | vocabulary.md"""
+    """What cuts text into words: cl100k, gpt2, o200k, qwen2 or cl100k-apostrophe. | "o200k" | vocabulary.md"""
     special_tokens: tuple[str, ...] = DEFAULT_SPECIAL_TOKENS
     """Their names, from id 0 on; the first ends a document, the second is for padding. | ["<|endoftext|>",
     "<|pad|>"] | vocabulary.md"""
@@ -244,15 +249,16 @@ class Vocab(Part):
 
     @model_validator(mode="after")
     def _names_its_tokens(self) -> Self:
-        ends = self.eod if self.path else (*self.special_tokens, None)[0]
+        there = self.path or self.extend
+        ends = self.eod if there else (*self.special_tokens, None)[0]
         if self.bos is not None and self.bos == ends:
             raise ValueError(f"{self.bos!r} both begins and ends documents; name another as bos or eod")
-        if self.path is None and self.bos not in (None, *self.special_tokens):
+        if there is None and self.bos not in (None, *self.special_tokens):
             raise ValueError(
                 f"bos is {self.bos!r}, which is none of special_tokens; add it to them, or name the tokenizer that has "
                 "it: path, or --vocab"
             )
-        if self.path is None and self.eod not in (None, *self.special_tokens[:1]):
+        if there is None and self.eod not in (None, *self.special_tokens[:1]):
             raise ValueError(
                 f"eod is {self.eod!r}, but a vocabulary that is made here ends documents with its first special token; "
                 "name the tokenizer that has it: path, or --vocab"

@@ -37,6 +37,10 @@ def counting_vocabulary(
     """(the vocabulary to count with, whether it was trained for that purpose). Raises UsageError for `weights` of other
     sources, or of one without text."""
     path = recipe.vocab_dir
+    if recipe.vocab.extend is not None and not (path / TOKENIZER_FILE).exists():
+        path = recipe.vocab.extend  # the extended one makes fewer tokens, never more
+        yield load_vocab(path, recipe.vocab.eod, recipe.vocab.bos), True
+        return
     if recipe.vocab.path is not None or (path / TOKENIZER_FILE).exists():
         yield load_vocab(path, recipe.vocab.eod, recipe.vocab.bos), False
         return

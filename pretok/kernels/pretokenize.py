@@ -34,16 +34,18 @@ PATTERNS: dict[str, str] = {
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _CONTRACTIONS + "?|"
         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
     ),
+    "qwen2": (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES),
     "cl100k-apostrophe": (
         r"[^\r\n\p{L}\p{N}]?\p{L}+(?:['’]\p{L}+)*|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
     ),
 }
 """Name -> regular expression, as it stands in the Split of a tokenizer.json.
 
-The first three are published; gigatoken knows them. The last is cl100k but for apostrophes between letters, which are
-part of the word (dell'acqua, don't): fewer tokens for Italian, encoded by tokenizers alone.
+All but the last are published; gigatoken knows them. qwen2 is cl100k but for digits, each of which is a word. The last
+is cl100k but for apostrophes between letters, which are part of the word (dell'acqua, don't): fewer tokens for Italian,
+encoded by tokenizers alone.
 """
-PUBLISHED = ("cl100k", "gpt2", "o200k")
+PUBLISHED = ("cl100k", "gpt2", "o200k", "qwen2")
 
 CODES = {name: code for code, name in enumerate(PATTERNS)}
 """Name -> the number compiled code knows the pattern by."""
@@ -51,6 +53,7 @@ CODES = {name: code for code, name in enumerate(PATTERNS)}
 CL100K = CODES["cl100k"]
 GPT2 = CODES["gpt2"]
 O200K = CODES["o200k"]
+QWEN2 = CODES["qwen2"]
 
 LETTER = u.UPPER | u.LOWER | u.CASELESS
 BLANK = u.SPACE | u.NEWLINE
@@ -209,6 +212,13 @@ def word_cl100k(data: Any, i: Any, end: Any, table: Any) -> Any:
 
 
 @njit(_POSITION)
+def word_qwen2(data: Any, i: Any, end: Any, table: Any) -> Any:
+    """The pattern `qwen2`."""
+    flag, after = read_class(data, i, end, table)
+    return after if flag & u.NUMBER else word_cl100k(data, i, end, table)
+
+
+@njit(_POSITION)
 def word_apostrophe(data: Any, i: Any, end: Any, table: Any) -> Any:
     """The pattern `cl100k-apostrophe`."""
     flag, after = read_class(data, i, end, table)
@@ -290,6 +300,8 @@ def next_word(data: Any, i: Any, end: Any, table: Any, code: Any) -> Any:
         return word_gpt2(data, i, end, table)
     if code == O200K:
         return word_o200k(data, i, end, table)
+    if code == QWEN2:
+        return word_qwen2(data, i, end, table)
     return word_apostrophe(data, i, end, table)
 
 

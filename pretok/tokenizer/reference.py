@@ -161,22 +161,30 @@ def _cutter(tokenizer: dict[str, Any]) -> Cutter | None:
     It does where nothing but a known Split cuts: no normalizer and no added token that a text could hold, the special
     ones being plain text.
     """
-    steps = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or []
+    pattern = split_of(tokenizer)
     added = tokenizer.get("added_tokens", [])
-    if len(steps) != 2 or tokenizer.get("normalizer") or not all(token["special"] for token in added):
+    if pattern is None or tokenizer.get("normalizer") or not all(token["special"] for token in added):
         return None
-    split, level = steps
-    if (split["type"], split.get("behavior"), split.get("invert")) != ("Split", "Isolated", False):
-        return None
-    if level["type"] != "ByteLevel" or level.get("add_prefix_space", True) or level.get("use_regex", True):
-        return None
-    pattern = split["pattern"].get("Regex")
     for name, regex in PATTERNS.items():
         if pattern == regex:
             return lambda data: word_ends(data, np.array([0, len(data)]), name)
     superwords = superwords_for(tokenizer)
     cut: Cutter | None = superwords.cutter(pattern) if superwords else None
     return cut
+
+
+def split_of(tokenizer: dict[str, Any]) -> str | None:
+    """The regular expression of its Split where no other step cuts words, else None."""
+    steps = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or []
+    if len(steps) != 2:
+        return None
+    split, level = steps
+    if (split["type"], split.get("behavior"), split.get("invert")) != ("Split", "Isolated", False):
+        return None
+    if level["type"] != "ByteLevel" or level.get("add_prefix_space", True) or level.get("use_regex", True):
+        return None
+    pattern: str | None = split["pattern"].get("Regex")
+    return pattern
 
 
 def superwords_for(tokenizer: dict[str, Any]) -> Any:

@@ -57,6 +57,12 @@ class Vocabulary:
         named = {**self.data["model"]["vocab"], **self.added_tokens}
         return {i: token for token, i in named.items()}
 
+    @cached_property
+    def merges(self) -> list[tuple[str, str]]:
+        """The merges in order; older files have each as one text."""
+        pairs = self.data["model"]["merges"]
+        return [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in pairs]
+
     def token_bytes(self, token: int) -> bytes:
         """The text bytes of one token; of one that stands for itself, above all an added token, its name."""
         text = self.tokens[token]

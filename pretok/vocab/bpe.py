@@ -142,7 +142,7 @@ def train_merges(
             f"ask for at least {vocab_size - wanted}"
         )
     limit = NO_LIMIT if max_token_length is None else max(2, max_token_length - 1)
-    merges = _train(buffer, [bytes([byte]) for byte in ALPHABET], wanted, min_frequency, None, limit, EASE)
+    merges = _train(buffer, [bytes([byte]) for byte in ALPHABET], wanted, min_frequency, None, limit, EASE, 0)
     return Merges(
         merges.pairs + np.int32(special_tokens),
         merges.products + np.int32(special_tokens),
@@ -178,7 +178,19 @@ def merge_sequences(
         raise ValueError(f"symbols are ids from 0 to {len(tokens) - 1}")
     writer = BufferWriter()
     writer.add_tokens(symbols, offsets, counts)
-    return _train(writer.buffer(), tokens, max_new, min_frequency, weights, limit, ease)
+    return _train(writer.buffer(), tokens, max_new, min_frequency, weights, limit, ease, 0)
+
+
+def extend_merges(
+    buffer: SymbolBuffer, tokens: Sequence[bytes], apart: npt.NDArray[np.bool_], max_new: int
+) -> Merges:
+    """BPE that goes on where an old vocabulary stopped; new tokens are numbered from len(tokens) on.
+
+    `buffer`: words as the old vocabulary cuts them into the tokens 0 to len(tokens) - 1, which is used up; `tokens`:
+    the bytes of each, b"" for one that no text spells; `apart`, bool[ids]: those that are never joined. A pair that
+    spells an old token is not joined either: its merge would change the ids of text without new tokens.
+    """
+    return _train(buffer, tokens, max_new, 0, apart.astype(np.int64), 0, EASE, len(tokens))
 
 
 def _train(
@@ -189,6 +201,7 @@ def _train(
     weights: npt.NDArray[np.int64] | None,
     limit: int,
     ease: float,
+    closed: int,
 ) -> Merges:
     if buffer.symbols.min() < BOUNDARY:
         raise ValueError("this buffer was merged already; lay the words out again")
@@ -202,7 +215,7 @@ def _train(
     data = np.frombuffer(b"".join(tokens), np.uint8).copy()
     text = buffer.symbols, buffer.starts, buffer.hints, buffer.counts
     keys, products, occurrences, data = _merge(
-        *text, all_weights, limit, data, all_offsets, first, last, max(1, min_frequency), ease
+        *text, all_weights, limit, data, all_offsets, first, last, max(1, min_frequency), ease, closed
     )
     pairs = np.stack([keys >> 32, keys & 0xFFFFFFFF], axis=1).astype(np.int32)
     made = int(max(first - 1, products.max(initial=first - 1))) + 1
@@ -227,7 +240,19 @@ PAIRS = types.NamedTuple((TABLE, I32, types.int64[::1]), Pairs)
 
 @njit(
     types.Tuple((_I64, I32, _I64, _U8))(
-        I32, I32, I32, I64, _I64, types.int64, _U8, _I64, types.int64, types.int64, types.int64, types.float64
+        I32,
+        I32,
+        I32,
+        I64,
+        _I64,
+        types.int64,
+        _U8,
+        _I64,
+        types.int64,
+        types.int64,
+        types.int64,
+        types.float64,
+        types.int64,
     )
 )
 def _merge(
@@ -243,11 +268,12 @@ def _merge(
     last: Any,
     min_count: Any,
     ease: Any,
+    closed: Any,
 ) -> Any:
     """(keys, products, counts, data) of the merges; new tokens are `first` to `last` - 1, at most.
 
     Token t is data[offsets[t]:offsets[t + 1]] and weighs weights[t]; these have room for the new tokens. `ease`: as
-    EASE, or infinite, which leaves nothing out.
+    EASE, or infinite, which leaves nothing out. A pair that spells one of the first `closed` tokens is left alone.
     """
     index = _index_of(data, offsets, first, last)
     # The first of each list is of no merge: it gives the list its type.
@@ -280,6 +306,8 @@ def _merge(
         # Tokens are known by their bytes: where the pair spells an older token, that one is the product.
         data = _write(data, offsets, key, token)
         product = _register(data, offsets, index, token)
+        if product < closed:  # the pair is off the heap, where only a pair that gains occurrences comes back
+            continue
         # Only a pair with an older product can come back after it was merged; it is listed once.
         if product == token or key not in keys:
             keys.append(key)

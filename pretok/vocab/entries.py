@@ -46,13 +46,13 @@ class Entries:
 
 
 def read_entries(vocab: Vocabulary) -> Entries:
-    """The entries of a vocabulary that was made here, whose merges are pairs of texts."""
+    """The entries of a vocabulary."""
     added = set(vocab.added_tokens.values())
     names = [b"" if i in added else vocab.token_bytes(i) for i in range(vocab.size)]
     sizes = np.array([len(name) for name in names], np.int64)
     ids: dict[str, int] = vocab.data["model"]["vocab"]
     merges: dict[int, tuple[int, int, int]] = {}
-    for left, right in vocab.data["model"]["merges"]:
+    for left, right in vocab.merges:
         merges.setdefault(ids[left + right], (ids[left], ids[right], ids[left + right]))
     return Entries(
         sizes,

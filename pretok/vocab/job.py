@@ -37,12 +37,14 @@ from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import count_config, run_count
 from pretok.counts.weigh import Tally, multipliers, weigh
 from pretok.kernels.pretokenize import PATTERNS, code_of, word_ends
+from pretok.read.batches import from_buffers
 from pretok.read.changes import refuse_changes
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
 from pretok.vocab.alphabets import check_languages
-from pretok.vocab.bpe import train_merges
+from pretok.vocab.bpe import extend_merges, train_merges
 from pretok.vocab.compare import THIS, measure_tokenizer
 from pretok.vocab.cost import Measure, MeasureTask, empty_measure, measure_bucket, open_tokenizer
+from pretok.vocab.extend import open_old, steps_of, tokens_of, write_extended
 from pretok.vocab.planned import check_mix
 from pretok.vocab.records import VocabReport
 from pretok.vocab.report import Made, make_report
@@ -69,21 +71,32 @@ def run_build_vocab(
     counts: train from these and read no text. Raises UsageError, MismatchError, FolderInUse, PartitionsFailed, Stopped.
     """
     check_settings(recipe.vocab, counted=counts is not None)
+    old, vocab = None, recipe.vocab
+    if vocab.extend is not None:
+        old = open_old(vocab.extend, vocab.pattern, vocab.eod, vocab.bos)
+        recipe = recipe.model_copy(update={"vocab": vocab.model_copy(update={"size": old.size + vocab.add})})
+        compare = [vocab.extend, *compare]
     folder = recipe.vocab_dir
     finished = (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists()
     with nullcontext() if finished else hold(folder, "build-vocab"):  # what is finished is only read
-        return _build_vocab(recipe, engine, console, compare, counts)
+        return _build_vocab(recipe, engine, console, compare, counts, old)
 
 
 def _build_vocab(
-    recipe: Recipe, engine: Engine, console: Console, compare: Sequence[Path], counts: CorpusCounts | None
+    recipe: Recipe,
+    engine: Engine,
+    console: Console,
+    compare: Sequence[Path],
+    counts: CorpusCounts | None,
+    old: Vocabulary | None,
 ) -> VocabReport:
+    """old: the tokenizer to extend, None to begin with bytes."""
     if counts is not None:
         check_mix(recipe, counts.sources)
     folder = recipe.vocab_dir
     listed = count_config(recipe, engine, console) if counts is None else None
     source = {"counts": counts.fingerprint} if counts else to_json(listed)
-    config = _config(recipe.vocab, compare, source)
+    config = _config(recipe.vocab, compare, source, old)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
         done = read_record(VocabReport, read_json(folder / REPORT_FILE), folder / REPORT_FILE)
         refuse_changes("the vocabulary and its report", folder, done.config, config)
@@ -94,7 +107,7 @@ def _build_vocab(
     if counts is None:
         counts = run_count(recipe, engine, console, listed)
     with console.progress("merge"):
-        made, tally = train_vocabularies(counts, recipe.vocab, folder, console)
+        made, tally = train_vocabularies(counts, recipe.vocab, folder, console, old)
     main, superwords = made[recipe.vocab.size], None
     if recipe.vocab.superwords:
         state = folder / STATE / fingerprint(config)[:16]
@@ -128,6 +141,13 @@ def check_settings(vocab: Vocab, counted: bool = False) -> None:
     if vocab.superwords:
         _superwords().check_superwords(vocab, counted)
     check_languages(vocab.languages)
+    if vocab.extend is not None:
+        if vocab.superwords or vocab.sizes:
+            raise UsageError(
+                f"{'superwords' if vocab.superwords else 'sizes'} and extend do not go together: the report of an "
+                "extended vocabulary shows the sizes on the way, and superwords are of a new one"
+            )
+        return
     special = vocab.special_tokens
     if len(set(special)) < len(special) or "" in special:
         raise UsageError("special tokens must be different from each other and not empty")
@@ -152,7 +172,9 @@ def check_settings(vocab: Vocab, counted: bool = False) -> None:
             )
 
 
-def _config(vocab: Vocab, compare: Sequence[Path], source: dict[str, Any]) -> dict[str, Any]:
+def _config(
+    vocab: Vocab, compare: Sequence[Path], source: dict[str, Any], old: Vocabulary | None
+) -> dict[str, Any]:
     """All that decides the files. source: what decided the counts, or their fingerprint."""
     return {
         **source,
@@ -164,28 +186,36 @@ def _config(vocab: Vocab, compare: Sequence[Path], source: dict[str, Any]) -> di
         "weights": {name: str(weight) for name, weight in sorted(vocab.weights.items())},
         "compare": [str(path) for path in compare],
         "sizes": vocab.other_sizes,
+        **({"extend": old.fingerprint} if old else {}),
     }
 
 
 def train_vocabularies(
-    counts: CorpusCounts, vocab: Vocab, folder: Path, console: Console
+    counts: CorpusCounts, vocab: Vocab, folder: Path, console: Console, old: Vocabulary | None
 ) -> tuple[dict[int, Vocabulary], Tally]:
-    """Train once to the largest size, write the vocabularies asked for and those they are compared with.
+    """Train once to the largest size, write the vocabularies asked for and those they are compared with: of an old one
+    that is extended, itself and some on the way.
 
     Returns size asked for -> vocabulary, the main one first. With superwords, these are not the ones to be kept.
     """
     special = vocab.special_tokens
     nested = vocab.other_sizes
     sizes = dict.fromkeys((vocab.size, *nested, *OTHER_SIZES))
-    buffer, tally = _lay_out(counts, vocab)
-    merges = train_merges(buffer, vocab_size=max(sizes), special_tokens=len(special))
-    del buffer
+    buffer, tally = _lay_out(counts, vocab, old)
     made = {}
-    for size in sizes:
-        kept = not vocab.superwords and size in (vocab.size, *nested)
-        place = folder if kept else folder / STATE
-        target = folder if kept and size == vocab.size else place / str(size)
-        made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, merges.first(size))
+    if old is not None:
+        merges = extend_merges(buffer, *tokens_of(old), vocab.add)
+        made[vocab.size] = write_extended(folder, old, merges, vocab.size)
+        made[old.size], *steps = old, *steps_of(old.size, made[vocab.size].size)
+        for size in steps:
+            made[size] = write_extended(folder / STATE / str(size), old, merges, size)
+    else:
+        merges = train_merges(buffer, vocab_size=max(sizes), special_tokens=len(special))
+        for size in sizes:
+            kept = not vocab.superwords and size in (vocab.size, *nested)
+            place = folder if kept else folder / STATE
+            target = folder if kept and size == vocab.size else place / str(size)
+            made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, merges.first(size))
     if made[vocab.size].size < vocab.size:
         console.notice(
             f"the counts allow {made[vocab.size].size:,} entries, not the {vocab.size:,} asked for: no two tokens are "
@@ -194,8 +224,9 @@ def train_vocabularies(
     return made, tally
 
 
-def _lay_out(counts: CorpusCounts, vocab: Vocab) -> tuple[SymbolBuffer, Tally]:
-    """The words to merge, laid out bucket by bucket, as all of them would take a third of what merging takes.
+def _lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple[SymbolBuffer, Tally]:
+    """The words to merge, as bytes or as the old vocabulary cuts them, laid out bucket by bucket, as all of them would
+    take a third of what merging takes.
 
     Raises IntegrityError for counts that are damaged, and UsageError, before the work, for words that memory does not
     hold while they are merged.
@@ -205,7 +236,11 @@ def _lay_out(counts: CorpusCounts, vocab: Vocab) -> tuple[SymbolBuffer, Tally]:
     writer, tally, left, left_bytes = BufferWriter(free // MERGING_BYTES), Tally(), 0, 0
     for words, part in weigh(counts.buckets, multipliers(vocab.weights, counts.sizes), vocab.min_count):
         tally += part
-        writer.add(words.data, words.offsets, words.counts)
+        if old is None:
+            writer.add(words.data, words.offsets, words.counts)
+        else:
+            ids, offsets = open_tokenizer(old.path)[0].ids(from_buffers(words.data, words.offsets))
+            writer.add_tokens(ids.astype(np.int32), offsets, words.counts)
         frequent = words.occurrences >= more
         left, left_bytes = left + int(frequent.sum()), left_bytes + int(words.lengths[frequent].sum())
     need, kept = writer.size * MERGING_BYTES, (left + left_bytes) * MERGING_BYTES

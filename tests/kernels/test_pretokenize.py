@@ -92,7 +92,7 @@ def test_invalid_utf8_stays_inside_the_document(data: bytes) -> None:
 
 
 def test_unknown_pattern_names_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"'cl200k'.*cl100k, gpt2, o200k, cl100k-apostrophe"):
+    with pytest.raises(UsageError, match=r"'cl200k'.*cl100k, gpt2, o200k, qwen2, cl100k-apostrophe"):
         word_ends(*pack(["a"]), "cl200k")
 
 

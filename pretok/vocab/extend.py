@@ -1,0 +1,146 @@
+"""An existing tokenizer and counts of words -> the same tokenizer with more entries.
+
+Input: a byte-level BPE tokenizer.json and words with their counts. Output: tokenizer.json, in which the new merges
+stand after the old ones and every old id keeps its meaning, with the files that stood beside it; and what each new
+entry is made of.
+
+Words begin as the old tokenizer cuts them, and are merged on. A merge that spells an old entry is never made: it would
+change the ids of text without new entries. Added tokens are written into model.vocab, because `tokenizers` would
+number those that are not there after the new entries.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pretok.base.errors import UsageError
+from pretok.base.storage import write_json
+from pretok.kernels.pretokenize import PATTERNS, word_ends
+from pretok.tokenizer.reference import split_of
+from pretok.tokenizer.tokenizer_file import CHARACTER_BYTES, to_bytes, to_characters
+from pretok.tokenizer.vocab_map import FILE_NAME, MapEnd, write_map
+from pretok.tokenizer.vocabulary import (
+    CONFIG_FILE,
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_FILE,
+    Vocabulary,
+    load_vocab,
+)
+from pretok.vocab.bpe import Merges
+
+BESIDE = (CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja")
+"""Files beside a tokenizer.json that hold with more entries as well. vocab.json and merges.txt do not."""
+STEPS = 8
+"""How many sizes on the way the report looks at, so that a person sees where to stop."""
+
+
+def open_old(path: Path, pattern: str, eod: str | None, bos: str | None) -> Vocabulary:
+    """The tokenizer to extend. UsageError for one that cannot be, or whose words another pattern cuts."""
+    old = load_vocab(path, eod, bos)
+    found = _pattern_of(old.data)
+    if found is None:
+        raise UsageError(
+            f"{old.path} cuts text into words by a pattern that is not known here, so no counts fit it; known are "
+            f"those of GPT-2, Llama 3, Qwen 2 and what pretok makes: {', '.join(PATTERNS)}"
+        )
+    if found != pattern:
+        raise UsageError(
+            f"{old.path} cuts text into words by the pattern {found}, and the words are to be counted by {pattern}: "
+            f'give --pattern {found}, or pattern = "{found}" under [vocab]'
+        )
+    _check_merges(old)
+    _check_added(old, pattern)
+    return old
+
+
+def _pattern_of(tokenizer: dict[str, Any]) -> str | None:
+    """The name in PATTERNS of what cuts its words. GPT-2's is the one that ByteLevel has by itself."""
+    step = tokenizer["pre_tokenizer"]
+    if step["type"] == "ByteLevel":
+        return "gpt2" if step.get("use_regex", True) and not step.get("add_prefix_space", True) else None
+    pattern = split_of(tokenizer)
+    return next((name for name, regex in PATTERNS.items() if regex == pattern), None)
+
+
+def _check_merges(old: Vocabulary) -> None:
+    """UsageError where merges do not make the entries: those that they do not make are never reached."""
+    model = old.data["model"]
+    vocab: dict[str, int] = model["vocab"]
+    made = {left + right for left, right in old.merges}
+    if unknown := made - vocab.keys():
+        raise UsageError(f"{old.path}: a merge makes {min(unknown)!r}, which is no entry of model.vocab")
+    lost = [t for t in vocab if len(t) > 1 and t not in made and t not in old.added_tokens]
+    if lost and not model.get("ignore_merges"):
+        raise UsageError(
+            f"{old.path}: no merge makes {len(lost):,} of its entries, such as {lost[0]!r}, so no text reaches them; "
+            "extend the tokenizer as it was before they were appended"
+        )
+
+
+def _check_added(old: Vocabulary, pattern: str) -> None:
+    """UsageError where text could become an added token once it stands in model.vocab: ignore_merges takes a word that
+    is an entry as it is."""
+    model = old.data["model"]
+    for token in old.added_tokens.keys() - model["vocab"].keys() if model.get("ignore_merges") else ():
+        spelled = np.frombuffer(_spelled(token), np.uint8)
+        if len(spelled) and len(word_ends(spelled, np.array([0, len(spelled)]), pattern)) == 1:
+            raise UsageError(
+                f"{old.path}: the added token {token!r} is one word, and with ignore_merges text that spells it would "
+                "become it once entries follow; no entries can be added"
+            )
+
+
+def _spelled(token: str) -> bytes:
+    """The bytes of a text that an entry stands for, b"" where no text becomes it by merges."""
+    return to_bytes(token) if set(token) <= CHARACTER_BYTES.keys() else b""
+
+
+def tokens_of(old: Vocabulary) -> tuple[list[bytes], npt.NDArray[np.bool_]]:
+    """(the bytes of each id, whether merges leave it apart, as they do added tokens)."""
+    apart = np.zeros(old.size, np.bool_)
+    apart[list(old.added_tokens.values())] = True
+    return [_spelled(old.tokens[i]) for i in range(old.size)], apart
+
+
+def write_extended(folder: Path, old: Vocabulary, merges: Merges, size: int) -> Vocabulary:
+    """Write the tokenizer of at most `size` entries, the files that stood beside the old one, and the map."""
+    size = min(size, len(merges.tokens))
+    model = old.data["model"]
+    pairs = [(to_characters(left), to_characters(right)) for left, right in merges.first(size)]
+    texts = bool(model["merges"]) and isinstance(model["merges"][0], str)
+    vocab = model["vocab"] | old.added_tokens
+    vocab |= {to_characters(merges.tokens[i]): i for i in range(old.size, size)}
+    more = [f"{left} {right}" if texts else [left, right] for left, right in pairs]
+    data = old.data | {"model": model | {"vocab": vocab, "merges": model["merges"] + more}}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in BESIDE:
+        if (beside := old.path.with_name(name)).is_file():
+            shutil.copyfile(beside, folder / name)
+    if not (folder / CONFIG_FILE).exists():
+        roles = {"eos_token": old.tokens[old.eod_id], "pad_token": old.tokens[old.eod_id]}
+        config = {**roles, "model_max_length": 10**30, "tokenizer_class": "PreTrainedTokenizerFast"}
+        write_json(folder / CONFIG_FILE, config | {"clean_up_tokenization_spaces": False})
+    write_json(folder / TOKENIZER_FILE, data)
+    made = load_vocab(folder, old.eod_id, old.bos_id)
+    ends = MapEnd(old.size, old.fingerprint), MapEnd(made.size, made.fingerprint)
+    write_map(folder / FILE_NAME, *ends, made_of(merges, size))
+    return made
+
+
+def made_of(merges: Merges, size: int) -> dict[int, tuple[int, ...]]:
+    """New id below `size` -> the old ids that it is made of, along the merge that made it first."""
+    parts: dict[int, tuple[int, ...]] = {}
+    for (left, right), product in zip(merges.pairs.tolist(), merges.products.tolist(), strict=True):
+        if product < size and product not in parts:
+            parts[product] = parts.get(left, (left,)) + parts.get(right, (right,))
+    return parts
+
+
+def steps_of(old: int, new: int) -> list[int]:
+    """Sizes from the old one to before the new one: a thousand entries apart, or as many as are STEPS of them."""
+    return [*range(old, new, max(1000, -(-(new - old) // STEPS)))]

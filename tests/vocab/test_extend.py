@@ -1,0 +1,306 @@
+"""build-vocab --extend: BPE goes on where an old tokenizer stopped, and no old id changes its meaning."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from counting import documents, recipe
+from support import needs
+from telling import Told
+from tokenizers import Tokenizer
+from tokenizing import trained_model
+
+from pretok.base.console import SILENT
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.execute import Engine
+from pretok.base.storage import read_json
+from pretok.kernels.pretokenize import PATTERNS
+from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.tokenizer_file import to_bytes
+from pretok.tokenizer.vocab_map import read_map
+from pretok.tokenizer.vocabulary import load_vocab
+from pretok.vocab.job import run_build_vocab
+
+pytestmark = pytest.mark.usefixtures("few_buckets")
+SHAPES = {"gpt2": "gpt2", "llama3": "cl100k", "qwen2": "qwen2"}
+"""Published tokenizers -> the pattern of their words."""
+LLAMA = [f"<|{name}|>" for name in ("begin_of_text", "end_of_text", *(f"reserved_{i}" for i in range(6)))]
+QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>"]
+
+
+def added(token: str, i: int, special: bool = True) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": i, "content": token, **flags, "special": special}
+
+
+def tokenizer_like(shape: str, texts: list[str], size: int = 600) -> dict[str, Any]:
+    """A small tokenizer.json with all that the published one of this shape has besides its entries."""
+    model = trained_model(texts, SHAPES[shape], [], vocab_size=size)
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": shape == "gpt2",
+    }
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": PATTERNS[SHAPES[shape]]},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    names = {"gpt2": ["<|endoftext|>"], "llama3": LLAMA, "qwen2": QWEN}[shape]
+    data = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added(name, size + i, name != "<tool_call>") for i, name in enumerate(names)],
+        "normalizer": {"type": "NFC"} if shape == "qwen2" else None,
+        "pre_tokenizer": level if shape == "gpt2" else {"type": "Sequence", "pretokenizers": [split, level]},
+        "post_processor": None,
+        "decoder": level,
+        "model": {**model, "ignore_merges": shape == "llama3"},
+    }
+    if shape == "gpt2":  # as older files have it
+        model["vocab"]["<|endoftext|>"] = size
+        data["model"]["merges"] = [" ".join(pair) for pair in model["merges"]]
+    return data
+
+
+def written(folder: Path, data: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    return folder
+
+
+def opened(path: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def slow_extension(old: Tokenizer, texts: list[str], add: int) -> list[tuple[bytes, bytes]]:
+    """The new merges, by counting all pairs of all words again for each."""
+    apart = {i for i, token in old.get_added_tokens_decoder().items()}
+    spelled = {to_bytes(token): i for token, i in old.get_vocab().items() if i not in apart}
+    tokens = {i: token for token, i in spelled.items()}
+    first = old.get_vocab_size()
+    words: Counter[tuple[int, ...]] = Counter()
+    for text in texts:
+        encoding = old.encode(text, add_special_tokens=False)
+        cut: dict[int, list[int]] = {}
+        for word, i in zip(encoding.word_ids, encoding.ids, strict=True):
+            cut.setdefault(word, []).append(i)
+        words.update(map(tuple, cut.values()))
+    merges: list[tuple[bytes, bytes]] = []
+    while len(tokens) + len(apart) < first + add:
+        pairs: Counter[tuple[int, int]] = Counter()
+        for word, count in words.items():
+            for pair in pairwise(word):
+                if not apart & {*pair} and spelled.get(tokens[pair[0]] + tokens[pair[1]], first) >= first:
+                    pairs[pair] += count
+        left, right = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        product = spelled.setdefault(tokens[left] + tokens[right], len(tokens) + len(apart))
+        tokens[product] = tokens[left] + tokens[right]
+        merges.append((tokens[left], tokens[right]))
+        joined: Counter[tuple[int, ...]] = Counter()
+        for word, count in words.items():
+            made: list[int] = []
+            for i in word:
+                if made and (made[-1], i) == (left, right):
+                    made[-1] = product
+                else:
+                    made.append(i)
+            joined[tuple(made)] += count
+        words = joined
+    return list(dict.fromkeys(merges))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_merging_goes_on_and_old_ids_stay(folder: Path, tmp_path: Path, here: Engine, shape: str) -> None:
+    old = written(tmp_path / "old", tokenizer_like(shape, documents(folder, "en")))
+    made = recipe(folder, holdout="0", pattern=SHAPES[shape], extend=str(old), add=150)
+    report = run_build_vocab(made, here, SILENT)
+    before, after = read_json(old / "tokenizer.json"), read_json(made.vocab_dir / "tokenizer.json")
+    size = Tokenizer.from_file(str(old / "tokenizer.json")).get_vocab_size()
+    assert report.vocabulary.size == report.vocabulary.asked == size + 150
+
+    texts = documents(folder, "it") + documents(folder, "en")
+    new = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in after["model"]["merges"]]
+    count = len(before["model"]["merges"])
+    assert after["model"]["merges"][:count] == before["model"]["merges"]
+    expected = slow_extension(opened(old), texts, 150)
+    assert [(to_bytes(a), to_bytes(b)) for a, b in new[count:]] == expected
+
+    one, other = opened(old), opened(made.vocab_dir)
+    assert other.get_vocab().items() >= one.get_vocab().items()
+    assert other.get_added_tokens_decoder() == one.get_added_tokens_decoder()
+    vocab = load_vocab(made.vocab_dir)
+    texts += ["<tool_call>x", *LLAMA, *QWEN, "".join(LLAMA + QWEN)]
+    ids, offsets = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size).ids(
+        pa.array(texts, pa.large_string())
+    )
+    unchanged = 0
+    for text, a, b in zip(texts, offsets[:-1], offsets[1:], strict=True):
+        found = ids[a:b].tolist()
+        assert found == other.encode(text, add_special_tokens=False).ids
+        assert max(found) < size or any(i >= size for i in found)
+        if max(found) < size:
+            unchanged += 1
+            assert found == one.encode(text, add_special_tokens=False).ids
+    assert 0 < unchanged < len(texts)
+    special = {token["id"] for token in after["added_tokens"] if token["special"]}
+    assert not special & set(ids.tolist())
+
+
+def test_words_without_new_entries_keep_their_ids(folder: Path, tmp_path: Path, here: Engine) -> None:
+    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en")))
+    made = recipe(folder, pattern="cl100k", extend=str(old), add=150)
+    run_build_vocab(made, here, SILENT)
+    one, other = opened(old), opened(made.vocab_dir)
+    words = sorted({word for text in documents(folder, "it") for word in text.split(" ")})
+    changed = 0
+    for word in words:
+        ids = other.encode(word).ids
+        changed += max(ids, default=0) >= one.get_vocab_size()
+        assert max(ids, default=0) >= one.get_vocab_size() or ids == one.encode(word).ids
+    assert 0 < changed < len(words)
+
+
+def test_the_map_says_what_new_entries_are_made_of(folder: Path, tmp_path: Path, here: Engine) -> None:
+    old = written(tmp_path / "old", tokenizer_like("gpt2", documents(folder, "en")))
+    made = recipe(folder, pattern="gpt2", extend=str(old), add=50)
+    run_build_vocab(made, here, SILENT)
+    found = read_map(made.vocab_dir / "vocab-map.json")
+    before, after = load_vocab(old), load_vocab(made.vocab_dir)
+    assert (found.old.size, found.old.fingerprint) == (before.size, before.fingerprint)
+    assert (found.new.size, found.new.fingerprint) == (after.size, after.fingerprint)
+    assert [int(i) for i in found.rows] == [*range(before.size, after.size)]
+    for i, parts in found.rows.items():
+        assert b"".join(map(before.token_bytes, parts)) == after.token_bytes(int(i))
+
+
+def test_the_report_shows_the_old_one_and_sizes_on_the_way(
+    folder: Path, tmp_path: Path, here: Engine
+) -> None:
+    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en")))
+    made = recipe(folder, pattern="cl100k", extend=str(old), add=2500)
+    told = Told()
+    report = run_build_vocab(made, here, told)
+    size = load_vocab(old).size
+    assert [*report.sizes] == [str(size + n) for n in (2500, 0, 1000, 2000)]
+    tokens = [report.sizes[str(size + n)]["it"] for n in (0, 1000, 2000, 2500)]
+    assert tokens == sorted(tokens, reverse=True)
+    theirs, ours = report.compare[str(old)]["it"].tokens, report.compare["this"]["it"].tokens
+    assert theirs is not None
+    assert ours is not None
+    assert theirs > ours
+    assert not (made.vocab_dir / ".state").exists()
+    assert run_build_vocab(made, here, told) == report
+    with pytest.raises(MismatchError, match="size was"):
+        run_build_vocab(recipe(folder, pattern="cl100k", extend=str(old), add=2000), here, SILENT)
+
+
+def test_transformers_opens_it_with_what_stood_beside(folder: Path, tmp_path: Path, here: Engine) -> None:
+    transformers = needs("transformers")
+    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en")))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|end_of_text|>",
+        "model_max_length": 77,
+    }
+    (old / "tokenizer_config.json").write_text(json.dumps(config))
+    made = recipe(folder, pattern="cl100k", extend=str(old), add=50)
+    run_build_vocab(made, here, SILENT)
+    opens = transformers.AutoTokenizer.from_pretrained(str(made.vocab_dir))
+    text = "L'acqua è più fresca, perché no?"
+    assert opens(text)["input_ids"] == opened(made.vocab_dir).encode(text).ids
+    assert (opens.eos_token, opens.model_max_length) == ("<|end_of_text|>", 77)
+
+
+def unigram(data: dict[str, Any]) -> None:
+    data["model"] = {"type": "Unigram", "vocab": []}
+
+
+def byte_fallback(data: dict[str, Any]) -> None:
+    data["pre_tokenizer"] = None
+    data["model"]["byte_fallback"] = True
+
+
+def appended(data: dict[str, Any]) -> None:
+    data["model"]["vocab"]["perche"] = len(data["model"]["vocab"])
+
+
+def one_word(data: dict[str, Any]) -> None:
+    data["added_tokens"][-1]["content"] = "EOS"
+
+
+def other_words(data: dict[str, Any]) -> None:
+    data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\w+"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "settings", "message"),
+    [
+        (unigram, {}, "not a byte-level BPE tokenizer but Unigram"),
+        (byte_fallback, {}, "is not byte-level"),
+        (other_words, {}, "by a pattern that is not known here"),
+        (one_word, {}, "'EOS' is one word"),
+        (None, {"pattern": "gpt2"}, "by the pattern cl100k, .* give --pattern cl100k"),
+        (None, {"eod": "</s>"}, "has no end-of-document token </s>"),
+        (None, {"superwords": 100}, "superwords and extend do not go together"),
+    ],
+)
+def test_what_cannot_be_extended_is_named_before_anything_is_written(
+    folder: Path, tmp_path: Path, here: Engine, spoil: Any, settings: dict[str, Any], message: str
+) -> None:
+    data = tokenizer_like("llama3", documents(folder, "en"), 300)
+    if spoil:
+        spoil(data)
+    old = written(tmp_path / "old", data)
+    made = recipe(folder, **{"pattern": "cl100k", "extend": str(old), "add": 10, **settings})
+    with pytest.raises(UsageError, match=message):
+        run_build_vocab(made, here, SILENT)
+    assert not made.out.exists()
+
+
+def test_entries_that_no_merge_makes_are_refused(folder: Path, tmp_path: Path, here: Engine) -> None:
+    data = tokenizer_like("gpt2", documents(folder, "en"), 300)
+    appended(data)
+    made = recipe(folder, pattern="gpt2", extend=str(written(tmp_path / "old", data)))
+    with pytest.raises(UsageError, match=r"no merge makes 1 of its entries, such as 'perche'"):
+        run_build_vocab(made, here, SILENT)
+
+
+def test_more_entries_than_the_words_hold_are_told(folder: Path, tmp_path: Path, here: Engine) -> None:
+    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
+    told = Told()
+    made = recipe(folder, pattern="cl100k", extend=str(old), add=60_000)
+    report = run_build_vocab(made, here, told)
+    assert report.vocabulary.size < report.vocabulary.asked
+    assert any("entries, not the" in text for text in told.notices)
+
+
+def test_a_damaged_map_is_named(folder: Path, tmp_path: Path, here: Engine) -> None:
+    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
+    made = recipe(folder, pattern="cl100k", extend=str(old), add=20)
+    run_build_vocab(made, here, SILENT)
+    path = made.vocab_dir / "vocab-map.json"
+    whole = read_json(path)
+    wrong = (
+        ({**whole, "rows": {}}, UsageError, "nothing says what the entry"),
+        ({**whole, "rows": {"1": [10**6]}}, UsageError, "its rows are not those of"),
+        ({**whole, "version": 2}, MismatchError, "format version 2"),
+        ({**whole, "old": 3}, IntegrityError, "old: expected an object"),
+    )
+    for data, error, message in wrong:
+        path.write_text(json.dumps(data))
+        with pytest.raises(error, match=message):
+            read_map(path)
+    with pytest.raises(UsageError, match="pretok build-vocab --extend writes one"):
+        read_map(tmp_path / "nowhere")

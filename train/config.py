@@ -116,6 +116,11 @@ class TrainConfig:
         None, "start from the weights of a transformers folder or a checkpoint", example='"model"'
     )
     init_moments: bool = _option(False, "--init-from a checkpoint: take its optimizer's moments too")
+    vocab_map: str | None = _option(
+        None,
+        "--init-from a model of the vocabulary that was extended: the map beside the new one",
+        example='"vocab/vocab-map.json"',
+    )
     rope_theta: float | None = _option(
         None, "base of the rotary positions (default: the model's)", least=1, example="500000"
     )

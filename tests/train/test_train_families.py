@@ -130,8 +130,8 @@ def tell_reads() -> None:
     """Let a rank write how much of a folder it reads."""
     from train.run import setup
 
-    def told(folder: Path, config: ModelConfig, report: Any) -> Any:
-        value = exported_tensors(folder, config, report)
+    def told(folder: Path, config: ModelConfig, *more: Any) -> Any:
+        value = exported_tensors(folder, config, *more)
 
         def piece(name: str, shape: Any, *more: Any) -> Any:
             print(f"read {folder.name} {torch.Size(shape).numel()}")

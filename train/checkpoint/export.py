@@ -26,6 +26,7 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, write_json
 from pretok.base.units import listed
+from pretok.tokenizer.vocab_map import VocabMap
 from train.checkpoint.meta import Meta, TokenizerOrigin, read_meta
 from train.checkpoint.restore import Reader, check_sizes, restore
 from train.checkpoint.saved import check_files
@@ -34,6 +35,8 @@ from train.model.transformer import Decoder
 
 SHARD_BYTES = 5 * 10**9
 TOKENIZER_FILE = "tokenizer.json"
+_BY_ENTRY = ("embed_tokens.weight", "lm_head.weight")
+"""Matrices with a row for each entry of the vocabulary."""
 _PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
 """What decides ids."""
 
@@ -65,7 +68,7 @@ def export(
     temporary.mkdir(parents=True)
     tensors, dtype = {}, dtype or getattr(torch, config.dtype)
     for name, value in weights.items():
-        rows = config.matrix_rows if name in ("embed_tokens.weight", "lm_head.weight") else len(value)
+        rows = config.matrix_rows if name in _BY_ENTRY else len(value)
         tensors[_outside_name(name)] = value[:rows].to(dtype).contiguous()
     _write_tensors(temporary, tensors)
     write_json(
@@ -120,21 +123,30 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def exported_tensors(
-    folder: Path, config: ModelConfig, report: Callable[[str], None]
+    folder: Path, config: ModelConfig, report: Callable[[str], None], vocab_map: VocabMap | None = None
 ) -> Callable[..., Tensor]:
     """value(name, shape, device, offset) gives pieces of parameters from a folder of transformers, each read from its
     file alone; without an offset they begin at the beginning. Rows of padding are zero.
+
+    vocab_map: the folder's model is of the old vocabulary and `config` of the new one. Rows of old entries are copied,
+    and a new entry's row is the mean of those it is made of.
 
     Another rope_theta is told. Raises MismatchError when its sizes are not those of `config`, or when it needs what
     `Decoder` does not compute, IntegrityError when a file of it is missing or damaged.
     """
     theirs = read_config(folder / CONFIG)
-    check_sizes(replace(theirs, vocab_size=config.vocab_size), config, folder, report)
+    if vocab_map is not None and theirs.rows < vocab_map.old.size:
+        raise MismatchError(
+            f"{folder} has rows for {theirs.rows} entries, but --vocab-map begins with {vocab_map.old.size}"
+        )
+    rows = theirs.rows if vocab_map is None else config.rows
+    check_sizes(replace(theirs, vocab_size=config.vocab_size, rows=rows), config, folder, report)
+    made = {} if vocab_map is None else {int(row): parts for row, parts in vocab_map.rows.items()}
+    kept = theirs.rows if vocab_map is None else vocab_map.old.size
     with torch.device("meta"):
         shapes = {name: list(value.shape) for name, value in Decoder(config).state_dict().items()}
-    for name in ("embed_tokens.weight", "lm_head.weight"):
-        if name in shapes:
-            shapes[name][0] = config.matrix_rows
+    for name in set(_BY_ENTRY) & shapes.keys():
+        shapes[name][0] = theirs.rows
     places = _tensor_places(folder, {_outside_name(name) for name in shapes}, tied=config.tied)
 
     @cache
@@ -150,12 +162,17 @@ def exported_tensors(
             raise IntegrityError(
                 f"{folder / path}: {outside} has the shape {stored.get_shape()}; by {CONFIG} it is {shapes[name]}"
             )
-        ends = zip(offset or [0] * len(shape), shape, shapes[name], strict=True)
+        by_entry, begin = name in _BY_ENTRY, offset or [0] * len(shape)
+        limits = [kept, *shapes[name][1:]] if by_entry else shapes[name]
+        ends = zip(begin, shape, limits, strict=True)
         part = tuple(slice(min(first, rows), min(first + count, rows)) for first, count, rows in ends)
         piece = torch.zeros(tuple(shape), device=device)
         if all(span.stop > span.start for span in part):
             found = _damaged(folder / path, lambda: stored[part])
             piece[: len(found)] = found
+        for row in made.keys() & range(begin[0], begin[0] + shape[0]) if by_entry else ():
+            of = [stored[old : old + 1, part[1]] for old in made[row]]
+            piece[row - begin[0]] = torch.cat(of).to(piece).mean(0)
         return piece
 
     return value
@@ -188,8 +205,10 @@ def _tensor_places(folder: Path, wanted: set[str], *, tied: bool) -> dict[str, s
     return places
 
 
-def check_tokenizer(folder: Path, expected: TokenizerOrigin, report: Callable[[str], None]) -> None:
-    """MismatchError when a model's own tokenizer is another than that of the shards."""
+def check_tokenizer(
+    folder: Path, expected: TokenizerOrigin, report: Callable[[str], None], otherwise: str
+) -> None:
+    """MismatchError when a model's own tokenizer is another than that of the shards, with what to do otherwise."""
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         report(
@@ -198,7 +217,7 @@ def check_tokenizer(folder: Path, expected: TokenizerOrigin, report: Callable[[s
     elif (found := tokenizer_fingerprint(read_json(path))) != expected.fingerprint:
         raise MismatchError(
             f"{path} is another tokenizer than that of {expected.shards}: the same ids mean other words (fingerprint "
-            f"{found}, the shards' is {expected.fingerprint}); tokenize with --vocab {folder}"
+            f"{found}, not {expected.fingerprint}); {otherwise}"
         )
 
 

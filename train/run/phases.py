@@ -134,6 +134,8 @@ def _open(at: int, config: TrainConfig, batch: Batch, own_schedule: bool) -> Pha
     preset = model_config(_sizes(config))
     if config.init_from is None:  # of a model of others its sizes alone are taken
         preset = replace(preset, rows=0, dtype="float32")
+    elif config.vocab_map is not None:  # its matrices have the rows of the new vocabulary
+        preset = replace(preset, rows=0)
     seq_len = config.seq_len or (None if config.mix else preset.seq_len)
     view = pretok.stream.open(config.shards, config.mix, seq_len=seq_len, seed=config.seed)
     theta = preset.rope_theta if config.rope_theta is None else config.rope_theta

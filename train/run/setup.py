@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from pretok.base.errors import PretokError, UsageError
+from pretok.base.errors import MismatchError, PretokError, UsageError
 from pretok.base.records import replace
+from pretok.tokenizer.vocab_map import VocabMap, read_map
 from train.checkpoint.export import check_tokenizer, exported_tensors
 from train.checkpoint.meta import Meta, TokenizerOrigin
 from train.checkpoint.restore import load_weights
@@ -76,6 +77,8 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
         raise UsageError("--shards is missing: the folder that pretok tokenize wrote")
     if config.init_moments and config.init_from is None:
         raise UsageError("--init-moments needs --init-from")
+    if config.vocab_map is not None and config.init_from is None:
+        raise UsageError("--vocab-map needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     layout = solve_layout(world, per_node, config.shard, config.tensor, config.pipeline)
     phases = open_phases(config, layout.data_ranks)
@@ -100,9 +103,14 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
             raise UsageError(
                 f"--init-moments: {source} is an exported model and has none; name a checkpoint of its run"
             )
-        if problem := first_problem(_other_tokenizer(source, phase.tokenizer(), report)):
+        vocab_map = _vocab_map(config.vocab_map, phase.tokenizer()) if config.vocab_map else None
+        if problem := first_problem(_other_tokenizer(config, vocab_map, phase.tokenizer(), report)):
             raise problem
-        materialize(model, place, exported_tensors(source, plan.model, report), pieces=True)
+        materialize(model, place, exported_tensors(source, plan.model, report, vocab_map), pieces=True)
+    elif source is not None and config.vocab_map:
+        raise UsageError(
+            f"--vocab-map: {source} is a checkpoint; write its model with train export, and name that"
+        )
     else:
         value = partial(initial_tensor, plan.model, config.seed, truncated=config.init == "truncated")
         materialize(model, place, value)
@@ -114,13 +122,32 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     return trainee
 
 
+def _vocab_map(path: str, shards: TokenizerOrigin) -> VocabMap:
+    """The map in a file. MismatchError where its new vocabulary is not that of the shards."""
+    found = read_map(Path(path))
+    if found.new.fingerprint != shards.fingerprint:
+        raise MismatchError(
+            f"{path} leads to another vocabulary (fingerprint {found.new.fingerprint}) than that of {shards.shards} "
+            f"({shards.fingerprint}); name the map beside the tokenizer that the shards were made with"
+        )
+    return found
+
+
 def _other_tokenizer(
-    source: Path, expected: TokenizerOrigin, report: Callable[[str], None]
+    config: TrainConfig,
+    vocab_map: VocabMap | None,
+    expected: TokenizerOrigin,
+    report: Callable[[str], None],
 ) -> PretokError | None:
     """What is wrong with the tokenizer of an exported model, by rank 0, which alone reads it."""
+    source = Path(str(config.init_from))
+    otherwise = f"tokenize with --vocab {source}, or name the --vocab-map that leads from it"
+    if vocab_map is not None:
+        expected = TokenizerOrigin(vocab_map.old.fingerprint, f"the model {config.vocab_map} begins with")
+        otherwise = f"name the model whose tokenizer was extended, or the map made from {source}"
     try:
         if dist.get_rank() == 0:
-            check_tokenizer(source, expected, report)
+            check_tokenizer(source, expected, report, otherwise)
     except PretokError as error:
         return error
     return None

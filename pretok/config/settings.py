@@ -214,6 +214,9 @@ class Vocab(Part):
     keeps its meaning. | "llama3/tokenizer.json" | adapt-a-model.md"""
     add: Annotated[Count, Field(gt=0)] = 8_000
     """Entries that `extend` adds. | "4k" | adapt-a-model.md"""
+    replace: bool = False
+    """Let the entries that `extend` adds take the ids of those that the planned mix uses least. | true |
+    adapt-a-model.md"""
     size: Annotated[Count, Field(ge=257)] = 50_000
     """Entries, special tokens included. | "32k" | vocabulary.md"""
     pattern: str = "cl100k"

@@ -58,7 +58,7 @@ def read_entries(vocab: Vocabulary) -> Entries:
         sizes,
         sizes > 1,
         np.array([len(name) == 1 and name >= b"\x80" for name in names]),
-        np.array(sorted(merges.values(), key=lambda merge: merge[2]), np.int64).reshape(-1, 3),
+        np.array(list(merges.values()), np.int64).reshape(-1, 3),
     )
 
 

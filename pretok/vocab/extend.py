@@ -11,14 +11,18 @@ number those that are not there after the new entries.
 
 from __future__ import annotations
 
+import heapq
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from pretok.base.storage import write_json
 from pretok.kernels.pretokenize import PATTERNS, word_ends
 from pretok.tokenizer.reference import split_of
@@ -32,6 +36,7 @@ from pretok.tokenizer.vocabulary import (
     load_vocab,
 )
 from pretok.vocab.bpe import Merges
+from pretok.vocab.entries import Uses
 
 BESIDE = (CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja")
 """Files beside a tokenizer.json that hold with more entries as well. vocab.json and merges.txt do not."""
@@ -107,16 +112,71 @@ def tokens_of(old: Vocabulary) -> tuple[list[bytes], npt.NDArray[np.bool_]]:
     return [_spelled(old.tokens[i]) for i in range(old.size)], apart
 
 
-def write_extended(folder: Path, old: Vocabulary, merges: Merges, size: int) -> Vocabulary:
-    """Write the tokenizer of at most `size` entries, the files that stood beside the old one, and the map."""
-    size = min(size, len(merges.tokens))
+def least_used(old: Vocabulary, uses: Uses, count: int) -> list[int]:
+    """The `count` learned entries of fewest uses, in the order in which they go: none that is a part of one that stays.
+
+    uses: float64[ids], in the planned text. When an entry goes, what it was made of has its uses too.
+    """
+    ids: dict[str, int] = old.data["model"]["vocab"]
+    made_by: dict[int, list[tuple[int, int]]] = {}
+    parts = np.zeros(old.size, np.int64)
+    for left, right in old.merges:
+        made_by.setdefault(ids[left + right], []).append((ids[left], ids[right]))
+        parts[ids[left]] += 1
+        parts[ids[right]] += 1
+    uses = uses.copy()
+    heap = [(uses[i], -i) for i in made_by if not parts[i]]
+    heapq.heapify(heap)
+    gone: list[int] = []
+    while heap and len(gone) < count:
+        entry = -heapq.heappop(heap)[1]
+        gone.append(entry)
+        for part in made_by[entry][0]:
+            uses[part] += uses[entry]
+        for part in {part for pair in made_by[entry] for part in pair}:
+            parts[part] -= sum(pair.count(part) for pair in made_by[entry])
+            if not parts[part] and part in made_by:
+                heapq.heappush(heap, (uses[part], -part))
+    return gone
+
+
+def without(old: Vocabulary, gone: Collection[int]) -> Vocabulary:
+    """The tokenizer without some entries, in whose place stand names that no text becomes."""
+    if not gone:
+        return old
     model = old.data["model"]
+    vocab = {f"gone {i}" if i in gone else token: i for token, i in model["vocab"].items()}
+    kept = [
+        merge
+        for merge, (left, right) in zip(model["merges"], old.merges, strict=True)
+        if left + right in vocab
+    ]
+    data = old.data | {"model": model | {"vocab": vocab, "merges": kept}}
+    return replace(old, raw=msgspec.json.encode(data), data=data)
+
+
+def write_extended(
+    folder: Path, old: Vocabulary, merges: Merges, size: int, gone: Collection[int] = ()
+) -> Vocabulary:
+    """Write the tokenizer of at most `size` entries, the files that stood beside the old one, and the map.
+
+    size: as if none were `gone`, whose ids the first new entries take. UsageError where these are fewer.
+    """
+    size = min(size, len(merges.tokens))
+    if size - old.size < len(gone):
+        raise UsageError(
+            f"the words hold {size - old.size:,} new entries, fewer than the {len(gone):,} to be replaced; give more "
+            "text or a smaller --add"
+        )
+    kept = without(old, gone).data["model"]
     pairs = [(to_characters(left), to_characters(right)) for left, right in merges.first(size)]
-    texts = bool(model["merges"]) and isinstance(model["merges"][0], str)
-    vocab = model["vocab"] | old.added_tokens
-    vocab |= {to_characters(merges.tokens[i]): i for i in range(old.size, size)}
+    texts = bool(kept["merges"]) and isinstance(kept["merges"][0], str)
+    ids = dict(zip(range(old.size, size), [*sorted(gone), *range(old.size, size)], strict=False))
+    named = {i: token for token, i in (kept["vocab"] | old.added_tokens).items()}
+    named |= {ids[i]: to_characters(merges.tokens[i]) for i in ids}
     more = [f"{left} {right}" if texts else [left, right] for left, right in pairs]
-    data = old.data | {"model": model | {"vocab": vocab, "merges": model["merges"] + more}}
+    model = {"vocab": {token: i for i, token in named.items()}, "merges": kept["merges"] + more}
+    data = old.data | {"model": kept | model}
     folder.mkdir(parents=True, exist_ok=True)
     for name in BESIDE:
         if (beside := old.path.with_name(name)).is_file():
@@ -128,7 +188,7 @@ def write_extended(folder: Path, old: Vocabulary, merges: Merges, size: int) -> 
     write_json(folder / TOKENIZER_FILE, data)
     made = load_vocab(folder, old.eod_id, old.bos_id)
     ends = MapEnd(old.size, old.fingerprint), MapEnd(made.size, made.fingerprint)
-    write_map(folder / FILE_NAME, *ends, made_of(merges, size))
+    write_map(folder / FILE_NAME, *ends, {ids[i]: parts for i, parts in made_of(merges, size).items()})
     return made
 
 

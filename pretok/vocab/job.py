@@ -16,6 +16,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
+from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,15 @@ from pretok.counts.weigh import Tally, multipliers, weigh
 from pretok.kernels.pretokenize import PATTERNS, code_of, word_ends
 from pretok.read.batches import from_buffers
 from pretok.read.changes import refuse_changes
+from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
 from pretok.vocab.alphabets import check_languages
 from pretok.vocab.bpe import extend_merges, train_merges
 from pretok.vocab.compare import THIS, measure_tokenizer
 from pretok.vocab.cost import Measure, MeasureTask, empty_measure, measure_bucket, open_tokenizer
-from pretok.vocab.extend import open_old, steps_of, tokens_of, write_extended
-from pretok.vocab.planned import check_mix
-from pretok.vocab.records import VocabReport
+from pretok.vocab.extend import least_used, open_old, steps_of, tokens_of, without, write_extended
+from pretok.vocab.planned import check_mix, plan_text
+from pretok.vocab.records import RareEntry, VocabReport
 from pretok.vocab.report import Made, make_report
 from pretok.vocab.show import show_report
 from pretok.vocab.symbols import BufferWriter, SymbolBuffer
@@ -74,7 +76,8 @@ def run_build_vocab(
     old, vocab = None, recipe.vocab
     if vocab.extend is not None:
         old = open_old(vocab.extend, vocab.pattern, vocab.eod, vocab.bos)
-        recipe = recipe.model_copy(update={"vocab": vocab.model_copy(update={"size": old.size + vocab.add})})
+        size = old.size + (0 if vocab.replace else vocab.add)
+        recipe = recipe.model_copy(update={"vocab": vocab.model_copy(update={"size": size})})
         compare = [vocab.extend, *compare]
     folder = recipe.vocab_dir
     finished = (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists()
@@ -106,8 +109,13 @@ def _build_vocab(
         open_tokenizer(path)  # what cannot encode is refused before the work, not after it
     if counts is None:
         counts = run_count(recipe, engine, console, listed)
+    gone: list[RareEntry] = []
+    if old is not None and recipe.vocab.replace:
+        with open_step("uses", engine, console) as step:
+            gone = _least_used(recipe, old, counts, step)
     with console.progress("merge"):
-        made, tally = train_vocabularies(counts, recipe.vocab, folder, console, old)
+        ids = [entry.id for entry in gone]
+        made, tally = train_vocabularies(counts, recipe.vocab, folder, console, old, ids)
     main, superwords = made[recipe.vocab.size], None
     if recipe.vocab.superwords:
         state = folder / STATE / fingerprint(config)[:16]
@@ -116,7 +124,9 @@ def _build_vocab(
         measure = _measure(made, counts, step)
         paths = {THIS: folder, **{str(path): path for path in compare}}
         rows = {name: measure_tokenizer(path, counts, console) for name, path in paths.items()}
-    report = make_report(Made(recipe, counts, tally, made, measure, main, superwords, paths, rows, config))
+    report = make_report(
+        Made(recipe, counts, tally, made, measure, main, superwords, paths, rows, config, tuple(gone))
+    )
     write_json(folder / REPORT_FILE, to_json(report))
     shutil.rmtree(folder / STATE, ignore_errors=True)
     show_report(report, console, recipe.vocab.languages, compared=bool(compare))
@@ -186,24 +196,32 @@ def _config(
         "weights": {name: str(weight) for name, weight in sorted(vocab.weights.items())},
         "compare": [str(path) for path in compare],
         "sizes": vocab.other_sizes,
-        **({"extend": old.fingerprint} if old else {}),
+        **({"extend": old.fingerprint, "add": vocab.add, "replace": vocab.replace} if old else {}),
     }
 
 
 def train_vocabularies(
-    counts: CorpusCounts, vocab: Vocab, folder: Path, console: Console, old: Vocabulary | None
+    counts: CorpusCounts,
+    vocab: Vocab,
+    folder: Path,
+    console: Console,
+    old: Vocabulary | None,
+    gone: Sequence[int],
 ) -> tuple[dict[int, Vocabulary], Tally]:
     """Train once to the largest size, write the vocabularies asked for and those they are compared with: of an old one
-    that is extended, itself and some on the way.
+    that is extended, itself and some on the way. gone: ids of the old one that go to new entries.
 
     Returns size asked for -> vocabulary, the main one first. With superwords, these are not the ones to be kept.
     """
     special = vocab.special_tokens
     nested = vocab.other_sizes
     sizes = dict.fromkeys((vocab.size, *nested, *OTHER_SIZES))
-    buffer, tally = _lay_out(counts, vocab, old)
+    buffer, tally = _lay_out(counts, vocab, None if old is None else without(old, gone))
     made = {}
-    if old is not None:
+    if old is not None and gone:
+        merges = extend_merges(buffer, *tokens_of(old), vocab.add)
+        made[vocab.size] = write_extended(folder, old, merges, old.size + vocab.add, gone)
+    elif old is not None:
         merges = extend_merges(buffer, *tokens_of(old), vocab.add)
         made[vocab.size] = write_extended(folder, old, merges, vocab.size)
         made[old.size], *steps = old, *steps_of(old.size, made[vocab.size].size)
@@ -232,14 +250,15 @@ def _lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tupl
     hold while they are merged.
     """
     counts.check()
+    encoder = None if old is None else Encoder(old.raw.decode(), old.eod_id, old.size, str(old.path))
     free, more = free_memory(), vocab.min_count + 1
     writer, tally, left, left_bytes = BufferWriter(free // MERGING_BYTES), Tally(), 0, 0
     for words, part in weigh(counts.buckets, multipliers(vocab.weights, counts.sizes), vocab.min_count):
         tally += part
-        if old is None:
+        if encoder is None:
             writer.add(words.data, words.offsets, words.counts)
         else:
-            ids, offsets = open_tokenizer(old.path)[0].ids(from_buffers(words.data, words.offsets))
+            ids, offsets = encoder.ids(from_buffers(words.data, words.offsets))
             writer.add_tokens(ids.astype(np.int32), offsets, words.counts)
         frequent = words.occurrences >= more
         left, left_bytes = left + int(frequent.sum()), left_bytes + int(words.lengths[frequent].sum())
@@ -252,6 +271,19 @@ def _lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tupl
         )
     pa.default_memory_pool().release_unused()  # it keeps what the buckets took, half as much as the buffer
     return writer.buffer(), tally
+
+
+def _least_used(recipe: Recipe, old: Vocabulary, counts: CorpusCounts, step: Step) -> list[RareEntry]:
+    """The old entries that give their ids to new ones, in the order in which they go, with their own planned uses."""
+    measure = _measure({old.size: old}, counts, step)
+    counted = dict(zip(counts.sources, measure.tokens[:, 0, 0].tolist(), strict=True))
+    planned = plan_text(recipe, Fraction(counts.config.sample), counts.sizes, counted)[1] @ measure.uses[0]
+    gone = least_used(old, planned, recipe.vocab.add)
+    if len(gone) < recipe.vocab.add:
+        raise UsageError(f"{old.path} has {len(gone):,} entries that can be replaced; give --add {len(gone)}")
+    return [
+        RareEntry(i, old.token_bytes(i).decode(errors="replace"), int(planned[i]), step=False) for i in gone
+    ]
 
 
 def _measure(made: dict[int, Vocabulary], counts: CorpusCounts, step: Step) -> Measure:

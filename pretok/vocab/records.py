@@ -215,9 +215,9 @@ class Decision(Record, frozen=True):
     tokenizers: dict[str, OtherTokenizer]
 
 
-class VocabReport(Record, frozen=True):
+class VocabReport(Record, frozen=True, omit_defaults=True):
     """The whole file. sizes: entries -> source -> tokens of all its text; compare: tokenizer -> source; config: all
-    that decides the vocabulary."""
+    that decides the vocabulary; replaced: old entries whose ids went to new ones, in the order in which they went."""
 
     vocabulary: MadeVocabulary
     words: CountedWords
@@ -230,6 +230,7 @@ class VocabReport(Record, frozen=True):
     superwords: SuperwordReport | None
     config: dict[str, Any]
     decision: Decision
+    replaced: tuple[RareEntry, ...] | None = None
 
     def _repr_html_(self) -> str:
         columns = ("source", "documents", "bytes of text", "tokens", "bytes per token", "the same, held out")

@@ -39,6 +39,7 @@ from pretok.vocab.records import (
     LongToken,
     MadeVocabulary,
     MixCosts,
+    RareEntry,
     SourceCosts,
     SourceFigures,
     SuperwordReport,
@@ -57,7 +58,8 @@ MOSTLY = 0.9
 @dataclass(frozen=True, slots=True)
 class Made:
     """All that a report is of. vocabularies: by the size asked for, the main one of words first; measure: of them, in
-    this order; main: the one written, with superwords if asked for; paths, rows: tokenizers compared, `this` first."""
+    this order; main: the one written, with superwords if asked for; paths, rows: tokenizers compared, `this` first;
+    replaced: entries that gave way."""
 
     recipe: Recipe
     counts: CorpusCounts
@@ -69,6 +71,7 @@ class Made:
     paths: Mapping[str, Path]
     rows: Mapping[str, CostsBySource]
     config: dict[str, Any]
+    replaced: tuple[RareEntry, ...] = ()
 
 
 def make_report(made: Made) -> VocabReport:
@@ -98,6 +101,7 @@ def make_report(made: Made) -> VocabReport:
         superwords=made.superwords,
         config=made.config,
         decision=_decision(made),
+        replaced=made.replaced or None,
     )
 
 

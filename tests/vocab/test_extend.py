@@ -304,3 +304,45 @@ def test_a_damaged_map_is_named(folder: Path, tmp_path: Path, here: Engine) -> N
             read_map(path)
     with pytest.raises(UsageError, match="pretok build-vocab --extend writes one"):
         read_map(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_new_entries_take_the_ids_of_those_that_are_hardly_used(
+    folder: Path, tmp_path: Path, here: Engine, shape: str
+) -> None:
+    old = written(tmp_path / "old", tokenizer_like(shape, documents(folder, "en")))
+    weights = {"it": "0.99", "en": "0.01"}
+    made = recipe(folder, pattern=SHAPES[shape], extend=str(old), add=100, replace=True, weights=weights)
+    report = run_build_vocab(made, here, SILENT)
+    before, after = load_vocab(old), load_vocab(made.vocab_dir)
+    assert report.replaced is not None
+    gone = {entry.id for entry in report.replaced}
+    assert (after.size, len(gone)) == (before.size, 100)
+    assert {i: after.tokens[i] for i in range(after.size) if i not in gone} == {
+        i: before.tokens[i] for i in range(before.size) if i not in gone
+    }
+    assert not {before.tokens[i] for i in gone} & {*after.tokens.values()}
+    assert not gone & {*before.added_tokens.values()}
+    assert all(len(before.token_bytes(i)) > 1 for i in gone)
+    assert {part for pair in after.merges for part in pair} <= {*after.tokens.values()}
+    found = read_map(made.vocab_dir / "vocab-map.json")
+    assert {int(i) for i in found.rows} == gone
+    for i, parts in found.rows.items():
+        assert b"".join(map(before.token_bytes, parts)) == after.token_bytes(int(i))
+        assert not gone & {*parts}
+
+    rows = report.compare
+    assert (rows["this"]["it"].tokens or 0) < (rows[str(old)]["it"].tokens or 0)
+    one, other = opened(old), opened(made.vocab_dir)
+    texts = documents(folder, "it") + documents(folder, "en")
+    encoder = Encoder(after.raw.decode(), after.eod_id, after.size)
+    ids, offsets = encoder.ids(pa.array(texts, pa.large_string()))
+    for text, a, b in zip(texts, offsets[:-1], offsets[1:], strict=True):
+        assert ids[a:b].tolist() == other.encode(text, add_special_tokens=False).ids
+    unchanged = 0
+    for word in {word for text in texts for word in text.split(" ")}:
+        was, now = (t.encode(word, add_special_tokens=False).ids for t in (one, other))
+        if not gone & {*was, *now}:
+            unchanged += 1
+            assert was == now
+    assert unchanged

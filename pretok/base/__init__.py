@@ -24,4 +24,5 @@ children.py  the environment of a process of ours that another one starts
 sql.py       DuckDB in a worker's share of memory and disk
 startup.py   what a process of ours does not load
 reaper.py    ends what a local Ray leaves behind
+vocab_map.py from an old vocabulary to one made of it: which rows of a model go where
 """

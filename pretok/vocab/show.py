@@ -86,6 +86,8 @@ def show_report(report: VocabReport, console: Console, languages: Sequence[str],
         for size, of in decision.sizes.items()
     }
     console.detail(_table(f"sizes {what}", "size", sizes))
+    if "extend" in report.config and len(report.sizes) > 1:
+        console.show(_growth(report))
     for made in _tokenizers(report):
         console.show(made) if compared else console.detail(made)
     tokens = report.tokens
@@ -104,6 +106,17 @@ def sources_table(report: VocabReport) -> Table:
         for name, source in report.sources.items()
     }
     return _table(f"vocabulary of {report.vocabulary.size:,} entries", "source", rows)
+
+
+def _growth(report: VocabReport) -> Table:
+    """How many tokens less each source takes than by the old tokenizer, the more entries are added."""
+    (old, was), *larger = sorted((int(size), tokens) for size, tokens in report.sizes.items())
+    rows = {
+        f"{size - old:,}": {name: f"{1 - tokens[name] / max(1, was[name]):.1%}" for name in tokens}
+        | {"bytes/token of the mix": _cell(report.mix.sizes[str(size)])}
+        for size, tokens in larger
+    }
+    return _table("fewer tokens than by the old tokenizer", "entries added", rows)
 
 
 def _tokenizers(report: VocabReport) -> tuple[Table, Table]:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.base.storage import read_json, write_json
-from pretok.tokenizer.vocab_map import FILE_NAME, MapEnd, read_map, write_map
+from pretok.base.vocab_map import FILE_NAME, MapEnd, read_map, write_map
 from tests.train_support import add_tokenizer, filled, tiny_config
 from train.checkpoint.export import exported_tensors, tokenizer_fingerprint, transformers_config
 from train.model.sizes import ModelConfig

@@ -16,14 +16,14 @@ from telling import Told
 from tokenizers import Tokenizer
 from tokenizing import trained_model
 
-from pretok.base.console import SILENT
+from pretok.base.console import SILENT, Table
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.storage import read_json
+from pretok.base.vocab_map import read_map
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.tokenizer_file import to_bytes
-from pretok.tokenizer.vocab_map import read_map
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.job import run_build_vocab
 
@@ -200,6 +200,11 @@ def test_the_report_shows_the_old_one_and_sizes_on_the_way(
     assert theirs is not None
     assert ours is not None
     assert theirs > ours
+    growth = next(made for made in told.shown if isinstance(made, Table) and "than by the old" in made.title)
+    assert [row[:2] for row in growth.rows] == [
+        (added, f"{1 - n / tokens[0]:.1%}")
+        for added, n in zip(("1,000", "2,000", "2,500"), tokens[1:], strict=True)
+    ]
     assert not (made.vocab_dir / ".state").exists()
     assert run_build_vocab(made, here, told) == report
     with pytest.raises(MismatchError, match="size was"):

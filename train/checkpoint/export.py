@@ -26,7 +26,7 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, write_json
 from pretok.base.units import listed
-from pretok.tokenizer.vocab_map import VocabMap
+from pretok.base.vocab_map import VocabMap
 from train.checkpoint.meta import Meta, TokenizerOrigin, read_meta
 from train.checkpoint.restore import Reader, check_sizes, restore
 from train.checkpoint.saved import check_files

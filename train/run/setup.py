@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pretok.base.errors import MismatchError, PretokError, UsageError
 from pretok.base.records import replace
-from pretok.tokenizer.vocab_map import VocabMap, read_map
+from pretok.base.vocab_map import VocabMap, read_map
 from train.checkpoint.export import check_tokenizer, exported_tensors
 from train.checkpoint.meta import Meta, TokenizerOrigin
 from train.checkpoint.restore import load_weights

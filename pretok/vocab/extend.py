@@ -46,6 +46,8 @@ STEPS = 8
 
 def open_old(path: Path, pattern: str, eod: str | None, bos: str | None) -> Vocabulary:
     """The tokenizer to extend. UsageError for one that cannot be, or whose words another pattern cuts."""
+    if not (path / TOKENIZER_FILE if path.is_dir() else path).exists():
+        raise UsageError(f"--extend: {path} is no {TOKENIZER_FILE}, nor a folder that holds one")
     old = load_vocab(path, eod, bos)
     found = _pattern_of(old.data)
     if found is None:

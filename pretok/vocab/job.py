@@ -237,7 +237,8 @@ def train_vocabularies(
     if made[vocab.size].size < vocab.size:
         console.notice(
             f"the counts allow {made[vocab.size].size:,} entries, not the {vocab.size:,} asked for: no two tokens are "
-            "left to merge inside any word; give more text, a smaller --vocab-size or a smaller --min-count"
+            f"left to merge inside any word; give more text, a smaller {'--add' if old else '--vocab-size'} or a "
+            "smaller --min-count"
         )
     return made, tally
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from counting import documents, recipe
@@ -25,7 +26,9 @@ from pretok.kernels.pretokenize import PATTERNS
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.tokenizer_file import to_bytes
 from pretok.tokenizer.vocabulary import load_vocab
+from pretok.vocab.bpe import extend_merges
 from pretok.vocab.job import run_build_vocab
+from pretok.vocab.symbols import BufferWriter
 
 pytestmark = pytest.mark.usefixtures("few_buckets")
 SHAPES = {"gpt2": "gpt2", "llama3": "cl100k", "qwen2": "qwen2"}
@@ -119,6 +122,17 @@ def slow_extension(old: Tokenizer, texts: list[str], add: int) -> list[tuple[byt
             joined[tuple(made)] += count
         words = joined
     return list(dict.fromkeys(merges))
+
+
+def test_pairs_that_spell_an_old_token_and_added_tokens_are_left_alone() -> None:
+    tokens = [b"a", b"b", b"c", b"d", b"ab", b"bc", b"abc", b""]
+    words = [([0, 5], 10), ([3, 0, 5], 3), ([7, 3], 20)]  # a|bc, d|a|bc, and an added token before d
+    writer = BufferWriter()
+    for word, count in words:
+        writer.add_tokens(np.array(word, np.int32), np.array([0, len(word)]), np.array([count]))
+    merges = extend_merges(writer.buffer(), tokens, np.arange(8) == 7, 10)
+    assert merges.first(100) == [(b"d", b"a"), (b"da", b"bc")]
+    assert merges.products.tolist() == [8, 9]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -274,6 +288,12 @@ def test_what_cannot_be_extended_is_named_before_anything_is_written(
     assert not made.out.exists()
 
 
+def test_a_folder_without_a_tokenizer_is_named(folder: Path, tmp_path: Path, here: Engine) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UsageError, match=r"model is no tokenizer\.json, nor a folder that holds one"):
+        run_build_vocab(recipe(folder, extend=str(tmp_path / "model")), here, SILENT)
+
+
 def test_entries_that_no_merge_makes_are_refused(folder: Path, tmp_path: Path, here: Engine) -> None:
     data = tokenizer_like("gpt2", documents(folder, "en"), 300)
     appended(data)
@@ -288,7 +308,7 @@ def test_more_entries_than_the_words_hold_are_told(folder: Path, tmp_path: Path,
     made = recipe(folder, pattern="cl100k", extend=str(old), add=60_000)
     report = run_build_vocab(made, here, told)
     assert report.vocabulary.size < report.vocabulary.asked
-    assert any("entries, not the" in text for text in told.notices)
+    assert any("entries, not the" in text and "a smaller --add" in text for text in told.notices)
 
 
 def test_a_damaged_map_is_named(folder: Path, tmp_path: Path, here: Engine) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,19 @@ import pytest
 from support import needs
 
 torch = needs("torch")
+from safetensors.torch import load_file, save_file
+
 from benchmarks.train_shards import bare_manifest
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, Stopped, UsageError
 from pretok.base.records import replace
-from pretok.base.storage import read_json
+from pretok.base.storage import read_json, write_json
 from pretok.base.tokens import token_dtype
+from pretok.base.vocab_map import MapEnd, write_map
 from pretok.shards.format import ShardWriter
 from pretok.shards.ledger import LedgerWriter, hash_texts, ledger_rows
-from pretok.shards.manifest import shard_entry, write_manifest
+from pretok.shards.manifest import load_manifest, shard_entry, write_manifest
 from pretok.stream.quota import parse_weights
+from tests.train_support import filled
 from train.__main__ import main
 from train.compare import command as tool
 from train.compare import point as compare_point
@@ -49,10 +54,11 @@ from train.compare.text import (
     text_weights,
     write_documents,
 )
-from train.model.sizes import ModelConfig
-from train.model.transformer import Decoder
+from train.model.sizes import ModelConfig, model_config, transformers_config
+from train.model.transformer import Decoder, initial_tensor
 from train.parallel.devices import find_device
 from train.parallel.group import process_group
+from train.steps.evaluate import bits_per_byte
 
 VOCAB, ALIAS = 60, 30
 Documents = Mapping[tuple[str, str], Sequence[str]]
@@ -256,7 +262,7 @@ def test_bits_per_byte_are_of_every_token_of_the_validation_documents(
 
     spec, device = spec_of(works, tmp_path), find_device()
     with process_group(device, 60, tmp_path, lambda _error: None):
-        trainee = compare_point._build(spec, device)
+        trainee = compare_point._build(compare_point.PointJob(spec, "", {}, "", 1), device)
         found = score_stream(trainee, ids)
         expected = 0.0
         for start in range(0, len(ids) - 1, 16):
@@ -347,6 +353,72 @@ def test_a_worse_vocabulary_loses_and_what_is_done_stays(
     assert not done
 
 
+@pytest.fixture
+def begun(works: dict[str, Path], tmp_path: Path) -> list[str]:
+    """A model of the plain vocabulary, and a map to that of the pairs: the flags."""
+    before, after = (load_manifest(works[name] / "shards").tokenizer for name in ("plain", "pairs"))
+    sizes = replace(model_config(tiny(tmp_path)), vocab_size=VOCAB)
+    model = tmp_path / "model"
+    model.mkdir()
+    weights = {
+        name if name.startswith("lm_head") else f"model.{name}": value[:VOCAB].clone()
+        if "embed" in name
+        else value
+        for name, value in filled(sizes, partial(initial_tensor, sizes, 7)).state_dict().items()
+    }
+    save_file(weights, model / "model.safetensors")
+    write_json(model / "config.json", transformers_config(sizes, 0))
+    ends = MapEnd(VOCAB, before.fingerprint), MapEnd(VOCAB, after.fingerprint)
+    write_map(tmp_path / "map.json", *ends, {28: (17, 21)})
+    return ["--init-from", str(model), "--vocab-map", f"pairs={tmp_path / 'map.json'}"]
+
+
+def test_arms_begin_with_one_model(
+    works: dict[str, Path],
+    begun: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    done = in_this_process(monkeypatch)
+    two = {name: works[name] for name in ("plain", "pairs")}
+    main(["compare", *flags(two, tmp_path, "--compute", "0,1e8", "--seeds", "2", *begun)])
+    assert done == ["plain-0-0", "pairs-0-0", *(f"{a}-1e+08-{seed}" for seed in (0, 1) for a in two)]
+    assert "0 FLOPs is that model before its first step" in capsys.readouterr().out
+    assert (tmp_path / "out/compare.svg").read_text().count("<circle") == 6
+    points = {(p.spec.arm, p.spec.compute): p for p in read_points(tmp_path / "out/points.parquet")}
+    start = points["plain", 0.0]
+    assert (start.spec.steps, start.loss, start.spec.text_bytes) == (0, None, 0)
+    spec, device = start.spec, find_device()
+    arm = open_arm("plain", works["plain"])
+    write_documents(arm, choose_validation(arm, "it", 10**6), tmp_path / "val")
+    job = compare_point.PointJob(spec, "", {}, "", 1, begun[1])
+    with process_group(device, 60, tmp_path, lambda _error: None):
+        trainee = compare_point._build(job, device)
+        nats = score_stream(trainee, np.fromfile(tmp_path / "val", spec.dtype))
+        model = trainee.model.state_dict()["embed_tokens.weight"].full_tensor()
+    assert bits_per_byte(nats, spec.val_bytes["it"]) == pytest.approx(start.bits["it"])
+    stored = load_file(tmp_path / "model" / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(model[:VOCAB], stored)
+
+    done.clear()
+    with pytest.raises(SystemExit, match="2"):  # another beginning, the same folder
+        main(["compare", *flags(two, tmp_path, "--compute", "1e8", "--seeds", "1")])
+    assert "beginning" in capsys.readouterr().err
+    assert not done
+
+
+def test_a_map_of_another_pair_is_named(
+    works: dict[str, Path], begun: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = {name: works[name] for name in ("plain", "pairs")}
+    write_map(tmp_path / "map.json", MapEnd(VOCAB, "a"), MapEnd(VOCAB, "b"), {28: (17, 21)})
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", *flags(two, tmp_path, "--compute", "1e8", *begun)])
+    assert "leads to another vocabulary" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_fresh_processes_give_the_same_points(works: dict[str, Path], tmp_path: Path) -> None:
     two = {name: works[name] for name in ("plain", "pairs")}
     arguments = flags(two, tmp_path, "--compute", "1e8", "--seeds", "1", "--jobs", "2")
@@ -416,6 +488,9 @@ def test_a_loss_that_is_no_number_ends_the_run(
         (["--compute", "2e8", "--weights", "it=0.5,fr=0.5"], "no source fr"),
         (["--compute", "2e8", "--arm", "plain=x"], "NAME=WORK, each name once"),
         (["--compute", "2e8", "--seeds", "0"], "must be at least 1"),
+        (["--compute", "0"], "above 0 (or 0 with --init-from)"),
+        (["--compute", "2e8", "--vocab-map", "pairs=x"], "--vocab-map needs --init-from"),
+        (["--compute", "2e8", "--init-from", "nowhere"], "nowhere is no folder of transformers"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(

@@ -83,7 +83,7 @@ def test_a_run_begins_with_it(shards: Path, tmp_path: Path) -> None:
         settings = {"init_from": str(tmp_path / "model"), "steps": 1, **more}
         loop.train(tiny_config(tmp_path / "shards", tmp_path, **settings))
 
-    with pytest.raises(MismatchError, match=r"with --vocab .*, or name the --vocab-map that leads from it"):
+    with pytest.raises(MismatchError, match=r"with --vocab .*, or name the --vocab-map made of it"):
         train()
     with pytest.raises(UsageError, match="--vocab-map needs --init-from"):
         train(init_from=None, vocab_map=map_to(tmp_path / FILE_NAME))

@@ -26,7 +26,7 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, write_json
 from pretok.base.units import listed
-from pretok.base.vocab_map import VocabMap
+from pretok.base.vocab_map import VocabMap, read_map
 from train.checkpoint.meta import Meta, TokenizerOrigin, read_meta
 from train.checkpoint.restore import Reader, check_sizes, restore
 from train.checkpoint.saved import check_files
@@ -206,10 +206,21 @@ def _tensor_places(folder: Path, wanted: set[str], *, tied: bool) -> dict[str, s
 
 
 def check_tokenizer(
-    folder: Path, expected: TokenizerOrigin, report: Callable[[str], None], otherwise: str
+    folder: Path, expected: TokenizerOrigin, report: Callable[[str], None], map_path: Path | None = None
 ) -> None:
-    """MismatchError when a model's own tokenizer is another than that of the shards, with what to do otherwise."""
-    path = folder / TOKENIZER_FILE
+    """MismatchError when a model's own tokenizer is another than that of the shards, or than the one from which the map
+    in a file leads to it."""
+    path, fix = folder / TOKENIZER_FILE, f"tokenize with --vocab {folder}, or name the --vocab-map made of it"
+    if map_path is not None:
+        ends = read_map(map_path)
+        if ends.new.fingerprint != expected.fingerprint:
+            raise MismatchError(
+                f"{map_path} leads to another vocabulary (fingerprint {ends.new.fingerprint}) than that of "
+                f"{expected.shards} ({expected.fingerprint}); name the map beside the tokenizer that the shards were "
+                "made with"
+            )
+        expected = TokenizerOrigin(ends.old.fingerprint, f"the model that {map_path} begins with")
+        fix = f"name the model whose tokenizer was extended, or the map made of that of {folder}"
     if not path.is_file():
         report(
             f"{folder} has no {TOKENIZER_FILE}: whether the ids of {expected.shards} are its own is not known"
@@ -217,7 +228,7 @@ def check_tokenizer(
     elif (found := tokenizer_fingerprint(read_json(path))) != expected.fingerprint:
         raise MismatchError(
             f"{path} is another tokenizer than that of {expected.shards}: the same ids mean other words (fingerprint "
-            f"{found}, not {expected.fingerprint}); {otherwise}"
+            f"{found}, not {expected.fingerprint}); {fix}"
         )
 
 

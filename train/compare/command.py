@@ -29,9 +29,11 @@ from pretok.base.errors import MismatchError, PretokError, Stopped, UsageError
 from pretok.base.lock import hold
 from pretok.base.records import read_record, replace, to_json
 from pretok.base.stop import StopFlag
-from pretok.base.storage import read_json, write_json
+from pretok.base.storage import checksum, fingerprint, read_json, write_json
 from pretok.base.units import human, human_bytes
 from pretok.stream.quota import parse_weights
+from train.checkpoint.export import check_tokenizer
+from train.checkpoint.meta import TokenizerOrigin
 from train.compare.point import Point, PointJob, PointSpec
 from train.compare.report import draw_points, report_points, write_points
 from train.compare.text import (
@@ -46,7 +48,7 @@ from train.compare.text import (
     write_documents,
 )
 from train.config import TrainConfig, from_mapping, whole_number
-from train.model.sizes import model_config
+from train.model.sizes import CONFIG, model_config
 from train.parallel.layout import solve_batch
 
 SETTINGS = (
@@ -68,6 +70,8 @@ class Asked:
 
     arms: dict[str, Path]
     model: str
+    init_from: Path | None
+    maps: dict[str, Path]
     config: TrainConfig
     compute: tuple[float, ...]
     seeds: range
@@ -78,27 +82,29 @@ class Asked:
     threads: int
 
 
-def _named(texts: Sequence[str]) -> dict[str, Path]:
-    arms: dict[str, Path] = {}
+def _named(option: str, what: str, texts: Sequence[str]) -> dict[str, Path]:
+    named: dict[str, Path] = {}
     for text in texts:
-        name, _, work = text.partition("=")
-        if not work or not name.replace("-", "").replace("_", "").isalnum() or name in arms:
+        name, _, path = text.partition("=")
+        if not path or not name.replace("-", "").replace("_", "").isalnum() or name in named:
             raise UsageError(
-                f"--arm {text}: it must be NAME=WORK, each name once, of letters, digits, - and _"
+                f"{option} {text}: it must be NAME={what}, each name once, of letters, digits, - and _"
             )
-        arms[name] = Path(work)
-    if len(arms) < 2:
-        raise UsageError("--arm is needed twice at least; the first is what the others are compared with")
-    return arms
+        named[name] = Path(path)
+    return named
 
 
-def _amounts(text: str) -> tuple[float, ...]:
+def _amounts(text: str, init_from: Path | None) -> tuple[float, ...]:
+    """Of 0 FLOPs there is something to be said where a model has learned before."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if not found or not all(0 < value < math.inf for value in found) or len(set(found)) < len(found):
-        raise UsageError(f"--compute {text}: it must be numbers above 0, each once, with commas")
+    enough = all(0 < value < math.inf or (value == 0 and init_from is not None) for value in found)
+    if not found or not enough or len(set(found)) < len(found):
+        raise UsageError(
+            f"--compute {text}: it must be numbers above 0 (or 0 with --init-from), each once, with commas"
+        )
     return tuple(found)
 
 
@@ -120,11 +126,25 @@ def parse_asked(arguments: Sequence[str]) -> Asked:
     flags = {name: value for name, value in flags.items() if value is not None}
     if min(space.seeds, space.jobs, space.val_bytes) < 1:
         raise UsageError("--seeds, --jobs and --val-bytes must be at least 1")
+    arms = _named("--arm", "WORK", space.arm or ())
+    if len(arms) < 2:
+        raise UsageError("--arm is needed twice at least; the first is what the others are compared with")
+    maps = _named("--vocab-map", "MAP", space.vocab_map or ())
+    if maps and space.init_from is None:
+        raise UsageError("--vocab-map needs --init-from")
+    if unknown := maps.keys() - arms.keys():
+        raise UsageError(f"--vocab-map: there is no arm {min(unknown)}")
+    if space.init_from is not None and not (space.init_from / CONFIG).is_file():
+        raise UsageError(
+            f"--init-from: {space.init_from} is no folder of transformers; train export writes one of a checkpoint"
+        )
     return Asked(
-        arms=_named(space.arm or ()),
-        model=space.model,
+        arms=arms,
+        model=space.model or str(space.init_from or "3m"),
+        init_from=space.init_from,
+        maps=maps,
         config=from_mapping(DEFAULTS | values | flags, "command line"),
-        compute=_amounts(space.compute),
+        compute=_amounts(space.compute, space.init_from),
         seeds=range(space.first_seed, space.first_seed + space.seeds),
         weights=parse_weights(space.weights),
         val_bytes=space.val_bytes,
@@ -148,8 +168,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--arm", action="append", metavar="NAME=WORK", help="a vocabulary; the first is the baseline"
     )
-    parser.add_argument("--model", default="3m", help="debug, 3m, 10m or a TOML file of sizes (default: 3m)")
-    parser.add_argument("--compute", required=True, help="FLOPs of a run, such as 1e13,3e13")
+    parser.add_argument(
+        "--model", help="debug, 3m, 10m or a TOML file of sizes (default: that of --init-from, else 3m)"
+    )
+    parser.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="MODEL",
+        help="start all arms from the weights of a transformers folder",
+    )
+    parser.add_argument(
+        "--vocab-map",
+        action="append",
+        metavar="NAME=MAP",
+        help="the arm's vocabulary is the model's, extended: the map beside it",
+    )
+    parser.add_argument(
+        "--compute",
+        required=True,
+        help="FLOPs of a run, such as 1e13,3e13; 0 is the model of --init-from as it is",
+    )
     parser.add_argument(
         "--seeds", type=number, default=3, help="of weights and order of documents (default: 3)"
     )
@@ -179,6 +217,10 @@ def compare(asked: Asked) -> list[Point]:
     """
     arms = [open_arm(name, work) for name, work in asked.arms.items()]
     check_same(arms)
+    if asked.init_from is not None:
+        for arm in arms:
+            origin = TokenizerOrigin(arm.manifest.tokenizer.fingerprint, f"arm {arm.name}")
+            check_tokenizer(asked.init_from, origin, print, asked.maps.get(arm.name))
     with hold(asked.out, "compare"), StopFlag() as stop:
         points, jobs = _plan(asked, arms)
         runs = len(points) + len(jobs)
@@ -201,21 +243,34 @@ def _plan(asked: Asked, arms: Sequence[Arm]) -> tuple[list[Point], list[PointJob
     val_bytes = {source: int(read_along(arms[0], chosen).sizes[-1]) for source, chosen in validation.items()}
     val_documents = {source: len(chosen.document) for source, chosen in validation.items()}
     held = {"weights": weights, "val_bytes": val_bytes, "val_documents": val_documents}
+    begins = {arm.name: _beginning(asked, arm.name) for arm in arms}
     folder = (asked.out / "text").absolute()
     orders = {seed: order_documents(arms[0], weights, seed) for seed in asked.seeds}
     for compute in sorted(asked.compute):
-        for seed, ordered in orders.items():
+        for seed, ordered in orders.items() if compute else [*orders.items()][:1]:
             for arm in arms:
-                spec = _specify(asked, arm, compute, seed, ordered, held)
+                spec = _specify(asked, arm, compute, seed, ordered, held | {"beginning": begins[arm.name]})
                 out = asked.out.absolute() / "points" / f"{arm.name}-{compute:g}-{seed}.json"
                 if out.exists():
                     done.append(_checked(out, spec))
                     continue
                 text = str(folder / f"{arm.name}-{seed}.bin")
                 files = {source: str(folder / f"{arm.name}-val-{source}.bin") for source in weights}
-                jobs.append(PointJob(spec, text, files, str(out), asked.threads))
+                start = str(asked.init_from) if asked.init_from else None
+                vocab_map = str(asked.maps[arm.name]) if arm.name in asked.maps else None
+                jobs.append(PointJob(spec, text, files, str(out), asked.threads, start, vocab_map))
     _write_files(arms, jobs, orders, validation)
     return done, jobs
+
+
+def _beginning(asked: Asked, arm: str) -> str | None:
+    """Fingerprint of the model that an arm begins with and of its map, None where it begins with random weights."""
+    if asked.init_from is None:
+        return None
+    files = [asked.init_from / CONFIG, *sorted(asked.init_from.glob("*.safetensors"))]
+    if arm in asked.maps:
+        files.append(asked.maps[arm])
+    return fingerprint([checksum(path) for path in files])
 
 
 def _specify(
@@ -226,13 +281,18 @@ def _specify(
     sizes = model_config(asked.model)
     seq_len = config.seq_len or sizes.seq_len
     theta = sizes.rope_theta if config.rope_theta is None else config.rope_theta
+    rows = 0 if asked.init_from is None or arm.name in asked.maps else sizes.rows
     sizes = replace(
-        sizes, rows=0, vocab_size=manifest.tokenizer.vocab_size, seq_len=seq_len, rope_theta=float(theta)
+        sizes,
+        rows=rows,
+        vocab_size=manifest.tokenizer.vocab_size,
+        seq_len=seq_len,
+        rope_theta=float(theta),
     )
     batch = solve_batch(1, config.global_batch, config.micro_batch, config.accumulation)
     step_flops = batch.global_batch * seq_len * sizes.flops_per_token(seq_len)
     steps = int(compute // step_flops)
-    if steps < LEAST_STEPS:
+    if compute and steps < LEAST_STEPS:
         raise UsageError(
             f"--compute {compute:g} is {steps} steps of arm {arm.name}, a step being {step_flops:.2e} FLOPs; at least "
             f"{LEAST_STEPS} are needed: ask for more, or lower --global-batch or --seq-len"
@@ -285,7 +345,9 @@ def _checked(path: Path, spec: PointSpec) -> Point:
     point = _read_point(path)
     if point.spec != spec:
         old, new = to_json(point.spec), to_json(spec)
-        different = [f"{key} {old.get(key)} -> {new.get(key)}" for key in new if old.get(key) != new.get(key)]
+        different = [
+            f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new if old.get(key) != new.get(key)
+        ]
         raise MismatchError(f"{path} is of another comparison ({'; '.join(different)}); choose another --out")
     return point
 

@@ -28,6 +28,8 @@ from torch import Tensor
 from pretok.base.errors import PretokError
 from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import read_json, write_json
+from pretok.base.vocab_map import read_map
+from train.checkpoint.export import exported_tensors
 from train.config import TrainConfig
 from train.model.loss import IGNORE
 from train.model.sizes import ModelConfig
@@ -46,11 +48,12 @@ LAST = 20
 """Steps whose mean loss is reported as the loss of training."""
 
 
-class PointSpec(Record, frozen=True):
+class PointSpec(Record, frozen=True, omit_defaults=True):
     """What a run is, apart from where its files lie.
 
     compute: FLOPs asked for; steps: the whole steps these pay for; shards: fingerprint of the arm's; text_bytes: of
-    text that these steps read; weights: of the sources in it; settings: of TrainConfig that are not the defaults.
+    text that these steps read; weights: of the sources in it; settings: of TrainConfig that are not the defaults;
+    beginning: fingerprint of the model and the map that the weights come from, None for random ones.
     """
 
     arm: str
@@ -67,6 +70,7 @@ class PointSpec(Record, frozen=True):
     weights: dict[str, float]
     val_bytes: dict[str, Count]
     val_documents: dict[str, Count]
+    beginning: str | None = None
 
     @property
     def batch(self) -> Batch:
@@ -78,7 +82,7 @@ class PointSpec(Record, frozen=True):
     def config(self) -> TrainConfig:
         """The trainer's settings."""
         settings: dict[str, Any] = self.settings
-        return replace(TrainConfig(**settings), seed=self.seed, steps=self.steps)
+        return replace(TrainConfig(**settings), seed=self.seed, steps=self.steps or None)
 
     @property
     def tokens(self) -> int:
@@ -92,24 +96,28 @@ class PointSpec(Record, frozen=True):
 
 
 class PointJob(Record, frozen=True):
-    """A run to be done: text and validation (by source) are files of token ids, out is where the Point goes."""
+    """A run to be done: text and validation (by source) are files of token ids, out is where the Point goes, init_from
+    a folder of transformers and vocab_map the way from its vocabulary to that of the text."""
 
     spec: PointSpec
     text: str
     validation: dict[str, str]
     out: str
     threads: Count
+    init_from: str | None = None
+    vocab_map: str | None = None
 
 
 class Point(Record, frozen=True):
     """A run that was done. bits: per byte, by source; frequency_bits: the same for a model that knows of the text read
-    how often each token occurs, and no more; loss: nats per token in training, mean of the last steps."""
+    how often each token occurs, and no more; loss: nats per token in training, mean of the last steps, None without
+    any."""
 
     spec: PointSpec
     bits: dict[str, float]
     frequency_bits: dict[str, float]
     val_tokens: dict[str, Count]
-    loss: float
+    loss: float | None
     skipped: Count
     seconds: float
     device: str
@@ -138,7 +146,7 @@ def run_point(job: PointJob) -> Point:
         deterministic(config.deterministic),
         process_group(device, TIMEOUT, Path(scratch), explain),
     ):
-        trainee = _build(spec, device)
+        trainee = _build(job, device)
         text = np.memmap(job.text, spec.dtype, "r")
         loss, skipped = _learn(trainee, spec, text)
         frequencies = np.bincount(text[1 : spec.tokens + 1], minlength=spec.sizes.vocab_size)
@@ -160,20 +168,25 @@ def frequency_nats(frequencies: npt.NDArray[np.integer[Any]], tokens: npt.NDArra
     return float(-np.log(counts / counts.sum())[tokens].sum())
 
 
-def _build(spec: PointSpec, device: Device) -> Trainee:
-    """The model with weights that depend on the seed alone, and its optimizer, on one device."""
-    config = spec.config
+def _build(job: PointJob, device: Device) -> Trainee:
+    """The model with weights that depend on the seed alone, or those of a folder, and its optimizer, on one device."""
+    spec, config = job.spec, job.spec.config
     mesh = build_mesh(device, Layout(1, 1, 1), TIMEOUT)
     with torch.device("meta"):
         model = Decoder(spec.sizes, loss_chunk=config.loss_chunk, z_loss=config.z_loss)
     parallelize(model, mesh, config, device)
-    initial = partial(initial_tensor, spec.sizes, spec.seed, truncated=config.init == "truncated")
-    materialize(model, device.device, initial)
+    if job.init_from is None:
+        initial = partial(initial_tensor, spec.sizes, spec.seed, truncated=config.init == "truncated")
+        materialize(model, device.device, initial)
+    else:
+        vocab_map = read_map(Path(job.vocab_map)) if job.vocab_map else None
+        stored = exported_tensors(Path(job.init_from), spec.sizes, print, vocab_map)
+        materialize(model, device.device, stored, pieces=True)
     data = spec.eod_id, spec.sizes.seq_len
     return Trainee.fresh(model, mesh, spec.batch, config, device.device, *data)
 
 
-def _learn(trainee: Trainee, spec: PointSpec, tokens: npt.NDArray[Any]) -> tuple[float, int]:
+def _learn(trainee: Trainee, spec: PointSpec, tokens: npt.NDArray[Any]) -> tuple[float | None, int]:
     """All steps; the mean loss of the last ones and how many steps were skipped."""
     batches = micro_batches(tokens, spec, trainee.device)
     losses: list[float] = []
@@ -191,7 +204,7 @@ def _learn(trainee: Trainee, spec: PointSpec, tokens: npt.NDArray[Any]) -> tuple
                 raise PretokError(
                     f"the loss is {numbers.loss} at step {numbers.step} of {spec.steps}; lower --lr"
                 )
-    return float(np.mean(losses[-LAST:])), skipped
+    return float(np.mean(losses[-LAST:])) if losses else None, skipped
 
 
 def micro_batches(

@@ -45,6 +45,9 @@ vocabulary that loses here has no claim of quality until larger runs give it one
 wins in a large model. Small models pay a larger share of their compute for the output matrix and see each entry few
 times; published gains of a few percent at small sizes shrank or turned around at larger ones. Runs at several amounts
 of compute show in which direction a difference moves."""
+BEGUN = """\
+All arms begin with the weights of one model; 0 FLOPs is that model before its first step. Seeds change the order of the
+text alone."""
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 320, 56, 150, 14, 40
 COLOURS = ("#1565c0", "#c62828", "#2e7d32", "#6a1b9a", "#ef6c00", "#00838f", "#4e342e", "#37474f")
 
@@ -136,7 +139,7 @@ def _read_off(points: Sequence[Point], text_bytes: float) -> float | None:
     """Bits of an arm at an amount of text between two of its runs; None where there are none."""
     for low, high in pairwise(sorted(points, key=lambda point: point.spec.text_bytes)):
         first, last = low.spec.text_bytes, high.spec.text_bytes
-        if first <= text_bytes <= last and first < last:
+        if 0 < first <= text_bytes <= last and first < last:
             part = math.log(text_bytes / first) / math.log(last / first)
             return low.mixed + part * (high.mixed - low.mixed)
     return None
@@ -212,6 +215,8 @@ def report_points(points: Sequence[Point]) -> str:
     lines += [_row(difference) for difference in equal_text_differences(points, baseline)] or [
         f"  no arm has runs that read less and more text than {baseline}: add an amount of compute"
     ]
+    if points[0].spec.beginning is not None:
+        lines += ["", BEGUN]
     return "\n".join([*lines, "", LIMITS])
 
 
@@ -227,11 +232,13 @@ def _row(difference: Difference) -> str:
 def draw_points(points: Sequence[Point], path: Path) -> None:
     """SVG: bits per byte over all sources by compute; a dot a run, a line through the means of each arm."""
     amounts = sorted({point.spec.compute for point in points})
+    lowest = next((amount for amount in amounts if amount), 1.0) / 3  # 0 FLOPs have a place as well
+    first, last = (math.log(max(amount, lowest)) for amount in (amounts[0], amounts[-1]))
     values = [point.mixed for point in points]
     low, high = min(values), max(values)
 
     def at(compute: float, bits: float) -> tuple[float, float]:
-        along = math.log(compute / amounts[0]) / math.log(amounts[-1] / amounts[0]) if amounts[1:] else 0.5
+        along = (math.log(max(compute, lowest)) - first) / (last - first) if amounts[1:] else 0.5
         up = (bits - low) / (high - low) if high > low else 0.5
         x, y = LEFT + 16 + along * (WIDTH - LEFT - RIGHT - 32), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
         return round(x, 1), round(y, 1)

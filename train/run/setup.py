@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from pretok.base.errors import MismatchError, PretokError, UsageError
+from pretok.base.errors import PretokError, UsageError
 from pretok.base.records import replace
-from pretok.base.vocab_map import VocabMap, read_map
+from pretok.base.vocab_map import read_map
 from train.checkpoint.export import check_tokenizer, exported_tensors
 from train.checkpoint.meta import Meta, TokenizerOrigin
 from train.checkpoint.restore import load_weights
@@ -103,9 +103,10 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
             raise UsageError(
                 f"--init-moments: {source} is an exported model and has none; name a checkpoint of its run"
             )
-        vocab_map = _vocab_map(config.vocab_map, phase.tokenizer()) if config.vocab_map else None
-        if problem := first_problem(_other_tokenizer(config, vocab_map, phase.tokenizer(), report)):
+        map_path = Path(config.vocab_map) if config.vocab_map else None
+        if problem := first_problem(_other_tokenizer(source, phase.tokenizer(), report, map_path)):
             raise problem
+        vocab_map = read_map(map_path) if map_path else None
         materialize(model, place, exported_tensors(source, plan.model, report, vocab_map), pieces=True)
     elif source is not None and config.vocab_map:
         raise UsageError(
@@ -122,32 +123,13 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     return trainee
 
 
-def _vocab_map(path: str, shards: TokenizerOrigin) -> VocabMap:
-    """The map in a file. MismatchError where its new vocabulary is not that of the shards."""
-    found = read_map(Path(path))
-    if found.new.fingerprint != shards.fingerprint:
-        raise MismatchError(
-            f"{path} leads to another vocabulary (fingerprint {found.new.fingerprint}) than that of {shards.shards} "
-            f"({shards.fingerprint}); name the map beside the tokenizer that the shards were made with"
-        )
-    return found
-
-
 def _other_tokenizer(
-    config: TrainConfig,
-    vocab_map: VocabMap | None,
-    expected: TokenizerOrigin,
-    report: Callable[[str], None],
+    source: Path, expected: TokenizerOrigin, report: Callable[[str], None], map_path: Path | None
 ) -> PretokError | None:
     """What is wrong with the tokenizer of an exported model, by rank 0, which alone reads it."""
-    source = Path(str(config.init_from))
-    otherwise = f"tokenize with --vocab {source}, or name the --vocab-map that leads from it"
-    if vocab_map is not None:
-        expected = TokenizerOrigin(vocab_map.old.fingerprint, f"the model {config.vocab_map} begins with")
-        otherwise = f"name the model whose tokenizer was extended, or the map made from {source}"
     try:
         if dist.get_rank() == 0:
-            check_tokenizer(source, expected, report, otherwise)
+            check_tokenizer(source, expected, report, map_path)
     except PretokError as error:
         return error
     return None

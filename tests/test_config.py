@@ -121,6 +121,7 @@ def test_the_page_of_all_keys_is_that_of_the_settings():
 
 
 NEEDS = {"eod": {"path": "x"}, "bos": {"path": "x"}, "reject_contaminated": {"against": "x"}}
+NEEDS |= {name: {"extend": "x"} for name in ("add", "replace")}
 
 
 @pytest.mark.parametrize("heading", TABLES)
@@ -161,7 +162,7 @@ def test_init_prints_a_recipe_that_is_the_defaults(capsys):
     plain = make_recipe({"out": "work", "sources": parse_inputs(["it=a/*.jsonl", "en=b"])}, "x")
     assert make_recipe(tomllib.loads(printed), "x") == plain
     on = re.sub(
-        r"^# (\[(?:mix|train|slurm.*)\]|(?!eod|bos|path|extend|reject|against|special)[a-z_0-9]+ =)",
+        r"^# (\[(?:mix|train|slurm.*)\]|(?!eod|bos|path|extend|add|reject|against|special)[a-z_0-9]+ =)",
         r"\1",
         printed,
         flags=re.M,

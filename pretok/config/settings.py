@@ -212,8 +212,8 @@ class Vocab(Part):
     extend: ExpandedPath | None = None
     """An existing tokenizer.json of a byte-level BPE, or its folder, that training goes on from; every id it has
     keeps its meaning. | "llama3/tokenizer.json" | adapt-a-model.md"""
-    add: Annotated[Count, Field(gt=0)] = 8_000
-    """Entries that `extend` adds. | "4k" | adapt-a-model.md"""
+    add: Annotated[Count, Field(gt=0)] | None = None
+    """Entries that `extend` adds; without it 8,000. | "4k" | adapt-a-model.md"""
     replace: bool = False
     """Let the entries that `extend` adds take the ids of those that the planned mix uses least. | true |
     adapt-a-model.md"""
@@ -251,6 +251,18 @@ class Vocab(Part):
     """Languages whose letters the report looks at one by one. | ["it", "de"] | vocabulary.md"""
 
     @model_validator(mode="after")
+    def _extends(self) -> Self:
+        idle = ("add", "replace") if self.extend is None else ("size", "special_tokens")
+        fields = type(self).model_fields
+        if given := [name for name in idle if getattr(self, name) != fields[name].default]:
+            raise ValueError(
+                f"{given[0]} is for extend, which names the tokenizer to go on from"
+                if self.extend is None
+                else f"{given[0]} is of a new vocabulary; how many entries extend adds is add"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _names_its_tokens(self) -> Self:
         there = self.path or self.extend
         ends = self.eod if there else (*self.special_tokens, None)[0]
@@ -267,6 +279,11 @@ class Vocab(Part):
                 "name the tokenizer that has it: path, or --vocab"
             )
         return self
+
+    @property
+    def added(self) -> int:
+        """Entries that `extend` adds."""
+        return self.add or 8_000
 
     @property
     def other_sizes(self) -> list[int]:

@@ -71,7 +71,7 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> F
         encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path), vocab.bos_id)
         vocab_size = recipe.vocab.size if trained else vocab.size  # a sample may allow fewer entries
         if trained and recipe.vocab.extend is not None:
-            vocab_size = vocab.size + (0 if recipe.vocab.replace else recipe.vocab.add)
+            vocab_size = vocab.size + (0 if recipe.vocab.replace else recipe.vocab.added)
         itemsize = token_dtype(vocab_size).itemsize
         sources = {}
         for name, source in recipe.sources.items():

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from pretok.base.console import Console
-from pretok.base.errors import UsageError
+from pretok.base.errors import PretokError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
 from pretok.base.memory import free_memory
@@ -73,16 +73,17 @@ def run_build_vocab(
     counts: train from these and read no text. Raises UsageError, MismatchError, FolderInUse, PartitionsFailed, Stopped.
     """
     check_settings(recipe.vocab, counted=counts is not None)
-    old, vocab = None, recipe.vocab
+    old, model, vocab = None, None, recipe.vocab
     if vocab.extend is not None:
         old = open_old(vocab.extend, vocab.pattern, vocab.eod, vocab.bos)
-        size = old.size + (0 if vocab.replace else vocab.add)
+        model = _model_of(old, console)
+        size = old.size + (0 if vocab.replace else vocab.added)
         recipe = recipe.model_copy(update={"vocab": vocab.model_copy(update={"size": size})})
         compare = [vocab.extend, *compare]
     folder = recipe.vocab_dir
     finished = (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists()
     with nullcontext() if finished else hold(folder, "build-vocab"):  # what is finished is only read
-        return _build_vocab(recipe, engine, console, compare, counts, old)
+        return _build_vocab(recipe, engine, console, compare, counts, old, model)
 
 
 def _build_vocab(
@@ -92,8 +93,9 @@ def _build_vocab(
     compare: Sequence[Path],
     counts: CorpusCounts | None,
     old: Vocabulary | None,
+    model: Any,
 ) -> VocabReport:
-    """old: the tokenizer to extend, None to begin with bytes."""
+    """old: the tokenizer to extend, None to begin with bytes; model: as of Made."""
     if counts is not None:
         check_mix(recipe, counts.sources)
     folder = recipe.vocab_dir
@@ -125,7 +127,7 @@ def _build_vocab(
         paths = {THIS: folder, **{str(path): path for path in compare}}
         rows = {name: measure_tokenizer(path, counts, console) for name, path in paths.items()}
     report = make_report(
-        Made(recipe, counts, tally, made, measure, main, superwords, paths, rows, config, tuple(gone))
+        Made(recipe, counts, tally, made, measure, main, superwords, paths, rows, config, tuple(gone), model)
     )
     write_json(folder / REPORT_FILE, to_json(report))
     shutil.rmtree(folder / STATE, ignore_errors=True)
@@ -133,6 +135,26 @@ def _build_vocab(
     if superwords:
         _superwords().show_superwords(superwords, console)
     return report
+
+
+def _model_of(old: Vocabulary, console: Console) -> Any:
+    """Sizes of the model in the folder of the tokenizer, None where it has none that train computes. UsageError where
+    its matrices do not fit the tokenizer."""
+    path = old.path.with_name("config.json")
+    if not path.is_file():
+        return None
+    config = read_json(path)
+    rows = config.get("vocab_size") if isinstance(config, dict) else None
+    if isinstance(rows, int) and rows < old.size:
+        raise UsageError(
+            f"{path} is of a model with {rows:,} rows, fewer than the {old.size:,} entries of {old.path}: they are not "
+            "of one model"
+        )
+    try:
+        return import_module("train.model.sizes").read_config(path)  # by name, as it is of the trainer
+    except PretokError as error:
+        console.notice(f"the report does not say what rows cost: {error}")
+        return None
 
 
 def _superwords() -> Any:
@@ -196,7 +218,7 @@ def _config(
         "weights": {name: str(weight) for name, weight in sorted(vocab.weights.items())},
         "compare": [str(path) for path in compare],
         "sizes": vocab.other_sizes,
-        **({"extend": old.fingerprint, "add": vocab.add, "replace": vocab.replace} if old else {}),
+        **({"extend": old.fingerprint, "add": vocab.added, "replace": vocab.replace} if old else {}),
     }
 
 
@@ -219,10 +241,10 @@ def train_vocabularies(
     buffer, tally = _lay_out(counts, vocab, None if old is None else without(old, gone))
     made = {}
     if old is not None and gone:
-        merges = extend_merges(buffer, *tokens_of(old), vocab.add)
-        made[vocab.size] = write_extended(folder, old, merges, old.size + vocab.add, gone)
+        merges = extend_merges(buffer, *tokens_of(old), vocab.added)
+        made[vocab.size] = write_extended(folder, old, merges, old.size + vocab.added, gone)
     elif old is not None:
-        merges = extend_merges(buffer, *tokens_of(old), vocab.add)
+        merges = extend_merges(buffer, *tokens_of(old), vocab.added)
         made[vocab.size] = write_extended(folder, old, merges, vocab.size)
         made[old.size], *steps = old, *steps_of(old.size, made[vocab.size].size)
         for size in steps:
@@ -279,8 +301,8 @@ def _least_used(recipe: Recipe, old: Vocabulary, counts: CorpusCounts, step: Ste
     measure = _measure({old.size: old}, counts, step)
     counted = dict(zip(counts.sources, measure.tokens[:, 0, 0].tolist(), strict=True))
     planned = plan_text(recipe, Fraction(counts.config.sample), counts.sizes, counted)[1] @ measure.uses[0]
-    gone = least_used(old, planned, recipe.vocab.add)
-    if len(gone) < recipe.vocab.add:
+    gone = least_used(old, planned, recipe.vocab.added)
+    if len(gone) < recipe.vocab.added:
         raise UsageError(f"{old.path} has {len(gone):,} entries that can be replaced; give --add {len(gone)}")
     return [
         RareEntry(i, old.token_bytes(i).decode(errors="replace"), int(planned[i]), step=False) for i in gone

@@ -215,9 +215,20 @@ class Decision(Record, frozen=True):
     tokenizers: dict[str, OtherTokenizer]
 
 
+class RowCosts(Record, frozen=True):
+    """What a vocabulary costs the model that it extends. parameters: of the rows that were added, in both matrices;
+    output_share: of the output matrix in the FLOPs of a token; compute: FLOPs for a byte of the mix, 1 being those by
+    the old vocabulary."""
+
+    parameters: Count
+    output_share: float
+    compute: float
+
+
 class VocabReport(Record, frozen=True, omit_defaults=True):
     """The whole file. sizes: entries -> source -> tokens of all its text; compare: tokenizer -> source; config: all
-    that decides the vocabulary; replaced: old entries whose ids went to new ones, in the order in which they went."""
+    that decides the vocabulary; replaced: old entries whose ids went to new ones, in the order in which they went;
+    rows: by entries, where the model that is extended is known."""
 
     vocabulary: MadeVocabulary
     words: CountedWords
@@ -231,6 +242,7 @@ class VocabReport(Record, frozen=True, omit_defaults=True):
     config: dict[str, Any]
     decision: Decision
     replaced: tuple[RareEntry, ...] | None = None
+    rows: dict[str, RowCosts] | None = None
 
     def _repr_html_(self) -> str:
         columns = ("source", "documents", "bytes of text", "tokens", "bytes per token", "the same, held out")

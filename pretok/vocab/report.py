@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pretok.base.records import replace
 from pretok.config import Recipe
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.weigh import Tally, mix_bytes_per_token, multipliers, shares
@@ -40,6 +41,7 @@ from pretok.vocab.records import (
     MadeVocabulary,
     MixCosts,
     RareEntry,
+    RowCosts,
     SourceCosts,
     SourceFigures,
     SuperwordReport,
@@ -59,7 +61,7 @@ MOSTLY = 0.9
 class Made:
     """All that a report is of. vocabularies: by the size asked for, the main one of words first; measure: of them, in
     this order; main: the one written, with superwords if asked for; paths, rows: tokenizers compared, `this` first;
-    replaced: entries that gave way."""
+    replaced: entries that gave way; model: the sizes (train.model.sizes) of the one that is extended."""
 
     recipe: Recipe
     counts: CorpusCounts
@@ -72,6 +74,7 @@ class Made:
     rows: Mapping[str, CostsBySource]
     config: dict[str, Any]
     replaced: tuple[RareEntry, ...] = ()
+    model: Any = None
 
 
 def make_report(made: Made) -> VocabReport:
@@ -79,6 +82,7 @@ def make_report(made: Made) -> VocabReport:
     counts, measure, sources = made.counts, made.measure, made.counts.sources
     plain = made.vocabularies[made.recipe.vocab.size]
     compare = {path: compared(row) for path, row in made.rows.items()}
+    mix = _mix(made, compare)
     return VocabReport(
         vocabulary=MadeVocabulary(
             made.main.size, made.recipe.vocab.size, made.main.fingerprint, made.main.eod_id
@@ -96,13 +100,31 @@ def make_report(made: Made) -> VocabReport:
         },
         tokens=_token_owners(plain, measure.uses[0], sources),
         compare=compare,
-        mix=_mix(made, compare),
+        mix=mix,
         failed=counts.failed,
         superwords=made.superwords,
         config=made.config,
         decision=_decision(made),
         replaced=made.replaced or None,
+        rows=None if made.model is None or len(made.vocabularies) == 1 else _row_costs(made.model, mix.sizes),
     )
+
+
+def _row_costs(model: Any, by_size: Mapping[str, float | None]) -> dict[str, RowCosts]:
+    """by_size: bytes per token of the mix by entries, of the old vocabulary and larger ones."""
+    found: dict[str, RowCosts] = {}
+    old = min(map(int, by_size))
+    for size in sorted(map(int, by_size)):
+        now = replace(model, vocab_size=size, rows=0)
+        flops = now.flops_per_token(now.seq_len)
+        if size == old:
+            unit = flops / (by_size[str(old)] or 1)
+        found[str(size)] = RowCosts(
+            (size - old) * now.dim * (1 if now.tied else 2),
+            round(6 * now.padded_vocab * now.dim / flops, 6),
+            round(flops / (by_size[str(size)] or 1) / unit, 6),
+        )
+    return found
 
 
 def _sources(made: Made) -> dict[str, SourceCosts]:

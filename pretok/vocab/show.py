@@ -66,6 +66,14 @@ TOKENIZER: Columns = {
 """Of an OtherTokenizer."""
 
 
+ROWS = {
+    "new rows": "{0.parameters:,} parameters",
+    "output matrix": "{0.output_share:.1%} of FLOPs",
+    "FLOPs a byte": "{0.compute:.1%}",
+}
+"""Of RowCosts."""
+
+
 def show_report(report: VocabReport, console: Console, languages: Sequence[str], *, compared: bool) -> None:
     """Print a line, and what was asked for: the letters of `languages`, and other tokenizers where some were
     `compared`. The rest are details."""
@@ -114,6 +122,7 @@ def _growth(report: VocabReport) -> Table:
     rows = {
         f"{size - old:,}": {name: f"{1 - tokens[name] / max(1, was[name]):.1%}" for name in tokens}
         | {"bytes/token of the mix": _cell(report.mix.sizes[str(size)])}
+        | (_row(ROWS, report.rows[str(size)]) if report.rows else {})
         for size, tokens in larger
     }
     return _table("fewer tokens than by the old tokenizer", "entries added", rows)

@@ -273,6 +273,8 @@ def other_words(data: dict[str, Any]) -> None:
         (None, {"pattern": "gpt2"}, "by the pattern cl100k, .* give --pattern cl100k"),
         (None, {"eod": "</s>"}, "has no end-of-document token </s>"),
         (None, {"superwords": 100}, "superwords and extend do not go together"),
+        (None, {"sizes": (300,)}, "sizes and extend do not go together"),
+        (None, {"path": "old"}, "so nothing is to be trained"),
     ],
 )
 def test_what_cannot_be_extended_is_named_before_anything_is_written(
@@ -300,6 +302,65 @@ def test_entries_that_no_merge_makes_are_refused(folder: Path, tmp_path: Path, h
     made = recipe(folder, pattern="gpt2", extend=str(written(tmp_path / "old", data)))
     with pytest.raises(UsageError, match=r"no merge makes 1 of its entries, such as 'perche'"):
         run_build_vocab(made, here, SILENT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"add": 10}, "add is for extend"),
+        ({"replace": True}, "replace is for extend"),
+        ({"extend": "old", "size": 5000}, "size is of a new vocabulary"),
+        ({"extend": "old", "special_tokens": ("<x>",)}, "special_tokens is of a new vocabulary"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(
+    folder: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        recipe(folder, **settings)
+
+
+LLAMA_CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 308,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+
+
+def test_the_report_says_what_rows_cost(folder: Path, tmp_path: Path, here: Engine) -> None:
+    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
+    (old / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    made = recipe(folder, extend=str(old), add=200)
+    told = Told()
+    report = run_build_vocab(made, here, told)
+    assert report.rows is not None
+    before, after = report.rows["308"], report.rows["508"]
+    assert (before.parameters, after.parameters) == (0, 2 * 200 * 64)
+    # By hand: 6 for each weight that multiplies, and attention over the whole sequence; rows in multiples of 128.
+    body = 6 * 2 * (4 * 64 * 64 + 3 * 64 * 128) + 12 * 2 * 64 * 512
+    assert after.output_share == pytest.approx(6 * 512 * 64 / (body + 6 * 512 * 64), abs=1e-6)
+    grew = (body + 6 * 512 * 64) / (body + 6 * 384 * 64)
+    saved = (report.mix.sizes["308"] or 0) / (report.mix.sizes["508"] or 1)
+    assert after.compute == pytest.approx(grew * saved, abs=1e-6)
+    assert any(isinstance(t, Table) and "FLOPs a byte" in t.columns for t in told.shown)
+
+
+def test_a_model_whose_matrices_do_not_fit_is_named(folder: Path, tmp_path: Path, here: Engine) -> None:
+    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
+    (old / "config.json").write_text(json.dumps(LLAMA_CONFIG | {"vocab_size": 307}))
+    made = recipe(folder, extend=str(old))
+    with pytest.raises(UsageError, match=r"model with 307 rows, fewer than the 308 entries"):
+        run_build_vocab(made, here, SILENT)
+    assert not made.out.exists()
+    (old / "config.json").write_text(json.dumps(LLAMA_CONFIG | {"model_type": "gpt2"}))
+    told = Told()
+    report = run_build_vocab(recipe(folder, extend=str(old), add=20), here, told)
+    assert report.rows is None
+    assert any("does not say what rows cost" in text for text in told.notices)
 
 
 def test_more_entries_than_the_words_hold_are_told(folder: Path, tmp_path: Path, here: Engine) -> None:

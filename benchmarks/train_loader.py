@@ -22,6 +22,7 @@ import pretok.stream
 from benchmarks.train_shards import write_random_shards
 from pretok.base.storage import read_lines
 from train.config import TrainConfig
+from train.parallel.context import Context
 from train.parallel.layout import Batch
 from train.run import loop
 from train.steps.data import Feed
@@ -47,7 +48,7 @@ def main() -> None:
         )
         view = pretok.stream.open(shards, seq_len=128)
         batch = Batch(16, 16, 1, 1)
-        feed = Feed(view, batch, 0, 0, space.steps * 16, config, torch.device("cpu"))
+        feed = Feed(view, batch, 0, 0, space.steps * 16, config, torch.device("cpu"), Context())
         started = time.perf_counter()
         tokens = sum(found.numel() for found, _ in feed)
         rate = tokens / (time.perf_counter() - started)

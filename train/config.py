@@ -77,6 +77,7 @@ OTHER_NAMES = {
         "clip": "clip_grad max_norm max_grad_norm",
         "shard": "data_parallel_shard_degree",
         "tensor": "tensor_model_parallel_size tensor_parallel_degree",
+        "context": "context_parallel_size context_parallel_degree",
         "pipeline": "pipeline_model_parallel_size pipeline_parallel_degree",
         "pipeline_schedule": "pipeline_parallel_schedule",
         "checkpointing": "recompute_granularity gradient_checkpointing",
@@ -180,6 +181,9 @@ class TrainConfig:
         example="8",
     )
     tensor: int = _option(1, "ranks that divide every matrix product (tensor parallel)", least=1)
+    context: int = _option(
+        1, "of the ranks in shard, how many divide each sequence (context parallel)", least=1
+    )
     pipeline: int = _option(
         1, "ranks that share the blocks, each with some of them (pipeline parallel)", least=1
     )

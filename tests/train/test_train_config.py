@@ -27,7 +27,7 @@ from train.config import (
     whole_number,
 )
 from train.model.sizes import PRESETS
-from train.parallel.layout import check_tensor, solve_batch, solve_layout
+from train.parallel.layout import check_split, solve_batch, solve_layout
 from train.tools.tune import flags
 
 
@@ -217,16 +217,22 @@ def test_layout() -> None:
     assert shape(3, 4, None, 1) == (1, 3, 1)
     with pytest.raises(UsageError, match=r"shard = 3 does not divide 16 .* valid: \[1, 2, 4, 8, 16\]"):
         solve_layout(16, 4, 3, 1)
+    assert shape(16, 4, None, 1, 1, 8) == (2, 8, 1)  # neighbours beyond the node share sequences
+    assert solve_layout(16, 4, 8, 1, 1, 4).data_ranks == 4
+    with pytest.raises(UsageError, match=r"groups of context = 4; valid: \[4, 8, 16\]"):
+        solve_layout(16, 4, 2, 1, 1, 4)
+    with pytest.raises(UsageError, match=r"--tensor 2 x --context 8 does not divide kv_heads \(8\)"):
+        check_split(TrainConfig(tensor=2, context=8), PRESETS["1b"], 4096)
     with pytest.raises(UsageError, match="tensor = 3"):
         solve_layout(16, 4, None, 3)
-    check_tensor(TrainConfig(tensor=8), PRESETS["1b"], 4096)
+    check_split(TrainConfig(tensor=8), PRESETS["1b"], 4096)
     with pytest.raises(UsageError, match=r"--tensor 16 does not divide kv_heads \(8\)"):
-        check_tensor(TrainConfig(tensor=16), PRESETS["1b"], 4096)
+        check_split(TrainConfig(tensor=16), PRESETS["1b"], 4096)
     with pytest.raises(UsageError, match=r"--tensor 8 does not divide seq_len \(4100\)"):
-        check_tensor(TrainConfig(tensor=8), PRESETS["1b"], 4100)
-    check_tensor(TrainConfig(tensor=2, compile=True, checkpointing="ops"), PRESETS["1b"], 4096)
+        check_split(TrainConfig(tensor=8), PRESETS["1b"], 4100)
+    check_split(TrainConfig(tensor=2, compile=True, checkpointing="ops"), PRESETS["1b"], 4096)
     with pytest.raises(UsageError, match=r"does not go with --checkpointing 0\.5, only with ops or none"):
-        check_tensor(TrainConfig(tensor=2, compile=True, checkpointing="0.5"), PRESETS["1b"], 4096)
+        check_split(TrainConfig(tensor=2, compile=True, checkpointing="0.5"), PRESETS["1b"], 4096)
 
 
 def test_trainer_needs_torch_numpy_safetensors_and_xxhash_alone() -> None:

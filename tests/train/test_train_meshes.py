@@ -17,22 +17,28 @@ from tests.train_support import column, run_jobs
 from train.checkpoint.restore import Reader, restore
 
 MESHES = [
-    (1, 1, 1, 1),
-    (1, 2, 1, 1),
-    (1, 1, 2, 1),
-    (1, 1, 1, 2),
-    (2, 1, 1, 1),
-    (1, 4, 1, 1),
-    (1, 2, 2, 1),
-    (1, 1, 4, 1),
-    (1, 2, 1, 2),
-    (1, 1, 2, 2),
-    (1, 1, 1, 4),
-    (2, 2, 1, 1),
-    (2, 1, 2, 1),
-    (2, 1, 1, 2),
+    (1, 1, 1, 1, 1),
+    (1, 2, 1, 1, 1),
+    (1, 1, 2, 1, 1),
+    (1, 1, 1, 2, 1),
+    (2, 1, 1, 1, 1),
+    (1, 4, 1, 1, 1),
+    (1, 2, 2, 1, 1),
+    (1, 1, 4, 1, 1),
+    (1, 2, 1, 2, 1),
+    (1, 1, 2, 2, 1),
+    (1, 1, 1, 4, 1),
+    (2, 2, 1, 1, 1),
+    (2, 1, 2, 1, 1),
+    (2, 1, 1, 2, 1),
+    (1, 1, 2, 1, 2),
+    (1, 2, 2, 1, 2),
+    (1, 1, 4, 1, 2),
+    (1, 1, 4, 1, 4),
+    (1, 1, 2, 2, 2),
+    (2, 1, 2, 1, 2),
 ]
-"""pipeline x replicate x shard x tensor."""
+"""pipeline x replicate x shard x tensor, and how many of a shard share each sequence."""
 EACH = 2
 """Steps on each mesh: the loss of the first tells of the parameters it read, of the second of the moments too."""
 
@@ -54,12 +60,12 @@ def test_a_run_through_every_mesh_is_that_of_one_process(shards: Path, tmp_path:
     whole, through = tmp_path / "whole", tmp_path / "through"
 
     def job(mesh: tuple[int, ...], run: Path, steps: int) -> tuple[int, list[object]]:
-        pipeline, replicate, shard, tensor = mesh
+        pipeline, replicate, shard, tensor, context = mesh
         paths = ("--shards", shards, "--out", run, "--model", tmp_path / "model.toml", "--seq-len", 8)
         batch = ("--global-batch", 4, "--accumulation", pipeline, "--steps", steps, "--workers", 0)
         # A large epsilon: else the first steps go by the signs of gradients, of which rounding decides some.
         learning = ("--lr", 0.01, "--eps", 0.001, "--warmup", 0, "--schedule", "constant", "--log-every", 99)
-        sizes = ("--pipeline", pipeline, "--shard", shard, "--tensor", tensor)
+        sizes = ("--pipeline", pipeline, "--shard", shard, "--tensor", tensor, "--context", context)
         saves = ("--save-every", EACH, "--keep-last", 99)
         return pipeline * replicate * shard * tensor, [*paths, *batch, *learning, *sizes, *saves]
 

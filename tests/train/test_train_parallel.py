@@ -28,6 +28,7 @@ SPLIT: dict[str, tuple[bool, tuple[object, ...]]] = {
     "2x2-last": (True, ("--shard", 2, "--micro-batch", 1, "--sync", "last")),
     "ddp": (True, ("--shard", 1)),
     "zero-2": (False, ("--shard", 4, "--no-reshard", "--checkpointing", "full", "--micro-batch", 2)),
+    "context-2": (True, ("--shard", 4, "--context", 2, "--checkpointing", "ops")),
     "2-tensor-2": (True, ("--shard", 2, "--tensor", 2)),
     "replicate-2-tensor-2": (
         False,
@@ -109,15 +110,18 @@ def test_four_processes_equal_one(runs: Path, name: str) -> None:
     assert column(run, "loss") == pytest.approx(column(alone, "loss"), rel=1e-5)
     assert column(run, "grad_norm") == pytest.approx(column(alone, "grad_norm"), rel=1e-4)
     assert len(set(column(run, "loss"))) == STEPS  # the losses move, so equality says something
-    # Between matrix products a tensor rank has its part of every sequence.
-    lengths = {path.read_text() for path in run.glob("lengths-*")}
-    assert lengths == {"[8]" if "--tensor" in own else "[16]"}
+    # A rank that shares sequences has its part of each; between matrix products a tensor rank too.
+    parts = 2 ** (own.count("--tensor") + own.count("--context"))
+    assert {path.read_text() for path in run.glob("lengths-*")} == {f"[{16 // parts}]"}
 
 
 @pytest.mark.slow
-def test_compiled_blocks_that_are_split_equal_one_process(shards: Path, runs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", ["--tensor", "--context"])
+def test_compiled_blocks_that_are_split_equal_one_process(
+    shards: Path, runs: Path, tmp_path: Path, split: str
+) -> None:
     """What enters the first of them has arrived: torch loses a part of the gradient of what is still on its way."""
-    own = ("--tensor", 2, "--compile", "--checkpointing", "ops", "--steps", 3)
+    own = (split, 2, "--compile", "--checkpointing", "ops", "--steps", 3)
     run_jobs([(2, arguments(shards, tmp_path, "run", False, *own))], tmp_path, before=_trace_alone)
     for name, exact in (("loss", 1e-5), ("grad_norm", 1e-4)):
         alone = column(runs / "alone-untied", name)

@@ -24,6 +24,8 @@ CASES: dict[str, tuple[int, tuple[object, ...]]] = {
     "gpipe": (2, ("--pipeline", 2, "--pipeline-schedule", "gpipe", *PLAIN)),
     "1f1b": (2, ("--pipeline", 2, *PLAIN, "--checkpointing", "every-2")),
     "interleaved": (2, ("--pipeline", 2, "--pipeline-schedule", "interleaved", "--micro-batch", 1)),
+    "context": (4, ("--pipeline", 2, "--shard", 2, "--context", 2, *PLAIN)),
+    "no-pipeline": (4, ("--tensor", 2, "--shard", 2, "--context", 2, "--accumulation", 2)),
     "four": (4, ("--pipeline", 4, *PLAIN, "--checkpointing", "ops")),
 }
 EIGHT = (8, ("--pipeline", 2, "--shard", 2, "--tensor", 2, *PLAIN))

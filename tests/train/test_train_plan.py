@@ -35,6 +35,11 @@ def test_plan_counts_what_a_rank_holds() -> None:
     split = count_tensors(model, Layout(64, 2, 2), 1, 2, 4096, config)
     assert split.parameters == pytest.approx(memory.parameters, rel=1e-3)
     assert split.activations < memory.activations
+    shared = count_tensors(model, Layout(16, 16, 1, 1, 4), 1, 2, 4 * 4096, config)
+    again = (
+        model.layers * model.attention_dim * 2 * 4096
+    )  # the outputs of attention, which the exchange copies
+    assert shared.activations == memory.activations + again
     kept = {
         kind: count_tensors(
             model, Layout(1, 4, 1), 1, 1, 4096, TrainConfig(precision="bf16", checkpointing=kind)

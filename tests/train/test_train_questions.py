@@ -145,7 +145,7 @@ def test_answers_do_not_depend_on_the_mesh(shards: Path, tmp_path: Path) -> None
     common += ["--seq-len", LENGTH, "--global-batch", 6, "--steps", 2, "--workers", 0, "--lr", 0.01]
     common += ["--evaluate", files(tmp_path), "--save-every", "never"]
     meshes: list[tuple[int, list[object]]] = [(1, []), (3, ["--shard", 3]), (2, ["--tensor", 2])]
-    meshes.append((2, ["--pipeline", 2, "--micro-batch", 3]))
+    meshes += [(2, ["--pipeline", 2, "--micro-batch", 3]), (2, ["--context", 2])]
     jobs = [(count, [*common, *own, "--out", tmp_path / str(n)]) for n, (count, own) in enumerate(meshes)]
     run_jobs(jobs, tmp_path)
     found = [read_lines(tmp_path / str(number) / "evaluation.jsonl") for number in range(len(meshes))]
@@ -154,7 +154,7 @@ def test_answers_do_not_depend_on_the_mesh(shards: Path, tmp_path: Path) -> None
         one, *others = (
             [answer[name][key] for key in ("accuracy", "bits_per_byte", "questions")] for answer in answers
         )
-        assert others == [pytest.approx(one, rel=1e-4)] * 3
+        assert others == [pytest.approx(one, rel=1e-4)] * 4
 
 
 def test_a_continuation_right_after_its_context_keeps_the_boundary(shards: Path, tmp_path: Path) -> None:

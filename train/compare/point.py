@@ -34,6 +34,7 @@ from train.config import TrainConfig
 from train.model.loss import IGNORE
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, initial_tensor
+from train.parallel.context import Context
 from train.parallel.devices import Device, deterministic, find_device
 from train.parallel.group import process_group
 from train.parallel.layout import Batch, Layout, solve_batch
@@ -174,7 +175,7 @@ def _build(job: PointJob, device: Device) -> Trainee:
     mesh = build_mesh(device, Layout(1, 1, 1), TIMEOUT)
     with torch.device("meta"):
         model = Decoder(spec.sizes, loss_chunk=config.loss_chunk, z_loss=config.z_loss)
-    parallelize(model, mesh, config, device)
+    parallelize(model, mesh, Context(), config, device)
     if job.init_from is None:
         initial = partial(initial_tensor, spec.sizes, spec.seed, truncated=config.init == "truncated")
         materialize(model, device.device, initial)
@@ -183,7 +184,7 @@ def _build(job: PointJob, device: Device) -> Trainee:
         stored = exported_tensors(Path(job.init_from), spec.sizes, print, vocab_map)
         materialize(model, device.device, stored, pieces=True)
     data = spec.eod_id, spec.sizes.seq_len
-    return Trainee.fresh(model, mesh, spec.batch, config, device.device, *data)
+    return Trainee.fresh(model, mesh, Context(), spec.batch, config, device.device, *data)
 
 
 def _learn(trainee: Trainee, spec: PointSpec, tokens: npt.NDArray[Any]) -> tuple[float | None, int]:

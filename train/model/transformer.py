@@ -126,6 +126,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
+        self.attend: Callable[..., Tensor] = attend  # ranks that share sequences put theirs here
         self.q_proj = nn.Linear(config.dim, config.attention_dim, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.dim, config.kv_dim, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.dim, config.kv_dim, bias=config.qkv_bias)
@@ -144,7 +145,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, mask)
+        out = self.attend(rotate(q, cos, sin), rotate(k, cos, sin), v, mask)
         result: Tensor = self.o_proj(out.transpose(1, 2).reshape(n, length, -1))
         return result
 
@@ -196,8 +197,9 @@ class Head(nn.Module):
 
 class Decoder(nn.Module):
     """The whole model, or a part of it (see `train.parallel.pipeline`): without its beginning it takes hidden states
-    (n, L, dim) for tokens, without its end it returns them; of L one of `sequence_parts` where ranks share sequences.
-    `loss_chunk` tokens have their logits in memory at a time; `fuse_loss` compiles the loss."""
+    (n, L, dim) for tokens, without its end it returns them; of L one of `sequence_parts` where tensor ranks share
+    sequences. `context`: which part of each sequence its tokens are, and of how many. `loss_chunk` tokens have their
+    logits in memory at a time; `fuse_loss` compiles the loss."""
 
     def __init__(self, config: ModelConfig, *, loss_chunk: int = 4096, z_loss: float = 0.0) -> None:
         super().__init__()
@@ -206,6 +208,7 @@ class Decoder(nn.Module):
         self.z_loss = z_loss
         self.fuse_loss = False
         self.sequence_parts = 1
+        self.context = 0, 1
         self.embed_tokens: nn.Embedding | None = nn.Embedding(config.padded_vocab, config.dim)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm: nn.RMSNorm | None = nn.RMSNorm(config.dim, eps=config.norm_eps)
@@ -222,14 +225,19 @@ class Decoder(nn.Module):
         """Logits (n, L, padded vocabulary), or with targets the pair (total, nll) of `linear_cross_entropy`, or with
         `each` that of `token_scores`, (n, L) each.
 
-        tokens, targets: (n, L) integers; documents: (n, L) from `document_ids` to mask other documents.
+        tokens, targets: (n, L) integers, of a part of sequences L of the part; documents: (n, L) of the whole sequence
+        from `document_ids` to mask other documents.
         """
         config = self.config
         if self.embed_tokens is None:
             x, length = tokens, tokens.shape[1] * self.sequence_parts
         else:
             x, length = self.embed_tokens(tokens), tokens.shape[1]
-        cos, sin = rotary_table(length, config.head_dim, config.rope_theta, x.device, config.rope_scaling)
+        part, parts = self.context
+        rotary = rotary_table(
+            parts * length, config.head_dim, config.rope_theta, x.device, config.rope_scaling
+        )
+        cos, sin = (table[part * length : (part + 1) * length] for table in rotary)
         mask = None if documents is None else document_mask(documents)
         for block in self.layers:
             x = block(x, cos, sin, mask)

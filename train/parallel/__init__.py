@@ -5,6 +5,7 @@
 - group.py: the process group, the run's folder, and one end for all ranks
 - mesh.py: a model split over the ranks
 - tensor.py: the products that ranks share
+- context.py: the sequences that ranks share
 - recompute.py: activations that are computed again
 - pipeline.py: the blocks divided over ranks
 """

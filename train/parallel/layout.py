@@ -12,6 +12,7 @@ gives each rank V stages, which divides the bubble by V.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pretok.base.errors import UsageError
@@ -30,14 +31,18 @@ class Layout:
     shard: int
     tensor: int
     pipeline: int = 1
+    context: int = 1
+    """Of the ranks in `shard`, so many share each sequence."""
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that read different data."""
-        return self.replicate * self.shard
+        """Ranks that read different data; those that share sequences are one."""
+        return self.replicate * self.shard // self.context
 
 
-def solve_layout(world: int, per_node: int, shard: int | None, tensor: int, pipeline: int = 1) -> Layout:
+def solve_layout(
+    world: int, per_node: int, shard: int | None, tensor: int, pipeline: int = 1, context: int = 1
+) -> Layout:
     """Sizes of the mesh: by default one copy of the parameters (of a stage) per node, replicas across nodes.
 
     Raises UsageError when the sizes do not divide.
@@ -48,14 +53,18 @@ def solve_layout(world: int, per_node: int, shard: int | None, tensor: int, pipe
         raise UsageError(
             f"pipeline = {pipeline} does not divide the {world // tensor} groups of tensor ranks"
         )
-    data_ranks = world // tensor // pipeline
+    ranks = world // tensor // pipeline
     if shard is None:
-        shard = max(1, per_node // tensor)
-        shard = shard if data_ranks % shard == 0 else data_ranks
-    if shard < 1 or data_ranks % shard:
-        valid = [n for n in range(1, data_ranks + 1) if data_ranks % n == 0]
-        raise UsageError(f"shard = {shard} does not divide {data_ranks} data-parallel ranks; valid: {valid}")
-    return Layout(data_ranks // shard, shard, tensor, pipeline)
+        shard = math.lcm(max(1, per_node // tensor), context)
+        shard = shard if ranks % shard == 0 else ranks
+    valid = [n for n in range(1, ranks + 1) if ranks % n == 0 and n % context == 0]
+    if shard not in valid:
+        raise UsageError(
+            f"shard = {shard} does not divide {ranks} data-parallel ranks"
+            + (f", or not into groups of context = {context}" if context > 1 else "")
+            + f"; valid: {valid}"
+        )
+    return Layout(ranks // shard, shard, tensor, pipeline, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +106,21 @@ def solve_batch(
     return Batch(global_batch, micro_batch, global_batch // (ranks * micro_batch), ranks)
 
 
-def check_tensor(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
-    """UsageError unless heads, feed-forward, vocabulary and sequences can be divided among the tensor ranks, and
-    no compiled block is recomputed as a whole: torch 2.13 then ends in an AssertionError about what it has saved."""
+def check_split(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
+    """UsageError unless heads, feed-forward, vocabulary and sequences can be divided among the ranks of --tensor, and
+    heads and sequences also among those of --context, and no compiled block of --tensor is recomputed as a whole: torch
+    2.13 then ends in an AssertionError about what it has saved."""
     ranks = config.tensor
     whole = any(recomputed(config.checkpointing, block) == "full" for block in range(model.layers))
     if ranks > 1 and config.compile and whole:
         raise UsageError(
             f"--compile with --tensor does not go with --checkpointing {config.checkpointing}, only with ops or none"
         )
-    sizes = {"kv_heads": model.kv_heads, "hidden": model.hidden, "rows of the vocabulary": model.padded_vocab}
-    for name, size in {**sizes, "seq_len": seq_len}.items():
+    both = f"--tensor {ranks}" + (f" x --context {config.context}" if config.context > 1 else "")
+    for name, size in {"kv_heads": model.kv_heads, "seq_len": seq_len}.items():
+        if size % (ranks * config.context):
+            raise UsageError(f"{both} does not divide {name} ({size})")
+    for name, size in {"hidden": model.hidden, "rows of the vocabulary": model.padded_vocab}.items():
         if size % ranks:
             raise UsageError(f"--tensor {ranks} does not divide {name} ({size})")
 

@@ -25,6 +25,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from train.config import TrainConfig
 from train.model.transformer import Decoder
+from train.parallel.context import Context, split_sequences
 from train.parallel.devices import Device
 from train.parallel.layout import Layout
 from train.parallel.recompute import checkpoint_activations
@@ -45,9 +46,11 @@ def build_mesh(device: Device, layout: Layout, timeout: int) -> DeviceMesh:
     return mesh
 
 
-def data_rank(mesh: DeviceMesh) -> int:
-    """Which part of each global batch this rank reads; the same for ranks that share matrix products or a pipeline."""
-    return mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
+def data_rank(mesh: DeviceMesh, context: int) -> int:
+    """Which part of each global batch this rank reads; the same for ranks that share matrix products, a pipeline or
+    sequences (`context` of them)."""
+    shard = mesh["shard"]
+    return (mesh["replicate"].get_local_rank() * shard.size() + shard.get_local_rank()) // context
 
 
 def pass_dtype(config: TrainConfig, device: Device) -> torch.dtype:
@@ -56,10 +59,13 @@ def pass_dtype(config: TrainConfig, device: Device) -> torch.dtype:
     return torch.bfloat16 if low else torch.float32
 
 
-def parallelize(model: Decoder, mesh: DeviceMesh, config: TrainConfig, device: Device) -> None:
-    """Apply tensor parallelism, checkpointing, compilation and `fully_shard`, in this order, in place."""
+def parallelize(
+    model: Decoder, mesh: DeviceMesh, context: Context, config: TrainConfig, device: Device
+) -> None:
+    """Apply tensor and context parallelism, checkpointing, compilation and `fully_shard`, in this order, in place."""
     if mesh["tensor"].size() > 1:
         split_matrices(model, mesh["tensor"])
+    split_sequences(model, context)
     checkpoint_activations(model, config.checkpointing)
     if config.compile:
         # Each phase may bring another length: a block is compiled for it anew. Torch would compile it a second time for

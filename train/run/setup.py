@@ -26,6 +26,7 @@ from train.checkpoint.saved import complete_checkpoints
 from train.config import PhaseSettings, TrainConfig
 from train.model.sizes import CONFIG, ModelConfig
 from train.model.transformer import Decoder, attention_kernel, initial_tensor
+from train.parallel.context import Context
 from train.parallel.devices import Device
 from train.parallel.group import first_problem
 from train.parallel.layout import (
@@ -33,7 +34,7 @@ from train.parallel.layout import (
     Layout,
     bubble,
     check_pipeline,
-    check_tensor,
+    check_split,
     solve_layout,
     split_layers,
     stages_per_rank,
@@ -80,10 +81,10 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
     if config.vocab_map is not None and config.init_from is None:
         raise UsageError("--vocab-map needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    layout = solve_layout(world, per_node, config.shard, config.tensor, config.pipeline)
+    layout = solve_layout(world, per_node, config.shard, config.tensor, config.pipeline, config.context)
     phases = open_phases(config, layout.data_ranks)
     for phase in phases:
-        check_tensor(config, phase.model, phase.view.seq_len)
+        check_split(config, phase.model, phase.view.seq_len)
         check_pipeline(config, phase.model, phase.batch)
     return Plan(config, phases, layout)
 
@@ -92,7 +93,8 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     """The model on its mesh with initial weights (random, or those of --init-from), and its optimizer."""
     config = plan.config
     mesh = build_mesh(device, plan.layout, config.timeout)
-    model = _build_model(plan, mesh, device)
+    context = Context.of(mesh, config.context, config.timeout)
+    model = _build_model(plan, mesh, context, device)
     place, phase = torch.device("cpu") if config.offload else device.device, plan.phases[0]
     # A run that is resumed has its own weights; the folder it began from may be gone.
     resumed = complete_checkpoints(Path(config.out) / "checkpoints")
@@ -116,7 +118,7 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
         value = partial(initial_tensor, plan.model, config.seed, truncated=config.init == "truncated")
         materialize(model, place, value)
     data = phase.view.eod_id, phase.view.seq_len
-    trainee = Trainee.fresh(model, mesh, phase.batch, config, device.device, *data)
+    trainee = Trainee.fresh(model, mesh, context, phase.batch, config, device.device, *data)
     if source is not None and not exported:
         moments = trainee.optimizer if config.init_moments else None
         load_weights(model, moments, source, plan.model, report)
@@ -135,7 +137,7 @@ def _other_tokenizer(
     return None
 
 
-def _build_model(plan: Plan, mesh: DeviceMesh, device: Device) -> Decoder | Pipeline:
+def _build_model(plan: Plan, mesh: DeviceMesh, context: Context, device: Device) -> Decoder | Pipeline:
     """The model on the meta device, split over the mesh; of a pipeline what is this rank's."""
     config, sizes = plan.config, plan.model
     blocks = split_layers(sizes, config.pipeline * stages_per_rank(config))
@@ -144,7 +146,7 @@ def _build_model(plan: Plan, mesh: DeviceMesh, device: Device) -> Decoder | Pipe
         with torch.device("meta"):
             part = Decoder(sizes, loss_chunk=config.loss_chunk, z_loss=config.z_loss)
         take_part(part, stage, blocks)
-        parallelize(part, mesh, config, device)
+        parallelize(part, mesh, context, config, device)
         parts.append(part)
     return parts[0] if config.pipeline == 1 else Pipeline(parts, mesh["pipeline"], pass_dtype(config, device))
 
@@ -170,7 +172,7 @@ def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
         f"model {plan.config.sizes}: {model.parameters:,} parameters, sequences of "
         f"{first.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
         f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
-        f"{layout.tensor} tensor parallel{_in_stages(plan)} on {device.name}, "
+        f"{layout.tensor} tensor parallel{_in_stages(plan)}{_sharing(layout)} on {device.name}, "
         f"{len(os.sched_getaffinity(0))} cores each, peak {peak} ({device.peak_source})",
         f"global batch {_in_words(first.batch)}",
         f"{segments[-1].last_step} steps, {segments[-1].tokens_after(segments[-1].last_step):,} tokens"
@@ -191,6 +193,10 @@ def _in_stages(plan: Plan) -> str:
     waits = bubble(config, plan.phases[0].batch.accumulation)
     stages = config.pipeline * stages_per_rank(config)
     return f" x {config.pipeline} pipeline ({config.pipeline_schedule}, {stages} stages, bubble {waits:.1%})"
+
+
+def _sharing(layout: Layout) -> str:
+    return f", {layout.context} shards share each sequence" if layout.context > 1 else ""
 
 
 def _in_words(batch: Batch) -> str:
@@ -223,7 +229,7 @@ def _attention(plan: Plan, device: Device) -> str:
     seen = {"causal": "all before it in its sequence", "document": "what is before it in its document"}
     kernel = attention_kernel(
         plan.model,
-        plan.layout.tensor,
+        plan.layout.tensor * plan.layout.context,
         pass_dtype(plan.config, device),
         device.device,
         documents=plan.config.attention == "document",

@@ -156,10 +156,10 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
 def _open_data(segment: Segment, trainee: Trainee, waited: float) -> SegmentData:
     """waited: seconds by now for data of the segments before."""
     phase, end = segment.phase, segment.position_after(segment.last_step)
-    config, view, rank = phase.config, phase.view, data_rank(trainee.mesh)
+    config, view, rank = phase.config, phase.view, data_rank(trainee.mesh, trainee.context.ranks)
     first_id = view.eod_id if view.bos_id is None else view.bos_id
     return SegmentData(
-        Feed(view, phase.batch, rank, segment.position, end, config, trainee.device, waited),
+        Feed(view, phase.batch, rank, segment.position, end, config, trainee.device, trainee.context, waited),
         validation_sources(config, view.seq_len) if config.val_every else {},
         load_questions(parse_files(config.evaluate), Path(config.shards), first_id, view.seq_len),
     )

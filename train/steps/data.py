@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -25,6 +26,7 @@ from pretok.stream import View
 from pretok.stream.loader import Narrow, PositionSampler, identity_of
 from train.config import TrainConfig
 from train.model.loss import IGNORE
+from train.parallel.context import Context
 from train.parallel.layout import Batch
 
 _Tokens = npt.NDArray[np.integer[Any]]
@@ -91,7 +93,8 @@ def _ignore_signals(_worker: int) -> None:
 class Feed:
     """Iterates over (tokens (n, seq_len + 1) on the device, checksum).
 
-    `waited` adds up the seconds spent waiting, to those of a feed before.
+    `waited` adds up the seconds spent waiting, to those of a feed before. Of ranks that share sequences the first reads
+    them; the others get them from it, without a checksum (0) and without an end.
     """
 
     def __init__(
@@ -103,8 +106,17 @@ class Feed:
         end: int,
         config: TrainConfig,
         device: torch.device,
+        context: Context,
         waited: float = 0.0,
     ) -> None:
+        self._device, self._context = device, context
+        self._shape = batch.micro_batch, view.seq_len + 1
+        self.waited = waited
+        # On a stream of its own the copy runs beside the previous micro-batch, which the host has only queued.
+        self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._loader: Any = None
+        if context.rank:
+            return
         sampler = PositionSampler(
             end,
             global_batch=batch.global_batch,
@@ -125,13 +137,12 @@ class Feed:
             worker_init_fn=_ignore_signals,
             **options,
         )
-        self._device = device
-        # On a stream of its own the copy runs beside the previous micro-batch, which the host has only
-        # queued.
-        self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.waited = waited
 
     def __iter__(self) -> Generator[tuple[Tensor, int], None, None]:
+        while self._loader is None:
+            tokens = torch.empty(self._shape, dtype=torch.int32, device=self._device)
+            dist.broadcast(tokens, group=self._context.group, group_src=0)
+            yield tokens, 0
         batches = iter(self._loader)
         try:
             while True:
@@ -142,7 +153,10 @@ class Feed:
                     return
                 if isinstance(fetched, Exception):
                     raise fetched
-                yield self._copy(fetched[0]), fetched[1]
+                tokens = self._copy(fetched[0])
+                if self._context.group is not None:
+                    dist.broadcast(tokens, group=self._context.group, group_src=0)
+                yield tokens, fetched[1]
         finally:
             del batches  # and with it its processes, also where an exception keeps this frame
 

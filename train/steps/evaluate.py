@@ -87,7 +87,6 @@ def evaluate(
     trainee: Trainee, sources: Mapping[str, ValidationSource], stop: Callable[[], bool]
 ) -> Validation | None:
     """Evaluate the first `val_sequences` of each source. The stop flag is looked at after every batch."""
-    mesh = trainee.mesh
     sums: dict[str, torch.Tensor] = {}
     try:
         for name, source in sources.items():
@@ -96,15 +95,16 @@ def evaluate(
                 source.view,
                 min(len(source.view), trainee.config.val_sequences),
                 trainee.batch.micro_batch,
-                data_rank(mesh),
+                data_rank(trainee.mesh, trainee.context.ranks),
                 trainee.batch.ranks,
                 trainee.device,
             )
             for inputs, targets in batches:
+                given = trainee.given(inputs, targets)
                 with torch.no_grad():
-                    _, nll = trainee.model(inputs, targets, trainee.documents(inputs))
+                    _, nll = trainee.model(*given)
                 total[0] += nll
-                total[1] += (targets >= 0).sum()
+                total[1] += (given[1] >= 0).sum()
                 if stop_agreed(stop, trainee.device):
                     return None
             dist.all_reduce(total)

@@ -77,7 +77,7 @@ def score(
     rows = [row for file in files for question in file.items for row in question.rows]
     table = torch.zeros(2, len(rows), dtype=torch.float64, device=trainee.device)
     work = passes(rows, trainee.batch.micro_batch * trainee.seq_len, trainee.seq_len)
-    ranks, rank = trainee.batch.ranks, data_rank(trainee.mesh)
+    ranks, rank = trainee.batch.ranks, data_rank(trainee.mesh, trainee.context.ranks)
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             for first in range(0, len(work), ranks):
@@ -101,13 +101,17 @@ def score(
 
 
 def _score_rows(trainee: Trainee, rows: Sequence[Row]) -> Tensor:
-    """(2, n) float64: nats of each row's continuation, and 1 where every token of it is the most likely."""
+    """(2, n) float64, as means over the ranks that share sequences: nats of each row's continuation, and 1 where every
+    token of it is the most likely."""
     length = padded_length(rows[0], trainee.seq_len)
-    length += -length % trainee.mesh["tensor"].size()  # which share sequences, and divide those of training
+    sharing = (
+        trainee.mesh["tensor"].size() * trainee.context.ranks
+    )  # sequences; they divide those of training
+    length += -length % sharing
     inputs, targets = pack(rows, length, trainee.eod_id)
     inputs, targets = inputs.to(trainee.device), targets.to(trainee.device)
-    nll, best = trainee.model(inputs, targets, trainee.documents(inputs), each=True)
-    return torch.stack([nll.double().sum(1), best.all(1).double()])
+    nll, best = trainee.model(*trainee.given(inputs, targets), each=True)
+    return torch.stack([trainee.context.ranks * nll.double().sum(1), best.all(1).double()])
 
 
 def _answers(file: Questions, scored: Iterator[tuple[float, float]]) -> Answers:
@@ -116,7 +120,7 @@ def _answers(file: Questions, scored: Iterator[tuple[float, float]]) -> Answers:
     for question in file.items:
         found = [next(scored) for _ in question.rows]
         per_byte = [nll / row.text_bytes for (nll, _), row in zip(found, question.rows, strict=True)]
-        answered = found[0][1] > 0 if file.cloze else per_byte.index(min(per_byte)) == question.answer
+        answered = found[0][1] >= 1 if file.cloze else per_byte.index(min(per_byte)) == question.answer
         right += answered
         nats += found[question.answer][0]
         text_bytes += question.rows[question.answer].text_bytes

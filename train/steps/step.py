@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from train.checkpoint.restore import named_state
 from train.config import TrainConfig
 from train.model.transformer import Decoder, document_ids
+from train.parallel.context import Context
 from train.parallel.layout import Batch
 from train.parallel.mesh import gradient_sync
 from train.parallel.pipeline import Pipeline
@@ -37,6 +38,7 @@ class Trainee:
     guard: Guard
     mesh: DeviceMesh
     groups: NormGroups
+    context: Context
     batch: Batch
     config: TrainConfig
     device: torch.device
@@ -48,6 +50,7 @@ class Trainee:
         cls,
         model: Decoder | Pipeline,
         mesh: DeviceMesh,
+        context: Context,
         batch: Batch,
         config: TrainConfig,
         device: torch.device,
@@ -58,11 +61,16 @@ class Trainee:
         parameters, optimizer = list(model.parameters()), build_optimizer(model, config)
         guard = Guard.fresh(torch.device("cpu") if config.offload else device)
         groups = NormGroups.of(mesh)
-        return cls(model, parameters, optimizer, guard, mesh, groups, batch, config, device, eod_id, seq_len)
+        data = device, eod_id, seq_len
+        return cls(model, parameters, optimizer, guard, mesh, groups, context, batch, config, *data)
 
     def documents(self, inputs: Tensor) -> Tensor | None:
         """Document ids of (n, L) inputs when attention is to stay inside documents."""
         return document_ids(inputs, self.eod_id) if self.config.attention == "document" else None
+
+    def given(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the model takes of (n, L) inputs and targets: this rank's part of both, and documents of the whole."""
+        return self.context.part(inputs), self.context.part(targets), self.documents(inputs)
 
     def state(self) -> dict[str, Any]:
         """All tensors that a checkpoint holds; loading fills them in place."""
@@ -142,15 +150,15 @@ def train_step(
 ) -> Readback:
     """Read, compute and apply step `step` (counted from 1). Asks the device for nothing."""
     batch = trainee.batch
-    rank_tokens = batch.accumulation * batch.micro_batch * trainee.seq_len
+    rank_tokens = batch.accumulation * batch.micro_batch * trainee.seq_len // trainee.context.ranks
     loss, checksums = _passes(trainee, batches, rank_tokens)
-    copies = dist.get_world_size() // batch.ranks  # ranks that read the same data
+    copies = dist.get_world_size() // batch.ranks // trainee.context.ranks  # ranks that read the same data
     host = torch.tensor([float(checksums), float(stop), float(save)], dtype=torch.float64)
     if trainee.device.type == "cuda":
         host = host.pin_memory()
     numbers = torch.cat([loss[None], host.to(trainee.device, non_blocking=True)])
     dist.all_reduce(numbers)
-    numbers[0] /= rank_tokens * batch.ranks * copies
+    numbers[0] /= rank_tokens * dist.get_world_size()
     norm = update(
         trainee.optimizer,
         trainee.parameters,
@@ -171,7 +179,7 @@ def _passes(trainee: Trainee, batches: Iterator[tuple[Tensor, int]], rank_tokens
     if isinstance(model, Pipeline):
         read = [next(batches) for _ in range(batch.accumulation)]
         tokens = torch.cat([tokens for tokens, _ in read])
-        loss += model.passes(tokens, trainee.documents(tokens[:, :-1]))
+        loss += model.passes(*trainee.given(tokens[:, :-1], tokens[:, 1:].long()))
         return loss, sum(checksum for _, checksum in read)
     checksums = 0
     for number in range(batch.accumulation):
@@ -180,9 +188,10 @@ def _passes(trainee: Trainee, batches: Iterator[tuple[Tensor, int]], rank_tokens
         if batch.accumulation > 1:
             last, config = number == batch.accumulation - 1, trainee.config
             gradient_sync(model, last=last, sync=config.sync, reshard=config.reshard)
-        inputs, targets = tokens[:, :-1], tokens[:, 1:].long()
-        total, nll = model(inputs, targets, trainee.documents(inputs))
-        (total / rank_tokens).backward()  # fully_shard averages over data-parallel ranks
+        total, nll = model(*trainee.given(tokens[:, :-1], tokens[:, 1:].long()))
+        (
+            total / rank_tokens
+        ).backward()  # fully_shard averages over the ranks that share and replicate parameters
         loss += nll
     return loss, checksums
 

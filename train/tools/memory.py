@@ -41,7 +41,7 @@ def rule_of_thumb(model: ModelConfig, layout: Layout, micro_batch: int, seq_len:
     """
     ranks = layout.shard * layout.tensor * layout.pipeline
     parameters = 4 * model.parameters // ranks
-    batch = 4 * micro_batch * seq_len * model.dim
+    batch = 4 * micro_batch * seq_len * model.dim // layout.context
     overhead = (4 * parameters + batch) // 10
     return Memory(parameters, parameters, 2 * parameters, overhead, batch, 0)
 
@@ -83,7 +83,9 @@ def _activations(
 ) -> float:
     """Bytes for each token of a pass: kept by blocks of these numbers in `passes` passes, and what one block makes
     again while its backward pass runs."""
-    full = block_bytes_per_token(model, layout.tensor, width, config.compile)
+    # What attention gives is kept with all tokens of some heads, and again with some tokens of all heads.
+    twice = model.attention_dim * width // layout.tensor if layout.context > 1 else 0
+    full = block_bytes_per_token(model, layout.tensor, width, config.compile) + twice
     inputs = model.dim * width // layout.tensor
     # Of `ops` every product's output, the attention's log-sum and the block's input.
     split = (2 * model.attention_dim + 2 * model.kv_dim + 2 * model.hidden) * width + 4 * model.heads
@@ -104,7 +106,7 @@ def count_tensors(
     backward pass: what gradients take beyond the activations' place is counted. Bytes on the fullest rank.
     """
     ranks = [
-        _count_rank(model, layout, rank, micro_batch * seq_len, accumulation, config)
+        _count_rank(model, layout, rank, micro_batch * seq_len // layout.context, accumulation, config)
         for rank in range(layout.pipeline)
     ]
     return max(ranks, key=lambda memory: memory.total)

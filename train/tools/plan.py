@@ -20,7 +20,7 @@ from pretok.base.records import replace
 from train.config import TrainConfig, add_flags, parse, whole_number
 from train.model.sizes import ModelConfig, model_config
 from train.parallel.devices import peak_of
-from train.parallel.layout import bubble, check_pipeline, check_tensor, solve_batch, solve_layout
+from train.parallel.layout import bubble, check_pipeline, check_split, solve_batch, solve_layout
 from train.run.setup import checkpoint_bytes
 from train.tools.memory import HEADROOM, count_tensors, largest_micro_batch, rule_of_thumb
 from train.tools.search import Machine, search
@@ -55,9 +55,11 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
     model = _model(config, space)
     seq_len = config.seq_len or model.seq_len
     ranks = space.nodes * space.devices_per_node
-    layout = solve_layout(ranks, space.devices_per_node, config.shard, config.tensor, config.pipeline)
+    layout = solve_layout(
+        ranks, space.devices_per_node, config.shard, config.tensor, config.pipeline, config.context
+    )
     batch = solve_batch(layout.data_ranks, config.global_batch, config.micro_batch, config.accumulation)
-    check_tensor(config, model, seq_len)
+    check_split(config, model, seq_len)
     check_pipeline(config, model, batch)
     per_step = batch.global_batch * seq_len
     steps = config.steps if config.tokens is None else config.tokens // per_step
@@ -106,7 +108,8 @@ def render(plan: dict[str, Any]) -> str:
     batch, layout = plan["batch"], plan["layout"]
     lines = [
         f"{plan['parameters']:,} parameters; {layout['replicate']} replicas x {layout['shard']} shards x "
-        f"{layout['tensor']} tensor parallel x {layout['pipeline']} pipeline",
+        f"{layout['tensor']} tensor parallel x {layout['pipeline']} pipeline"
+        + (f", {layout['context']} shards share each sequence" if layout["context"] > 1 else ""),
         f"global batch {batch['global_batch']} = micro-batch {batch['micro_batch']} x accumulation "
         f"{batch['accumulation']} x {batch['ranks']} data-parallel ranks",
         *_waiting(plan),

@@ -30,7 +30,7 @@ from train.parallel.layout import (
     Layout,
     bubble,
     check_pipeline,
-    check_tensor,
+    check_split,
     solve_batch,
     solve_layout,
 )
@@ -141,7 +141,7 @@ def _candidates(
                             )
                             layout = solve_layout(machine.devices, machine.per_node, shard, tensor, pipeline)
                             try:
-                                check_tensor(own, model, seq_len)
+                                check_split(own, model, seq_len)
                                 batch = solve_batch(data_ranks, own.global_batch, micro_batch, None)
                                 check_pipeline(own, model, batch)
                             except UsageError:  # does not divide, or does not go together

@@ -14,6 +14,7 @@ import pytest
 from support import ROOT, needs
 
 torch = needs("torch")
+from pretok.base.errors import UsageError
 from pretok.base.storage import read_lines
 from tests.train_support import model_file, run_ranks
 from train.__main__ import main
@@ -39,19 +40,32 @@ def test_tune_takes_out_of_memory_as_a_result(
 
     monkeypatch.setattr(tune.subprocess, "run", run)
     command = ["tune", "--shards", str(shards), "--model", model_file(tmp_path), "--seq-len", "16"]
-    command += ["--out", str(tmp_path / "t"), "--micro-batches", "8,4,1,2", "--checkpointings", "none"]
-    main([*command, "--compiles", "no", "--trial-steps", "5", "--workers", "0"])
-    records = read_lines(tmp_path / "t/tune.jsonl")
+    command += ["--out", str(tmp_path / "t"), "--try", "micro-batch=8,4,1,2", "--try", "checkpointing=none"]
+    command += ["--try", "compile=no", "--try", "shard=1,2"]
+    main([*command, "--trial-steps", "5", "--workers", "0"])
+    records = [record for record in read_lines(tmp_path / "t/tune.jsonl") if record["shard"] == 1]
     assert [record["outcome"] for record in records] == [
         "failed: ValueError: something else",
         "ok",
         "out of memory",
         "out of memory",
     ]
+    others = [record["outcome"] for record in read_lines(tmp_path / "t/tune.jsonl") if record["shard"] == 2]
+    assert others == ["failed: shard = 2 does not divide 1 data-parallel ranks; valid: [1]"] * 4
     assert started == ["1", "2", "4"]  # 8 cannot fit where 4 does not
     tuned = (tmp_path / "t/tuned.toml").read_text()
-    assert tuned == 'micro_batch = 2\ncheckpointing = "none"\ncompile = false\n'
-    assert "best: micro-batch   2" in capsys.readouterr().out
+    assert tuned == 'micro_batch = 2\ncheckpointing = "none"\ncompile = false\nshard = 1\n'
+    assert "best: micro_batch 2 " in capsys.readouterr().out
+
+
+def test_what_a_setting_cannot_be_is_not_tried() -> None:
+    lists = tune.lists_of(["checkpointing=every-2,0.5", "reshard=yes,no"])
+    assert lists["checkpointing"] == ["every-2", "0.5"]
+    assert lists["reshard"] == [True, False]
+    assert lists["micro_batch"] == tune.TRIED["micro_batch"]
+    for text in ("tensr=2", "tensor=two", "checkpointing=half"):
+        with pytest.raises(UsageError):
+            tune.lists_of([text])
 
 
 @pytest.mark.slow

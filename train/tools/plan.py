@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from train.config import TrainConfig, add_flags, parse, whole_number
 from train.model.sizes import ModelConfig, model_config
@@ -23,11 +22,8 @@ from train.parallel.devices import peak_of
 from train.parallel.layout import bubble, check_pipeline, check_split, solve_batch, solve_layout
 from train.run.setup import checkpoint_bytes
 from train.tools.memory import HEADROOM, count_tensors, largest_micro_batch, rule_of_thumb
-from train.tools.search import Machine, search
 
 GIB = 2**30
-SHOWN = 8
-"""Choices of a search that are shown."""
 DEVICE_GB = (40, 64, 80, 141)
 _MEMORY = (("GH200", 96), ("H200", 141), ("H100 NVL", 94), ("H100", 80), ("MI250X", 64))
 """(part of the device's name, GB of one device), where the name does not say it and there is one answer."""
@@ -166,32 +162,6 @@ def _verdict(plan: dict[str, Any]) -> list[str]:
     ]
 
 
-def _searched(config: TrainConfig, space: argparse.Namespace) -> str:
-    """The choices of a search, one a line, or as JSON."""
-    model = _model(config, space)
-    peak = space.peak * 1e12 if space.peak else peak_of(space.device)[0]
-    gigabytes = space.memory or device_gigabytes(space.device)
-    if config.global_batch is None or peak is None or gigabytes is None:
-        raise UsageError("--search needs --global-batch, and --device or both --peak and --memory")
-    mfu = 0.5 if space.mfu is None else space.mfu
-    devices = space.nodes * space.devices_per_node
-    inside, between = space.inside * 1e9, space.between * 1e9
-    machine = Machine(devices, space.devices_per_node, gigabytes, mfu * peak, inside, between)
-    found = search(model, config, config.seq_len or model.seq_len, machine)
-    if space.json:
-        return json.dumps([choice.record() for choice in found[:SHOWN]], indent=1) + "\n"
-    if not found:
-        return f"nothing fits {devices} devices of {gigabytes:.0f} GB with a global batch of {config.global_batch}\n"
-    told = [
-        f"what fits {devices} devices of {gigabytes:.0f} GB, the fastest by estimate first (products at {mfu:.0%} of "
-        f"the peak, {space.inside:g} GB/s",
-        f"inside and {space.between:g} GB/s between nodes), and what a step of it loses time to:",
-        *map(str, found[:SHOWN]),
-        "`train tune` measures them.",
-    ]
-    return "\n".join(told) + "\n"
-
-
 def main(arguments: Sequence[str]) -> None:
     """`train plan`."""
     parser = argparse.ArgumentParser(
@@ -222,22 +192,8 @@ def main(arguments: Sequence[str]) -> None:
         "--pue", type=float, default=1.0, help="power usage effectiveness of the centre (default: 1)"
     )
     parser.add_argument("--grid", type=float, help="carbon intensity in kg CO2 per kWh")
-    parser.add_argument(
-        "--search",
-        action="store_true",
-        help="the fastest mesh, micro-batch and recomputation that fit, for this global batch; by estimate",
-    )
-    parser.add_argument(
-        "--inside", type=float, default=200, help="GB/s of a device to others of its node (default: 200)"
-    )
-    parser.add_argument(
-        "--between", type=float, default=12.5, help="GB/s of a device to other nodes (default: 12.5)"
-    )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     config, space = parse(parser, arguments)
-    if space.search:
-        sys.stdout.write(_searched(config, space))
-        return
     plan = plan_figures(config, space)
     text = json.dumps(plan, indent=1) if space.json else render(plan)
     sys.stdout.write(text + "\n")

@@ -14,7 +14,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +24,40 @@ from pretok.base.children import child_environment
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.base.storage import atomic_open, read_lines
-from train.config import TrainConfig, add_flags, parse, whole_number
+from train.config import TrainConfig, add_flags, from_mapping, parse, whole_number
+from train.parallel.layout import solve_layout
 from train.run.lines import Lines
 
-SETTINGS = ("micro_batch", "checkpointing", "compile")
+TRIED: dict[str, list[Any]] = {
+    "micro_batch": [1, 2, 4, 8],
+    "checkpointing": ["none", "ops", "full"],
+    "compile": [False, True],
+}
+"""What is tried of settings that nothing is said of."""
 WARM_UP = 3
 """First steps of a trial that do not count: compilation, autotuning and the allocator's growth are in them.
 """
 OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError")
 
 
-def candidates(
-    micro_batches: Sequence[int], checkpointing: Sequence[str], compiles: Sequence[bool]
-) -> list[Any]:
+def lists_of(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """['shard=1,4', 'reshard=yes,no', ...] -> values to try by setting, and TRIED. UsageError for what a setting cannot
+    be."""
+    found, answers = dict(TRIED), {"yes": True, "no": False}
+    for text in texts:
+        name, _, values = text.partition("=")
+        name = name.replace("-", "_")
+        tables = [
+            from_mapping({name: answers.get(value, value)}, f"--try {text}") for value in values.split(",")
+        ]
+        found[name] = [getattr(table, name) for table in tables]
+    return found
+
+
+def candidates(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """All combinations, small micro-batches first, so that what cannot fit is known early."""
-    return [
-        dict(zip(SETTINGS, values, strict=True))
-        for values in itertools.product(sorted(micro_batches), checkpointing, compiles)
-    ]
+    found = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+    return sorted(found, key=lambda choice: int(choice["micro_batch"]))
 
 
 def flags(config: TrainConfig) -> list[str]:
@@ -63,10 +79,16 @@ def run_trial(
     """One trial in fresh processes: `choice` with its outcome and, where that is ok, the medians of its steps
     (tokens_per_second_per_device, mfu, data_wait), their tokens and memory_peak in bytes."""
     shutil.rmtree(folder, ignore_errors=True)
+    trial = replace(config, **choice)
+    try:
+        ranks = solve_layout(
+            processes, processes, trial.shard, trial.tensor, trial.pipeline, trial.context
+        ).data_ranks
+    except UsageError as error:
+        return choice | {"outcome": f"failed: {error}"}
     trial = replace(
-        config,
-        **choice,
-        global_batch=None,
+        trial,
+        global_batch=(trial.micro_batch or 1) * (trial.accumulation or 1) * ranks,
         steps=steps,
         tokens=None,
         out=str(folder),
@@ -111,35 +133,34 @@ def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, process
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
     lines = Lines(out / "tune.jsonl")
-    too_large: set[tuple[str, bool]] = set()
+    too_large: list[dict[str, Any]] = []
     results = []
     for choice in choices:
-        rest = (choice["checkpointing"], choice["compile"])
+        rest = choice | {"micro_batch": None}
         if rest in too_large:
             result = choice | {"outcome": "out of memory"}
         else:
             result = run_trial(config, choice, out / "trial", steps, processes)
         if result["outcome"] == "out of memory":
-            too_large.add(rest)
+            too_large.append(rest)
         results.append(result)
         lines.add(result)
-        print(row(result), flush=True)
+        print(row(result, choice), flush=True)
     good = [result for result in results if result["outcome"] == "ok"]
     if not good:
         raise UsageError(f"no trial succeeded; {out / 'tune.jsonl'} says why")
     best = max(good, key=lambda result: float(result["tokens_per_second_per_device"]))
+    print(f"best: {row(best, choices[0])}\nwritten to {out / 'tuned.toml'}")
     with atomic_open(out / "tuned.toml", "w") as file:
-        for name in SETTINGS:
+        for name in choices[0]:
             file.write(f"{name} = {json.dumps(best[name])}\n")
     return best
 
 
-def row(result: dict[str, Any]) -> str:
-    """One line of the table."""
-    head = (
-        f"micro-batch {result['micro_batch']:>3}  checkpointing {result['checkpointing']:<8}  "
-        f"compile {'yes' if result['compile'] else 'no':<3}  "
-    )
+def row(result: dict[str, Any], tried: Iterable[str]) -> str:
+    """One line of the table; tried: the settings it tells."""
+    words = {True: "yes", False: "no"}
+    head = "".join(f"{name} {words.get(result[name], result[name])!s:<5} " for name in tried)
     if result["outcome"] != "ok":
         return head + str(result["outcome"])
     memory = result["memory_peak"]
@@ -156,26 +177,23 @@ def main(arguments: Sequence[str]) -> None:
         prog="train tune",
         description="Try settings for a few steps each on this machine; writes OUT/tuned.toml for --config.",
         epilog="example:\n  train tune --shards WORK/shards --model 1b --seq-len 4096 --out TUNE \\\n"
-        "      --micro-batches 1,2,4,8 --checkpointings none,ops,full --compiles no,yes --processes 4",
+        "      --processes 4 --try micro-batch=1,2,4 --try shard=1,4 --try tensor=1,2 --try reshard=yes,no",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_flags(parser)
-    parser.add_argument("--micro-batches", default="1,2,4,8")
-    parser.add_argument("--checkpointings", default="none,ops,full")
-    parser.add_argument("--compiles", default="no,yes")
+    parser.add_argument(
+        "--try",
+        dest="tries",
+        action="append",
+        default=[],
+        metavar="NAME=A,B,...",
+        help="values of a setting to try in all combinations, yes and no for those without a value; untold are "
+        + ", ".join(f"{name}={','.join(map(str, values))}" for name, values in TRIED.items()),
+    )
     parser.add_argument("--trial-steps", type=whole_number, default=10)
     parser.add_argument("--processes", type=whole_number, default=1, help="ranks on this machine")
     config, space = parse(parser, arguments)
     if space.trial_steps <= WARM_UP:
         raise UsageError(f"--trial-steps must be more than {WARM_UP}: the first {WARM_UP} do not count")
-    answers = {"yes": True, "no": False}
-    if unknown := set(space.compiles.split(",")) - set(answers):
-        raise UsageError(f"--compiles takes yes and no, not {sorted(unknown)}")
-    choices = candidates(
-        [whole_number(text) for text in space.micro_batches.split(",")],
-        space.checkpointings.split(","),
-        [answers[text] for text in space.compiles.split(",")],
-    )
-    best = tune(config, choices, space.trial_steps, space.processes)
-    print(f"best: {row(best)}\nwritten to {Path(config.out) / 'tuned.toml'}")
+    tune(config, candidates(lists_of(space.tries)), space.trial_steps, space.processes)

@@ -35,7 +35,7 @@ MOST_BETA = 0.98
 """Of AdamW with moments in bf16, whose values are 1/256 to 1/128 apart: a step moves a moment by 1 - beta of it. Of
 squares of noise that fell by a factor of 100 the mean is found within 1 % with 0.98, 9 % too high with 0.99, and 0.998
 never comes down."""
-SCHEDULE = ("lr", "min_lr", "warmup", "schedule", "decay", "decay_tokens")
+SCHEDULE = ("lr", "min_lr", "warmup", "warmup_tokens", "schedule", "decay", "decay_tokens", "decay_shape")
 """Settings of the learning rate: a phase that names one of them begins a schedule of its own."""
 IN_PHASES = (
     *("shards", "mix", "seq_len", "rope_theta", "global_batch", "micro_batch", "accumulation", *SCHEDULE),
@@ -69,8 +69,10 @@ OTHER_NAMES = {
         "accumulation": "gradient_accumulation_steps",
         "steps": "train_iters max_steps",
         "lr": "learning_rate",
-        "warmup": "lr_warmup_iters warmup_steps",
+        "warmup": "lr_warmup_iters warmup_steps lr_warmup_fraction warmup_ratio",
         "schedule": "lr_decay_style lr_scheduler_type",
+        "decay": "decay_ratio",
+        "decay_shape": "decay_type lr_wsd_decay_style",
         "beta1": "adam_beta1",
         "beta2": "adam_beta2",
         "eps": "adam_eps adam_epsilon",
@@ -150,11 +152,17 @@ class TrainConfig:
 
     lr: float = _option(3e-4, "peak learning rate", least=0)
     min_lr: float = _option(0.1, "end of the decay, as a part of lr", least=0)
-    warmup: int = _option(100, "steps of linear warm-up", least=0)
+    warmup: float = _option(100, "steps of linear warm-up; below 1 a part of the schedule", least=0)
+    warmup_tokens: int | None = _option(
+        None, "tokens of linear warm-up, instead of steps", least=1, example='"10B"'
+    )
     schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
     decay: float = _option(0.2, "wsd: part of the run that decays at its end; 0 keeps it extendable", least=0)
     decay_tokens: int | None = _option(
         None, "wsd: tokens of the decay at the end, instead of a part of the run", least=1, example='"100B"'
+    )
+    decay_shape: str = _option(
+        "linear", "wsd: how it decays; 1-sqrt: fast at first", choices=("linear", "1-sqrt")
     )
     beta1: float = _option(0.9, "AdamW", least=0)
     beta2: float = _option(0.95, "AdamW", least=0)
@@ -211,7 +219,11 @@ class TrainConfig:
     )
     compile: bool = _option(False, "torch.compile of each block")
     loss_chunk: int = _option(4096, "tokens whose logits are in memory at a time", least=1)
-    timeout: int = _option(900, "seconds after which a hung collective or save ends the job", least=1)
+    timeout: int = _option(
+        900,
+        "seconds after which a hung save ends the job, or a collective, after the first step a third",
+        least=1,
+    )
 
     workers: int = _option(2, "loader processes of a rank", least=0)
     prefetch: int = _option(4, "batches each loader process holds ready", least=1)
@@ -293,6 +305,9 @@ class TrainConfig:
             changes = dict(phase.settings)
             if "mix" in changes:
                 changes.setdefault("seq_len", None)  # the mix has its own
+            for name in ("warmup", "decay"):
+                if name in changes:
+                    changes.setdefault(f"{name}_tokens", None)  # which would win
             if "global_batch" in changes and settings.micro_batch:
                 changes.setdefault("accumulation", None)  # what is left to solve
             found.append((phase.at, replace(settings, **changes)))
@@ -382,7 +397,10 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         try:
             return float(value)
         except ValueError:
-            raise UsageError(f"{name} is {value!r}; it must be a number") from None
+            try:
+                return float(whole_number(str(value)))  # 2k
+            except UsageError:
+                raise UsageError(f"{name} is {value!r}; it must be a number") from None
     if kind is str and isinstance(value, int | float) and name in ("save_every", "checkpointing"):
         return str(value)
     if type(value) is not kind:

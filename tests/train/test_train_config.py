@@ -102,7 +102,7 @@ def test_every_name_of_another_trainer_is_one_of_ours() -> None:
         ({"micro_bach": 3}, r"\[train\]: unknown setting 'micro_bach'; the nearest known is 'micro_batch'"),
         ({"learning_rate": 3e-4}, "unknown setting 'learning_rate'; here it is 'lr'"),
         ({"steps": "-5"}, "steps: '-5' is not a"),
-        ({"warmup": -1}, "warmup is -1; it must be at least 0"),
+        ({"warmup": -1}, "warmup is -1.0; it must be at least 0"),
         ({"lr": "nan"}, "lr is nan; it must be at least 0"),
         ({"tokens": "1.5"}, "tokens: '1.5' is not a whole number"),
         ({"schedule": "linear"}, "schedule is 'linear'; it must be one of cosine, wsd, constant"),

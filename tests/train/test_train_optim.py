@@ -28,8 +28,8 @@ settings = partial(tiny_config, save_every="3")
 
 def test_schedules() -> None:
     def rates(**settings: Any) -> list[float]:
-        config = TrainConfig(lr=1.0, min_lr=0.1, warmup=4, **settings)
-        return [learning_rate(config, number, 20) for number in range(20)]
+        config = TrainConfig(lr=1.0, min_lr=0.1, **{"warmup": 4, **settings})
+        return [learning_rate(config, number, 20, 10) for number in range(20)]
 
     for settings in ({"schedule": "cosine"}, {"schedule": "wsd", "decay": 0.25}, {"schedule": "constant"}):
         assert rates(**settings)[:4] == [0.25, 0.5, 0.75, 1.0]
@@ -41,6 +41,13 @@ def test_schedules() -> None:
     stable = rates(schedule="wsd", decay=0.25)
     assert stable[4:16] == [1.0] * 12
     assert stable[16:] == pytest.approx([0.82, 0.64, 0.46, 0.28])
+    rooted = rates(schedule="wsd", decay=0.25, decay_shape="1-sqrt")
+    assert rooted[:16] == stable[:16]
+    assert rooted[16:] == pytest.approx([0.1 + 0.9 * (1 - (done / 5) ** 0.5) for done in (1, 2, 3, 4)])
+    assert rates(warmup=0.2) == rates(warmup_tokens=40, warmup=0) == rates()
+    assert rates(warmup_tokens=45)[:6] == pytest.approx(
+        [1 / 4.5, 2 / 4.5, 3 / 4.5, 4 / 4.5, 1.0, 1.0], rel=0.01
+    )
     assert rates(schedule="wsd", decay=0.0)[4:] == rates(schedule="constant")[4:] == [1.0] * 16
 
 

@@ -220,13 +220,14 @@ def test_what_may_change_by_hand_is_shown_and_kept(
     assert read_json(tmp_path / "run/config.json")["resolved"]["global_batch"] == 16
 
 
-def test_a_batch_that_nobody_states_stays_on_other_ranks(shards: Path, tmp_path: Path) -> None:
-    """It was two ranks' micro-batches; the schedule, in its warm-up, counts in such steps too."""
+def test_a_batch_that_was_stated_once_stays_on_other_ranks(shards: Path, tmp_path: Path) -> None:
+    """It is that of the checkpoint; the schedule, in its warm-up, counts in such steps too."""
     flags = ["--shards", shards, "--model", model_file(tmp_path), "--seq-len", LENGTH, "--workers", 0]
     run, whole = tmp_path / "run", tmp_path / "whole"
     resumed = (1, [*flags, "--out", run, "--steps", 4])
     stated = (1, [*flags, "--out", whole, "--steps", 4, "--global-batch", 16])
-    run_jobs([(2, [*flags, "--out", run, "--steps", 2]), resumed, stated], tmp_path)
+    begun = (2, [*flags, "--out", run, "--steps", 2, "--global-batch", 16])
+    run_jobs([begun, resumed, stated], tmp_path)
     for name in ("tokens", "lr", "data_hash"):
         assert column(run, name) == column(whole, name)
     config = tiny_config(shards, tmp_path, steps=6, global_batch=None, micro_batch=4, accumulation=2)

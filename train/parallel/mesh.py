@@ -41,9 +41,16 @@ def build_mesh(device: Device, layout: Layout, timeout: int) -> DeviceMesh:
     names = ("pipeline", "replicate", "shard", "tensor")
     sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
     mesh = init_device_mesh(device.device.type, sizes, mesh_dim_names=names)
-    for name in names:  # groups of a mesh do not inherit it
-        _set_pg_timeout(timedelta(seconds=timeout), mesh[name].get_group())  # torch has no public way
+    limit_collectives(mesh, timeout)  # groups of a mesh do not inherit it
     return mesh
+
+
+def limit_collectives(mesh: DeviceMesh, seconds: float, *others: dist.ProcessGroup | None) -> None:
+    """Give collectives of the mesh, and of other groups, so long from now on."""
+    groups = [mesh[name].get_group() for name in mesh.mesh_dim_names or ()]
+    for group in (*groups, *others):
+        if group is not None:
+            _set_pg_timeout(timedelta(seconds=seconds), group)  # torch has no public way
 
 
 def data_rank(mesh: DeviceMesh, context: int) -> int:

@@ -31,6 +31,7 @@ from train.checkpoint.meta import Meta
 from train.config import TrainConfig
 from train.parallel.devices import Device, deterministic, find_device
 from train.parallel.group import process_group, run_folder
+from train.parallel.mesh import limit_collectives
 from train.run.failures import explain, out_of_memory
 from train.run.memory import memory_history
 from train.run.metrics import provenance
@@ -47,6 +48,8 @@ AUTO_FACTOR = 4
 AUTO_BOUNDS = (60.0, 7200.0)
 """`auto` saves every 4 start-up times, in seconds; a kill then costs a few of them at most."""
 
+STEADY = 3
+"""By this --timeout is divided for collectives after the first step of a phase."""
 FIRST_MARGIN = 30.0
 """Seconds before the job's end at which to stop, until steps and saves have been timed; see `_record`."""
 
@@ -106,6 +109,7 @@ def _loop(run: Run) -> None:
             break
         if segment is not run.segment:
             _flush(run)
+            _limit(run, run.plan.config.timeout)
             enter_segment(run, segment, run.segment.phase)
             run.last_end = Mark(run.device.device)
         with closing(iter(run.data.feed)) as batches:  # its processes end with it, whatever ends the loop
@@ -137,6 +141,7 @@ def _what_follows(run: Run, profiler: Any) -> list[tuple[Callable[[int], bool], 
 
     follows: list[tuple[Callable[[int], bool], Callable[[], object]]] = [
         (lambda step: step == run.first + 1, lambda: _after_first_step(run)),
+        (lambda step: step == run.segment.step + 1, lambda: _limit(run, run.plan.config.timeout / STEADY)),
         (lambda step: step % config.gc_every == 0, lambda: gc.collect(1)),
         (always, run.checkpoints.poll),
     ]
@@ -147,6 +152,12 @@ def _what_follows(run: Run, profiler: Any) -> list[tuple[Callable[[int], bool], 
     if config.evaluate:
         follows.append((each(config.evaluate_every), lambda: _ask(run)))
     return [*follows, (run.checkpoints.due, lambda: _save(run))]
+
+
+def _limit(run: Run, seconds: float) -> None:
+    """Of collectives. The first step of a phase compiles and reads for the first time, each rank in its own time."""
+    trainee = run.trainee
+    limit_collectives(trainee.mesh, seconds, dist.group.WORLD, trainee.context.group)
 
 
 def _profiler(out: Path, steps: int) -> Any:

@@ -42,7 +42,7 @@ from train.parallel.layout import (
 from train.parallel.mesh import build_mesh, materialize, parallelize, pass_dtype
 from train.parallel.pipeline import Pipeline, take_part
 from train.run.phases import Phase, Segment, keep_batch, open_phases
-from train.steps.optim import set_hyper_parameters
+from train.steps.optim import set_hyper_parameters, warmup_steps
 from train.steps.step import Trainee
 
 
@@ -82,6 +82,12 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
         raise UsageError("--vocab-map needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     layout = solve_layout(world, per_node, config.shard, config.tensor, config.pipeline, config.context)
+    resumed = complete_checkpoints(Path(config.out) / "checkpoints")
+    if config.global_batch is None and layout.data_ranks > 1 and not resumed:
+        raise UsageError(
+            f"{layout.data_ranks} data-parallel ranks need a --global-batch, the sequences of a step over all ranks: "
+            "else another number of ranks would be another training"
+        )
     phases = open_phases(config, layout.data_ranks)
     for phase in phases:
         check_split(config, phase.model, phase.view.seq_len)
@@ -213,12 +219,13 @@ def _changes(phase: PhaseSettings) -> str:
 
 def _warnings(segments: Sequence[Segment]) -> list[str]:
     segment = segments[0]
-    warmup, steps = segment.phase.config.warmup, (segment.schedule_end - segment.schedule) // segment.unit
+    steps = (segment.schedule_end - segment.schedule) // segment.unit
+    warmup = warmup_steps(segment.phase.config, steps, segment.unit)
     if warmup < steps:
         return []
     highest = segment.rate(segment.last_step - 1)
     return [
-        f"warning: the warm-up of {warmup} steps takes the whole run of {steps}: the learning rate only "
+        f"warning: the warm-up of {warmup:g} steps takes the whole run of {steps}: the learning rate only "
         f"rises, to {highest:.2e} at its end, and does not decay; a --warmup of {max(1, steps // 20)} "
         "leaves room for the schedule"
     ]

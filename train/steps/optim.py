@@ -90,22 +90,32 @@ def set_hyper_parameters(optimizer: torch.optim.AdamW, config: TrainConfig) -> N
         group["weight_decay"] = config.weight_decay if group["decays"] else 0.0
 
 
+def warmup_steps(config: TrainConfig, steps: float, step_tokens: float) -> float:
+    """Length of the warm-up of a schedule of `steps`, in steps of `step_tokens` tokens."""
+    if config.warmup_tokens is not None:
+        return config.warmup_tokens / step_tokens
+    return config.warmup if config.warmup >= 1 else round(config.warmup * steps)
+
+
 def learning_rate(config: TrainConfig, step: float, steps: float, step_tokens: float = 1) -> float:
     """Rate of step `step` (from 0) of a schedule of `steps`, both in steps of `step_tokens` tokens.
 
-    Linear warm-up; then cosine to min_lr x lr, or constant, or constant with a linear decay over the last
-    `decay` part or `decay_tokens` (warm-up, stable, decay; Hu et al. 2024, MiniCPM).
+    Linear warm-up; then cosine to min_lr x lr, or constant, or constant with a decay over the last `decay` part or
+    `decay_tokens` (warm-up, stable, decay; Hu et al. 2024, MiniCPM), linear or with the square root of what is done of
+    it (Hägele et al. 2024, arXiv 2405.18392).
     """
-    if step < config.warmup:
-        return config.lr * (step + 1) / config.warmup
+    if step < (warmup := warmup_steps(config, steps, step_tokens)):
+        return config.lr * min(1.0, (step + 1) / warmup)
     if config.schedule == "cosine":
-        done = (step - config.warmup) / max(1, steps - config.warmup)
+        done = (step - warmup) / max(1, steps - warmup)
         left = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
     else:
         length = float(round(config.decay * steps))
         if config.decay_tokens is not None:
             length = config.decay_tokens / step_tokens
         left = min(1.0, (steps - step) / length) if config.schedule == "wsd" and length else 1.0
+        if config.decay_shape == "1-sqrt":
+            left = 1 - math.sqrt(1 - left)
     return config.lr * (config.min_lr + (1 - config.min_lr) * left)
 
 

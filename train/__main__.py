@@ -22,7 +22,7 @@ from train.run.failures import explain
 EXAMPLE = """examples:
   train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
   torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b \\
-      --global-batch 512 --micro-batch 4 --compile --out RUN
+      --global-batch 512 --micro-batch 4 --out RUN
   train plan --help | train tune --help | train compare --help | train export --help |
   train average --help | train verify --help
 """

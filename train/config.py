@@ -206,7 +206,11 @@ class TrainConfig:
     reduce: str = _option(
         "fp32", "gradients in communication; bf16: half the bytes", choices=("fp32", "bf16")
     )
-    precision: str = _option("auto", "of the passes; auto: bf16 on a GPU", choices=("auto", "bf16", "fp32"))
+    precision: str = _option(
+        "auto",
+        "of the passes; auto: bf16 on a GPU; float8: products by torchao on an H100 or newer, the rest in bf16",
+        choices=("auto", "bf16", "fp32", "float8"),
+    )
     sync: str = _option(
         "scatter",
         "gradients inside a step: scattered each pass (4 N / shard bytes) or whole to the last (4 N bytes)",
@@ -217,7 +221,9 @@ class TrainConfig:
         "recompute activations (activation checkpointing): none, ops, full, every-N blocks, or of a share (0.5) "
         "full and else ops",
     )
-    compile: bool = _option(False, "torch.compile of each block")
+    compile: bool | None = _option(
+        None, "torch.compile of each block (default: on where there is a GPU)", example="true"
+    )
     loss_chunk: int = _option(4096, "tokens whose logits are in memory at a time", least=1)
     timeout: int = _option(
         900,
@@ -420,7 +426,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         text = item.metadata["help"].replace("%", "%%")
         if item.default not in (None, "", ()):
             text += f" (default: {item.default})"
-        if hints[item.name] is bool:
+        if bool in getattr(hints[item.name], "__args__", (hints[item.name],)):
             group.add_argument(
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
             )

@@ -27,7 +27,7 @@ from train.config import (
     whole_number,
 )
 from train.model.sizes import PRESETS
-from train.parallel.layout import check_split, solve_batch, solve_layout
+from train.parallel.layout import check_split, compiles, solve_batch, solve_layout
 from train.tools.tune import flags
 
 
@@ -230,6 +230,18 @@ def test_layout() -> None:
         check_split(TrainConfig(tensor=16), PRESETS["1b"], 4096)
     with pytest.raises(UsageError, match=r"--tensor 8 does not divide seq_len \(4100\)"):
         check_split(TrainConfig(tensor=8), PRESETS["1b"], 4100)
+    with pytest.raises(UsageError, match="--precision float8 goes neither with --tensor nor with widths"):
+        check_split(TrainConfig(tensor=2, precision="float8"), PRESETS["1b"], 4096)
+    check_split(TrainConfig(precision="float8"), PRESETS["1b"], 4096)
+    for settings, able, compiled in (
+        ({}, True, True),
+        ({}, False, False),
+        ({"tensor": 2, "checkpointing": "full"}, True, False),
+        ({"tensor": 2, "checkpointing": "ops"}, True, True),
+        ({"compile": False}, True, False),
+        ({"compile": True}, False, True),
+    ):
+        assert compiles(TrainConfig(**settings), PRESETS["1b"], able=able) is compiled
     check_split(TrainConfig(tensor=2, compile=True, checkpointing="ops"), PRESETS["1b"], 4096)
     with pytest.raises(UsageError, match=r"does not go with --checkpointing 0\.5, only with ops or none"):
         check_split(TrainConfig(tensor=2, compile=True, checkpointing="0.5"), PRESETS["1b"], 4096)

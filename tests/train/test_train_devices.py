@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +11,17 @@ import pytest
 from support import needs
 
 torch = needs("torch")
+from torch.nn.attention import SDPBackend
+
+from pretok.base.errors import UsageError
+from pretok.base.records import replace
+from tests.train_support import filled
 from train import preflight
-from train.parallel import devices
+from train.model.sizes import PRESETS
+from train.model.transformer import Decoder
+from train.parallel import devices, float8
 from train.parallel.devices import cores_beside, find_device, peak_of
+from train.parallel.float8 import float8_products
 
 
 def test_unknown_device_has_no_peak() -> None:
@@ -22,6 +31,34 @@ def test_unknown_device_has_no_peak() -> None:
     assert peak_of("NVIDIA A100-SXM-64GB")[0] == pytest.approx(358.2e12, rel=1e-3)
     assert peak_of("NVIDIA A100-SXM4-40GB")[0] == pytest.approx(312e12)
     assert peak_of("AMD Instinct MI250X")[0] == pytest.approx(191.5e12)
+
+
+def test_float8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="needs an H100 or newer, and this is cpu: use bf16"):
+        float8_products(Decoder(PRESETS["debug"]), find_device())
+    monkeypatch.setattr(devices.Device, "generation", 9)
+    monkeypatch.setattr(float8, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="needs the package torchao"):
+        float8_products(Decoder(PRESETS["debug"]), find_device())
+
+
+def test_products_in_float8_are_near_those_in_bf16() -> None:
+    """Emulated, which is all that a CPU can; parameters keep their names."""
+    pytest.importorskip("torchao", reason="float8 needs torchao")
+    sizes = replace(PRESETS["debug"], vocab_size=60)
+    models = [filled(sizes).bfloat16() for _ in range(2)]
+    names = [name for name, _ in models[0].named_parameters()]
+    float8.convert(models[1], emulate=True)
+    assert [name for name, _ in models[1].named_parameters()] == names
+    tokens = torch.randint(0, 60, (2, 33), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for model in models:
+        total, _ = model(tokens[:, :-1], tokens[:, 1:])
+        total.backward()
+        gradients.append(torch.cat([p.grad.float().flatten() for p in model.parameters()]))
+    assert gradients[0].norm() > 0
+    assert not torch.equal(*gradients)
+    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.98
 
 
 @pytest.mark.parametrize(
@@ -45,7 +82,15 @@ def test_a_rank_runs_beside_its_device_where_it_has_its_share_of_cores(
     assert cores_beside("0000:c1:00.0", allowed, ranks, tmp_path) == expected
 
 
-def test_the_address_is_that_of_the_rank_s_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def kernels() -> Iterator[None]:
+    """The order in which kernels of attention are asked, as it is before and after."""
+    before = torch._C._get_sdp_priority_order()
+    yield
+    torch._C._set_sdp_priority_order(before)
+
+
+def test_the_address_is_that_of_the_rank_s_gpu(monkeypatch: pytest.MonkeyPatch, kernels: None) -> None:
     names = ("name", "total_memory", "pci_domain_id", "pci_bus_id", "pci_device_id")
     places = {0: (0, 0x17, 0), 1: (0, 0xC1, 2)}
     bound: list[set[int]] = []
@@ -56,7 +101,7 @@ def test_the_address_is_that_of_the_rank_s_gpu(monkeypatch: pytest.MonkeyPatch) 
         "device_count": lambda: 2,
         "set_device": lambda index: None,
         "get_device_properties": lambda index: SimpleNamespace(
-            **dict(zip(names, ("NVIDIA H100 80GB HBM3", 80, *places[index]), strict=True))
+            major=9, **dict(zip(names, ("NVIDIA H100 80GB HBM3", 80, *places[index]), strict=True))
         ),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
@@ -69,6 +114,10 @@ def test_the_address_is_that_of_the_rank_s_gpu(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: bound.append(cores))
     assert find_device().device == torch.device("cuda", 1)
     assert bound == [{3}]
+    # On Hopper cuDNN's attention comes first; a device that has it not, as a CPU, goes on to the next.
+    assert torch._C._get_sdp_priority_order()[0] == SDPBackend.CUDNN_ATTENTION.value
+    x = torch.randn(1, 2, 4, 8)
+    assert torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).isfinite().all()
 
 
 @pytest.mark.parametrize("ranks", [1, 38, 39, 41, 1023, 16_384])

@@ -11,6 +11,8 @@ import pytest
 from support import needs
 
 torch = needs("torch")
+from torch.optim.adamw import adamw
+
 from pretok.base.errors import PretokError, UsageError
 from pretok.base.records import replace
 from tests.train_support import column, tiny_config
@@ -19,7 +21,7 @@ from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
 from train.parallel.layout import Layout
 from train.run import loop
-from train.steps import step
+from train.steps import optim, step
 from train.steps.optim import WINDOW, Guard, build_optimizer, learning_rate
 from train.tools.memory import count_tensors
 
@@ -245,8 +247,24 @@ def test_no_host_synchronisation_inside_a_step(
     assert not [names for names in found if names & waiting and "aten::_fused_adamw_" not in names]
 
 
-def test_moments_in_bf16_are_those_of_float32_rounded() -> None:
+def _adamw_of_any_width(own: Any, gradients: Any, firsts: Any, seconds: Any, *rest: Any, **more: Any) -> None:
+    """As a kernel that takes moments in bf16 computes."""
+    wide = [[moment.float() for moment in moments] for moments in (firsts, seconds)]
+    adamw(own, gradients, *wide, *rest, **more)
+    for kept, found in zip((firsts, seconds), wide, strict=True):
+        torch._foreach_copy_(kept, found)
+
+
+@pytest.mark.parametrize("able", [False, True])
+def test_moments_in_bf16_are_those_of_float32_rounded(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step from the same state: the same parameters bit for bit, and half the bytes, as the plan says."""
+    calls: list[int] = []
+    if able:
+        monkeypatch.setattr(
+            optim,
+            "adamw",
+            lambda *given, **more: (calls.append(len(given[0])), _adamw_of_any_width(*given, **more)),
+        )
     sizes = replace(PRESETS["debug"], vocab_size=128)
     configs = [TrainConfig(moments=moments, beta2=0.98) for moments in ("fp32", "bf16")]
     models = [Decoder(sizes) for _ in configs]
@@ -269,12 +287,28 @@ def test_moments_in_bf16_are_those_of_float32_rounded() -> None:
                 assert torch.equal(kept, wide.state[one][name].bfloat16())
                 wide.state[one][name].copy_(kept)
             assert narrow.state[other]["step"] == wide.state[one]["step"] == number + (number < 2)
+    assert calls == ([1] + 4 * [len(group["params"]) for group in narrow.param_groups] if able else [])
     for optimizer, config in ((wide, configs[0]), (narrow, configs[1])):
         moments = [
             value for state in optimizer.state.values() for name, value in state.items() if name != "step"
         ]
         counted = count_tensors(sizes, Layout(1, 1, 1), 1, 1, 16, config)
         assert sum(value.nbytes for value in moments) == counted.optimizer
+
+
+def test_a_kernel_that_reads_moments_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if they were as wide as the parameters."""
+    assert not optim.takes_narrow_moments(torch.device("cpu"))
+    for moved, taken in ((0.5, True), (0.6, False)):
+
+        def kernel(
+            own: Any, _: Any, firsts: Any, seconds: Any, *rest: Any, moved: float = moved, **more: Any
+        ) -> None:
+            for tensors, value in ((own, moved), (firsts, 0.05), (seconds, 0.025)):
+                tensors[0].fill_(value)
+
+        monkeypatch.setattr(optim, "adamw", kernel)
+        assert optim.takes_narrow_moments(torch.device("cpu")) is taken
 
 
 def test_moments_in_bf16_need_betas_that_still_move_them() -> None:

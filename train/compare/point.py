@@ -175,7 +175,9 @@ def _build(job: PointJob, device: Device) -> Trainee:
     mesh = build_mesh(device, Layout(1, 1, 1), TIMEOUT)
     with torch.device("meta"):
         model = Decoder(spec.sizes, loss_chunk=config.loss_chunk, z_loss=config.z_loss)
-    parallelize(model, mesh, Context(), config, device)
+    # Compiling takes longer than most points.
+    settings = replace(config, compile=bool(config.compile))
+    parallelize(model, mesh, Context(), settings, device)
     if job.init_from is None:
         initial = partial(initial_tensor, spec.sizes, spec.seed, truncated=config.init == "truncated")
         materialize(model, device.device, initial)

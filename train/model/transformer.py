@@ -64,7 +64,11 @@ def _flex() -> tuple[Any, Any]:
 
     # Compiled code is otherwise no operation that recomputation could see and save the output of.
     options: Any = {"wrap_inductor_compiled_regions": True}
-    return torch.compile(create_block_mask), torch.compile(flex_attention, options=options)
+    # For each length anew, as blocks are (`train.parallel.mesh`).
+    return (
+        torch.compile(create_block_mask, dynamic=False),
+        torch.compile(flex_attention, dynamic=False, options=options),
+    )
 
 
 def document_ids(tokens: Tensor, eod_id: int) -> Tensor:

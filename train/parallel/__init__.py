@@ -6,6 +6,7 @@
 - mesh.py: a model split over the ranks
 - tensor.py: the products that ranks share
 - context.py: the sequences that ranks share
+- float8.py: products in float8
 - recompute.py: activations that are computed again
 - pipeline.py: the blocks divided over ranks
 """

@@ -11,10 +11,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend
 
 TERA = 1e12
 PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -36,6 +38,17 @@ PEAKS: tuple[tuple[str, float, str], ...] = (
 """(part of the device's name, dense bf16 FLOP/s, source); the first match wins."""
 
 
+HOPPER = 9
+HOPPER_KERNELS = (
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+)
+"""In which order kernels of attention are asked there: torch's own FlashAttention is the second version, which does not
+use what is new in Hopper. A call that one cannot do goes to the next."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One rank's device. `peak` in FLOP/s and `memory` in bytes are None where unknown."""
@@ -51,6 +64,18 @@ class Device:
     def is_gpu(self) -> bool:
         """Whether torch's `cuda` functions apply: NVIDIA by CUDA, AMD by ROCm."""
         return self.device.type == "cuda"
+
+    @property
+    def can_compile(self) -> bool:
+        """Whether torch.compile makes kernels here that are worth their time: by Triton, on a GPU."""
+        return self.is_gpu and find_spec("triton") is not None
+
+    @property
+    def generation(self) -> int:
+        """Of NVIDIA's architectures: 8 of an A100, 9 of an H100; 0 for what is none."""
+        if not self.is_gpu or torch.version.hip is not None:
+            return 0
+        return int(torch.cuda.get_device_properties(self.device.index).major)
 
 
 def peak_of(name: str) -> tuple[float | None, str]:
@@ -77,14 +102,13 @@ def find_device() -> Device:
     os.sched_setaffinity(0, cores_beside("{:04x}:{:02x}:{:02x}.0".format(*place), allowed, ranks))
     peak, source = peak_of(properties.name)
     # "nccl" is also the name of RCCL in torch for ROCm; gloo carries what lives on the host.
-    return Device(
-        torch.device("cuda", index),
-        properties.name,
-        "cpu:gloo,cuda:nccl",
-        peak,
-        source,
-        properties.total_memory,
-    )
+    device = torch.device("cuda", index)
+    found = Device(device, properties.name, "cpu:gloo,cuda:nccl", peak, source, properties.total_memory)
+    if found.generation == HOPPER:
+        torch._C._set_sdp_priority_order(
+            [kernel.value for kernel in HOPPER_KERNELS]
+        )  # no public way for all calls
+    return found
 
 
 def cores_beside(bus: str, allowed: set[int], ranks: int, devices: Path = PCI_DEVICES) -> set[int]:

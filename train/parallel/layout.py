@@ -111,10 +111,14 @@ def check_split(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
     heads and sequences also among those of --context, and no compiled block of --tensor is recomputed as a whole: torch
     2.13 then ends in an AssertionError about what it has saved."""
     ranks = config.tensor
-    whole = any(recomputed(config.checkpointing, block) == "full" for block in range(model.layers))
-    if ranks > 1 and config.compile and whole:
+    if config.compile and _fails_compiled(config, model):
         raise UsageError(
             f"--compile with --tensor does not go with --checkpointing {config.checkpointing}, only with ops or none"
+        )
+    widths = (model.dim, model.hidden, model.attention_dim, model.kv_dim)
+    if config.precision == "float8" and (ranks > 1 or any(width % 16 for width in widths)):
+        raise UsageError(
+            "--precision float8 goes neither with --tensor nor with widths that 16 does not divide"
         )
     both = f"--tensor {ranks}" + (f" x --context {config.context}" if config.context > 1 else "")
     for name, size in {"kv_heads": model.kv_heads, "seq_len": seq_len}.items():
@@ -123,6 +127,16 @@ def check_split(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
     for name, size in {"hidden": model.hidden, "rows of the vocabulary": model.padded_vocab}.items():
         if size % ranks:
             raise UsageError(f"--tensor {ranks} does not divide {name} ({size})")
+
+
+def compiles(config: TrainConfig, model: ModelConfig, *, able: bool) -> bool:
+    """Whether blocks are compiled: as --compile says; untold, where the device is able to and torch does not fail."""
+    return able and not _fails_compiled(config, model) if config.compile is None else config.compile
+
+
+def _fails_compiled(config: TrainConfig, model: ModelConfig) -> bool:
+    whole = (recomputed(config.checkpointing, block) == "full" for block in range(model.layers))
+    return config.tensor > 1 and any(whole)
 
 
 def check_pipeline(config: TrainConfig, model: ModelConfig, batch: Batch) -> None:

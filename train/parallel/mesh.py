@@ -27,7 +27,8 @@ from train.config import TrainConfig
 from train.model.transformer import Decoder
 from train.parallel.context import Context, split_sequences
 from train.parallel.devices import Device
-from train.parallel.layout import Layout
+from train.parallel.float8 import float8_products
+from train.parallel.layout import Layout, compiles
 from train.parallel.recompute import checkpoint_activations
 from train.parallel.tensor import split_matrices
 
@@ -62,7 +63,7 @@ def data_rank(mesh: DeviceMesh, context: int) -> int:
 
 def pass_dtype(config: TrainConfig, device: Device) -> torch.dtype:
     """What matrix products are computed in."""
-    low = config.precision == "bf16" or (config.precision == "auto" and device.is_gpu)
+    low = config.precision in ("bf16", "float8") or (config.precision == "auto" and device.is_gpu)
     return torch.bfloat16 if low else torch.float32
 
 
@@ -70,11 +71,13 @@ def parallelize(
     model: Decoder, mesh: DeviceMesh, context: Context, config: TrainConfig, device: Device
 ) -> None:
     """Apply tensor and context parallelism, checkpointing, compilation and `fully_shard`, in this order, in place."""
+    if config.precision == "float8":
+        float8_products(model, device)
     if mesh["tensor"].size() > 1:
         split_matrices(model, mesh["tensor"])
     split_sequences(model, context)
     checkpoint_activations(model, config.checkpointing)
-    if config.compile:
+    if compiles(config, model.config, able=device.can_compile):
         # Each phase may bring another length: a block is compiled for it anew. Torch would compile it a second time for
         # every length at once, which is slower, and after 8 times not at all.
         torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT

@@ -22,6 +22,7 @@ from train.model.transformer import Decoder
 
 _SAVED_OPS = {
     torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_mm.default,  # in float8
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,

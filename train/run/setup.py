@@ -35,6 +35,7 @@ from train.parallel.layout import (
     bubble,
     check_pipeline,
     check_split,
+    compiles,
     solve_layout,
     split_layers,
     stages_per_rank,
@@ -241,4 +242,5 @@ def _attention(plan: Plan, device: Device) -> str:
         device.device,
         documents=plan.config.attention == "document",
     )
-    return f"a token sees {seen[plan.config.attention]}; kernel {kernel}"
+    blocks = "compiled" if compiles(plan.config, plan.model, able=device.can_compile) else "not compiled"
+    return f"a token sees {seen[plan.config.attention]}; kernel {kernel}; blocks are {blocks}"

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from train.config import TrainConfig, recomputed
 from train.model.sizes import ModelConfig
-from train.parallel.layout import Layout, passes_in_memory, split_layers, stages_per_rank
+from train.parallel.layout import Layout, compiles, passes_in_memory, split_layers, stages_per_rank
 
 HEADROOM = 0.9
 """Part of a device's memory that a plan fills: the rest is for the context, the libraries and fragmentation."""
@@ -85,7 +85,8 @@ def _activations(
     again while its backward pass runs."""
     # What attention gives is kept with all tokens of some heads, and again with some tokens of all heads.
     twice = model.attention_dim * width // layout.tensor if layout.context > 1 else 0
-    full = block_bytes_per_token(model, layout.tensor, width, config.compile) + twice
+    compiled = compiles(config, model, able=True)
+    full = block_bytes_per_token(model, layout.tensor, width, compiled) + twice
     inputs = model.dim * width // layout.tensor
     # Of `ops` every product's output, the attention's log-sum and the block's input.
     split = (2 * model.attention_dim + 2 * model.kv_dim + 2 * model.hidden) * width + 4 * model.heads

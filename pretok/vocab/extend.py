@@ -12,7 +12,6 @@ number those that are not there after the new entries.
 from __future__ import annotations
 
 import heapq
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import numpy.typing as npt
 
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
-from pretok.base.storage import write_json
+from pretok.base.storage import copy_file, write_json
 from pretok.base.vocab_map import FILE_NAME, MapEnd, write_map
 from pretok.kernels.pretokenize import PATTERNS, word_ends
 from pretok.tokenizer.reference import split_of
@@ -160,16 +159,10 @@ def without(old: Vocabulary, gone: Collection[int]) -> Vocabulary:
 def write_extended(
     folder: Path, old: Vocabulary, merges: Merges, size: int, gone: Collection[int] = ()
 ) -> Vocabulary:
-    """Write the tokenizer of at most `size` entries, the files that stood beside the old one, and the map.
+    """Write the tokenizer of `size` entries, the files that stood beside the old one, and the map.
 
-    size: as if none were `gone`, whose ids the first new entries take. UsageError where these are fewer.
+    size: as if none were `gone`, whose ids the first new entries take.
     """
-    size = min(size, len(merges.tokens))
-    if size - old.size < len(gone):
-        raise UsageError(
-            f"the words hold {size - old.size:,} new entries, fewer than the {len(gone):,} to be replaced; give more "
-            "text or a smaller --add"
-        )
     kept = without(old, gone).data["model"]
     pairs = [(to_characters(left), to_characters(right)) for left, right in merges.first(size)]
     texts = bool(kept["merges"]) and isinstance(kept["merges"][0], str)
@@ -182,11 +175,10 @@ def write_extended(
     folder.mkdir(parents=True, exist_ok=True)
     for name in BESIDE:
         if (beside := old.path.with_name(name)).is_file():
-            shutil.copyfile(beside, folder / name)
+            copy_file(beside, folder / name)
     if not (folder / CONFIG_FILE).exists():
-        roles = {"eos_token": old.tokens[old.eod_id], "pad_token": old.tokens[old.eod_id]}
-        config = {**roles, "model_max_length": 10**30, "tokenizer_class": "PreTrainedTokenizerFast"}
-        write_json(folder / CONFIG_FILE, config | {"clean_up_tokenization_spaces": False})
+        roles = dict.fromkeys(("eos_token", "pad_token"), old.tokens[old.eod_id])
+        write_json(folder / CONFIG_FILE, {**roles, "tokenizer_class": "PreTrainedTokenizerFast"})
     write_json(folder / TOKENIZER_FILE, data)
     made = load_vocab(folder, old.eod_id, old.bos_id)
     ends = MapEnd(old.size, old.fingerprint), MapEnd(made.size, made.fingerprint)

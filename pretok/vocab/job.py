@@ -238,17 +238,20 @@ def train_vocabularies(
     special = vocab.special_tokens
     nested = vocab.other_sizes
     sizes = dict.fromkeys((vocab.size, *nested, *OTHER_SIZES))
-    buffer, tally = _lay_out(counts, vocab, None if old is None else without(old, gone))
+    buffer, tally = lay_out(counts, vocab, None if old is None else without(old, gone))
     made = {}
-    if old is not None and gone:
+    if old is not None:
         merges = extend_merges(buffer, *tokens_of(old), vocab.added)
+        if (found := len(merges.tokens) - old.size) < vocab.added:
+            raise UsageError(
+                f"the words hold {found:,} new entries, fewer than the {vocab.added:,} to be added: no two tokens are "
+                f"left to merge inside any word; give --add {found}, more text, or a smaller --min-count"
+            )
         made[vocab.size] = write_extended(folder, old, merges, old.size + vocab.added, gone)
-    elif old is not None:
-        merges = extend_merges(buffer, *tokens_of(old), vocab.added)
-        made[vocab.size] = write_extended(folder, old, merges, vocab.size)
-        made[old.size], *steps = old, *steps_of(old.size, made[vocab.size].size)
-        for size in steps:
-            made[size] = write_extended(folder / STATE / str(size), old, merges, size)
+        if not gone:
+            made[old.size], *steps = old, *steps_of(old.size, vocab.size)
+            for size in steps:
+                made[size] = write_extended(folder / STATE / str(size), old, merges, size)
     else:
         merges = train_merges(buffer, vocab_size=max(sizes), special_tokens=len(special))
         for size in sizes:
@@ -259,13 +262,12 @@ def train_vocabularies(
     if made[vocab.size].size < vocab.size:
         console.notice(
             f"the counts allow {made[vocab.size].size:,} entries, not the {vocab.size:,} asked for: no two tokens are "
-            f"left to merge inside any word; give more text, a smaller {'--add' if old else '--vocab-size'} or a "
-            "smaller --min-count"
+            "left to merge inside any word; give more text, a smaller --vocab-size or a smaller --min-count"
         )
     return made, tally
 
 
-def _lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple[SymbolBuffer, Tally]:
+def lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple[SymbolBuffer, Tally]:
     """The words to merge, as bytes or as the old vocabulary cuts them, laid out bucket by bucket, as all of them would
     take a third of what merging takes.
 

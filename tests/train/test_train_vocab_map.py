@@ -7,17 +7,18 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support import needs
 
-torch = pytest.importorskip("torch")
+torch = needs("torch")
 
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.base.storage import read_json, write_json
 from pretok.base.vocab_map import FILE_NAME, MapEnd, read_map, write_map
 from tests.train_support import add_tokenizer, filled, tiny_config
-from train.checkpoint.export import exported_tensors, tokenizer_fingerprint, transformers_config
+from train.checkpoint.export import export, exported_tensors, tokenizer_fingerprint, transformers_config
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, initial_tensor
 from train.run import loop
@@ -94,7 +95,17 @@ def test_a_run_begins_with_it(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match=r"is another tokenizer than that of the model .* begins with"):
         train(vocab_map=ours)
     (tmp_path / "model" / "tokenizer.json").unlink()
-    train(vocab_map=ours)
+    train(vocab_map=ours, lr=0.0)
+    out, made = tmp_path / "exported", {int(row): parts for row, parts in ROWS.items()}
+    export([tmp_path / "run" / "checkpoints" / "step-00000001"], None, out, None)
+    assert (out / "tokenizer.json").read_bytes() == (tmp_path / "shards" / "tokenizer.json").read_bytes()
+    before = load_file(tmp_path / "model" / "model.safetensors")["model.embed_tokens.weight"]
+    after = load_file(out / "model.safetensors")["model.embed_tokens.weight"]
+    assert after.shape[0] == 60
+    for row in range(60):
+        assert torch.equal(after[row], before[list(made[row])].mean(0) if row in made else before[row])
+    opens = needs("transformers").AutoModelForCausalLM.from_pretrained(str(out))
+    assert opens.config.vocab_size == 60
     checkpoint = str(tmp_path / "run" / "checkpoints" / "step-00000001")
     with pytest.raises(UsageError, match="is a checkpoint; write its model with train export"):
         train(

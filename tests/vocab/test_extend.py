@@ -127,10 +127,15 @@ def slow_extension(old: Tokenizer, texts: list[str], add: int) -> list[tuple[byt
 def test_pairs_that_spell_an_old_token_and_added_tokens_are_left_alone() -> None:
     tokens = [b"a", b"b", b"c", b"d", b"ab", b"bc", b"abc", b""]
     words = [([0, 5], 10), ([3, 0, 5], 3), ([7, 3], 20)]  # a|bc, d|a|bc, and an added token before d
-    writer = BufferWriter()
-    for word, count in words:
-        writer.add_tokens(np.array(word, np.int32), np.array([0, len(word)]), np.array([count]))
-    merges = extend_merges(writer.buffer(), tokens, np.arange(8) == 7, 10)
+
+    def merged(names: list[bytes], apart: list[bool]) -> Any:
+        writer = BufferWriter()
+        for word, count in words:
+            writer.add_tokens(np.array(word, np.int32), np.array([0, len(word)]), np.array([count]))
+        return extend_merges(writer.buffer(), names, np.array(apart), 10)
+
+    merges = merged(tokens, [False] * 7 + [True])
+    assert not merged([*tokens, b"da"], [False] * 7 + [True, True]).first(100)  # it would be an added token
     assert merges.first(100) == [(b"d", b"a"), (b"da", b"bc")]
     assert merges.products.tolist() == [8, 9]
 
@@ -255,6 +260,10 @@ def appended(data: dict[str, Any]) -> None:
     data["model"]["vocab"]["perche"] = len(data["model"]["vocab"])
 
 
+def merge_of_nothing(data: dict[str, Any]) -> None:
+    data["model"]["merges"].append(["a", "perche"])
+
+
 def one_word(data: dict[str, Any]) -> None:
     data["added_tokens"][-1]["content"] = "EOS"
 
@@ -270,6 +279,7 @@ def other_words(data: dict[str, Any]) -> None:
         (byte_fallback, {}, "is not byte-level"),
         (other_words, {}, "by a pattern that is not known here"),
         (one_word, {}, "'EOS' is one word"),
+        (merge_of_nothing, {}, "perche"),
         (None, {"pattern": "gpt2"}, "by the pattern cl100k, .* give --pattern cl100k"),
         (None, {"eod": "</s>"}, "has no end-of-document token </s>"),
         (None, {"superwords": 100}, "superwords and extend do not go together"),
@@ -363,13 +373,15 @@ def test_a_model_whose_matrices_do_not_fit_is_named(folder: Path, tmp_path: Path
     assert any("does not say what rows cost" in text for text in told.notices)
 
 
-def test_more_entries_than_the_words_hold_are_told(folder: Path, tmp_path: Path, here: Engine) -> None:
+@pytest.mark.parametrize("replace", [False, True])
+def test_more_entries_than_the_words_hold_are_refused(
+    folder: Path, tmp_path: Path, here: Engine, replace: bool
+) -> None:
     old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
-    told = Told()
-    made = recipe(folder, pattern="cl100k", extend=str(old), add=60_000)
-    report = run_build_vocab(made, here, told)
-    assert report.vocabulary.size < report.vocabulary.asked
-    assert any("entries, not the" in text and "a smaller --add" in text for text in told.notices)
+    made = recipe(folder, pattern="cl100k", extend=str(old), add=60_000, replace=replace)
+    with pytest.raises(UsageError, match="that can be replaced; give --add" if replace else "the words hold"):
+        run_build_vocab(made, here, SILENT)
+    assert not list(made.vocab_dir.rglob("*.json"))
 
 
 def test_a_damaged_map_is_named(folder: Path, tmp_path: Path, here: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import types
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.base.storage import read_lines
 from tests.train_support import tiny_config
+from train.checkpoint import save
 from train.checkpoint.meta import Identity, Meta, RunState, TokenizerOrigin
 from train.checkpoint.save import to_keep
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
 from train.run import loop
+from train.run.start import Run
+from train.steps.step import Readback
 
 losses = st.none() | st.floats(0, 10)
 
@@ -57,6 +61,29 @@ def test_retention_in_a_run(shards: Path, tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "run/checkpoints").glob("step-*"))
     assert names == ["step-00000004", "step-00000008", "step-00000009"]
     assert (tmp_path / "run/checkpoints/latest").read_text() == "step-00000009\n"
+
+
+def test_training_goes_on_while_an_old_checkpoint_is_deleted(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files may be many on a slow file system; the end of the run waits for it."""
+    delete, record, passed = save._delete, loop._record, threading.Event()
+    waits: list[bool] = []
+
+    def slow(path: Path) -> None:
+        waits.append(passed.wait(20))
+        delete(path)
+
+    def noting(run: Run, done: Readback) -> None:
+        record(run, done)
+        if run.progress.step > 6:
+            passed.set()
+
+    monkeypatch.setattr(save, "_delete", slow)
+    monkeypatch.setattr(loop, "_record", noting)
+    loop.train(tiny_config(shards, tmp_path, steps=8, save_every="2", keep_last=1))
+    assert waits == [True] * 3
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-00000008"]
 
 
 def test_what_was_just_saved_stays_beside_a_damaged_newer_one(

@@ -15,6 +15,7 @@ import pytest
 from support import needs
 
 torch = needs("torch")
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 from pretok.base.errors import IntegrityError, Stopped
@@ -23,7 +24,7 @@ from tests.train_support import random_shards, reseal, run_ranks, tiny_config
 from train.__main__ import main
 from train.checkpoint import save, saved
 from train.checkpoint.export import export
-from train.checkpoint.restore import Reader
+from train.checkpoint.restore import Reader, restore
 from train.checkpoint.saved import SummedWriter, read_meta
 from train.config import TrainConfig
 from train.run import loop
@@ -290,6 +291,42 @@ def test_a_save_that_fails_is_tried_again_while_the_run_goes_on(
     assert (folder / "latest").read_text() == "step-00000005\n"
     assert not list(folder.glob(".*"))
     main(["verify", config.out])
+
+
+def test_the_plan_of_a_save_is_made_once(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is saved by it is what a run that saves once has; the next run of the process plans anew."""
+    original, plans = DefaultSavePlanner._create_global_plan, []
+
+    def plan(self: DefaultSavePlanner, every: Any) -> Any:
+        plans.append(len(every))
+        return original(self, every)
+
+    monkeypatch.setattr(DefaultSavePlanner, "_create_global_plan", plan)
+    found = []
+    for often in ("1", "4"):
+        loop.train(settings(trained.parent, tmp_path / often, save_every=often))
+        found.append(read_tensors(tmp_path / often / "checkpoints/step-00000004"))
+    assert plans == [1, 1]
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_ranks_whose_plans_are_kept_save_what_they_have(trained: Path) -> None:
+    """The second checkpoint of two ranks is by the plan of the first, and other numbers."""
+    first, second = (read_tensors(trained / f"checkpoints/step-0000000{step}") for step in (2, 4))
+    assert first.keys() == second.keys()
+    moved = [name for name, value in first.items() if not torch.equal(value, second[name])]
+    assert len(moved) > len(first) / 2
+
+
+def read_tensors(checkpoint: Path) -> dict[str, Any]:
+    """All of a checkpoint by name."""
+    reader = Reader(checkpoint)
+    state = {name: torch.empty(of.size) for name, of in reader.read_metadata().state_dict_metadata.items()}
+    restore(state, reader)
+    return state
 
 
 def test_saves_that_keep_failing_stop_the_run(

@@ -11,13 +11,14 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -30,7 +31,7 @@ from pretok.base.units import duration
 from train.checkpoint import HungSave
 from train.checkpoint.meta import Meta, read_meta, write_meta
 from train.checkpoint.restore import first_failure, open_checkpoint, restore
-from train.checkpoint.saved import LATEST, SummedWriter, complete_checkpoints
+from train.checkpoint.saved import LATEST, SummedWriter, cached_planner, complete_checkpoints
 from train.config import TrainConfig, parse_save_every
 from train.parallel.group import first_problem
 
@@ -94,6 +95,9 @@ class Checkpoints:
         # Its own group: a save talks while training talks. A rank that writes slowly keeps the others waiting in it.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.timeout))
         self._rank = dist.get_rank()
+        self._deletes = ThreadPoolExecutor(1)  # a file system may need minutes for it
+        self._deleted: Future[None] | None = None
+        self._planner = f"{uuid4()}"
         self._stager = DefaultStager(StagingOptions(pinned, False, False, pinned))
         if self._rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
@@ -154,6 +158,7 @@ class Checkpoints:
         future: Any = async_save(
             state,
             storage_writer=writer,
+            planner=cached_planner(self._planner),
             process_group=self._group,
             async_stager=self._stager,
         )
@@ -185,7 +190,10 @@ class Checkpoints:
                 self._finish(self._pending)
 
     def close(self) -> None:
-        """Free the staging memory."""
+        """Free the staging memory, and wait until what is no longer kept is deleted."""
+        self._deletes.shutdown()
+        if self._deleted is not None:
+            self._deleted.result()
         self._stager.close()
 
     def _temporary(self, step: int) -> Path:
@@ -251,8 +259,7 @@ class Checkpoints:
         size = sum(record.size for record in files.values()) / 1e9
         self._report(f"saved {final} ({size:.2f} GB in {self.save_seconds:.1f} s)")
         self._name_latest(final)
-        with self._telling("cannot be tidied", self.folder):
-            self._retain(final)
+        self._deleted = self._deletes.submit(self._retain, final)
         return None
 
     def _name_latest(self, checkpoint: Path) -> None:
@@ -261,13 +268,15 @@ class Checkpoints:
             file.write(checkpoint.name + "\n")
 
     def _retain(self, newest: Path) -> None:
-        """Delete what the rule does not keep, never the `newest`, which is durable: one good one always stays."""
+        """Delete what the rule does not keep, never the `newest`, which is durable: one good one always stays. Beside
+        training."""
         metas = {}
-        for path in complete_checkpoints(self.folder):
-            try:
-                metas[path] = read_meta(path)
-            except PretokError as error:
-                self._report(f"not counted among the checkpoints, and not deleted: {error}")
+        with self._telling("cannot be tidied", self.folder):
+            for path in complete_checkpoints(self.folder):
+                try:
+                    metas[path] = read_meta(path)
+                except PretokError as error:
+                    self._report(f"not counted among the checkpoints, and not deleted: {error}")
         for path in sorted(set(metas) - to_keep(metas, self._config) - {newest}):
             with self._telling("is no longer needed and cannot be deleted", path):
                 _delete(path)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -148,6 +149,14 @@ class _SummedResult(WriteResult):
     """What a rank tells the first one of an item it wrote, and of the file it wrote it to."""
 
     file: tuple[str, FileRecord]
+
+
+def cached_planner(run: str) -> DefaultSavePlanner:
+    """torch's planner of a save, which from the second one of a run on makes no plan anew and sends none. run: what no
+    other run of this process is called, as torch keeps plans by the name of the class."""
+    planner = DefaultSavePlanner(enable_plan_caching=True)
+    planner._cached_plans_key = run
+    return planner
 
 
 class SummedWriter(FileSystemWriter):

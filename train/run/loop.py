@@ -323,7 +323,7 @@ def _save(run: Run) -> None:
         return
     _check_folder(run)
     with run.goodput.spent("saving"):
-        size = global_norm(run.trainee.parameters, run.trainee.groups).item()
+        size = global_norm(run.trainee.parameters, run.trainee.share).item()
         if not torch.isfinite(torch.tensor(size)):
             raise PretokError(f"parameters are not finite after step {progress.step}; nothing was saved")
         meta = Meta(

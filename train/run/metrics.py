@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,13 @@ from train.run.report import STEP_SILENCE, Reporter, clock
 
 @cache
 def provenance() -> dict[str, Any]:
-    """Code version, software and machine of this process, as JSON values."""
+    """Code version, software and machine of this process, as JSON values. The version is that of the start, and null on
+    ranks above 0, whose word nobody asks for: a thousand of git at a time would be a load on the file system."""
     describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:  # no git on this node
-        commit = ""
+    commit = ""
+    if os.environ.get("RANK", "0") == "0":
+        with suppress(OSError):  # no git on this node
+            commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
     names = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "WORLD_SIZE", "HOSTNAME", "CUDA_VISIBLE_DEVICES")
     return {
         "commit": commit or None,

@@ -148,27 +148,17 @@ def local_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class NormGroups:
-    """The ranks that hold different pieces of the parameters; None where one rank holds all. replicate: those that
-    hold the same.
+class NormShare:
+    """What this rank adds to a norm over all ranks. replicas: how many ranks hold each piece of it; whole: whether it
+    counts what tensor ranks all have."""
 
-    Kept, because slicing a mesh in every step costs the host more than the step's bookkeeping.
-    """
-
-    shard: dist.ProcessGroup | None
-    tensor: dist.ProcessGroup | None
-    pipeline: dist.ProcessGroup | None
-    replicate: dist.ProcessGroup | None
-    tensor_rank: int
+    replicas: int
+    whole: bool
 
     @classmethod
-    def of(cls, mesh: DeviceMesh) -> NormGroups:
-        """Groups of a mesh with the dimensions (pipeline, replicate, shard, tensor)."""
-        shard, tensor, pipeline, replicate = (
-            mesh[name].get_group() if mesh[name].size() > 1 else None
-            for name in ("shard", "tensor", "pipeline", "replicate")
-        )
-        return cls(shard, tensor, pipeline, replicate, mesh["tensor"].get_local_rank())
+    def of(cls, mesh: DeviceMesh) -> NormShare:
+        """Of a mesh with the dimensions (pipeline, replicate, shard, tensor)."""
+        return cls(mesh["replicate"].size(), mesh["tensor"].get_local_rank() == 0)
 
 
 def _is_split(tensor: DTensor, dimension: str) -> bool:
@@ -177,26 +167,21 @@ def _is_split(tensor: DTensor, dimension: str) -> bool:
     return dimension in names and not tensor.placements[names.index(dimension)].is_replicate()
 
 
-def global_norm(tensors: Sequence[Tensor], groups: NormGroups) -> Tensor:
+def global_norm(tensors: Sequence[Tensor], share: NormShare) -> Tensor:
     """Euclidean norm of all ranks' pieces together, a float32 scalar on the tensors' device.
 
-    A tensor that is not split over the mesh dimension "tensor" is counted by one of its ranks only. Replicas take the
-    mean of theirs: a step that one of them skips and another does not would leave them with different models.
+    One collective over all ranks, whose result has the same bits on all of them, so that all decide alike: a step that
+    one rank skips and another does not would leave them with different models. Replicas take the mean of theirs.
     """
     counted = [
         tensor
         for tensor in tensors
-        if groups.tensor_rank == 0 or (isinstance(tensor, DTensor) and _is_split(tensor, "tensor"))
+        if share.whole or (isinstance(tensor, DTensor) and _is_split(tensor, "tensor"))
     ]
-    local = local_tensors(counted)
-    total = torch.stack([norm.float().square() for norm in torch._foreach_norm(local)]).sum()
-    for group in (groups.shard, groups.tensor, groups.pipeline):
-        if group is not None:
-            dist.all_reduce(total, group=group)
-    if groups.replicate is not None:
-        dist.all_reduce(total, group=groups.replicate)
-        total /= dist.get_world_size(groups.replicate)
-    return total.sqrt()
+    norms = torch._foreach_norm(local_tensors(counted))
+    total = torch.stack([norm.float().square() for norm in norms]).sum()
+    dist.all_reduce(total)
+    return (total / share.replicas).sqrt()
 
 
 @dataclass
@@ -257,7 +242,7 @@ class Guard:
 def update(
     optimizer: torch.optim.AdamW,
     parameters: Sequence[nn.Parameter],
-    groups: NormGroups,
+    share: NormShare,
     guard: Guard,
     config: TrainConfig,
     rate: float,
@@ -268,7 +253,7 @@ def update(
     Returns the gradient norm before clipping, on the device.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = global_norm(gradients, groups)
+    norm = global_norm(gradients, share)
     skip = guard.judge(norm, loss, config)
     if config.clip:
         torch._foreach_mul_(local_tensors(gradients), (config.clip / (norm + 1e-6)).clamp(max=1.0))

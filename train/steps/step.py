@@ -24,7 +24,7 @@ from train.parallel.context import Context
 from train.parallel.layout import Batch
 from train.parallel.mesh import gradient_sync
 from train.parallel.pipeline import Pipeline
-from train.steps.optim import Guard, NormGroups, build_optimizer, update
+from train.steps.optim import Guard, NormShare, build_optimizer, update
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Trainee:
     optimizer: torch.optim.AdamW
     guard: Guard
     mesh: DeviceMesh
-    groups: NormGroups
+    share: NormShare
     context: Context
     batch: Batch
     config: TrainConfig
@@ -59,9 +59,9 @@ class Trainee:
         """Before the first step: an optimizer without moments, a guard that has seen nothing."""
         parameters, optimizer = list(model.parameters()), build_optimizer(model, config)
         guard = Guard.fresh(torch.device("cpu") if config.offload else device)
-        groups = NormGroups.of(mesh)
+        share = NormShare.of(mesh)
         data = device, eod_id, seq_len
-        return cls(model, parameters, optimizer, guard, mesh, groups, context, batch, config, *data)
+        return cls(model, parameters, optimizer, guard, mesh, share, context, batch, config, *data)
 
     def documents(self, inputs: Tensor) -> Tensor | None:
         """Document ids of (n, L) inputs when attention is to stay inside documents."""
@@ -161,7 +161,7 @@ def train_step(
     norm = update(
         trainee.optimizer,
         trainee.parameters,
-        trainee.groups,
+        trainee.share,
         trainee.guard,
         trainee.config,
         rate,

@@ -34,7 +34,7 @@ ABOVE = {
     "[train]": "The flags of `train`, with `_` for `-`; what `pretok run` made (`shards`, `mix`) need not be named.\n"
     "`[[train.phases]]` changes settings in mid-run: `at`, the tokens at which it begins, and any of\n"
     + ", ".join(f"`{name}`" for name in IN_PHASES)
-    + " ([training](training.md)).",
+    + ".",
     "[[sources.NAME.append]]": "Each such table becomes shards behind those that are there; all else is as in the\n"
     "source ([append](add-a-source.md#append-to-a-source)).",
     "[slurm]": "What `pretok submit` needs beside a profile; its options win.",
@@ -85,17 +85,15 @@ def page() -> str:
     for heading, table in TABLES.items():
         lines += ["", f"## `{heading}`" if heading else "## Above the tables", ""]
         lines += [ABOVE[heading], ""] if heading in ABOVE else []
-        lines += ["| key | type | default | example | | see |", "|---|---|---|---|---|---|"]
-        for key in keys_of(table):
+        keys = list(keys_of(table))
+        links = [f"[{PAGES.get(key.page, key.page[:-3])}]({key.page})" for key in keys]
+        several = len(set(links)) > 1
+        lines += [] if several else [f"See {links[0]}.", ""]
+        lines += ["| key | type | default | example | |" + several * " see |", "|---" * (5 + several) + "|"]
+        for key, link in zip(keys, links, strict=True):
             default = "must be given" if key.needed else f"`{key.default}`" if key.default else "none"
-            cells = (
-                f"`{key.name}`",
-                key.kind,
-                default,
-                f"`{key.example}`",
-                key.text,
-                f"[{PAGES.get(key.page, key.page[:-3])}]({key.page})",
-            )
+            example = f"`{key.example}`" if key.example != key.default else ""
+            cells = (f"`{key.name}`", key.kind, default, example, key.text) + several * (link,)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 

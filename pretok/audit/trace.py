@@ -153,7 +153,7 @@ def readings(traced: Traced, name: str, split: str, document: int) -> list[Readi
     found = []
     for position, epoch, index in view.positions(name, start, end).tolist():
         if position in traced.positions:
-            begins = view.cut(name, epoch) + index * length
+            begins = view.cut(name, epoch, index) + index * length
             first, last = max(start, begins), min(end, begins + length + 1)
             step = traced.step_of(position)
             done = None if step is None else step <= traced.steps
@@ -167,7 +167,7 @@ def passages(traced: Traced, position: int) -> Iterator[Passage]:
     if not 0 <= position < len(view):
         raise UsageError(f"there is no position {position}; the stream has {len(view)}, from 0")
     source, epoch, index = view.origin(position)
-    start = view.cut(source, epoch) + index * view.seq_len
+    start = view.cut(source, epoch, index) + index * view.seq_len
     end = start + view.seq_len + 1
     before = numbered = 0
     for shard in traced.manifest.of(source, view.mix.split):

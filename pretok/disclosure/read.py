@@ -33,9 +33,9 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What is read of the flat tokens of a source in epochs that are cut alike. cut: at which token they begin;
-    seq_len: of a sequence; whole: epochs that are complete; part: (n,) how often each of the n sequences was read
-    besides: not at all, once, or twice where the reading neither begins nor ends with an epoch."""
+    """What is read of the flat tokens of a source in parts of epochs that are cut alike. cut: at which token they
+    begin; seq_len: of a sequence; whole: epochs that are complete; part: (n,) how often each of the n sequences was
+    read besides: not at all, once, or twice where the reading neither begins nor ends with an epoch."""
 
     cut: int
     seq_len: int
@@ -189,27 +189,28 @@ def _reading(name: str, spans: list[tuple[View, int, int]]) -> SourceReading:
         size = next((entry.sequences for entry in view.mix.sources if entry.name == name), None)
         if size is not None:
             low, high = (view.prefix_counts(length)[name] for length in (first, end))
-            coverage += _coverage(view, name, size, low, high)
+            coverage += _coverage(view, name, low, high)
             sizes.add(size)
             taken, epochs = taken + high - low, epochs + ((high - low) / size if size else 0)
     of = min(sizes) if len(sizes) == 1 else None
     return SourceReading(taken, of, None if sizes == {0} else epochs, tuple(coverage))
 
 
-def _coverage(view: View, name: str, size: int, low: int, high: int) -> list[Coverage]:
-    """What of a source its `low`-th to `high - 1`-th sequences are, of `size` that it has; by where epochs are cut."""
-    found: dict[int, Coverage] = {}
-    nothing = np.broadcast_to(np.uint8(0), size)
-    while low < high:
-        epoch, end = low // size, min(high, low - low % size + size)
-        cut = view.cut(name, epoch)
-        one = found.get(cut) or Coverage(cut, view.seq_len, 0, nothing)
-        if end - low == size:
-            found[cut] = replace(one, whole=one.whole + 1)
-        else:
-            part = one.part.copy()
-            for at in range(low, end, BLOCK):
-                part[view.drawn(name, at, min(at + BLOCK, end))] += 1
-            found[cut] = replace(one, part=part)
-        low = end
+def _coverage(view: View, name: str, low: int, high: int) -> list[Coverage]:
+    """What of a source its `low`-th to `high - 1`-th sequences are; by where epochs are cut."""
+    found: dict[tuple[int, int], Coverage] = {}
+    for epoch in range(view.epoch(name, low), view.epoch(name, high - 1) + 1 if low < high else 0):
+        begin, parts = view.begin(name, epoch), view.parts(name, epoch)
+        size = parts[-1][1]
+        start, end = max(low, begin), min(high, begin + size)
+        drawn = np.zeros(size if end - start < size else 0, np.uint8)
+        for at in range(start, end, BLOCK) if len(drawn) else ():
+            drawn[view.drawn(name, at, min(at + BLOCK, end))] += 1
+        for first, stop, cut in parts:
+            nothing = np.broadcast_to(np.uint8(0), stop - first)
+            one = found.get((cut, stop - first)) or Coverage(cut, view.seq_len, 0, nothing)
+            if len(drawn):
+                found[cut, stop - first] = replace(one, part=one.part + drawn[first:stop])
+            else:
+                found[cut, stop - first] = replace(one, whole=one.whole + 1)
     return list(found.values())

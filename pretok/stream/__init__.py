@@ -13,10 +13,12 @@ read, and the number of open files is bounded. numpy, msgspec and the standard l
 
 In this folder:
 
-    order.py        which sequence stands where: integer arithmetic and permutations
+    order.py        which sequence stands where: integer arithmetic
+    permutation.py  keyed permutations, by which an epoch is shuffled
     quota.py        weights -> whole sequences by source
     mix_file.py     a mix and its file
     tapes.py        where the sequences of a source lie
+    growth.py       sources that grow while they are read
     flat_tokens.py  many shards as one array of tokens
     loader.py       the part of each batch that a rank reads
     digests.py      what was read, as one number
@@ -238,20 +240,34 @@ class View:
             raise IndexError(f"tokens {first} to {end}; source {source} has {held.tokens}")
         found = [np.empty((0, 3), np.int64)]
         for epoch in range(self._order.epochs(number) if first < end else 0):
-            cut = self.cut(source, epoch)
-            low = max(first - cut - 1, 0) // self.seq_len
-            high = min((end - 1 - cut) // self.seq_len + 1, held.sequences)
-            sequences = np.arange(low, high)
-            at = self._order.positions(number, epoch, sequences)
-            found.append(np.column_stack([at, np.full_like(at, epoch), sequences])[at >= 0])
+            for start, stop, token in self._order.parts(number, epoch):
+                low = start + max(first - token - 1, 0) // self.seq_len
+                high = min(start + (end - 1 - token) // self.seq_len + 1, stop)
+                sequences = np.arange(low, high)
+                at = self._order.positions(number, epoch, sequences)
+                found.append(np.column_stack([at, np.full_like(at, epoch), sequences])[at >= 0])
         rows = np.concatenate(found)
         return rows[np.argsort(rows[:, 0])]
 
-    def cut(self, source: str, epoch: int) -> int:
+    def cut(self, source: str, epoch: int, sequence: int = 0) -> int:
         """Where an epoch of a source begins: its sequence i holds the source's tokens cut + i * seq_len to
-        cut + (i + 1) * seq_len, both included. UsageError for an unknown source."""
-        number = np.array([self._number(source)])
-        return int(self._order.cuts(number, np.array([index(epoch)]))[0])
+        cut + (i + 1) * seq_len, both included. Sequences of what was appended in the epoch have another cut than its
+        first. UsageError for an unknown source."""
+        number, of, at = (np.array([index(one)]) for one in (self._number(source), epoch, sequence))
+        return int(self._order.cuts(number, of, at, self.seq_len)[0])
+
+    def parts(self, source: str, epoch: int) -> list[tuple[int, int, int]]:
+        """(first, end, token): sequences `first` to `end - 1` of an epoch follow each other from a token of the source
+        on. One part, and one more for each time that the source was appended to in the epoch."""
+        return self._order.parts(self._number(source), index(epoch))
+
+    def epoch(self, source: str, drawn: int) -> int:
+        """In which epoch a source gives its `drawn`-th sequence, from 0. UsageError for an unknown source."""
+        return self._order.epoch(self._number(source), index(drawn))
+
+    def begin(self, source: str, epoch: int) -> int:
+        """How many sequences a source gives before an epoch. UsageError for an unknown source."""
+        return self._order.begin(self._number(source), index(epoch))
 
     def prefix_counts(self, length: int) -> dict[str, int]:
         """How many of the first `length` positions each source has; 0 <= length <= len."""
@@ -310,4 +326,4 @@ class View:
             zeros = np.zeros_like(positions)
             return self._tape.pieces(zeros, zeros, positions)
         source, epoch, number = self._order.locate(positions)
-        return self._tape.pieces(source, self._order.cuts(source, epoch), number)
+        return self._tape.pieces(source, self._order.cuts(source, epoch, number, self.seq_len), number)

@@ -17,7 +17,7 @@ from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest
-from pretok.stream.mix_file import Earlier, Mix, check_sources, load_mix, parse_mix
+from pretok.stream.mix_file import Earlier, Mix, check_sources, load_mix, mix_sources, parse_mix
 
 _CHECKPOINT = re.compile(r"step-\d{8}")
 
@@ -55,11 +55,11 @@ def _stages(mix: Mix) -> list[list[tuple[str, int, int]]]:
     """Name, tokens and quota of the sources of each stage, in the order that decides between equal times."""
     return [
         [
-            (source.name, source.tokens, quota)
-            for source, quota in zip(mix.sources, quotas, strict=True)
+            (source.name, tokens, quota)
+            for source, tokens, quota in zip(mix.sources, held, quotas, strict=False)
             if quota
         ]
-        for quotas in mix.stages
+        for quotas, held in zip(mix.stages, mix.held, strict=True)
     ]
 
 
@@ -80,8 +80,11 @@ def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = Non
     if mix.manifest != manifest.fingerprint:
         earlier = mix.earlier
         if not earlier or earlier[-1].length < at:
-            earlier = (*earlier, Earlier(mix.manifest, at))
-        mix = replace(mix, manifest=manifest.fingerprint, earlier=earlier)
+            held = tuple(source.tokens for source in mix.sources)
+            earlier = (*earlier, Earlier(mix.manifest, at, held))
+        names = [source.name for source in mix.sources]
+        sources = mix_sources(manifest, mix.split, mix.seq_len, names, mix.cuts)
+        mix = replace(mix, manifest=manifest.fingerprint, earlier=earlier, sources=sources)
     return mix
 
 

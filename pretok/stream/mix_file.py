@@ -11,7 +11,9 @@ file. numpy, msgspec and the standard library only.
     sources     [{name, tokens, sequences}]    what the shards hold, in the order of quotas
     stages      [{quotas: [n, ...], length}]   sequences that each source gives; `length` only where the next stage
                                                begins after so many positions, before all quotas are given
-    earlier     [{manifest, length}]           only where the shards have grown since a mix that this one goes on with
+    earlier     [{manifest, length, tokens}]   only where the shards have grown since a mix that this one goes on with:
+                                               until that position each source held so many tokens; those that came
+                                               later are left out
     report      what follows from these (`mix_job.MixReport`), for people and other programs; outside of the fingerprint
 
 With fixed cuts a source of T tokens holds (T - 1) // seq_len sequences: sequence i is its tokens i * seq_len up to and
@@ -26,7 +28,7 @@ never continued has the file it always had.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -36,6 +38,7 @@ from pretok.base.html import html_table
 from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
 from pretok.shards.manifest import MAX_TOKENS, SPLITS, Manifest, Shard
+from pretok.stream.growth import Epochs, Growth
 from pretok.stream.order import Order
 
 FORMAT = "pretok-mix"
@@ -54,10 +57,12 @@ class MixSource(Record, frozen=True):
 
 
 class Earlier(Record, frozen=True):
-    """The first `length` positions were planned for shards with this fingerprint, all of which the mix's own have."""
+    """The first `length` positions were planned for shards with this fingerprint, all of which the mix's own have;
+    tokens: of each source in them, as many of the sources as there were."""
 
     manifest: str
     length: Count
+    tokens: tuple[Count, ...]
 
 
 class Mix(Record, frozen=True, dict=True):
@@ -99,6 +104,20 @@ class Mix(Record, frozen=True, dict=True):
         return self.taken or tuple(sum(quotas) for quotas in self.stages)
 
     @property
+    def _tokens(self) -> tuple[int, ...]:
+        """What each source holds."""
+        return tuple(source.tokens for source in self.sources)
+
+    @property
+    def held(self) -> list[tuple[int, ...]]:
+        """What each source held in each stage, as many sources as there were."""
+        starts = accumulate(self.lengths[:-1], initial=0)
+        return [
+            next((part.tokens for part in self.earlier if start < part.length), self._tokens)
+            for start in starts
+        ]
+
+    @property
     def length(self) -> int:
         """Sequences in all stages; of any size, unlike `len`."""
         return sum(self.lengths)
@@ -120,9 +139,10 @@ class Mix(Record, frozen=True, dict=True):
             columns += [f"stage {number}" for number in range(1, len(self.stages) + 1)]
         ends = [self.order().prefix(end).tolist() for end in accumulate(self.lengths)]
         rows = []
+        spent = self.order().spent(self.length)
         for number, source in enumerate(self.sources):
             drawn = [end[number] for end in ends]
-            epochs = round(drawn[-1] / source.sequences, 4) if source.sequences else None
+            epochs = round(spent[number] / source.sequences, 4) if source.sequences else None
             stages = [end - before for before, end in pairwise([0, *drawn])] if len(ends) > 1 else []
             rows.append(
                 (source.name, source.sequences, drawn[-1], f"{drawn[-1] / self.length:.4%}", epochs, *stages)
@@ -141,7 +161,7 @@ class Mix(Record, frozen=True, dict=True):
         stages = self.stages[:count]
         whole = taken == tuple(sum(quotas) for quotas in stages)
         earlier = tuple(
-            Earlier(part.manifest, min(part.length, positions))
+            replace(part, length=min(part.length, positions))
             for part, before in zip(self.earlier, (0, *(part.length for part in self.earlier)), strict=False)
             if before < positions
         )
@@ -151,10 +171,34 @@ class Mix(Record, frozen=True, dict=True):
         """The order of its positions."""
         names = [source.name for source in self.sources]
         sizes = [source.sequences for source in self.sources]
-        # A source of one sequence would lose it where its epochs are cut.
-        cut = [self.cuts == "epoch" and _fixed(source.tokens, self.seq_len) > 1 for source in self.sources]
-        shifts = [self.seq_len if one else 0 for one in cut]
-        return Order(names, sizes, self.stages, self.seed, self.lengths, shifts)
+        shifts = [self._shift(source.tokens) for source in self.sources]
+        order = Order(names, sizes, self.stages, self.seed, self.lengths, shifts)
+        if not self.earlier:
+            return order
+        drawn = [(part, order.prefix(part.length).tolist()) for part in self.earlier]
+        grown = {}
+        for number, source in enumerate(self.sources):
+            # Of several with nothing drawn between them the first counts: what came and went was never read.
+            held = {given[number]: part.tokens[number] for part, given in reversed(drawn) if given[number]}
+            if growth := self._growth([*sorted(held.items()), (-1, source.tokens)]):
+                grown[number] = Epochs(growth, sizes[number], shifts[number])
+        return Order(names, sizes, self.stages, self.seed, self.lengths, shifts, grown)
+
+    def _growth(self, held: Sequence[tuple[int, int]]) -> list[Growth]:
+        """held: (drawn, tokens until then) of a source, the last of them what it holds now."""
+        return [
+            Growth(drawn, tokens, *self._cut(tokens), *self._cut(after - tokens))
+            for (drawn, tokens), (_, after) in pairwise(held)
+            if after > tokens
+        ]
+
+    def _cut(self, tokens: int) -> tuple[int, int]:
+        """Sequences that so many tokens make, and how far their cuts are moved."""
+        return sequences(tokens, self.seq_len, self.cuts), self._shift(tokens)
+
+    def _shift(self, tokens: int) -> int:
+        """How far the cuts of so many tokens are moved: a source of one sequence would lose it."""
+        return self.seq_len if self.cuts == "epoch" and _fixed(tokens, self.seq_len) > 1 else 0
 
     def problem(self) -> str | None:
         """Why there is no such stream whatever the shards hold, or None."""
@@ -187,6 +231,15 @@ class Mix(Record, frozen=True, dict=True):
         ends = [0, *(part.length for part in self.earlier), self.length]
         if any(end <= before for before, end in pairwise(ends)):
             return f"its segments cannot end at {ends[1:]}"
+        if not set(ends) <= {0, *accumulate(self.lengths)}:
+            return f"its shards did not grow between two stages, but at {ends[1:-1]}"
+        for held, after in pairwise([*(part.tokens for part in self.earlier), self._tokens]):
+            if len(held) > len(after) or any(one > other for one, other in zip(held, after, strict=False)):
+                return "its sources have lost tokens since an earlier manifest"
+        for held, quotas in zip(self.held, self.stages, strict=True):
+            for number, quota in enumerate(quotas):
+                if quota and (number >= len(held) or not sequences(held[number], self.seq_len, self.cuts)):
+                    return f"source {self.sources[number].name} had not one sequence to give yet"
         try:
             self.order()
         except UsageError as error:

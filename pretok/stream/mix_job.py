@@ -69,7 +69,8 @@ class StageReport(Record, frozen=True):
 
 
 class SourceReport(Record, frozen=True):
-    """What a mix takes of a source. unused_tokens: whole sequences not drawn even once; tail_tokens: what an
+    """What a mix takes of a source; of one that was appended to, epochs, repeated and unused are counted as if it had
+    always held what it holds now. unused_tokens: whole sequences not drawn even once; tail_tokens: what an
     epoch leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew."""
 
     sequences: Count
@@ -151,7 +152,7 @@ def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, MixReport]:
     table, cuts = request.table, _cuts(request)
     empty = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, sources, ())
     start = empty if request.after is None else _with_sources(request.after, sources)
-    drawn = [0] * len(sources) if request.after is None else start.order().prefix(len(start)).tolist()
+    drawn = [0] * len(sources) if request.after is None else start.order().spent(len(start))
     quotas = list(start.stages)
     notes: list[str] = []
     for stage in request.table.all_stages:
@@ -181,7 +182,7 @@ def what_if(manifest: Manifest, request: MixRequest) -> list[WhatIf]:
     """The last stage with a quarter, half, twice and four times its budget, one epoch, and the most that fits."""
     mix, _ = plan_mix(manifest, request)
     last = request.table.all_stages[-1]
-    before = mix.order().prefix(len(mix) - mix.lengths[-1]).tolist()
+    before = mix.order().spent(len(mix) - mix.lengths[-1])
     weights = shares_of(last, mix.sources, mix.seq_len)
     room = [
         int(request.table.max_epochs * source.sequences) - drawn
@@ -250,14 +251,13 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
             )
         )
     sources = {}
-    for source, *drawn in zip(mix.sources, *given, strict=True):
-        sequences = sum(drawn)
+    for source, spent, *drawn in zip(mix.sources, mix.order().spent(len(mix)), *given, strict=True):
         sources[source.name] = SourceReport(
-            sequences=sequences,
-            tokens=sequences * mix.seq_len,
-            epochs=sequences / source.sequences if source.sequences else 0.0,
-            repeated_tokens=max(sequences - source.sequences, 0) * mix.seq_len,
-            unused_tokens=max(source.sequences - sequences, 0) * mix.seq_len,
+            sequences=sum(drawn),
+            tokens=sum(drawn) * mix.seq_len,
+            epochs=spent / source.sequences if source.sequences else 0.0,
+            repeated_tokens=max(spent - source.sequences, 0) * mix.seq_len,
+            unused_tokens=max(source.sequences - spent, 0) * mix.seq_len,
             tail_tokens=source.tokens - source.sequences * mix.seq_len,
         )
     return MixReport(

@@ -13,35 +13,26 @@ within 1/2 of its share, so the counts of S sources add up to T within S/2: the 
 by bisection over S + 1 candidates, and within one unit of time each source is due at most once. So at every prefix n
 the count of source s is within 1/2 + w_s S/2 of w_s n, with w_s = q_s / N.
 
-Permutation. The k-th sequence drawn from a source of n is element k mod n of epoch k div n, permuted by a Feistel
-network with unequal halves over the smallest 2^b >= n and cycle walking (Black and Rogaway, "Ciphers with arbitrary
-finite domains", 2002); the round keys are BLAKE2b of seed, source name and epoch. Backwards: the rounds in reverse,
-and the walk along the same cycle the other way.
+Permutation. The k-th sequence drawn from a source of n is element k mod n of epoch k div n, permuted
+(`stream.permutation`).
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from pretok.base.errors import UsageError
 from pretok.base.tokens import Ints
-
-UInt64s = npt.NDArray[np.uint64]
+from pretok.stream.growth import Epochs
+from pretok.stream.permutation import ROUNDS, UInt64s, cut, permute, round_keys, unpermute
 
 DIGIT = 21
 """Bits of one digit of long division: products of 20 + 21 + 21 bits stay in 63."""
 MAX_SEQUENCES = 1 << 2 * DIGIT - 2
 """A stage holds fewer sequences than this (1.1e12), so that nothing here leaves 64 bits."""
-ROUNDS = 6
-_MULTIPLIERS = (
-    np.uint64(0xFF51AFD7ED558CCD),
-    np.uint64(0xC4CEB9FE1A85EC53),
-)  # of MurmurHash3's 64-bit finalizer
-_SHIFT = np.uint64(32)
 
 
 class Schedule:
@@ -148,76 +139,13 @@ def _fraction(numerator: Ints, denominator: Ints) -> Ints:
     return high << DIGIT | low
 
 
-def round_keys(seed: int, source: str, epoch: int) -> UInt64s:
-    """The (ROUNDS,) keys of one epoch's permutation."""
-    digest = hashlib.blake2b(f"{seed}\0{source}\0{epoch}".encode(), digest_size=8 * ROUNDS).digest()
-    return np.frombuffer(digest, "<u8").astype(np.uint64)
-
-
-def cut(seed: int, source: str, epoch: int, seq_len: int) -> int:
-    """At which token of a source the sequences of an epoch begin, 0 to seq_len - 1."""
-    digest = hashlib.blake2b(f"{seed}\0{source}\0{epoch}\0cut".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % seq_len
-
-
-def permute(index: Ints, size: Ints, keys: UInt64s) -> Ints:
-    """Row by row the image of `index` under a keyed permutation of 0..size-1.
-
-    index, size: (n,) with 0 <= index < size; keys: (n, ROUNDS). Returns (n,).
-    """
-    return _walk(index, size, keys, range(ROUNDS))
-
-
-def unpermute(image: Ints, size: Ints, keys: UInt64s) -> Ints:
-    """Inverse of `permute`: what is mapped to `image`. Arguments and result alike."""
-    return _walk(image, size, keys, range(ROUNDS - 1, -1, -1))
-
-
-def _walk(index: Ints, size: Ints, keys: UInt64s, rounds: range) -> Ints:
-    bits = np.maximum(np.frexp((size - 1).astype(np.float64))[1], 2).astype(np.uint64)
-    result = index.copy()
-    walking = np.arange(len(index))
-    while len(walking):  # each walk ends: its cycle holds the start, which lies inside
-        image = _feistel(result[walking].astype(np.uint64), bits[walking], keys[walking], rounds)
-        result[walking] = image.astype(np.int64)
-        walking = walking[result[walking] >= size[walking]]
-    return result
-
-
-def _feistel(value: UInt64s, bits: UInt64s, keys: UInt64s, rounds: range) -> UInt64s:
-    """A permutation of 0..2^bits-1, row by row; the halves have floor(bits / 2) and ceil(bits / 2) bits.
-
-    A round changes one half by the other, so the same rounds backwards undo it: even rounds change the low half.
-    """
-    low_bits = bits >> np.uint64(1)
-    high_bits = bits - low_bits
-    high: UInt64s = value >> low_bits
-    low = value ^ (high << low_bits)
-    for number in rounds:
-        if number % 2:
-            high ^= _mix(low, keys[:, number]) >> (np.uint64(64) - high_bits)
-        else:
-            low ^= _mix(high, keys[:, number]) >> (np.uint64(64) - low_bits)
-    high <<= low_bits
-    high |= low
-    return high
-
-
-def _mix(half: UInt64s, key: UInt64s) -> UInt64s:
-    """A 64-bit hash of a half under a key; its upper bits are the best mixed."""
-    mixed: UInt64s = (half ^ key) * _MULTIPLIERS[0]
-    mixed ^= mixed >> _SHIFT
-    mixed *= _MULTIPLIERS[1]
-    return mixed
-
-
 class Order:
     """Positions of a whole mix -> sequences of its sources.
 
     names, sizes: the sources and how many sequences each has; stages: the quotas of each stage, in the order of
     `names`; lengths: how many positions of each stage there are, all by default; shifts: for each source the seq_len by
-    which its epochs are cut anew, 0 where they are not. Each stage goes on in every source where the one before
-    stopped.
+    which its epochs are cut anew, 0 where they are not; grown: the epochs of sources, by number, that were smaller at
+    first (`stream.growth`). Each stage goes on in every source where the one before stopped.
     """
 
     def __init__(
@@ -228,6 +156,7 @@ class Order:
         seed: int,
         lengths: Sequence[int] | None = None,
         shifts: Sequence[int] = (),
+        grown: Mapping[int, Epochs] | None = None,
     ) -> None:
         self.names = tuple(names)
         self.sizes: Ints = np.array(sizes, np.int64)
@@ -240,8 +169,9 @@ class Order:
         quotas = np.array([np.zeros(len(self.names), np.int64), *given])
         self._drawn: Ints = np.cumsum(quotas, axis=0)  # by each source before each stage
         self._shifts = tuple(shifts) or (0,) * len(self.names)
-        self._keys: dict[tuple[int, int], UInt64s] = {}
-        self._cuts: dict[tuple[int, int], int] = {}
+        self._grown = grown or {}
+        self._keys: dict[tuple[int, int, int], UInt64s] = {}
+        self._cuts: dict[tuple[int, int, int], int] = {}
         self.length = int(self._starts[-1])
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
@@ -255,11 +185,44 @@ class Order:
             drawn[rows] = k + self._drawn[stage, source[rows]]
         size = self.sizes[source]
         epoch, index = np.divmod(drawn, size)
-        return source, epoch, permute(index, size, self._keys_of(source, epoch))
+        number = permute(index, size, self._keys_of(source, epoch))
+        for one, epochs in self._grown.items():
+            rows = np.flatnonzero(source == one)
+            epoch[rows], number[rows] = epochs.locate(drawn[rows], self._keys_for(one))
+        return source, epoch, number
 
     def epochs(self, source: int) -> int:
         """Epochs of a source that the stream begins."""
-        return -(-int(self._drawn[-1, source]) // max(int(self.sizes[source]), 1))
+        drawn = int(self._drawn[-1, source])
+        if source in self._grown:
+            return self._grown[source].epochs(drawn)
+        return -(-drawn // max(int(self.sizes[source]), 1))
+
+    def spent(self, length: int) -> list[int]:
+        """How many of the first `length` positions each source has; of one that has grown how many it would have, had
+        it always held what it holds now, with the same number left in the epoch."""
+        drawn = self.prefix(length).tolist()
+        return [self._grown[n].spent(count) if n in self._grown else count for n, count in enumerate(drawn)]
+
+    def epoch(self, source: int, drawn: int) -> int:
+        """In which epoch a source gives its `drawn`-th sequence."""
+        if source in self._grown:
+            return self._grown[source].at(drawn)[0]
+        return drawn // max(int(self.sizes[source]), 1)
+
+    def begin(self, source: int, epoch: int) -> int:
+        """How many sequences a source gives before an epoch."""
+        return self._grown[source].begin(epoch) if source in self._grown else epoch * int(self.sizes[source])
+
+    def parts(self, source: int, epoch: int) -> list[tuple[int, int, int]]:
+        """(first, end, token): sequences `first` to `end - 1` of an epoch are cut alike, the first of them at a token
+        of the source."""
+        if source not in self._grown:
+            return [(0, int(self.sizes[source]), self._cut(source, epoch, 0, self._shifts[source]))]
+        return [
+            (part.first, part.end, part.token + self._cut(source, epoch, part.grown, part.shift))
+            for part in self._grown[source].parts(epoch)
+        ]
 
     def positions(self, source: int, epoch: int, sequences: Ints) -> Ints:
         """Inverse of `locate`. sequences: (n,) of one source -> (n,): the position at which the epoch has each, -1
@@ -267,8 +230,11 @@ class Order:
         size, end = int(self.sizes[source]), int(self._drawn[-1, source])
         found = np.full(len(sequences), -1, np.int64)
         sizes, here = np.full(len(sequences), size), np.full(len(sequences), source)
-        keys = self._keys_of(here, np.full(len(sequences), epoch))
-        drawn = epoch * size + unpermute(sequences, sizes, keys)
+        if source in self._grown:
+            drawn = self._grown[source].drawn(epoch, sequences, self._keys_for(source))
+        else:
+            keys = self._keys_of(here, np.full(len(sequences), epoch))
+            drawn = epoch * size + unpermute(sequences, sizes, keys)
         stage_of = np.searchsorted(self._drawn[:, source], drawn, side="right") - 1
         for stage in np.unique(stage_of[drawn < end]):
             rows = np.flatnonzero(stage_of == stage)
@@ -276,20 +242,30 @@ class Order:
             found[rows] = self._starts[stage] + self._stages[stage].position(here[rows], k)
         return found
 
-    def cuts(self, source: Ints, epoch: Ints) -> Ints:
-        """(n,): at which token of its source each epoch begins, see `cut`."""
-        if not any(self._shifts):
-            return np.zeros_like(source)
-        pairs, inverse = np.unique(epoch * len(self.names) + source, return_inverse=True)
-        found = [self._cut(pair % len(self.names), pair // len(self.names)) for pair in pairs.tolist()]
-        return np.array(found, np.int64)[inverse]
+    def cuts(self, source: Ints, epoch: Ints, number: Ints, seq_len: int) -> Ints:
+        """(n,): at which token of its source each epoch begins, see `cut`; its sequence `number` (n,) begins
+        `number * seq_len` tokens behind. In what came while the epoch ran, where the epoch would begin by its cut."""
+        cuts = np.zeros_like(source)
+        if any(self._shifts):
+            pairs, inverse = np.unique(epoch * len(self.names) + source, return_inverse=True)
+            places = [(pair % len(self.names), pair // len(self.names)) for pair in pairs.tolist()]
+            found = [self._cut(one, of, 0, self._shifts[one]) for one, of in places]
+            cuts = np.array(found, np.int64)[inverse]
+        for one in self._grown:
+            rows = np.flatnonzero(source == one)
+            for of in np.unique(epoch[rows]).tolist():
+                for first, end, token in self.parts(one, of):
+                    here = rows[(epoch[rows] == of) & (number[rows] >= first) & (number[rows] < end)]
+                    cuts[here] = token - first * seq_len
+        return cuts
 
-    def _cut(self, source: int, epoch: int) -> int:
-        if not self._shifts[source]:
+    def _cut(self, source: int, epoch: int, grown: int, shift: int) -> int:
+        if not shift:
             return 0
-        if (source, epoch) not in self._cuts:
-            self._cuts[source, epoch] = cut(self.seed, self.names[source], epoch, self._shifts[source])
-        return self._cuts[source, epoch]
+        which = source, epoch, grown
+        if which not in self._cuts:
+            self._cuts[which] = cut(self.seed, self.names[source], epoch, shift, grown)
+        return self._cuts[which]
 
     def prefix(self, length: int) -> Ints:
         """(sources,): how many of the first `length` positions each source has."""
@@ -300,6 +276,8 @@ class Order:
     def drawn(self, source: int, low: int, high: int) -> Ints:
         """(high - low,): the sequences inside a source that it gives as its `low`-th to `high - 1`-th, whatever the
         positions they fall on."""
+        if source in self._grown:
+            return self._grown[source].locate(np.arange(low, high), self._keys_for(source))[1]
         size = self.sizes[[source]]
         epoch, index = np.divmod(np.arange(low, high), size)
         sources = np.full_like(index, source)
@@ -310,8 +288,15 @@ class Order:
         pairs, inverse = np.unique(epoch * len(self.names) + source, return_inverse=True)
         table = np.empty((len(pairs), ROUNDS), np.uint64)
         for row, pair in enumerate(pairs.tolist()):
-            which = (pair % len(self.names), pair // len(self.names))
-            if which not in self._keys:
-                self._keys[which] = round_keys(self.seed, self.names[which[0]], which[1])
-            table[row] = self._keys[which]
+            table[row] = self._key(pair % len(self.names), pair // len(self.names), 0)
         return table[inverse]
+
+    def _keys_for(self, source: int) -> Callable[[int, int], UInt64s]:
+        """The round keys of a source by epoch and how often it had grown in it."""
+        return partial(self._key, source)
+
+    def _key(self, source: int, epoch: int, grown: int) -> UInt64s:
+        which = source, epoch, grown
+        if which not in self._keys:
+            self._keys[which] = round_keys(self.seed, self.names[source], epoch, grown)
+        return self._keys[which]

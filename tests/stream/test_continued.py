@@ -223,11 +223,12 @@ def test_sources_left_out_belong_to_the_shards_too(grown: Path, tmp_path: Path) 
         ({"stages": [{"quotas": [15, 135], "length": 151}, {"quotas": [1, 1]}]}, "cannot be of"),
         ({"stages": [{"quotas": [15, 135], "length": -1}]}, "expected a whole number"),
         ({"stages": [{"quotas": [15, 135], "length": 0}]}, "1 stages and 0 sequences"),
-        ({"earlier": [{"manifest": "x", "length": 350}]}, "segments cannot end at"),
-        (
-            {"earlier": [{"manifest": "x", "length": 9}, {"manifest": "y", "length": 9}]},
-            "segments cannot end",
-        ),
+        ({"earlier": [{"manifest": "x", "length": 350, "tokens": []}]}, "segments cannot end at"),
+        ({"earlier": [{"manifest": m, "length": 9, "tokens": []} for m in "xy"]}, "segments cannot end"),
+        ({"earlier": [{"manifest": "x", "length": 9, "tokens": [401, 905]}]}, "not grow between two stages"),
+        ({"earlier": [{"manifest": "x", "length": 150, "tokens": [401, 906]}]}, "have lost tokens"),
+        ({"earlier": [{"manifest": "x", "length": 150, "tokens": [400]}]}, "it had not one sequence to give"),
+        ({"earlier": [{"manifest": "x", "length": 150, "tokens": [400, 5]}]}, "it had not one sequence"),
         ({"earlier": [{"manifest": "x"}]}, "earlier"),
     ],
 )

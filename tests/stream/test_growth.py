@@ -1,0 +1,180 @@
+"""Mixes that go on after their sources grew, against a plain model of what each draw must be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mixing import request
+from support import EOD, make_shards
+
+import pretok.stream
+from pretok.disclosure.read import read_mix
+from pretok.shards.manifest import load_manifest
+from pretok.stream import View, same_until
+from pretok.stream.continued import beginning
+from pretok.stream.mix_file import load_mix
+from pretok.stream.mix_job import run_mix
+from pretok.stream.order import cut, permute, round_keys
+
+Documents = dict[str, list[list[int]]]
+
+
+def count(tokens: int, seq_len: int, fixed: bool) -> int:
+    """Sequences of so many tokens."""
+    sequences = max(tokens - 1, 0) // seq_len
+    return sequences if fixed or sequences < 2 else (tokens - seq_len) // seq_len
+
+
+def shuffled(size: int, seed: int, name: str, epoch: int, grown: int) -> list[int]:
+    keys = np.broadcast_to(round_keys(seed, name, epoch, grown), (size, 6))
+    return permute(np.arange(size), np.full(size, size), keys).tolist()
+
+
+def draws(
+    name: str, held: Sequence[int], seed: int, seq_len: int, fixed: bool
+) -> Iterator[tuple[int, int, int]]:
+    """(epoch, sequence, first token) of each draw of a source; held: its tokens when each is drawn."""
+
+    def begin(tokens: int) -> int:
+        moved = not fixed and max(tokens - 1, 0) // seq_len > 1
+        return cut(seed, name, epoch, seq_len, grown if tokens != now else 0) if moved else 0
+
+    epoch, grown, before = -1, 0, 0
+    order: list[int] = []
+    starts: list[int] = []
+    drawn = 0
+    for now in held:
+        grown += now > before > 0
+        if drawn == len(order):
+            epoch, drawn = epoch + 1, 0
+            order = shuffled(count(now, seq_len, fixed), seed, name, epoch, 0)
+            starts = [begin(now) + i * seq_len for i in range(len(order))]
+        elif now > before:
+            new = count(now - before, seq_len, fixed)
+            rest = [*order[drawn:], *range(len(order), len(order) + new)]  # one pool, under one permutation
+            starts += [before + begin(now - before) + i * seq_len for i in range(new)]
+            order[drawn:] = [rest[i] for i in shuffled(len(rest), seed, name, epoch, grown)]
+        yield epoch, order[drawn], starts[order[drawn]]
+        drawn, before = drawn + 1, now
+
+
+def flat(documents: Sequence[Sequence[int]]) -> list[int]:
+    return [token for document in documents for token in (*document, EOD)]
+
+
+def grow(folder: Path, since: Path | None, more: Documents, split: str) -> Path:
+    nothing: Documents = {name: [] for name in more}
+    train, val = (more, nothing) if split == "train" else (nothing, more)
+    return make_shards(folder, train, val=val, since=since, documents_per_shard=2)
+
+
+documents = st.lists(
+    st.integers(1, 25).map(lambda size: [1 + i * size % 999 for i in range(size)]), min_size=1, max_size=4
+)
+some = st.dictionaries(st.sampled_from("abc"), documents, max_size=3)
+steps = st.lists(
+    st.tuples(some, st.floats(0, 1), st.integers(1, 50), st.integers(0, 3)), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=max(20, settings().max_examples // 2))
+@given(
+    st.fixed_dictionaries({"a": documents, "b": documents}), steps,
+    st.integers(2, 6), st.integers(0, 9), st.sampled_from(("train", "val")),
+)  # fmt: skip
+def test_random_histories(
+    tmp_path_factory: pytest.TempPathFactory,
+    first: Documents,
+    history: list[tuple[Documents, float, int, int]],
+    seq_len: int,
+    seed: int,
+    split: str,
+) -> None:
+    """Appends, new sources, weights and epochs: every position is what the model says, what was read stays, each
+    epoch has every sequence once, and the way back finds them all."""
+    folder, fixed = tmp_path_factory.mktemp("grown"), split == "val"
+    texts = {name: [*first[name], [7] * 3 * seq_len] for name in "ab"}  # at least two sequences
+    shards = grow(folder / "0", None, texts, split)
+    wish = request(f"{30 * seq_len}:a=0.5,b=0.5", seq_len=seq_len, seed=seed, max_epochs=1000, split=split)
+    run_mix(shards, folder / "0.json", wish)
+    view = pretok.stream.open(shards, folder / "0.json")
+    lengths = {name: len(flat(texts[name])) for name in texts}
+    held = [dict(lengths)] * len(view)  # at each position
+    for number, (more, share, length, weight) in enumerate(history, 1):
+        if more:
+            shards = grow(folder / str(number), shards, more, split)
+            texts = {name: [*texts.get(name, []), *more.get(name, [])] for name in {**texts, **more}}
+        at = 1 + int(share * (len(view) - 1))
+        after = beginning(load_manifest(shards), folder / f"{number - 1}.json", at)
+        stage = f"{length * seq_len}:" + ("a=1" if weight == 0 else f"a={weight / 4},b={1 - weight / 4}")
+        wish = request(stage, seq_len=seq_len, seed=seed, max_epochs=1000, after=after, split=split)
+        run_mix(shards, folder / f"{number}.json", wish)
+        before, view = view, pretok.stream.open(shards, folder / f"{number}.json")
+        np.testing.assert_array_equal(view[:at], before[:at])
+        assert at <= same_until(before.mix, view.mix) == same_until(view.mix, before.mix)
+        same = same_until(before.mix, view.mix)
+        np.testing.assert_array_equal(view[:same], before[:same])
+        lengths = {name: len(flat(texts[name])) for name in texts}
+        held = [*held[:at], *[dict(lengths)] * (len(view) - at)]
+        check(view, texts, held, seed, fixed)
+    assert len(view) == len(pretok.stream.open(shards, folder / f"{number}.json", seq_len=seq_len))
+    check_disclosed(shards, folder / f"{number}.json", view, texts)
+
+
+def check(view: View, texts: Documents, held: list[dict[str, int]], seed: int, fixed: bool) -> None:
+    origins = [view.origin(position) for position in range(len(view))]
+    everything = view[:]
+    for name in {name for name, _, _ in origins}:
+        mine = [position for position, origin in enumerate(origins) if origin[0] == name]
+        tape, last = flat(texts[name]), view.seq_len + 1
+        expected = list(draws(name, [held[p][name] for p in mine], seed, view.seq_len, fixed))
+        assert [origins[position][1:] for position in mine] == [one[:2] for one in expected]
+        assert len({one[:2] for one in expected}) == len(expected)  # no repeat before an epoch ends
+        assert view.drawn(name, 0, len(mine)).tolist() == [one[1] for one in expected]
+        for position, (epoch, sequence, start) in zip(mine, expected, strict=True):
+            assert everything[position].tolist() == tape[start : start + last]
+            assert view.cut(name, epoch, sequence) + sequence * view.seq_len == start
+        for low, high in ((0, len(tape)), (3, 4), (len(tape) // 2, len(tape) - 1)):
+            found = [
+                [position, epoch, sequence]
+                for position, (epoch, sequence, start) in zip(mine, expected, strict=True)
+                if start < high and start + last > low
+            ]
+            assert view.positions(name, low, high).tolist() == found
+
+
+def check_disclosed(shards: Path, mix: Path, view: View, texts: Documents) -> None:
+    """How often each token was the input of a prediction."""
+    extent = read_mix(load_manifest(shards), mix)
+    for name, reading in extent.sources.items():
+        expected = np.zeros(len(flat(texts[name])), np.int64)
+        for position in range(len(view)):
+            source, epoch, sequence = view.origin(position)
+            if source == name:
+                start = view.cut(name, epoch, sequence) + sequence * view.seq_len
+                expected[start : start + view.seq_len] += 1
+        np.testing.assert_array_equal(reading.tokens(np.arange(len(expected) + 1)), expected)
+
+
+def test_an_epoch_goes_on_over_what_was_appended(tmp_path: Path) -> None:
+    """The rest of the epoch and the new sequences come in one order, and later epochs read all as one text."""
+    shards = grow(tmp_path / "0", None, {"it": [list(range(1, 401))]}, "train")
+    run_mix(shards, tmp_path / "0.json", request("200:it=1", seq_len=5))
+    grown = grow(tmp_path / "1", shards, {"it": [list(range(401, 601))]}, "train")
+    after = beginning(load_manifest(grown), tmp_path / "0.json", 40)
+    run_mix(grown, tmp_path / "1.json", request("600:it=1", seq_len=5, after=after))
+    view = pretok.stream.open(grown, tmp_path / "1.json")
+    epochs, sequences = np.array([view.origin(position)[1:] for position in range(len(view))]).T
+    n, m = 79, 39  # of 401 and 201 tokens, cut anew
+    assert np.count_nonzero(epochs == 0) == n + m == len(set(sequences[epochs == 0]))
+    new = np.flatnonzero(sequences[40 : n + m] >= n)
+    assert len(new) == m
+    assert 0.3 < new.mean() / (n + m - 40) < 0.7  # neither first nor last
+    assert view.parts("it", 0) == [(0, n, view.cut("it", 0)), (n, n + m, view.cut("it", 0, n) + n * 5)]
+    assert [len(view.parts("it", epoch)) for epoch in (0, 1)] == [2, 1]
+    assert load_mix(tmp_path / "1.json").sources[0].sequences == (602 - 5) // 5

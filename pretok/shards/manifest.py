@@ -236,6 +236,18 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
             (self._first(event.shards) for event in self.history if event.fingerprint == fingerprint), None
         )
 
+    def as_of(self, fingerprint: str) -> Manifest | None:
+        """The same folder when it had this fingerprint; None if it never had. The counts are those of its shards then,
+        of which it is not known what was rejected."""
+        if (shards := self.was(fingerprint)) is None or fingerprint == self.fingerprint:
+            return None if shards is None else self
+        [event] = [event for event in self.history if event.fingerprint == fingerprint]
+        held = {name: [shard for shard in shards if shard.source == name] for name in event.shards}
+        counts = {
+            name: count_source(of, sum(shard.documents for shard in of), {}) for name, of in held.items()
+        }
+        return replace(self, shards=shards, sources=counts, totals=sum_sources(counts.values()), history=())
+
     def remembering(self, events: Iterable[Event]) -> Manifest:
         """The same with those of the events as history that its shards can have grown from."""
         return replace(self, history=tuple(filter(self._fits, events)))

@@ -66,6 +66,7 @@ def open(
     split: str = "train",
     source: str | None = None,
     seed: int = 0,
+    manifest: str | None = None,
 ) -> View:
     """Open a stream over a shards folder.
 
@@ -73,7 +74,8 @@ def open(
     `seq_len` is needed and the stream is every sequence of `split` once, of `source` or of all sources in natural
     proportion, in the order that `seed` gives.
 
-    Shards that have grown since the mix was made are read as they were then.
+    Shards that have grown since the mix was made are read as they were then; without a mix, as they were when they
+    had the fingerprint `manifest`, where one is given.
 
     Raises IntegrityError (files missing or damaged), MismatchError (the mix belongs to other shards or another
     sequence length), UsageError (no seq_len, unknown source, nothing to read), TypeError (a seq_len or seed that is no
@@ -83,20 +85,25 @@ def open(
         if number is not None and not isinstance(number, int | np.integer):
             raise TypeError(f"{name} is a whole number, not {number!r}")
     seq_len, seed = None if seq_len is None else int(seq_len), int(seed)
-    manifest = load_manifest(Path(shards))
-    if manifest.materialized is not None:
-        return _open_materialized(manifest, mix, seq_len, split, source)
+    now = load_manifest(Path(shards))
+    if now.materialized is not None:
+        return _open_materialized(now, mix, seq_len, split, source)
     if mix is None:
         if seq_len is None:
             raise UsageError("a stream without a mix needs a sequence length (seq_len)")
-        names = manifest.sources if source is None else (source,)
-        return View(manifest, natural_mix(manifest, split, seq_len, names, seed))
+        then = now if manifest is None else now.as_of(manifest)
+        if then is None:
+            raise MismatchError(
+                f"{now.folder} never had the fingerprint {manifest}; it has {now.fingerprint}"
+            )
+        names = then.sources if source is None else (source,)
+        return View(now, natural_mix(then, split, seq_len, names, seed))
     if source is not None:
         raise UsageError(f"either a mix ({mix}) or one source ({source}), not both")
     plan = load_mix(Path(mix))
-    check_sources(plan, manifest, Path(mix))
+    check_sources(plan, now, Path(mix))
     _check_seq_len(plan, seq_len, str(mix))
-    return View(manifest, plan)
+    return View(now, plan)
 
 
 def _open_materialized(

@@ -104,6 +104,11 @@ class Mix(Record, frozen=True, dict=True):
         return self.taken or tuple(sum(quotas) for quotas in self.stages)
 
     @property
+    def began(self) -> str:
+        """Fingerprint of the shards that its first position was planned for."""
+        return self.earlier[0].manifest if self.earlier else self.manifest
+
+    @property
     def _tokens(self) -> tuple[int, ...]:
         """What each source holds."""
         return tuple(source.tokens for source in self.sources)

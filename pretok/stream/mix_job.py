@@ -108,7 +108,14 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     when it is another one, which a run may depend on.
     """
     refuse_another_mix(out, request)
-    mix, report = plan_mix(load_manifest(shards), request)
+    now = load_manifest(shards)
+    # A mix that was made before the shards grew stays what was asked for.
+    standing = out.exists() and request.after is None
+    manifest = (now.as_of(load_mix(out).manifest) if standing else None) or now
+    mix, report = plan_mix(manifest, request)
+    if manifest is not now:
+        told = f"{out} reads the shards as they were before they grew; pretok mix --continue {out} reads the rest too"
+        report = replace(report, notes=(*report.notes, told))
     if not out.exists():
         with hold(out, "mix", beside=True):
             if not out.exists():  # since a moment ago

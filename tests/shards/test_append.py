@@ -110,7 +110,10 @@ def test_a_mix_of_before_reads_what_it_read(inputs: Path, here: Engine, capsys: 
     after = pretok.stream.open(made.shards_dir, inputs / "mix.json")
     np.testing.assert_array_equal(after[:], tokens)
     assert after.fingerprint == before.fingerprint
-    capsys.readouterr()
+    written = (inputs / "mix.json").read_bytes()
+    assert run_command(mix) == 0  # as pretok run would do it again
+    assert "reads the shards as they were before they grew" in capsys.readouterr().err
+    assert (inputs / "mix.json").read_bytes() == written
     for command in (
         ["trace", str(inputs / "mix.json"), "--shards", str(made.shards_dir), "--position", "5"],
         [

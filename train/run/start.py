@@ -160,6 +160,6 @@ def _open_data(segment: Segment, trainee: Trainee, waited: float) -> SegmentData
     first_id = view.eod_id if view.bos_id is None else view.bos_id
     return SegmentData(
         Feed(view, phase.batch, rank, segment.position, end, config, trainee.device, trainee.context, waited),
-        validation_sources(config, view.seq_len) if config.val_every else {},
+        validation_sources(config, view.mix) if config.val_every else {},
         load_questions(parse_files(config.evaluate), Path(config.shards), first_id, view.seq_len),
     )

@@ -29,6 +29,7 @@ import pretok.stream
 from pretok.base.errors import UsageError
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View
+from pretok.stream.mix_file import Mix
 from train.config import TrainConfig
 from train.parallel.mesh import data_rank, reshard
 from train.steps.data import validation_batches
@@ -54,14 +55,17 @@ class ValidationSource:
     bytes_per_token: float
 
 
-def validation_sources(config: TrainConfig, seq_len: int) -> dict[str, ValidationSource]:
-    """Each source whose validation split holds a sequence; UsageError when none does."""
-    manifest = load_manifest(Path(config.shards))
+def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSource]:
+    """Each source whose validation split holds a sequence; UsageError when none does. Of shards that have grown it is
+    the split of those that the mix began with, so that losses before and after are of the same text."""
+    now, seq_len = load_manifest(Path(config.shards)), mix.seq_len
+    manifest = now.as_of(mix.began) or now
     found = {}
-    for name in manifest.sources:
-        if sum(shard.tokens for shard in manifest.of(name, "val")) > seq_len:
-            view = pretok.stream.open(config.shards, seq_len=seq_len, split="val", source=name)
-            counts = manifest.sources[name].val
+    for name, held in manifest.sources.items():
+        if (counts := held.val).tokens > seq_len:
+            view = pretok.stream.open(
+                config.shards, seq_len=seq_len, split="val", source=name, manifest=manifest.fingerprint
+            )
             found[name] = ValidationSource(view, counts.bytes / counts.tokens)
     if not found:
         raise UsageError(

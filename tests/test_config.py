@@ -120,8 +120,12 @@ def test_the_page_of_all_keys_is_that_of_the_settings():
     assert (RECIPES.parent / "docs" / "recipe.md").read_text(encoding="utf-8") == page()
 
 
-NEEDS = {"eod": {"path": "x"}, "bos": {"path": "x"}, "reject_contaminated": {"against": "x"}}
-NEEDS |= {name: {"extend": "x"} for name in ("add", "replace")}
+NEEDS = {
+    **{name: {"path": "x"} for name in ("eod", "bos")},
+    "reject_contaminated": {"against": "x"},
+    **{name: {"messages": "x"} for name in ("learn", "chat_template", "template_kwargs", "tools", "date")},
+}
+NEEDS |= {"reject_contaminated": {"against": "x"}, **{name: {"extend": "x"} for name in ("add", "replace")}}
 
 
 @pytest.mark.parametrize("heading", TABLES)
@@ -138,7 +142,7 @@ def test_every_key_has_an_example_that_is_taken_and_a_page(heading):
         given = tomllib.loads(f"{key.name} = {key.example}")
         recipe = {"out": "w", "sources": {name: {"inputs": ["a"]} for name in ("it", "en")}}
         if heading == "[sources.NAME]":
-            recipe["sources"]["it"] |= given
+            recipe["sources"]["it"] |= given | NEEDS.get(key.name, {})
         elif heading == "[[sources.NAME.append]]":
             recipe["sources"]["it"]["append"] = [given]
         elif heading == "[[mix.stages]]":
@@ -162,7 +166,7 @@ def test_init_prints_a_recipe_that_is_the_defaults(capsys):
     plain = make_recipe({"out": "work", "sources": parse_inputs(["it=a/*.jsonl", "en=b"])}, "x")
     assert make_recipe(tomllib.loads(printed), "x") == plain
     on = re.sub(
-        r"^# (\[(?:mix|train|slurm.*)\]|(?!eod|bos|path|extend|add|reject|against|special)[a-z_0-9]+ =)",
+        r"^# (\[(?:mix|train|slurm.*)\]|(?!eod|bos|path|extend|add|reject|against|special|tools)[a-z_0-9]+ =)",
         r"\1",
         printed,
         flags=re.M,

@@ -19,6 +19,7 @@ from pretok.shards.annotations import open_annotations
 from pretok.shards.documents import check_place, lines_of_source
 from pretok.shards.ledger import SCHEMA, ledger_row
 from pretok.shards.manifest import SPLITS, Manifest, Shard, load_manifest
+from pretok.shards.spans import ShardSpans
 from pretok.shards.texts import load_vocabulary
 from pretok.tokenizer.vocabulary import Vocabulary
 
@@ -26,7 +27,7 @@ from pretok.tokenizer.vocabulary import Vocabulary
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """A document: where its tokens are, where its text came from (file and line or row, from 1), what it holds; kept:
-    what the recipe keeps of it and what was joined to it afterwards."""
+    what the recipe keeps of it and what was joined to it afterwards; kinds: of a conversation what each token is."""
 
     shard: str
     document: int
@@ -35,6 +36,7 @@ class Inspection:
     ids: list[int]
     tokens: list[str]
     kept: dict[str, Any]
+    kinds: list[str] | None = None
 
 
 def run_inspect(shards: Path, source: str, document: int, split: str = "train") -> Inspection:
@@ -53,7 +55,13 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     file, position, kept = origin(manifest, shard, number)
     for one in open_annotations(manifest):
         kept |= one.row(manifest, shard, number)
-    return Inspection(str(shard.bin_path), number, file, position, ids, token_texts(vocab, ids), kept)
+    kinds = None
+    if shard.kinds is not None:
+        manifest.check(shard.spans_path)
+        spans = ShardSpans(shard.spans_path).document(reader.offsets, number)
+        kinds = [kind for _, count, kind in spans for _ in range(count)]
+    texts = token_texts(vocab, ids)
+    return Inspection(str(shard.bin_path), number, file, position, ids, texts, kept, kinds)
 
 
 def find_shard(manifest: Manifest, source: str, split: str, document: int) -> tuple[Shard, int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pretok.audit.documents import Inspection, token_texts
 from pretok.audit.trace import Traced, TraceRow, passage_rows
 from pretok.base.console import Marked
+from pretok.base.kinds import LEARNED
 from pretok.base.units import plural
 from pretok.base.visible import visible
 from pretok.tokenizer.vocabulary import Vocabulary
@@ -42,10 +43,15 @@ def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSeque
     )
 
 
-def marked(vocab: Vocabulary, ids: Sequence[int], tokens: Sequence[str]) -> Marked:
-    """Tokens as pieces of kinds."""
+def marked(
+    vocab: Vocabulary, ids: Sequence[int], tokens: Sequence[str], kinds: Sequence[str] | None = None
+) -> Marked:
+    """Tokens as pieces of kinds. kinds: of a conversation what each token is: what is not learned is dimmed."""
     special = set(vocab.added_tokens.values())
-    return Marked([(text, _kind(vocab, i, special)) for i, text in zip(ids, tokens, strict=True)])
+    shown = [_kind(vocab, i, special) for i in ids]
+    if kinds is not None:
+        shown = [kind if what in LEARNED else "unlearned" for kind, what in zip(shown, kinds, strict=True)]
+    return Marked(list(zip(tokens, shown, strict=True)))
 
 
 def _kind(vocab: Vocabulary, token: int, special: set[int]) -> str:

@@ -61,6 +61,13 @@ def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
     columns = ("source", "tokens", "documents", "bytes of text", "bytes/token", "rejected")
     console.show(table(str(shards), columns, rows), result=result)
     for name, counts in manifest.sources.items():
+        for split, part in (("", counts.train), (" (val)", counts.val)):
+            if part.kinds is not None and part.tokens:
+                kinds = ", ".join(f"{kind} {number:,}" for kind, number in part.kinds.items())
+                share = f"{part.learned / part.tokens:.1%}"
+                console.notice(
+                    f"learned in {name}{split}: {part.learned:,} tokens, {share}; tokens by kind: {kinds}"
+                )
         if counts.rejected:
             reasons = ", ".join(f"{reason} {number:,}" for reason, number in counts.rejected.items())
             console.notice(

@@ -63,6 +63,7 @@ def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, lis
         for file in manifest.side_files
         if file.path.endswith(LEDGER_SUFFIX)
     }
+    markers = _markers(manifest)
     tasks = [
         VerifyTask(
             shard=shard,
@@ -71,6 +72,7 @@ def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, lis
             tokenizer=manifest.tokenizer,
             sample=chosen,
             documents_end=manifest.materialized is None,
+            markers=markers.get(shard.source, {}),
         )
         for shard, chosen in zip(manifest.shards, numbers, strict=True)
     ]
@@ -104,6 +106,18 @@ def _sample(manifest: Manifest, sample: int | None) -> list[tuple[int, ...] | No
         tuple(int(n - a) for n in chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)])
         for a, b in pairwise(borders)
     ]
+
+
+def _markers(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """Of each source of conversations the markers that its template put."""
+    found: dict[str, dict[str, int]] = {}
+    for name in manifest.tokenized:
+        try:
+            settings = load_inputs(manifest, name).plan.settings
+        except PretokError:  # told by `_check_plans`
+            continue
+        found[name] = settings.get("conversation", {}).get("markers", {})
+    return found
 
 
 def _check_plans(manifest: Manifest) -> list[str]:

@@ -5,9 +5,10 @@ Input: a VerifyTask. Output: sentences that name the file; none if the shard is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +16,11 @@ import pyarrow.compute as pc
 
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import checksum, reading
+from pretok.chat.resolve import chat_tokenizer
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import hash_column, hash_texts, ledger_column
 from pretok.shards.manifest import Shard, TokenizerEntry
+from pretok.shards.spans import ShardSpans
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import ReferenceEngine, Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
@@ -35,6 +38,7 @@ class VerifyTask:
     ledger_checksum: None for shards without one.
     documents_end: whether each sequence is one document, which ends with EOD and begins with BOS, if there is one;
     those of a materialized mix are not, so they are checked for sizes, checksums and ids alone.
+    markers: of conversations the added tokens that their template put, by name.
     """
 
     shard: Shard
@@ -43,6 +47,7 @@ class VerifyTask:
     tokenizer: TokenizerEntry
     sample: tuple[int, ...] | None
     documents_end: bool
+    markers: Mapping[str, int] = field(default_factory=dict)
 
 
 def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> list[str]:
@@ -61,6 +66,7 @@ def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> 
         )
     problems += _check_ids(reader, task)
     problems += _check_ledger(reader, task)
+    problems += _check_spans(reader, task)
     # ids of a damaged shard cannot be decoded in any useful way
     if not problems and task.documents_end and task.sample != ():
         problems += _check_documents(reader, task, report)
@@ -93,6 +99,18 @@ def _check_ledger(reader: ShardReader, task: VerifyTask) -> list[str]:
     if size != task.shard.text_bytes:
         return [f"{path}: its documents have {size} bytes, the manifest says {task.shard.text_bytes}"]
     return []
+
+
+def _check_spans(reader: ShardReader, task: VerifyTask) -> list[str]:
+    """Whether the spans cover the documents, with as many tokens of each kind as the manifest says."""
+    shard = task.shard
+    if shard.kinds is None:
+        return []
+    try:
+        problem = ShardSpans(shard.spans_path).problem(reader.offsets, shard.kinds)
+    except IntegrityError as error:
+        return [str(error)]
+    return [f"{shard.spans_path}: {problem}"] if problem else []
 
 
 def _check_ids(reader: ShardReader, task: VerifyTask) -> list[str]:
@@ -129,7 +147,8 @@ def _check_documents(
     vocab, name = load_vocab(task.tokenizer_json, task.tokenizer.eod_id), str(task.tokenizer_json)
     json = vocab.raw.decode()
     described = None if task.ledger_checksum is None else ledger_column(task.shard.ledger_path, "hash")
-    engine = ReferenceEngine(json, name)
+    engine = ReferenceEngine(chat_tokenizer(json, task.markers), name)
+    names = {token: marker for marker, token in task.markers.items()}
     tokens = [vocab.token_bytes(i) for i in range(vocab.size)]
     head = int(task.tokenizer.bos_id is not None)
     chosen = range(len(reader)) if task.sample is None else task.sample
@@ -140,6 +159,18 @@ def _check_documents(
             [b"".join([tokens[i] for i in ids]).decode(errors="replace") for ids in expected],
             pa.large_string(),
         )
+        if task.markers:
+            for number, ids in zip(numbers, expected, strict=True):
+                if not np.array_equal(_encode_between(engine, tokens, names, ids), ids):
+                    return [f"{task.shard.prefix}: document {number} does not encode to its ids again"]
+            if described is not None:
+                bos, eod = (
+                    names.get(token, "") for token in (task.tokenizer.bos_id or -1, task.tokenizer.eod_id)
+                )
+                if not _hashes_hold(described.take(pa.array(numbers)), texts, bos, eod):
+                    return [f"{task.shard.ledger_path}: a hash is not that of its document"]
+            report({"encoded again": len(numbers)})
+            continue
         try:
             ids, offsets = engine.encode(texts)
         except Unencodable:  # tokenizers alone gives up on one of them: then what encoded it has to say
@@ -153,3 +184,28 @@ def _check_documents(
             return [f"{task.shard.ledger_path}: a hash is not that of its document"]
         report({"encoded again": len(numbers)})
     return []
+
+
+def _encode_between(engine: ReferenceEngine, tokens: list[bytes], names: Mapping[int, str], ids: Any) -> Any:
+    """What the text between markers encodes to, with the markers where they are."""
+    at = np.flatnonzero(np.isin(ids, list(names)))
+    runs = np.split(ids, np.unique(np.concatenate([at, at + 1])))
+    found = []
+    for run in runs:
+        if len(run) == 1 and int(run[0]) in names:
+            found.append(run)
+        elif len(run):
+            text = b"".join(tokens[i] for i in run).decode(errors="replace")
+            found.append(engine.encode(pa.array([text], pa.large_string()))[0])
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def _hashes_hold(column: pa.Array, texts: pa.Array, bos: str, eod: str) -> bool:
+    """Whether each hash is of its text. A template may itself put the tokens around a document: its text has them."""
+    ways = [
+        pa.array([head + text + tail for text in texts.to_pylist()], pa.large_string())
+        for head in {"", bos}
+        for tail in {"", eod}
+    ]
+    found = [hash_column(hash_texts(way)).to_pylist() for way in ways]
+    return all(hash in same for hash, *same in zip(column.to_pylist(), *found, strict=True))

@@ -22,6 +22,7 @@ tasks.py     a step of a job: its tasks run, told of and added up
 memory.py    what this process has and may still take of it
 children.py  the environment of a process of ours that another one starts
 sql.py       DuckDB in a worker's share of memory and disk
+kinds.py     the kinds of text in a conversation
 startup.py   what a process of ours does not load
 reaper.py    ends what a local Ray leaves behind
 vocab_map.py from an old vocabulary to one made of it: which rows of a model go where

@@ -27,14 +27,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A text in pieces, each with its kind: `text`, `bytes` (what is no text by itself) or `special`. A terminal shows
-    them in colours, everything else between brackets."""
+    """A text in pieces, each with its kind: `text`, `bytes` (what is no text by itself), `special`, or `unlearned`, of a
+    conversation. A terminal shows them in colours, everything else between brackets, round ones for the last."""
 
     pieces: Sequence[tuple[str, str]]
 
     def plain(self) -> str:
         """Each piece between brackets."""
-        return "".join(f"[{text}]" for text, _ in self.pieces)
+        return "".join(f"({text})" if kind == "unlearned" else f"[{text}]" for text, kind in self.pieces)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -38,7 +38,11 @@ TICK = 1.0
 """Seconds from one state that is left for `pretok watch` to the next."""
 UNBOUNDED = 1_000_000
 COLOURS = ("black on bright_cyan", "black on bright_yellow")
-SPECIAL_COLOURS = {"bytes": "black on bright_magenta", "special": "bold white on red"}
+SPECIAL_COLOURS = {
+    "bytes": "black on bright_magenta",
+    "special": "bold white on red",
+    "unlearned": "dim",
+}
 """Of pieces of text: readable on a light and on a dark terminal, told apart on one of 16 colours."""
 PACKAGES = ("numpy", "numba", "pyarrow", "tokenizers", "gigatoken", "ray")
 """Whose versions the log notes."""

@@ -62,7 +62,8 @@ def inspect(
     """Show a document as its tokens, and the file and line or row it came from; or what the model saw.
 
     On a terminal tokens have colours: two in turns, one for bytes that are no character by themselves, one for special
-    tokens. Elsewhere they stand in brackets.
+    tokens; what is not learned of a conversation is dim. Elsewhere tokens stand in brackets, unlearned ones in round
+    ones.
 
     pretok inspect work/shards --source it --doc 17
 
@@ -152,7 +153,7 @@ def _show_documents(manifest: Manifest, found: list[Inspection], console: Consol
     for one in found:
         for line in document_heading(one, vocab):
             console.show(line, result=True)
-        console.show(marked(vocab, one.ids, one.tokens), result=True)
+        console.show(marked(vocab, one.ids, one.tokens, one.kinds), result=True)
 
 
 def _show_sequences(

@@ -64,6 +64,9 @@ def _anchor(data: dict[str, object], folder: Path) -> dict[str, object]:
         for table in (source, *(appends if isinstance(appends, list) else ())):
             if isinstance(table, dict) and isinstance(table.get("inputs"), list):
                 table["inputs"] = [lead(value, escaped) for value in table["inputs"]]
+        for key in ("tools", "chat_template"):
+            if isinstance(source, dict) and source.get(key, "chatml") != "chatml":  # the template of pretok
+                source[key] = lead(source[key], literal)
     return data
 
 

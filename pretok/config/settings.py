@@ -7,6 +7,7 @@ and names the page that explains it; `config.keys` reads these lines.
 
 from __future__ import annotations
 
+import datetime
 import os
 import string
 from fractions import Fraction
@@ -22,9 +23,13 @@ from pydantic import (
     model_validator,
 )
 
+from pretok.base.kinds import KINDS, MARKERS
 from pretok.base.units import parse_count, parse_share, scaled
 
 if TYPE_CHECKING:
+    from msgspec import UnsetType
+
+    from pretok.read.conversation import Conversation
     from pretok.read.kept import KeptColumn
     from pretok.read.normalize import Normalization
     from pretok.read.readers import RecordFormat
@@ -146,6 +151,23 @@ class Source(Part):
     field: str = "text"
     """Field or column that holds the text; `data.text` where it is inside of another. | "content" |
     running.md"""
+    messages: str = ""
+    """Field or column that holds a conversation, in the place of `field`: a list of messages with role and
+    content. | "messages" | conversations.md"""
+    template: str = ""
+    r"""Several fields of a record as one text, in the place of `field`. | "{question}\n{answer}" |
+    conversations.md"""
+    learn: tuple[str, ...] = ()
+    """What of a conversation is learned; empty: what an assistant writes. Of a template, fields; empty: all. |
+    ["answer", "tool call"] | conversations.md"""
+    chat_template: Annotated[str, BeforeValidator(_expand)] = ""
+    """A file with the chat template, or `chatml`; empty: the tokenizer's own. | "chatml" | conversations.md"""
+    template_kwargs: dict[str, bool | int | str] = {}
+    """Switches that the chat template sees. | {enable_thinking = false} | conversations.md"""
+    tools: ExpandedPath | None = None
+    """A JSON file with the list of tools that the chat template sees. | "tools.json" | conversations.md"""
+    date: str = ""
+    """The date that a chat template sees that asks for one. | "2026-01-31" | conversations.md"""
     separator: str = ""
     r"""What ends a document in plain text; empty: a file is one document. | "\n\n" | running.md"""
     max_document: Annotated[Count, Field(gt=0)] = 256 << 20
@@ -164,12 +186,78 @@ class Source(Part):
         """Its own inputs, and those of each append."""
         return (self.inputs, *(append.inputs for append in self.append))
 
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        given = [name for name in ("messages", "template") if getattr(self, name)]
+        if given and self.field != "text":
+            given.append("field")
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} both say where the text is; give one of them")
+        chat = ("chat_template", "template_kwargs", "tools", "date")
+        of_chats = [name for name in chat if getattr(self, name)]
+        if of_chats and not self.messages:
+            raise ValueError(f"{of_chats[0]} is of a conversation; name its field: messages")
+        if self.learn and not (self.messages or self.template):
+            raise ValueError(
+                "learn is of a conversation, as plain text is learned whole; name its field: messages"
+            )
+        if self.format == "text" and (self.messages or self.template):
+            raise ValueError("plain text has no fields, and so no conversations")
+        if self.template:
+            self._check_template()
+        elif unknown := sorted(set(self.learn) - set(KINDS)):
+            raise ValueError(f"learn: {unknown[0]!r} is none of {', '.join(KINDS)}")
+        if self.date:
+            try:
+                datetime.date.fromisoformat(self.date)
+            except ValueError:
+                raise ValueError(f"date: {self.date!r} is no date; write 2026-01-31") from None
+        return self
+
+    def _check_template(self) -> None:
+        from pretok.read.conversation import fields_of
+
+        try:
+            fields = [field for _, field in fields_of(self.template) if field]
+        except ValueError as error:
+            raise ValueError(f"template: {error}") from None
+        if unknown := sorted(set(self.learn) - set(fields)):
+            raise ValueError(f"learn: {unknown[0]!r} is no field of template; it has {', '.join(fields)}")
+
     @property
     def record(self) -> RecordFormat:
-        """How documents are found in this source."""
+        """How documents are found in this source; of a conversation what the tokenizer has to say is left open."""
+        from msgspec import UNSET
+
+        from pretok.read.conversation import Conversation, fields_of, load_tools
         from pretok.read.readers import RecordFormat
 
-        return RecordFormat(self.field, self.separator, self.max_document)
+        conversation: Conversation | UnsetType = UNSET
+        field = self.field
+        if self.messages:
+            field = self.messages
+            tools = load_tools(self.tools) if self.tools else []
+            conversation = Conversation(
+                fields=False,
+                template="",
+                chat_template=self.chat_template,
+                template_kwargs=self.template_kwargs,
+                tools=tools,
+                date=self.date,
+            )
+        elif self.template:
+            field = ""
+            learned = self.learn or tuple(name for _, name in fields_of(self.template) if name)
+            conversation = Conversation(fields=True, template=self.template, learned=learned)
+        return RecordFormat(field, self.separator, self.max_document, conversation)
+
+    @property
+    def probed(self) -> tuple[str, bool]:
+        """(a field that records have, whether it may hold messages)."""
+        from pretok.read.conversation import fields_of
+
+        first = next((name for _, name in fields_of(self.template) if name), "") if self.template else ""
+        return self.messages or first or self.field, bool(self.messages)
 
     @property
     def kept(self) -> tuple[KeptColumn, ...]:
@@ -426,6 +514,15 @@ class Recipe(Part):
             raise ValueError(
                 f"vocab.weights leaves out {', '.join(left_out)}; give each source a weight, 0 to count none of it"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reserves_markers(self) -> Self:
+        """Where there are conversations, the first reserved entries are the markers of the chat template of pretok."""
+        ours = self.vocab.path is None and self.vocab.special_tokens == DEFAULT_SPECIAL_TOKENS
+        if ours and any(source.messages for source in self.sources.values()):
+            named = (*DEFAULT_SPECIAL_TOKENS[:2], *MARKERS, *DEFAULT_SPECIAL_TOKENS[2 : -len(MARKERS)])
+            self.__dict__["vocab"] = self.vocab.model_copy(update={"special_tokens": named})
         return self
 
     @property

@@ -262,7 +262,7 @@ def partitions_of(
     name: str, inputs: Sequence[InputFile], recipe: Recipe, console: Console
 ) -> list[Partition]:
     """How the text of a source is cut into tasks."""
-    probes = probe_inputs(inputs, recipe.sources[name].field, console)
+    probes = probe_inputs(inputs, *recipe.sources[name].probed, console=console)
     return plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES)
 
 

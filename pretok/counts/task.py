@@ -27,6 +27,7 @@ from pretok.base.execute import Report
 from pretok.base.failures import Failure
 from pretok.base.records import Count, read_record, to_json
 from pretok.base.storage import atomic_open, temporary_of, writing
+from pretok.chat.spans import content_ends
 from pretok.counts.buckets import BUCKETS, WordCounts, read_group, read_metadata, split_buckets, write_groups
 from pretok.counts.table import WordTable
 from pretok.kernels.hashing import hash_documents, select
@@ -168,10 +169,12 @@ class _Counter:
         }
         if len(batch.texts) == 0:
             return refused
-        texts = self._sample(batch.texts)
+        texts, spans = self._sample(batch.texts, batch.spans)
         data, offsets = buffers(texts)
         heldout = select(hash_documents(data, offsets, self._task.seed), self._task.holdout)
-        self._table.add_documents(data, offsets, heldout, self._task.pattern)
+        # What one wrote and what another answered are no words together.
+        ends, whose = (offsets, slice(None)) if spans is None else content_ends(spans)
+        self._table.add_documents(data, ends, heldout[whose], self._task.pattern)
         self._note(np.diff(offsets), heldout)
         self._keep(texts, heldout)
         if self._table.nbytes >= self._task.table_bytes:
@@ -183,14 +186,17 @@ class _Counter:
             f"bytes:{source}": len(data) + batch.refused,
         }
 
-    def _sample(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+    def _sample(
+        self, texts: pa.LargeStringArray, spans: pa.LargeListArray | None
+    ) -> tuple[pa.LargeStringArray, pa.LargeListArray | None]:
         if self._task.sample == 1:
-            return texts
+            return texts, spans
         chosen = select(
             hash_documents(*buffers(texts), self._task.seed + SAMPLE_SEED_STEP), self._task.sample
         )
         self._record.unsampled += int(len(texts) - chosen.sum())
-        return texts.filter(pa.array(chosen))
+        mask = pa.array(chosen)
+        return texts.filter(mask), None if spans is None else spans.filter(mask)
 
     def _note(self, sizes: npt.NDArray[np.int64], heldout: npt.NDArray[np.bool_]) -> None:
         self._record.documents += int((~heldout).sum())

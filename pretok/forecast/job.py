@@ -14,15 +14,19 @@ from pretok.base.console import Console, Table, table
 from pretok.base.errors import UsageError
 from pretok.base.tokens import token_dtype
 from pretok.base.units import duration, human, human_bytes
+from pretok.chat.resolve import chat_tokenizer, resolve
 from pretok.config import Recipe, Source
 from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, forecast_mix, forecast_source
 from pretok.forecast.measure import measure
 from pretok.forecast.vocabulary import counting_vocabulary
+from pretok.read.conversation import Conversation
 from pretok.read.guarded import one_child
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import Probe, probe_inputs
+from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
 from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.vocabulary import Vocabulary
 
 WORD_BYTES = 140
 """Memory of build-vocab's driver for each distinct word at most, see docs/scaling.md."""
@@ -68,17 +72,18 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> F
     with one_child():
         probed = {name: _probe(source, console) for name, source in recipe.sources.items()}
     with counting_vocabulary(recipe, probed, seed) as (vocab, trained):
-        encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path), vocab.bos_id)
         vocab_size = recipe.vocab.size if trained else vocab.size  # a sample may allow fewer entries
         if trained and recipe.vocab.extend is not None:
             vocab_size = vocab.size + (0 if recipe.vocab.replace else recipe.vocab.added)
         itemsize = token_dtype(vocab_size).itemsize
         sources = {}
         for name, source in recipe.sources.items():
+            record = resolve(source.record, vocab, name)
+            encoder = _encoder(vocab, record)
             found = measure(
                 probed[name],
                 f"{seed}/{name}",
-                source.record,
+                record,
                 recipe.normalize.function,
                 encoder,
                 recipe.vocab.pattern,
@@ -98,6 +103,13 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> F
     return Forecast(fingerprint, vocab_size, itemsize, workers, sources, mix)
 
 
+def _encoder(vocab: Vocabulary, record: RecordFormat) -> Encoder:
+    """What encodes the documents of a source."""
+    how = record.conversation
+    json = chat_tokenizer(vocab.raw.decode(), how.markers if isinstance(how, Conversation) else ())
+    return Encoder(json, vocab.eod_id, vocab.size, str(vocab.path), vocab.bos_id)
+
+
 def _probe(source: Source, console: Console) -> list[Probe]:
     inputs, notices = list_inputs(tuple(chain(*source.inputs_by_append)), source.format)
     for text in notices:
@@ -106,7 +118,7 @@ def _probe(source: Source, console: Console) -> list[Probe]:
         raise UsageError(
             f"{hubs[0]}: a data set on a hub tells no sizes before it is read; it cannot be forecast"
         )
-    return probe_inputs(inputs, source.field, console)
+    return probe_inputs(inputs, *source.probed, console=console)
 
 
 def tables(forecast: Forecast) -> list[Table]:

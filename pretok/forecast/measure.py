@@ -13,14 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
+from pretok.base.tokens import Tokens
+from pretok.chat.encode import encode_spans
 from pretok.counts.table import WordTable
 from pretok.forecast.windows import Window, windows
 from pretok.read.batches import TextBatch, buffers
 from pretok.read.files import CorruptInputError
-from pretok.read.normalize import Normalization, normalize_batch
+from pretok.read.normalize import Normalization
 from pretok.read.probe import Probe
-from pretok.read.readers import RecordFormat, read_piece
+from pretok.read.readers import RecordFormat, documents_of, read_piece
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 
@@ -83,12 +86,13 @@ def measure(
 ) -> Sample:
     """Read every window of a source once."""
     sample, table, read = Sample(), WordTable(), 0
+    documents = documents_of(record, normalization)
     for window in windows(probes, seed, sample.errors):
         found = Found(window)
         began = time.monotonic()
         try:
             for batch in read_piece(window.piece, 0, record):
-                _add(found, normalize_batch(batch, normalization), encoder, table, pattern)
+                _add(found, documents(batch), encoder, table, pattern)
         except CorruptInputError as error:
             sample.errors.append(f"{window.piece.file.path}: {error}")
             continue
@@ -115,7 +119,7 @@ def _add(found: Found, batch: TextBatch, encoder: Encoder, table: WordTable, pat
     data, offsets = buffers(texts)
     began = time.monotonic()
     try:
-        tokens, _ = encoder.encode(texts)
+        tokens = _encode(encoder, texts, batch.spans)
     except Unencodable as error:
         found.rejected["unencodable"] += len(error.documents)
         return
@@ -123,3 +127,11 @@ def _add(found: Found, batch: TextBatch, encoder: Encoder, table: WordTable, pat
     table.add_documents(data, offsets, np.zeros(len(texts), np.bool_), pattern)
     found.encoded += len(data)
     found.tokens += len(tokens)
+
+
+def _encode(encoder: Encoder, texts: pa.LargeStringArray, spans: pa.LargeListArray | None) -> Tokens:
+    return (
+        encoder.encode(texts)[0]
+        if spans is None
+        else encode_spans(encoder, texts, spans.slice(0, len(texts)))[0]
+    )

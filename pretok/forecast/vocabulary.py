@@ -22,9 +22,8 @@ from pretok.forecast.windows import windows
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import buffers
 from pretok.read.files import CorruptInputError
-from pretok.read.normalize import normalize_batch
 from pretok.read.probe import Probe
-from pretok.read.readers import read_piece
+from pretok.read.readers import documents_of, read_piece
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab, write_vocab
 from pretok.vocab.bpe import train_merges
 from pretok.vocab.symbols import buffer_of
@@ -65,11 +64,11 @@ def counting_vocabulary(
 
 def _count(recipe: Recipe, source: Source, probes: list[Probe], seed: str) -> WordCounts:
     """The words of a sample of a source; what cannot be read is left for the sample that is measured to tell."""
-    table = WordTable()
+    table, documents = WordTable(), documents_of(source.record, recipe.normalize.function)
     for window in windows(probes, seed, []):
         try:
             for batch in read_piece(window.piece, 0, source.record):
-                texts = normalize_batch(batch, recipe.normalize.function).texts
+                texts = documents(batch).texts
                 table.add_documents(*buffers(texts), np.zeros(len(texts), np.bool_), recipe.vocab.pattern)
         except CorruptInputError:
             continue

@@ -19,6 +19,7 @@ tables.py           Parquet, saved and hub datasets -> columns of text
 batches.py          batches of documents as Arrow arrays
 normalize.py        text -> normalized text
 prefetch.py         the next items and pieces, beside the work on what is there
+conversation.py     how messages, or several fields, become documents
 readers.py          a partition -> batches of documents, any format
 partition_runs.py   one task a partition: what counting and tokenizing share
 rejects.py          why records are refused; sources that gave too little

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pretok.base.records import replace
 from pretok.read.kept import Mismatch
 from pretok.read.rejects import REASONS
 
@@ -96,7 +97,7 @@ class TextBatch:
     records: how many the batch covers, refused ones included; numbers: (documents,) int64, the line or row that each
     document was, from 0 within the piece; texts: (documents,) large_string; refused: bytes of the input that held no
     document; kept: a (documents,) array for each column that is kept; mismatches: what of these is null because it was
-    of another type.
+    of another type; spans: of documents that are not all of one kind, as `pretok.chat.spans` has it.
     """
 
     piece: int
@@ -108,11 +109,27 @@ class TextBatch:
     refused: int = 0
     kept: tuple[pa.Array, ...] = ()
     mismatches: tuple[Mismatch, ...] = ()
+    spans: pa.LargeListArray | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes, but for what is kept."""
         return int(self.texts.nbytes + self.rejects.nbytes)
+
+    def without(self, rejects: Sequence[Reject]) -> TextBatch:
+        """The batch without documents that are rejects instead."""
+        if not rejects:
+            return self
+        left: npt.NDArray[np.bool_] = ~np.isin(self.numbers, [reject.record for reject in rejects])
+        mask = pa.array(left)
+        return replace(
+            self,
+            texts=self.texts.filter(mask),
+            numbers=self.numbers[left],
+            rejects=self.rejects.with_more(rejects),
+            kept=tuple(column.filter(mask) for column in self.kept),
+            spans=None if self.spans is None else self.spans.filter(mask),
+        )
 
 
 def buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -94,6 +94,14 @@ def _copy_text(
     return TOO_LONG if size - start > longest else status, at, size
 
 
+@njit(types.int64(BYTES, types.int64, types.int64, BYTES, types.int64), inline=True)
+def _copy_raw(block: Pointer, begin: int, stop: int, out: Pointer, size: int) -> int:
+    """Copy block[begin:stop] to out[size:]; the new size."""
+    for i in range(stop - begin):
+        out[size + i] = block[begin + i]
+    return size + stop - begin
+
+
 @njit(types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, types.int64), inline=True)
 def _leave(block: Pointer, at: int, end: int, level: int) -> tuple[int, int]:
     """Behind the braces that close objects of the path, and the level there; below 0 where they close the outermost."""
@@ -107,7 +115,7 @@ def _leave(block: Pointer, at: int, end: int, level: int) -> tuple[int, int]:
 
 
 _PARSE = types.UniTuple(types.int64, 4)(
-    BYTES, types.int64, types.int64, U8, I64, types.int64, BYTES, types.int64, _OUT, _OUT
+    BYTES, types.int64, types.int64, U8, I64, types.int64, types.boolean, BYTES, types.int64, _OUT, _OUT
 )
 
 
@@ -119,6 +127,7 @@ def _parse_object(
     field: Bytes,
     path: Ints,
     longest: int,
+    raw: bool,
     out: Pointer,
     size: int,
     closers: Bytes,
@@ -128,7 +137,8 @@ def _parse_object(
 
     Returns (status, new size, where the value that was copied begins, and ends).
 
-    path: where each key of it starts in `field`, and where one more would; a dot stands between two.
+    path: where each key of it starts in `field`, and where one more would; a dot stands between two; raw: whether a
+    list or object there is copied too, as it stands.
     """
     start = size
     status = MISSING
@@ -159,7 +169,11 @@ def _parse_object(
                 stop = at
             else:
                 status = NULL if at < end and block[at] == char.SMALL_N else NOT_A_STRING
+                begin = at
                 at = skip_value(block, at, end, closers)
+                if raw and at > 0 and (block[begin] == char.OPEN_BRACKET or block[begin] == char.OPEN_BRACE):
+                    status, stop = TOO_LONG if at - begin > longest else OK, at
+                    size = _copy_raw(block, begin, stop, out, start)
             if at < 0:
                 return MALFORMED, start, -1, -1
             at = skip_space(block, at, end)
@@ -183,6 +197,7 @@ def _parse_line(
     field: Bytes,
     path: Ints,
     longest: int,
+    raw: bool,
     out: Pointer,
     size: int,
     closers: Bytes,
@@ -193,7 +208,14 @@ def _parse_line(
     if at == end:
         return BLANK, size, -1, -1
     if block[at] == char.OPEN_BRACE:
-        return _parse_object(block, at, end, field, path, longest, out, size, closers, scratch)
+        if raw and not len(field):  # all of the record
+            stop = skip_value(block, at, end, closers)
+            if stop < 0 or skip_space(block, stop, end) != end:
+                return MALFORMED, size, -1, -1
+            if stop - at > longest:
+                return TOO_LONG, size, -1, -1
+            return OK, _copy_raw(block, at, stop, out, size), at, stop
+        return _parse_object(block, at, end, field, path, longest, raw, out, size, closers, scratch)
     at = skip_value(block, at, end, closers)
     if at >= 0 and skip_space(block, at, end) == end:
         return NOT_AN_OBJECT, size, -1, -1
@@ -236,6 +258,7 @@ def _most_records(block: Bytes) -> int:
         types.int64,
         types.int64,
         types.boolean,
+        types.boolean,
         _OUT,
         types.int64[::1],
         types.int64[::1],
@@ -251,6 +274,7 @@ def _parse_block(
     longest: int,
     longest_line: int,
     blank: bool,
+    raw: bool,
     out: Bytes,
     offsets: Ints,
     starts: Ints,
@@ -272,11 +296,11 @@ def _parse_block(
             found, begin, stop = TOO_LONG, -1, -1
         else:
             found, size, begin, stop = _parse_line(
-                source, at, end, field, path, longest, target, size, closers, scratch
+                source, at, end, field, path, longest, raw, target, size, closers, scratch
             )
             if found == MISSING and len(path) > 2:
                 found, size, begin, stop = _parse_line(
-                    source, at, end, field, whole, longest, target, size, closers, scratch
+                    source, at, end, field, whole, longest, raw, target, size, closers, scratch
                 )
         if found != BLANK or not blank:
             starts[records] = at
@@ -318,11 +342,13 @@ def parse_lines(
     longest: int = NO_LIMIT,
     longest_line: int = NO_LIMIT,
     after_blank: bool = False,
+    raw: bool = False,
 ) -> ParsedLines:
     """Parse a block of whole lines (uint8; the last one may lack its line end) for the string `field`.
 
     longest, longest_line: bytes of the longest text, and of the longest line that is parsed at all; after_blank:
-    whether the line before the block is blank: blank ones at its beginning are then part of that record.
+    whether the line before the block is blank: blank ones at its beginning are then part of that record; raw: whether
+    a field that is a list or an object is taken as it stands, as JSON. Without a name of a field it is the record.
     """
     limit = _most_records(block)
     accepted = min(limit, len(block) // SHORTEST + 1)
@@ -339,6 +365,7 @@ def parse_lines(
         longest,
         longest_line,
         after_blank,
+        raw,
         out,
         offsets,
         starts,

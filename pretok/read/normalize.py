@@ -49,12 +49,4 @@ def normalize_batch(batch: TextBatch, normalization: Normalization) -> TextBatch
     if not empty.any():
         return replace(batch, texts=texts)
     emptied = [Reject(int(number), "empty_text", "empty once normalized") for number in batch.numbers[empty]]
-    rejects = batch.rejects.with_more(emptied)
-    left = pa.array(~empty)
-    return replace(
-        batch,
-        texts=texts.filter(left),
-        numbers=batch.numbers[~empty],
-        rejects=rejects,
-        kept=tuple(column.filter(left) for column in batch.kept),
-    )
+    return replace(batch, texts=texts).without(emptied)

@@ -64,19 +64,24 @@ class Probe:
     fields: dict[str, set[str]] = field(default_factory=dict)
 
 
-def probe_inputs(inputs: Sequence[InputFile], field: str, console: Console = SILENT) -> list[Probe]:
-    """A Probe of each input. `console` hears of files without the field; UsageError when all that were judged are."""
+def probe_inputs(
+    inputs: Sequence[InputFile], field: str, lists: bool = False, console: Console = SILENT
+) -> list[Probe]:
+    """A Probe of each input. `console` hears of files without the field; UsageError when all that were judged are.
+
+    lists: whether the field may hold messages.
+    """
     lines = [file for file in inputs if file.format == "jsonl" and file.size]
     looked_into = set(lines[:: -(-len(lines) // PROBED_FILES) or 1])
     parquet = [file for file in inputs if file.format == "parquet"]
     known: dict[InputFile, Probe | None] = {}
     for some in _with_footers(parquet):
         # Of a damaged footer pyarrow tells the size of a column by ending the process (seen with 23); reading is safe.
-        probed = in_child(partial(_probe_parquet, field=field), some)
+        probed = in_child(partial(_probe_parquet, field=field, lists=lists), some)
         known |= zip((file for file, _ in some), probed, strict=True)
     opened = [file for file in inputs if file in looked_into or file.format in ("dataset", "hub")]
     far = any(is_remote(file.path) for file in opened)
-    probed = map_reads(lambda file: _probe(file, field, True), opened, far=far)
+    probed = map_reads(lambda file: _probe(file, field, True, lists), opened, far=far)
     known |= zip(opened, probed, strict=True)
     probes = [
         (known[file] or Probe(file, 0)) if file in known else _probe(file, field, False) for file in inputs
@@ -93,7 +98,7 @@ def probe_inputs(inputs: Sequence[InputFile], field: str, console: Console = SIL
     return probes
 
 
-def _probe(file: InputFile, field: str, look_into: bool) -> Probe:
+def _probe(file: InputFile, field: str, look_into: bool, lists: bool = False) -> Probe:
     if file.format in ("dataset", "hub"):
         return _probe_dataset(file, field)
     size = int(file.size * COMPRESSION_RATIO) if file.compression else file.size
@@ -104,13 +109,13 @@ def _probe(file: InputFile, field: str, look_into: bool) -> Probe:
     for record in records:
         found.update({name: len(text) for name, text in _texts(record, "") if isinstance(text, str)})
     values = [value for record in records for name, value in _texts(record, "") if name == field]
-    good = any(value is None or isinstance(value, str) for value in values)
+    good = any(value is None or isinstance(value, str | list if lists else str) for value in values)
     there = bool(values) or any(name.startswith(f"{field}.") for name in found)
     problem = _problem(file.path, field, there, found) if records and not good else ""
     if problem and (chat := next((name for name in CHATS if isinstance(records[0].get(name), list)), "")):
         problem = (
-            f"{file.path} holds conversations ({chat!r}), and pretok reads one text of each record: write each as one "
-            f"text first, with the chat template of your model, into a field {field!r}"
+            f"{file.path} holds conversations: write messages = {chat!r} in the table of the source, in the place of "
+            "field"
         )
     fields: dict[str, set[str]] = {}
     for record in records:
@@ -186,18 +191,18 @@ def _footer(file: InputFile) -> bytes:
         return b""
 
 
-def _probe_parquet(with_footer: tuple[InputFile, bytes], field: str) -> Probe:
+def _probe_parquet(with_footer: tuple[InputFile, bytes], field: str, lists: bool = False) -> Probe:
     """From the footer, b"" where it is to be read. One that cannot be read gives no parts: planned whole, the file
     fails by name when read."""
     import pyarrow as pa
 
     try:
-        return tried(lambda: _from_footer(*with_footer, field))
+        return tried(lambda: _from_footer(*with_footer, field, lists))
     except (pa.ArrowException, OSError):
         return Probe(with_footer[0], 0)
 
 
-def _from_footer(file: InputFile, footer: bytes, field: str) -> Probe:
+def _from_footer(file: InputFile, footer: bytes, field: str, lists: bool) -> Probe:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -213,14 +218,16 @@ def _from_footer(file: InputFile, footer: bytes, field: str) -> Probe:
             for index, column in enumerate(columns)
             if column.physical_type == "BYTE_ARRAY" and column.max_repetition_level == 0
         }
-        wanted = texts.get(field)
+        wanted = [texts[field]] if field in texts else []
+        if lists and not wanted:
+            wanted = [at for at, column in enumerate(columns) if column.path.startswith(f"{field}.")]
         parts = tuple(
-            group.total_byte_size if wanted is None else group.column(wanted).total_uncompressed_size
+            sum(group.column(at).total_uncompressed_size for at in wanted) or group.total_byte_size
             for group in groups
         )
         fields = _schema_fields(opened.schema_arrow)
         problem = ""
-        if wanted is None:
+        if not wanted:
             there = any(f"{column.path}.".startswith(f"{field}.") for column in columns)
             first = groups[:1]
             found = {

@@ -12,15 +12,20 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import UNSET, UnsetType
 
 from pretok.base.records import Count, Record, replace
 from pretok.read.batches import Rejects, TextBatch, from_buffers
+from pretok.read.conversation import Conversation, fields_of
 from pretok.read.files import CorruptInputError, read_bytes, read_small, stamp, unpack, what_changed
 from pretok.read.json_kept import kept_lines
 from pretok.read.jsonl import field_bytes, parse_lines
@@ -57,11 +62,13 @@ EXPLAINED_BYTES = 1 << 20
 class RecordFormat(Record, frozen=True):
     """How to find documents. field: name of the text field or column, `meta.text` inside another; separator: what ends
     a document in a plain text file, "" for one document a file; max_document: bytes of the longest text that is no
-    reject, before normalization."""
+    reject, before normalization; conversation: how what is in the field, or with "" in the whole record, becomes text,
+    where it is not text itself."""
 
     field: str = "text"
     separator: str = ""
     max_document: Count = 256 << 20
+    conversation: Conversation | UnsetType = UNSET
 
     @property
     def max_line(self) -> int:
@@ -121,11 +128,26 @@ def read_partition(
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def normalized(batch: TextBatch | Damage) -> TextBatch | Damage:
-        return batch if isinstance(batch, Damage) else normalize_batch(batch, normalization)
+    make = documents_of(record, normalization)
+
+    def made(batch: TextBatch | Damage) -> TextBatch | Damage:
+        return batch if isinstance(batch, Damage) else make(batch)
 
     # A generator would hold each batch as it was read for as long as its consumer works on it.
-    return map(normalized, ahead(batches(), _held_bytes, 2 * BATCH_BYTES))
+    return map(made, ahead(batches(), _held_bytes, 2 * BATCH_BYTES))
+
+
+def documents_of(record: RecordFormat, normalization: Normalization) -> Callable[[TextBatch], TextBatch]:
+    """What makes documents of the texts of a batch as it was read.
+
+    This is the seam to `pretok.chat`: by name, because it stands on this stage, and loaded only for conversations.
+    """
+    if isinstance(record.conversation, Conversation):
+        make: Callable[[TextBatch], TextBatch] = import_module("pretok.chat.render").Renderer(
+            record, normalization
+        )
+        return make
+    return partial(normalize_batch, normalization=normalization)
 
 
 def _held_bytes(batch: TextBatch | Damage) -> int:
@@ -280,7 +302,9 @@ def _read_jsonl(
 
 def _parse(data: memoryview, record: RecordFormat, keep: Keep, after_blank: bool) -> _Found:
     block = np.frombuffer(data, np.uint8)
-    lines = parse_lines(block, field_bytes(record.field), record.max_document, record.max_line, after_blank)
+    raw = record.conversation is not UNSET  # the JSON of the field
+    field = field_bytes(record.field)
+    lines = parse_lines(block, field, record.max_document, record.max_line, after_blank, raw)
 
     def explain(at: int) -> str:
         status = int(lines.status[at])
@@ -368,7 +392,7 @@ def _explain_length(status: npt.NDArray[np.uint8], limit: int) -> Callable[[int]
 def _read_table(piece: Piece, record: RecordFormat, keep: Keep) -> Iterator[_Found]:
     """Texts of a column of strings or bytes, and what is kept beside them; nulls are rejects."""
     fields = [column.field for column in keep.columns]
-    for column, others in table_columns(piece, record.field, fields, BATCH_BYTES):
+    for column, others in _columns(piece, record, fields):
         lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
         status = _status(lengths, record.max_document)
         status[np.asarray(column.is_null())] = NULL
@@ -381,3 +405,21 @@ def _read_table(piece: Piece, record: RecordFormat, keep: Keep) -> Iterator[_Fou
         kept = kept_tables(others, keep.columns, len(column)) if fields else None
         explain = _explain_length(status, record.max_document)
         yield _Found(status, texts, explain, lengths, len(status), kept=kept)
+
+
+def _columns(
+    piece: Piece, record: RecordFormat, fields: list[str]
+) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
+    """The texts of a table and its other columns; the JSON of conversations, or of all fields of a template."""
+    how = record.conversation
+    if not isinstance(how, Conversation) or not how.fields:
+        yield from table_columns(piece, record.field, fields, BATCH_BYTES)
+        return
+    first, *names = dict.fromkeys(field for _, field in fields_of(how.template) if field)
+    for column, others in table_columns(piece, first, [*names, *fields], BATCH_BYTES):
+        values = [column.cast(pa.large_string()), *others[: len(names)]]
+        rows = zip(
+            *([None] * len(column) if found is None else found.to_pylist() for found in values), strict=True
+        )
+        named = [dict(zip([first, *names], row, strict=True)) for row in rows]
+        yield pa.array(map(msgspec.json.encode, named), pa.large_binary()), others[len(names) :]

@@ -39,6 +39,8 @@ REASONS = (
     "duplicate",
     "contaminated",
     "unencodable",
+    "bad_messages",
+    "template_refused",
 )
 """Reason in the rejects ledger for each status, and those that come after reading."""
 NOT_LOST = frozenset(("blank_line", "too_long", "other_type", "duplicate", "contaminated"))

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -80,8 +81,10 @@ def _library(what: str) -> Iterator[None]:
 
 
 def _binary(column: pa.Array) -> pa.LargeBinaryArray:
-    """Strings or bytes of any layout as large_binary, offsets and indices checked, UTF-8 not."""
+    """Strings or bytes of any layout as large_binary, offsets and indices checked, UTF-8 not; lists as JSON."""
     kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _json(column)
     if pa.types.is_dictionary(kind):
         return _binary(column.dictionary).take(column.indices)  # looks whether each index is in bounds
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -93,6 +96,19 @@ def _binary(column: pa.Array) -> pa.LargeBinaryArray:
         raise CorruptInputError(f"the text column has type {kind}, not string or binary")
     column.validate(full=True)
     return column.cast(pa.large_binary())
+
+
+def _json(column: pa.Array) -> pa.LargeBinaryArray:
+    """Lists as JSON. A struct has every key of its type, so a key without value is one that the writer left out."""
+
+    def given(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: given(inner) for key, inner in value.items() if inner is not None}
+        return [given(inner) for inner in value] if isinstance(value, list) else value
+
+    column.validate(full=True)
+    rows = (None if row is None else msgspec.json.encode(given(row)) for row in column.to_pylist())
+    return pa.array(rows, pa.large_binary())
 
 
 def _path(schema: pa.Schema, field: str) -> list[str] | None:

@@ -10,17 +10,16 @@ reasons `duplicate` and `contaminated`, and whose others have more kept columns,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.base.records import replace
+from pretok.chat.spans import content_of
 from pretok.read.batches import Reject, TextBatch, buffers
 from pretok.read.kept import TYPES, KeptColumn
 from pretok.read.readers import Damage
@@ -70,25 +69,25 @@ class Screen:
             batch = self._without_copies(batch, self._copies.of(batch.piece, batch.numbers))
         if self._finder is None:
             return batch
-        shares, items = self._finder.search(*buffers(batch.texts))
+        texts = batch.texts if batch.spans is None else content_of(batch.texts, batch.spans)
+        shares, items = self._finder.search(*buffers(texts))
         names = self._finder.benchmark.names
         by = pa.array([names[item] if item >= 0 else None for item in items.tolist()], TYPES["text"])
         batch = replace(batch, kept=(*batch.kept, pa.array(shares), by))
         if self._reject is None:
             return batch
         refused_too = np.flatnonzero((items >= 0) & (shares >= float(self._reject))).tolist()
-        return _without(
-            batch,
+        return batch.without(
             [
                 Reject(int(batch.numbers[row]), "contaminated", f"{shares[row]:.2f} of {names[items[row]]}")
                 for row in refused_too
-            ],
+            ]
         )
 
     def _without_copies(self, batch: TextBatch, copies: list[tuple[int, str]]) -> TextBatch:
         if self._drop:
             rejects = [Reject(record, "duplicate", f"the same text as {first}") for record, first in copies]
-            return _without(batch, rejects)
+            return batch.without(rejects)
         firsts = dict(copies)
         column = pa.array([firsts.get(record) for record in batch.numbers.tolist()], TYPES["text"])
         return replace(batch, kept=(*batch.kept, column))
@@ -96,18 +95,3 @@ class Screen:
     def take(self) -> tuple[ItemCount, ...]:
         """What was found of each benchmark item since the last call."""
         return self._finder.take() if self._finder else ()
-
-
-def _without(batch: TextBatch, rejects: Sequence[Reject]) -> TextBatch:
-    """The batch without documents that are rejects instead."""
-    if not rejects:
-        return batch
-    left: npt.NDArray[np.bool_] = ~np.isin(batch.numbers, [reject.record for reject in rejects])
-    mask = pa.array(left)
-    return replace(
-        batch,
-        texts=batch.texts.filter(mask),
-        numbers=batch.numbers[left],
-        rejects=batch.rejects.with_more(rejects),
-        kept=tuple(column.filter(mask) for column in batch.kept),
-    )

@@ -1,6 +1,7 @@
 """Batches of documents -> token ids -> sealed shards with one manifest.
 
 format.py      the bytes of .bin and .idx
+spans.py       of which kind each token of a conversation is: the file beside a shard
 ledger.py      what is known of each document: the Parquet file beside a shard
 annotations.py  what was joined to documents afterwards: a second ledger
 manifest.py    the sealed description of a shards folder: its file, and the records in it

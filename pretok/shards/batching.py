@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pretok.base.tokens import Hashes, Ints, Tokens
+from pretok.base.tokens import Bytes, Hashes, Ints, Tokens
+from pretok.chat.encode import encode_spans
 from pretok.kernels.hashing import hash_documents, select
 from pretok.read.batches import Reject, TextBatch, buffers
 from pretok.shards.ledger import hash_texts
@@ -28,19 +29,20 @@ MOST_TOKENS, MOST_BATCHES = 1 << 22, 4096
 @dataclass(frozen=True, slots=True)
 class JoinedBatches:
     """The documents of batches. texts, numbers, kept: as in each batch, one after the other; batch: (documents,) int64,
-    which of the batches a document is of."""
+    which of the batches a document is of; spans: as in each batch."""
 
     batches: list[TextBatch]
     texts: pa.LargeStringArray
     numbers: npt.NDArray[np.int64]
     kept: tuple[pa.Array, ...]
     batch: npt.NDArray[np.int64]
+    spans: pa.LargeListArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedSplit:
     """Documents of one split. rows: which of the joined ones; tokens: all their ids, with BOS and EOD; lengths, sizes:
-    tokens and bytes of text of each."""
+    tokens and bytes of text of each; kinds: (tokens,) uint8 of conversations, what each token is."""
 
     split: str
     rows: Ints
@@ -48,6 +50,7 @@ class EncodedSplit:
     lengths: npt.NDArray[np.int32]
     sizes: npt.NDArray[np.int64]
     hashes: Hashes
+    kinds: Bytes | None = None
 
 
 def join(batches: list[TextBatch]) -> JoinedBatches:
@@ -58,6 +61,7 @@ def join(batches: list[TextBatch]) -> JoinedBatches:
         np.concatenate([batch.numbers for batch in batches]),
         tuple(_one(columns) for columns in zip(*(batch.kept for batch in batches), strict=True)),
         np.repeat(np.arange(len(batches)), [len(batch.texts) for batch in batches]),
+        None if batches[0].spans is None else _one([batch.spans for batch in batches]),
     )
 
 
@@ -82,9 +86,13 @@ def encode_splits(
     for split, rows in _split(joined.texts, hashes, val_fraction, val_seed):
         if len(rows) == 0:
             continue
-        texts = joined.texts if len(rows) == len(joined.texts) else joined.texts.take(pa.array(rows))
+        texts, spans = joined.texts, joined.spans
+        if len(rows) < len(texts):
+            texts, spans = (
+                None if column is None else column.take(pa.array(rows)) for column in (texts, spans)
+            )
         try:
-            tokens, lengths = encoder.encode(texts)
+            tokens, lengths, kinds = _encode(encoder, texts, spans)
         except Unencodable as error:
             if len(joined.batches) > 1:
                 raise
@@ -93,11 +101,19 @@ def encode_splits(
             kept = np.ones(len(texts), np.bool_)
             kept[error.documents] = False
             texts, rows = texts.filter(pa.array(kept)), rows[kept]
-            tokens, lengths = encoder.encode(texts)
+            spans = None if spans is None else spans.filter(pa.array(kept))
+            tokens, lengths, kinds = _encode(encoder, texts, spans)
         if len(texts):
             sizes = np.diff(buffers(texts)[1])
-            encoded.append(EncodedSplit(split, rows, tokens, lengths, sizes, hashes[rows]))
+            encoded.append(EncodedSplit(split, rows, tokens, lengths, sizes, hashes[rows], kinds))
     return encoded, refused
+
+
+def _encode(
+    encoder: Encoder, texts: pa.LargeStringArray, spans: pa.LargeListArray | None
+) -> tuple[Tokens, npt.NDArray[np.int32], Bytes | None]:
+    """(tokens, tokens per document, of conversations the kind of each token)."""
+    return (*encoder.encode(texts), None) if spans is None else encode_spans(encoder, texts, spans)
 
 
 def _split(

@@ -31,12 +31,14 @@ from pretok.base.storage import remove_leftovers
 from pretok.base.tasks import Step, open_step
 from pretok.base.tokens import token_dtype
 from pretok.base.units import plural
+from pretok.chat.resolve import resolve
 from pretok.config import Recipe
 from pretok.read.changes import refuse_changes, shared_inputs
 from pretok.read.guarded import one_child
 from pretok.read.kept import Keep
 from pretok.read.partition import Partition
 from pretok.read.partition_runs import run_partitions
+from pretok.read.readers import RecordFormat
 from pretok.read.rejects import poor_sources
 from pretok.screen.benchmark import Benchmark, read_benchmark
 from pretok.screen.screening import Screening
@@ -46,6 +48,7 @@ from pretok.shards.inputs import SourcePlan, load_appends
 from pretok.shards.manifest import (
     FILE_NAME,
     LEDGER_SUFFIX,
+    SPANS_SUFFIX,
     STATE,
     Manifest,
     has_manifest,
@@ -58,8 +61,8 @@ from pretok.shards.software import all_software, refuse_other_engine, software
 from pretok.shards.task import (
     TokenizeTask,
     copies_path,
+    encoder_of,
     hashes_path,
-    load_encoder,
     load_parts,
     tokenize_partition,
 )
@@ -137,10 +140,19 @@ def _plan_all(
         known = old.sources.keys() & recipe.sources.keys()
         sealed = {name: [part.plan for part in load_appends(old, name)] for name in sorted(known)}
     itemsize = token_dtype(vocab.size).itemsize
+    records = _records(recipe, vocab)
     with engine.stop.raising(), one_child():
         plans = [
             plan_source(
-                name, source, config, recipe.shards.size, itemsize, state, sealed.get(name, ()), console
+                name,
+                source,
+                config,
+                recipe.shards.size,
+                itemsize,
+                state,
+                sealed.get(name, ()),
+                console,
+                records[name],
             )
             for name, source in recipe.sources.items()
         ]
@@ -150,6 +162,11 @@ def _plan_all(
         console.notice(text)
     rounds = range(max(map(len, plans)))
     return config, [[parts[number] for parts in plans if number < len(parts)] for number in rounds]
+
+
+def _records(recipe: Recipe, vocab: Vocabulary) -> dict[str, RecordFormat]:
+    """How the records of each source are read, as the vocabulary settles it."""
+    return {name: resolve(source.record, vocab, name) for name, source in recipe.sources.items()}
 
 
 def _prepare(
@@ -173,8 +190,9 @@ def _prepare(
         reject=recipe.shards.reject_contaminated,
         duplicates=recipe.shards.duplicates,
     )
+    records = _records(recipe, vocab)
     tasks = [
-        _task(partition, source_plan, recipe, vocab, screening)
+        _task(partition, source_plan, records[source_plan.name], recipe, vocab, screening)
         for source_plan in plans
         if (state / source_plan.unit).exists()
         for partition in source_plan.partitions
@@ -205,7 +223,7 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
             for part in load_parts(task.state_dir, task.partition.name):
                 before.update(part.counts(task.partition.source))
         first = open_tasks[0]
-        if slow := load_encoder(first.tokenizer_json, first.tokenizer, first.eod_id, first.bos_id).notice:
+        if slow := encoder_of(first).notice:
             console.notice(slow)
         for _ in run_partitions(tokenize_partition, tasks, open_tasks, "to tokenize", before, step, failures):
             pass
@@ -270,14 +288,19 @@ def _poor_sources(manifest: Manifest, recipe: Recipe) -> list[str]:
 
 
 def _task(
-    partition: Partition, source: SourcePlan, recipe: Recipe, vocab: Vocabulary, screening: Screening
+    partition: Partition,
+    source: SourcePlan,
+    record: RecordFormat,
+    recipe: Recipe,
+    vocab: Vocabulary,
+    screening: Screening,
 ) -> TokenizeTask:
     asked = recipe.sources[source.name]
     return TokenizeTask(
         partition=partition,
         shards_dir=recipe.shards_dir.absolute(),
         state_dir=(recipe.shards_dir / STATE / source.unit).absolute(),
-        record=asked.record,
+        record=record,
         keep=Keep(source.kept, asked.on_mismatch == "reject"),
         screening=screening,
         normalization=recipe.normalize.function,
@@ -306,7 +329,7 @@ def _finished(task: TokenizeTask) -> bool:
     if (parts and parts[-1].last) or marker.exists():
         marker.touch()
         for part in reversed(parts):
-            for suffix in (".bin", ".idx", LEDGER_SUFFIX):
+            for suffix in (".bin", ".idx", LEDGER_SUFFIX, SPANS_SUFFIX):
                 (task.shards_dir / task.partition.source / f"{part.name}{suffix}").unlink(missing_ok=True)
                 (task.state_dir / f"{part.name}.val{suffix}").unlink(missing_ok=True)
             (task.state_dir / f"{part.name}.json").unlink()

@@ -38,6 +38,7 @@ from typing import Any
 from pretok.base.errors import IntegrityError
 from pretok.base.failures import Failure
 from pretok.base.html import html_table
+from pretok.base.kinds import KINDS, LEARNED
 from pretok.base.records import Count, Record, check_version, read_record, replace, to_json
 from pretok.base.storage import (
     canonical_json,
@@ -63,7 +64,7 @@ STATE = ".state"
 SPLITS = ("train", "val")
 APPENDED = "appended"
 """The one kind of event: what was there is there as it was, and more."""
-INPUTS_SUFFIX, LEDGER_SUFFIX = ".files.parquet", ".docs.parquet"
+INPUTS_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX = ".files.parquet", ".docs.parquet", ".spans"
 NOWHERE = Path()
 """The folder of what is not in one yet. It is told from others by identity and never written, see `Manifest.at`."""
 
@@ -79,12 +80,18 @@ class TokenizerEntry(Record, frozen=True, omit_defaults=True):
     bos_id: Count | None = None
 
 
-class SplitCounts(Record, frozen=True):
-    """What a split of a source holds; bytes: of text."""
+class SplitCounts(Record, frozen=True, omit_defaults=True):
+    """What a split of a source holds; bytes: of text; kinds: of conversations the tokens of each kind."""
 
     tokens: Count
     documents: Count
     bytes: Count
+    kinds: dict[str, Count] | None = None
+
+    @property
+    def learned(self) -> int:
+        """Tokens that are learned unless a mix says otherwise: all of text, what an assistant wrote."""
+        return self.tokens if self.kinds is None else sum(self.kinds.get(kind, 0) for kind in LEARNED)
 
 
 class SourceCounts(Record, frozen=True):
@@ -101,7 +108,7 @@ class SourceCounts(Record, frozen=True):
 
 class Shard(Record, frozen=True, omit_defaults=True):
     """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; index_checksum: of the `.idx`;
-    folder: where the shards are, which stands in no file."""
+    folder: where the shards are, which stands in no file; kinds: of conversations the tokens of each kind."""
 
     path: str
     source: str
@@ -112,6 +119,7 @@ class Shard(Record, frozen=True, omit_defaults=True):
     text_bytes: Count
     checksum: str
     index_checksum: str
+    kinds: dict[str, Count] | None = None
     folder: Path = NOWHERE
 
     @property
@@ -128,6 +136,11 @@ class Shard(Record, frozen=True, omit_defaults=True):
     def ledger_path(self) -> Path:
         """Where its ledger is, if it has one."""
         return self.bin_path.with_suffix(LEDGER_SUFFIX)
+
+    @property
+    def spans_path(self) -> Path:
+        """Where its spans are, if it holds conversations."""
+        return self.bin_path.with_suffix(SPANS_SUFFIX)
 
     @property
     def prefix(self) -> Path:
@@ -318,6 +331,11 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
             ledger = PurePosixPath(shard.path.removesuffix(".bin") + LEDGER_SUFFIX)
             if shard.source in tokenized and ledger not in known:
                 return f"shards[{number}]: its ledger {ledger} is not listed"
+            spans = PurePosixPath(shard.path.removesuffix(".bin") + SPANS_SUFFIX)
+            if (shard.kinds is not None) != (spans in known):
+                return f"shards[{number}]: {spans} is listed, or kinds of its tokens are, without the other"
+            if shard.kinds is not None and sum(shard.kinds.values()) != shard.tokens:
+                return f"shards[{number}]: the tokens of its kinds are not {shard.tokens}"
         for number, event in enumerate(self.history):
             if event.kind != APPENDED or not self._fits(event):
                 return f"history[{number}] says what the shards cannot have grown from"
@@ -457,7 +475,14 @@ def inputs_name(source: str, append: int = 0) -> str:
     return f"{source}/{unit_name(source, append)}{INPUTS_SUFFIX}"
 
 
-def shard_entry(path: str, source: str, split: str, sealed: SealedShard, text_bytes: int) -> Shard:
+def shard_entry(
+    path: str,
+    source: str,
+    split: str,
+    sealed: SealedShard,
+    text_bytes: int,
+    kinds: dict[str, int] | None = None,
+) -> Shard:
     """What the manifest says of a shard that was written."""
     return Shard(
         path=path,
@@ -469,6 +494,7 @@ def shard_entry(path: str, source: str, split: str, sealed: SealedShard, text_by
         text_bytes=text_bytes,
         checksum=sealed.bin_checksum,
         index_checksum=sealed.idx_checksum,
+        kinds=kinds,
     )
 
 
@@ -479,6 +505,7 @@ def count_source(shards: Sequence[Shard], read: int, rejected: dict[str, int]) -
             tokens=sum(shard.tokens for shard in shards if shard.split == split),
             documents=sum(shard.documents for shard in shards if shard.split == split),
             bytes=sum(shard.text_bytes for shard in shards if shard.split == split),
+            kinds=_add_kinds(shard.kinds for shard in shards if shard.split == split),
         )
         for split in SPLITS
     )
@@ -509,3 +536,10 @@ def _add_splits(splits: Sequence[SplitCounts]) -> SplitCounts:
         documents=sum(split.documents for split in splits),
         bytes=sum(split.bytes for split in splits),
     )
+
+
+def _add_kinds(parts: Iterable[dict[str, int] | None]) -> dict[str, int] | None:
+    """Tokens of each kind, in all; None where there are none but of text."""
+    found = [part for part in parts if part is not None]
+    counts = {kind: sum(part.get(kind, 0) for part in found) for kind in KINDS}
+    return {kind: count for kind, count in counts.items() if count} if found else None

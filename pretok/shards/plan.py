@@ -22,6 +22,7 @@ from pretok.read.changes import SHOWN, input_changes, refuse, refuse_changes
 from pretok.read.files import InputFile
 from pretok.read.partition import Partition, plan, shard_bytes
 from pretok.read.probe import decide_types, probe_inputs
+from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
 from pretok.shards.inputs import SourcePlan, read_plan, write_plan
 from pretok.shards.manifest import unit_name, unit_words
@@ -37,13 +38,14 @@ def plan_source(
     state: Path,
     sealed: Sequence[SourcePlan],
     console: Console,
+    record: RecordFormat,
 ) -> list[SourcePlan]:
     """The plans of a source and of all that is appended to it: stored ones if nothing changed; new ones, written to
     disk, where there are none.
 
     config: what all sources share; size: bytes of a shard, 0 for the automatic size; itemsize: bytes of a token; state:
-    the folder of unfinished work; sealed: the plans in the manifest. Raises MismatchError that names what changed,
-    UsageError where an append names files that are there already.
+    the folder of unfinished work; sealed: the plans in the manifest; record: how records are read, as the vocabulary
+    settles it. Raises MismatchError that names what changed, UsageError where an append names files that are there.
     """
     if len(sealed) > len(source.append) + 1:
         raise MismatchError(
@@ -64,7 +66,9 @@ def plan_source(
     plans: list[SourcePlan] = []
     for append, inputs in enumerate(given):
         old = sealed[append] if append < len(sealed) else None
-        plans.append(_plan_part(name, source, inputs, plans, config, size, itemsize, state, old, console))
+        plans.append(
+            _plan_part(name, source, inputs, plans, config, size, itemsize, state, old, console, record)
+        )
     return plans
 
 
@@ -79,11 +83,12 @@ def _plan_part(
     state: Path,
     sealed: SourcePlan | None,
     console: Console,
+    record: RecordFormat,
 ) -> SourcePlan:
     """The plan of these inputs behind others of the same source."""
     unit, first = unit_name(name, len(plans)), sum(len(plan.partitions) for plan in plans)
     old, before = read_plan(state / unit) or (sealed, None)
-    settings = to_json(source.record) | {"keep": list(source.keep), "on_mismatch": source.on_mismatch}
+    settings = to_json(record) | {"keep": list(source.keep), "on_mismatch": source.on_mismatch}
     if old is not None:
         try:
             return _continue(
@@ -96,7 +101,7 @@ def _plan_part(
                 f"{unit_words(unit)}: the run before, of other settings or inputs, wrote no document and is forgotten"
             )
             shutil.rmtree(state / unit, ignore_errors=True)
-    probes = probe_inputs(inputs, source.field, console)
+    probes = probe_inputs(inputs, *source.probed, console=console)
     target = size or shard_bytes(probes, itemsize)
     # All ledgers of a source have the same columns.
     kept = plans[0].kept if plans else decide_types(name, source.kept, probes, console)

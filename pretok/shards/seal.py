@@ -36,6 +36,7 @@ from pretok.shards.ledger import ledger_path, merge_ledgers
 from pretok.shards.manifest import (
     FILE_NAME,
     LEDGER_SUFFIX,
+    SPANS_SUFFIX,
     SPLITS,
     Manifest,
     MismatchEntry,
@@ -51,6 +52,7 @@ from pretok.shards.manifest import (
     write_manifest,
 )
 from pretok.shards.software import all_software, software
+from pretok.shards.spans import merge_spans, spans_path
 from pretok.shards.task import PartRecord, SealedSplit, load_parts
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
 
@@ -218,12 +220,24 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
     if (val := _merge_validation(shards, state, plan, parts, vocab)) is not None:
         sealed.append((_numbered(f"{plan.name}-val", plan), "val", val))
     entries = [
-        shard_entry(f"{plan.name}/{name}.bin", plan.name, split, one.shard, one.text_bytes)
+        shard_entry(
+            f"{plan.name}/{name}.bin",
+            plan.name,
+            split,
+            one.shard,
+            one.text_bytes,
+            one.spans.kinds if one.spans else None,
+        )
         for name, split, one in sealed
     ]
     ledgers = [
         SideFile(f"{plan.name}/{name}{LEDGER_SUFFIX}", plan.name, one.ledger.file_bytes, one.ledger.checksum)
         for name, _, one in sealed
+    ]
+    spans = [
+        SideFile(f"{plan.name}/{name}{SPANS_SUFFIX}", plan.name, one.spans.file_bytes, one.spans.checksum)
+        for name, _, one in sealed
+        if one.spans is not None
     ]
     read = sum_pieces((number, part.records) for number, part in parts)
     told = any(part.rejected or part.mismatches for _, part in parts)
@@ -246,6 +260,7 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         shards=tuple(entries),
         side_files=(
             *ledgers,
+            *spans,
             *side_files(shards, plan.name, [table, rejects, found]),
         ),
         mismatches=_sum_mismatches(parts, starts),
@@ -279,7 +294,9 @@ def _merge_validation(
     prefix = shards / plan.name / _numbered(f"{plan.name}-val", plan)
     sealed = [(state / f"{part.name}.val", part.val) for _, part in parts if part.val is not None]
     if not sealed:
-        for path in (prefix.with_suffix(".bin"), prefix.with_suffix(".idx"), ledger_path(prefix)):
+        for path in (
+            *(prefix.with_suffix(suffix) for suffix in (".bin", ".idx")), ledger_path(prefix), spans_path(prefix)
+        ):  # fmt: skip
             path.unlink(missing_ok=True)  # of inputs that were fixed since
         return None
     with ShardWriter(prefix, token_dtype(vocab.size)) as shard:
@@ -289,7 +306,9 @@ def _merge_validation(
                 shard.append(reader.tokens[at : at + COPY_TOKENS], np.empty(0, np.int32))
             shard.append(reader.tokens[:0], reader.lengths)
         ledger = merge_ledgers([ledger_path(part) for part, _ in sealed], prefix)
-        return SealedSplit(shard.seal(), ledger, sum(split.text_bytes for _, split in sealed))
+        of_chats = [spans_path(part) for part, split in sealed if split.spans is not None]
+        spans = merge_spans(of_chats, prefix) if of_chats else None
+        return SealedSplit(shard.seal(), ledger, sum(split.text_bytes for _, split in sealed), spans)
 
 
 def _merge_rejects(

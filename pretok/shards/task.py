@@ -29,8 +29,10 @@ from pretok.base.execute import Report
 from pretok.base.failures import Failure
 from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import atomic_open, read_json, write_json
-from pretok.base.tokens import Tokens
+from pretok.base.tokens import Bytes, Tokens
+from pretok.chat.resolve import chat_tokenizer
 from pretok.read.batches import Rejects, TextBatch, buffers
+from pretok.read.conversation import Conversation
 from pretok.read.kept import Keep, Mismatch
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
@@ -49,6 +51,7 @@ from pretok.shards.batching import (
 from pretok.shards.format import SealedShard, ShardWriter
 from pretok.shards.ledger import LedgerWriter, SealedLedger, ledger_rows, schema_with
 from pretok.shards.software import refuse_other_engine, software
+from pretok.shards.spans import SealedSpans, SpanWriter
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
@@ -83,12 +86,13 @@ class TokenizeTask:
     software: dict[str, str]
 
 
-class SealedSplit(Record, frozen=True):
-    """The documents of a part that went to one split; text_bytes: of their text."""
+class SealedSplit(Record, frozen=True, omit_defaults=True):
+    """The documents of a part that went to one split; text_bytes: of their text; spans: of conversations."""
 
     shard: SealedShard
     ledger: SealedLedger
     text_bytes: Count
+    spans: SealedSpans | None = None
 
 
 class PartMismatch(Record, frozen=True):
@@ -168,17 +172,31 @@ def load_parts(state_dir: Path, partition: str) -> list[PartRecord]:
     return parts
 
 
-_loaded: dict[tuple[str, int, int | None], Encoder] = {}
-"""The process's one encoder: loading it costs a second and its word cache starts cold. By what it encodes, not by its
-path: each job has a copy of the file beside its shards."""
+_loaded: dict[tuple[str, int, int | None, tuple[str, ...]], Encoder] = {}
+"""The process's encoder: loading it costs a second and its word cache starts cold. By what it encodes, not by its path:
+each job has a copy of the file beside its shards. A second one may be for conversations."""
 
 
-def load_encoder(tokenizer_json: Path, tokenizer: str, eod_id: int, bos_id: int | None = None) -> Encoder:
-    """The encoder of the tokenizer with the fingerprint `tokenizer`, from the file unless the process has it.
+def encoder_of(task: TokenizeTask) -> Encoder:
+    """The encoder of the documents of a task."""
+    how = task.record.conversation
+    markers = tuple(how.markers) if isinstance(how, Conversation) else ()
+    return load_encoder(task.tokenizer_json, task.tokenizer, task.eod_id, task.bos_id, markers)
+
+
+def load_encoder(
+    tokenizer_json: Path,
+    tokenizer: str,
+    eod_id: int,
+    bos_id: int | None = None,
+    markers: tuple[str, ...] = (),
+) -> Encoder:
+    """The encoder of the tokenizer with the fingerprint `tokenizer`, from the file unless the process has it. markers:
+    added tokens that are text where a text spells them, special or not.
 
     MismatchError when the file has another fingerprint, that is, was replaced since the job began.
     """
-    if encoder := _loaded.get((tokenizer, eod_id, bos_id)):
+    if encoder := _loaded.get((tokenizer, eod_id, bos_id, markers)):
         return encoder
     vocab = load_vocab(tokenizer_json, eod_id)
     if vocab.fingerprint != tokenizer:
@@ -186,9 +204,11 @@ def load_encoder(tokenizer_json: Path, tokenizer: str, eod_id: int, bos_id: int 
             f"{tokenizer_json} has the fingerprint {vocab.fingerprint}, but the shards are made with {tokenizer}: "
             "it was replaced while the job ran; run the same command again"
         )
-    _loaded.clear()
-    encoder = Encoder(vocab.raw.decode(), eod_id, vocab.size, str(tokenizer_json), bos_id)
-    _loaded[tokenizer, eod_id, bos_id] = encoder
+    if len(_loaded) > 1:
+        _loaded.clear()
+    json = chat_tokenizer(vocab.raw.decode(), markers)
+    encoder = Encoder(json, eod_id, vocab.size, str(tokenizer_json), bos_id)
+    _loaded[tokenizer, eod_id, bos_id, markers] = encoder
     return encoder
 
 
@@ -198,7 +218,7 @@ def tokenize_partition(task: TokenizeTask, report: Report) -> list[PartRecord]:
     `report` is told the increments of documents, tokens, bytes and rejected as they happen.
     """
     refuse_other_engine(task.shards_dir, task.software, SILENT)
-    encoder = load_encoder(task.tokenizer_json, task.tokenizer, task.eod_id, task.bos_id)
+    encoder = encoder_of(task)
     done = load_parts(task.state_dir, task.partition.name)
     if done and done[-1].last:
         return done
@@ -244,17 +264,23 @@ class _SplitWriter:
         self.shard = stack.enter_context(ShardWriter(prefix, dtype))
         self.ledger = stack.enter_context(LedgerWriter(prefix, schema))
         self._text_bytes = 0
+        self._spans: SpanWriter | None = None
+        self._prefix = prefix
 
-    def append(self, tokens: Tokens, rows: pa.RecordBatch) -> None:
-        """Add whole documents: all their ids, and their rows."""
+    def append(self, tokens: Tokens, rows: pa.RecordBatch, kinds: Bytes | None) -> None:
+        """Add whole documents: all their ids, their rows, and of conversations the kind of each token."""
+        if kinds is not None:
+            self._spans = self._spans or SpanWriter(self._prefix)
+            self._spans.append(kinds, np.asarray(rows["tokens"]))
         self.shard.append(tokens, np.asarray(rows["tokens"]))
         self.ledger.append(rows)
         self._text_bytes += pc.sum(rows["bytes"]).as_py()
 
     def seal(self) -> SealedSplit:
-        """The ledger first: a shard that is there has its ledger."""
+        """The ledger and the spans first: a shard that is there has them."""
         ledger = self.ledger.seal()
-        return SealedSplit(self.shard.seal(), ledger, self._text_bytes)
+        spans = self._spans.seal() if self._spans else None
+        return SealedSplit(self.shard.seal(), ledger, self._text_bytes, spans)
 
 
 class _PartWriter:
@@ -396,7 +422,7 @@ class _PartWriter:
             [column.take(pa.array(rows)) for column in joined.kept],
             self._schema,
         )
-        self._writer(encoded.split).append(encoded.tokens, described)
+        self._writer(encoded.split).append(encoded.tokens, described, encoded.kinds)
 
     def seal(self, *, last: bool) -> PartRecord:
         """Seal shards, ledgers and rejects, then the record. Checks that every record read is accounted for."""

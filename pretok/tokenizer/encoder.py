@@ -12,6 +12,7 @@ encodes probe texts differently.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Protocol
 
 import msgspec
@@ -79,8 +80,10 @@ class Encoder:
         bos_id: int | None = None,
     ) -> None:
         self.dtype = token_dtype(vocab_size)
+        self.eod, self.bos = eod_id, bos_id
         self._eod = eod_id
         self._bos = -1 if bos_id is None else bos_id
+        self._json = tokenizer_json
         self._reference = ReferenceEngine(tokenizer_json, name)
         self._engine, self.notice = choose_engine(tokenizer_json, self._reference)
         if not self.notice:
@@ -114,6 +117,22 @@ class Encoder:
             return self._encode_mixed(texts, flags) if flags.any() else self._engine.encode(texts)
         except EngineError:
             return self._reference.encode(texts)
+
+    @cached_property
+    def token_sizes(self) -> Ints:
+        """(entries,) the bytes of text that each id stands for."""
+        data = decoded(self._json)
+        names = {token: len(token) for token in data["model"]["vocab"]}  # a character stands for a byte
+        names |= {token["content"]: len(token["content"].encode()) for token in data["added_tokens"]}
+        ids = data["model"]["vocab"] | {token["content"]: token["id"] for token in data["added_tokens"]}
+        sizes = np.zeros(len(ids), np.int64)
+        for name, size in names.items():
+            sizes[ids[name]] = size
+        return sizes
+
+    def places(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
+        """(ids of a text by `tokenizers`, the characters start:end that each is of)."""
+        return self._reference.places(text)
 
     def _encode_mixed(self, texts: pa.LargeStringArray, flags: npt.NDArray[np.bool_]) -> tuple[Ids, Ints]:
         """Disputed documents by the reference, the others by the fast engine, back in order."""

@@ -113,6 +113,12 @@ class ReferenceEngine:
             parts[document] = ids
         return join_parts(parts)
 
+    def places(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
+        """(ids of a text, the characters start:end that each is of). Raises EngineError."""
+        with guarded():
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return np.array(encoding.ids, np.uint32), encoding.offsets
+
     def _encode_words(self, data: npt.NDArray[np.uint8]) -> Ids:
         """Ids of one document, about LONG bytes of words at a time."""
         assert self._cutter is not None

@@ -16,11 +16,15 @@ from typing import Any
 import msgspec
 
 from pretok.base.errors import UsageError
+from pretok.base.kinds import MARKERS
 from pretok.base.storage import atomic_open, digest, passes, write_json
 from pretok.tokenizer.tokenizer_file import ALPHABET, CHARACTER_BYTES, read_tokenizer, to_bytes, to_characters
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+OWN_TEMPLATE = Path(__file__).with_name("chatml.jinja")
+"""The chat template of a vocabulary that is trained with conversations."""
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 """End-of-document tokens looked for, in this order, in a tokenizer that names none."""
@@ -153,6 +157,9 @@ def write_vocab(
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     write_json(folder / CONFIG_FILE, config)
+    if set(MARKERS) <= set(special_tokens):
+        with atomic_open(folder / TEMPLATE_FILE) as file:
+            file.write(OWN_TEMPLATE.read_bytes())
     write_json(folder / TOKENIZER_FILE, tokenizer_data(pattern, special_tokens, merges))
     return load_vocab(folder)
 

@@ -56,7 +56,7 @@ def test_a_file_without_the_field_among_others_is_a_notice(tmp_path):
     write(tmp_path / "b.jsonl", "jsonl", [RECORD])
     inputs, _ = list_inputs([f"{tmp_path}/*"], "auto")
     told = Told()
-    assert len(probe_inputs(inputs, "text", told)) == 2
+    assert len(probe_inputs(inputs, "text", console=told)) == 2
     assert [notice.split(";")[0] for notice in told.notices] == [f"no field 'text' in {tmp_path}/b.jsonl"]
 
 

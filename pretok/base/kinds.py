@@ -1,0 +1,22 @@
+"""What the tokens of a conversation are: names for the parts of which a recipe says which are learned.
+
+Input: nothing. Output: KINDS, whose order is that of the numbers in files.
+"""
+
+from __future__ import annotations
+
+KINDS = ("template", "system", "user", "tool result", "thinking", "tool call", "answer")
+"""Number -> kind. `template` is what the chat template puts around messages; the end marker of an answer is answer."""
+LEARNED = ("answer", "tool call", "thinking")
+"""What an assistant writes: learned unless a recipe says otherwise."""
+MARKERS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
+"""Tokens of the chat template that ships with the package; the first two are around every message."""

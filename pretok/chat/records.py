@@ -1,0 +1,187 @@
+"""The JSON of a record -> a checked conversation, whose strings a template may look at.
+
+Input: JSON bytes: a list of messages as transformers takes them (`role`, `content`, and where present
+`reasoning_content` or `thinking`, `tool_calls`, `name`), or an object of several fields. Output: messages of `Text`,
+and of each string which message it is of and which kind. BadRecord says why a record is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pretok.chat.spans import ANSWER, CALL, RESULT, SYSTEM, THINKING, USER
+from pretok.chat.text import Part, Text, Trace
+
+ROLES = {
+    "system": SYSTEM,
+    "developer": SYSTEM,
+    "user": USER,
+    "assistant": ANSWER,
+    "tool": RESULT,
+    "function": RESULT,
+    "ipython": RESULT,
+}
+"""Role -> the kind of what it says."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of what an assistant thinks; a template sees the first two of them, as in transformers."""
+_KNOWN = frozenset(
+    (
+        "role",
+        "content",
+        "name",
+        "tool_calls",
+        "tool_call_id",
+        "type",
+        "id",
+        "function",
+        "arguments",
+        "text",
+        *REASONING,
+    )
+)
+"""Keys that are the format's; any other is the writer's, and content."""
+_KINDS = dict.fromkeys(REASONING, THINKING) | {"tool_calls": CALL}
+
+
+class BadRecord(Exception):
+    """A record is no document: (reason, detail)."""
+
+
+class Slot(NamedTuple):
+    """A string of a conversation. message: its number, from 0; kind: of spans."""
+
+    text: str
+    message: int
+    kind: int
+
+
+def decode(data: bytes) -> Any:
+    """JSON. Raises BadRecord; what was read is JSON already, but for halves of surrogates."""
+    try:
+        return msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        try:
+            json.dumps(json.loads(data), ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise BadRecord("lone_surrogate", "half of a surrogate pair in a message") from None
+        except (ValueError, RecursionError):
+            pass
+        raise BadRecord("bad_messages", f"no JSON: {error}"[:200]) from None
+
+
+def messages_of(data: bytes) -> list[dict[str, Any]]:
+    """The messages of a record, checked. Raises BadRecord."""
+    found = decode(data)
+    if not isinstance(found, list) or not found:
+        raise BadRecord(
+            "bad_messages", "no list of messages" if not isinstance(found, list) else "no messages"
+        )
+    for number, message in enumerate(found, 1):
+        if not isinstance(message, dict):
+            raise BadRecord("bad_messages", f"message {number} is no object")
+        if (role := message.get("role")) not in ROLES or not isinstance(role, str):
+            raise BadRecord(
+                "bad_messages",
+                f"message {number} has the role {role!r:.60}, which is none of {', '.join(ROLES)}",
+            )
+        if problem := _problem(message):
+            raise BadRecord("bad_messages", f"message {number} ({role}): {problem}")
+    return found
+
+
+def _problem(message: dict[str, Any]) -> str:
+    """What is wrong with a message, "" if nothing is."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if isinstance(content, list):
+        kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+        if other := [kind for kind in kinds if kind != "text"]:
+            return f"its content is a list with {other[0]!r:.60}, and only text can be tokenized"
+        if not all(isinstance(part.get("text"), str) for part in content):
+            return "its content is a list with a part without text"
+    elif not isinstance(content, str | None):
+        return "its content is neither text nor a list"
+    for name in REASONING:
+        if not isinstance(message.get(name), str | None):
+            return f"its {name} is no text"
+    if calls:
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            return "its tool_calls are no list of objects"
+        for call in calls:
+            made = call.get("function", call)
+            if not isinstance(made, dict) or not isinstance(made.get("name"), str):
+                return "a tool call names no function"
+            arguments = made.get("arguments")
+            if isinstance(arguments, str):
+                try:
+                    msgspec.json.decode(arguments)
+                except (ValueError, RecursionError) as error:
+                    return f"the arguments of a tool call are no JSON: {error}"
+    elif not content and not (
+        message["role"] == "assistant" and any(message.get(name) for name in REASONING)
+    ):
+        return "it is empty"
+    return ""
+
+
+Shape = tuple[tuple[str, ...], ...]
+
+
+def shape_of(messages: list[dict[str, Any]]) -> Shape | None:
+    """What messages have in common that differ in their texts alone; None where they hold more than texts."""
+    shape = []
+    for message in messages:
+        for value in message.values():
+            if type(value) is not str:
+                return None
+        shape.append((message["role"], *message))
+    return tuple(shape)
+
+
+def slots_of(messages: list[dict[str, Any]]) -> list[Slot]:
+    """The strings of messages that hold nothing else, roles left out, as `wrapped` numbers them."""
+    return [
+        Slot(value, number, _KINDS.get(key, ROLES[message["role"]]))
+        for number, message in enumerate(messages)
+        for key, value in message.items()
+        if key != "role"
+    ]
+
+
+def wrapped(messages: list[dict[str, Any]], trace: Trace) -> tuple[list[dict[str, Any]], list[Slot]]:
+    """Messages for a template, and the slots of their texts."""
+    slots: list[Slot] = []
+    made = []
+    for number, message in enumerate(messages):
+
+        def text(value: str, kind: int, number: int = number) -> Text:
+            slots.append(Slot(value, number, kind))
+            return Text((Part(value, len(slots) - 1),), trace)
+
+        kind = ROLES[message["role"]]
+        one: dict[Any, Any] = {
+            key if key in _KNOWN else text(key, kind): value
+            if key == "role"
+            else wrap(value, text, _KINDS.get(key, kind))
+            for key, value in message.items()
+        }
+        thought = next((one[name] for name in REASONING if one.get(name) is not None), None)
+        if thought is not None:  # as transformers does
+            one = {"thinking": thought, **one, "reasoning_content": thought}
+        made.append(one)
+    return made, slots
+
+
+def wrap(value: Any, text: Callable[[str, int], Text], kind: int) -> Any:
+    """A JSON value whose strings are `Text`, keys included that are not the format's."""
+    match value:
+        case str():
+            return text(value, kind)
+        case dict():
+            return {k if k in _KNOWN else text(k, kind): wrap(v, text, kind) for k, v in value.items()}
+        case list():
+            return [wrap(item, text, kind) for item in value]
+    return value

@@ -1,0 +1,182 @@
+"""A recipe's conversations and a tokenizer -> the template, its markers and variables; what cannot work is refused.
+
+Input: the record format of a source, and a Vocabulary. Output: the same with all that decides its documents, so that it
+is compared with what shards were made from. UsageError before anything is written: no template, one that fails on every
+conversation, that asks for a date which nobody gave, that ends documents in the middle, or whose markers are no tokens.
+
+A marker is an added token that the template can put: a special one, or one that the template spells. White space alone
+is none, so that the tokens for spaces of some vocabularies stay words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from pretok.base.errors import UsageError
+from pretok.base.kinds import MARKERS
+from pretok.base.records import replace
+from pretok.base.storage import passes
+from pretok.chat.records import BadRecord
+from pretok.chat.template import ChatTemplate, DateNeeded
+from pretok.chat.turns import PROBES, Markers, gaps, learn_habits, probe
+from pretok.read.conversation import Conversation
+from pretok.read.readers import RecordFormat
+from pretok.tokenizer.tokenizer_file import to_characters
+from pretok.tokenizer.vocabulary import CONFIG_FILE, OWN_TEMPLATE, TEMPLATE_FILE, Vocabulary
+
+CHATML = "chatml"
+"""Name of the template that ships with the package."""
+_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordFormat:
+    """The record format with its template, checked. source: its name, for messages. Raises UsageError."""
+    how = record.conversation
+    if not isinstance(how, Conversation):
+        return record
+    if how.fields:
+        return replace(record, conversation=replace(how, content_only=False))
+    where = f"source {source}: the chat template"
+    config = _config(vocab.path.with_name(CONFIG_FILE))
+    text, name = _template(how.chat_template, vocab, config, source)
+    variables = {key: value for key in _TOKENS if (value := _content(config.get(key)))}
+    try:
+        template = ChatTemplate(
+            text, {**variables, **how.template_kwargs, "tools": how.tools or None}, how.date
+        )
+        added = {token["content"]: token for token in vocab.data.get("added_tokens", [])}
+        spelled = "\0".join(template.constants) + "\0" + _probed(template)
+        markers = {n: t["id"] for n, t in added.items() if n.strip() and (t["special"] or n in spelled)}
+        learn = Markers(markers)
+        if not template.generation:
+            learn_habits(template, learn)
+        seen = {bit.text for text in _texts(template) for bit in learn.cut(text) if bit.marker >= 0}
+    except DateNeeded:
+        raise UsageError(
+            f'{where} ({name}) asks for the date; write date = "2026-01-31" in its table'
+        ) from None
+    except (TemplateError, BadRecord) as error:
+        raise UsageError(f"{where} ({name}) cannot be used: {str(error)[:300]}") from None
+    if how.chat_template == CHATML and (lacks := [n for n in MARKERS[:2] if n not in markers]):
+        raise UsageError(
+            f"{where} ({name}) needs the tokens {', '.join(lacks)}, and {vocab.path} has none: train a vocabulary with "
+            "this source in the recipe, which reserves them, or name another template"
+        )
+    for marker in sorted(seen):
+        for flag in ("single_word", "lstrip", "rstrip"):
+            if added[marker][flag]:
+                raise UsageError(
+                    f"{where} ({name}): its marker {marker!r} has the flag {flag}, which is not followed"
+                )
+    _refuse_merged(vocab, markers, where)
+    _refuse_inner_end(template, learn, vocab, where)
+    made = replace(
+        how, template=text, content_only=False, markers=dict(sorted(markers.items())), variables=variables
+    )
+    return replace(record, conversation=made)
+
+
+def chat_tokenizer(tokenizer_json: str, markers: Collection[str]) -> str:
+    """A tokenizer.json for content: no text of it becomes a marker."""
+    if not markers:
+        return tokenizer_json
+    data = json.loads(tokenizer_json)
+    if all(token["special"] or token["content"] not in markers for token in data.get("added_tokens", [])):
+        return tokenizer_json
+    for token in data.get("added_tokens", []):
+        token["special"] |= token["content"] in markers
+    return json.dumps(data, ensure_ascii=False)
+
+
+def _template(chosen: str, vocab: Vocabulary, config: dict[str, Any], source: str) -> tuple[str, str]:
+    """(source of the template, what it is called)."""
+    if chosen:
+        path = OWN_TEMPLATE if chosen == CHATML else Path(chosen)
+        try:
+            return path.read_text("utf-8"), chosen
+        except (OSError, UnicodeDecodeError) as error:
+            if passes(error):
+                raise
+            raise UsageError(f"source {source}: chat_template {path} cannot be read: {error}") from None
+    beside = vocab.path.with_name(TEMPLATE_FILE)
+    if beside.exists():
+        return beside.read_text("utf-8"), str(beside)
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    if isinstance(found, str):
+        return found, str(vocab.path.with_name(CONFIG_FILE))
+    raise UsageError(
+        f"source {source} has conversations, and the tokenizer {vocab.path} has no chat template: write "
+        f'chat_template = "FILE.jinja" in its table, or chat_template = "{CHATML}" for the one of pretok'
+    )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        if passes(error):
+            raise
+        raise UsageError(f"{path} is no JSON: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _content(token: Any) -> str:
+    """The name of a token, which may stand alone or in an object."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else ""
+
+
+def _texts(template: ChatTemplate) -> list[str]:
+    """What the template puts around the content of the probes."""
+    texts = []
+    for messages in PROBES:
+        for prompt in (False, True):
+            try:
+                pieces, _ = probe(template, messages, prompt)
+            except DateNeeded:
+                raise
+            except TemplateError:
+                continue
+            texts.append("".join(piece if type(piece) is str else "\0" for piece in pieces))
+    return texts
+
+
+def _probed(template: ChatTemplate) -> str:
+    return "\0".join(_texts(template))
+
+
+def _refuse_merged(vocab: Vocabulary, markers: dict[str, int], where: str) -> None:
+    """UsageError where merges make a marker of text."""
+    names = {to_characters(marker.encode()) for marker in markers}
+    for merge in vocab.data["model"]["merges"]:
+        made = "".join(merge) if not isinstance(merge, str) else merge.replace(" ", "")
+        if made in names:
+            raise UsageError(f"{where}: the vocabulary has a merge that makes its marker {made!r} of text")
+
+
+def _refuse_inner_end(template: ChatTemplate, markers: Markers, vocab: Vocabulary, where: str) -> None:
+    """UsageError where the end-of-document token stands inside of a conversation: readers would see two documents."""
+    for messages in PROBES:
+        try:
+            pieces, _ = probe(template, messages)
+        except TemplateError:
+            continue
+        gaps_of = gaps(pieces, markers)
+        for number, (_, bits) in enumerate(gaps_of):
+            for place, bit in enumerate(bits):
+                last = number == len(gaps_of) - 1 and place == len(bits) - 1
+                if bit.marker == vocab.eod_id and not last:
+                    raise UsageError(
+                        f"{where} puts {bit.text}, the end-of-document token, inside of a conversation: name another "
+                        "token with --eod, or as eod under [vocab]"
+                    )

@@ -1,0 +1,65 @@
+"""The kinds of text in a conversation, and how a batch holds them.
+
+Input: pieces of documents. Output: one 64-bit number a span. A document with spans is covered by them from its first
+byte to its last; in a batch they are a large_list<int64> column beside the texts, so that whatever drops, takes or
+joins documents does the same to it.
+
+    bits 0 to 3    the kind, an index of KINDS
+    bits 4 to 27   0, or one more than the id of the marker that the span is as a whole
+    bits 28 to 62  bytes
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from pretok.base.kinds import KINDS
+from pretok.base.tokens import Ints
+from pretok.read.batches import buffers, from_buffers
+
+TEMPLATE, SYSTEM, USER, RESULT, THINKING, CALL, ANSWER = range(len(KINDS))
+"""A token of several kinds is of the last of them here: what is learned comes after what is not."""
+MARKER_BITS = 24
+_KIND_BITS = 4
+SPANS = pa.large_list(pa.int64())
+
+
+def pack(size: int, kind: int, marker: int = -1) -> int:
+    """A span of `size` bytes; marker: the id of an added token, -1 for text."""
+    return (size << (_KIND_BITS + MARKER_BITS)) | ((marker + 1) << _KIND_BITS) | kind
+
+
+def unpack(spans: Ints) -> tuple[Ints, Ints, Ints]:
+    """(bytes, kinds, markers) of spans; a marker is -1 where the span is text."""
+    sizes = spans >> (_KIND_BITS + MARKER_BITS)
+    return sizes, spans & ((1 << _KIND_BITS) - 1), ((spans >> _KIND_BITS) & ((1 << MARKER_BITS) - 1)) - 1
+
+
+def spans_of(column: pa.LargeListArray) -> tuple[Ints, Ints]:
+    """(spans of all documents in a row, where each document's begin: (documents + 1,) int64 from 0)."""
+    offsets = np.asarray(column.offsets)
+    return np.asarray(column.values)[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def column_of(spans: list[int], counts: list[int]) -> pa.LargeListArray:
+    """The column of a batch. spans: of all documents in a row; counts: how many each has."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(spans, pa.int64()))
+
+
+def content_ends(column: pa.LargeListArray) -> tuple[Ints, Ints]:
+    """Each span as a text by itself: (ends of them in the bytes of a batch, from 0, which document each is of)."""
+    spans, offsets = spans_of(column)
+    ends = np.zeros(len(spans) + 1, np.int64)
+    np.cumsum(unpack(spans)[0], out=ends[1:])
+    return ends, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def content_of(texts: pa.LargeStringArray, column: pa.LargeListArray) -> pa.LargeStringArray:
+    """What the writers wrote of each document, a line feed where the template stood."""
+    sizes, kinds, _ = unpack(spans_of(column)[0])
+    data = buffers(texts)[0].copy()
+    data[np.repeat(kinds == TEMPLATE, sizes)] = ord("\n")
+    return from_buffers(data, buffers(texts)[1])

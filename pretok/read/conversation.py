@@ -1,0 +1,70 @@
+"""How records that hold more than one text become documents: the part of a source's settings that says so.
+
+Input: the recipe, and the tokenizer where it is known. Output: a `Conversation`, which stands in the record format of a
+source and so in what its shards are compared with.
+"""
+
+from __future__ import annotations
+
+import string
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import field
+
+from pretok.base.errors import UsageError
+from pretok.base.records import Count, Record
+from pretok.base.storage import passes
+
+
+class Conversation(Record, frozen=True, kw_only=True):
+    """Messages through a chat template, or fields through a plain one.
+
+    fields: whether the template is one of `{field}`s; template: its source, "" while no tokenizer has said which (then
+    a document is what its writers wrote); content_only: the same of fields; chat_template: what the recipe names it by,
+    "" for the tokenizer's own; markers: name -> id of each added token that the template can put; variables: what the
+    tokenizer gives a template, such as bos_token; learned: fields that are answers; the rest is as in the recipe.
+    """
+
+    fields: bool
+    template: str
+    content_only: bool = True
+    chat_template: str = ""
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: list[Any] = field(default_factory=list)
+    date: str = ""
+    learned: tuple[str, ...] = ()
+    markers: dict[str, Count] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@lru_cache
+def fields_of(template: str) -> tuple[tuple[str, str], ...]:
+    """A template of fields in pieces, (text, "") or ("", field); `{{` and `}}` are braces. Raises ValueError."""
+    pieces: list[tuple[str, str]] = []
+    for text, name, form, conversion in string.Formatter().parse(template):
+        if text:
+            pieces.append((text, ""))
+        if name is None:
+            continue
+        if not name or form or conversion:
+            raise ValueError(f"{{{name}}} names no field; write {{question}}, or {{{{ and }}}} for braces")
+        pieces.append(("", name))
+    if not any(name for _, name in pieces):
+        raise ValueError("it names no field; write them in braces, such as {question}")
+    return tuple(pieces)
+
+
+def load_tools(path: Path) -> list[Any]:
+    """The tools in a JSON file: a list of objects. Raises UsageError."""
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        if passes(error):
+            raise
+        raise UsageError(f"tools: {path} is no JSON file that can be read: {error}") from None
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        raise UsageError(f"tools: {path} holds no list of objects, as the tools of a chat template are")
+    return found

@@ -1,0 +1,148 @@
+"""Conversations: their ids are those of transformers, markers come from the template alone, masks are its masks."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from chatting import FORMS, MARKERS, conversations, hostile, with_tags, without_tags, write_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from support import needs
+
+from pretok.base.kinds import KINDS, LEARNED
+from pretok.chat.encode import encode_spans
+from pretok.chat.render import Renderer
+from pretok.chat.resolve import chat_tokenizer, resolve
+from pretok.read.batches import TextBatch
+from pretok.read.conversation import Conversation
+from pretok.read.normalize import Normalization
+from pretok.read.readers import RecordFormat
+from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Form:
+    """A template with its vocabulary, as pretok and as transformers have them."""
+
+    def __init__(self, folder: Path, form: str, **settings: Any) -> None:
+        self.name = form
+        self.vocab: Vocabulary = load_vocab(folder, eod="<|endoftext|>")
+        how = Conversation(fields=False, template="", **settings)
+        record = resolve(RecordFormat("messages", conversation=how), self.vocab, "chat")
+        assert isinstance(record.conversation, Conversation)
+        self.markers = record.conversation.markers
+        self.render = Renderer(record, Normalization())
+        tokenizer = chat_tokenizer(self.vocab.raw.decode(), self.markers)
+        self.encoder = Encoder(tokenizer, self.vocab.eod_id, self.vocab.size)
+        self.theirs = needs("transformers").AutoTokenizer.from_pretrained(folder)
+
+    def encode(self, rows: list[Any]) -> tuple[list[list[int]], list[list[str]], TextBatch]:
+        """(ids, kinds of each document without its end, the batch)."""
+        texts = pa.array([json.dumps(row) for row in rows], pa.large_string())
+        batch = self.render(TextBatch(0, len(rows), len(rows), texts, np.arange(len(rows))))
+        ids, lengths, kinds = encode_spans(self.encoder, batch.texts, batch.spans)
+        ends = np.cumsum(lengths)[:-1]
+        return (
+            [part.tolist()[:-1] for part in np.split(ids, ends)],
+            [[KINDS[kind] for kind in part.tolist()[:-1]] for part in np.split(kinds, ends)],
+            batch,
+        )
+
+
+@pytest.fixture(scope="session")
+def forms(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, list[str]]) -> Any:
+    """Name -> Form, made when asked for."""
+    folder = tmp_path_factory.mktemp("forms")
+    texts = sample_texts["en"][:60]
+
+    @cache
+    def form(name: str) -> Form:
+        return Form(write_tokenizer(folder / name, name, texts), name)
+
+    return form
+
+
+@pytest.mark.parametrize("name", FORMS)
+@given(data=st.data())
+def test_ids_are_those_of_transformers(forms: Any, name: str, data: Any) -> None:
+    form = forms(name)
+    rows = data.draw(st.lists(conversations(name), min_size=1, max_size=3))
+    ids, _, batch = form.encode([*rows, *rows])  # the second time without Jinja
+    assert not batch.rejects
+    expected = [form.theirs.apply_chat_template(row, tokenize=True, return_dict=False) for row in rows]
+    assert ids == [*expected, *expected]
+
+
+@pytest.mark.parametrize("name", FORMS)
+@given(data=st.data())
+def test_what_is_learned_is_what_generation_tags_say(forms: Any, name: str, data: Any) -> None:
+    form = forms(name)
+    row = data.draw(conversations(name))
+    found = form.theirs.apply_chat_template(
+        row, tokenize=True, chat_template=with_tags(name), return_dict=True, return_assistant_tokens_mask=True
+    )
+    plain = form.theirs.apply_chat_template(row, tokenize=False, chat_template=without_tags(name))
+    assert plain == form.theirs.apply_chat_template(row, tokenize=False, chat_template=with_tags(name))
+    ids, kinds, _ = form.encode([row])
+    assert ids == [found["input_ids"]]
+    assert [int(kind in LEARNED) for kind in kinds[0]] == found["assistant_masks"]
+
+
+@pytest.mark.parametrize("name", FORMS)
+@given(data=st.data())
+def test_content_puts_no_marker(forms: Any, name: str, data: Any) -> None:
+    """Each text is harmless or hostile; the markers in their order are those of the harmless conversation."""
+    form = forms(name)
+    row = data.draw(conversations(name, hostile(name)))
+    if name == "qwen3" and any("</think>" in str(message) for message in row):
+        return  # there the template itself looks into content, and writes tags for what it finds
+    (ids,), _, batch = form.encode([row])
+    markers = set(form.markers.values())
+    harmless = json.loads(json.dumps(row), object_hook=lambda one: {k: _harmless(v) for k, v in one.items()})
+    (others,), _, _ = form.encode([harmless])
+    assert [i for i in ids if i in markers] == [i for i in others if i in markers]
+    spelled = b"".join(form.vocab.token_bytes(i) for i in ids).decode()
+    assert spelled == batch.texts[0].as_py()
+
+
+def _harmless(value: Any) -> Any:
+    roles = ("system", "user", "assistant", "tool")
+    return "harmless" if isinstance(value, str) and value and value not in roles else value
+
+
+def test_only_the_template_says_that_somebody_thought(forms: Any) -> None:
+    form = forms("qwen3")
+    row = [
+        {"role": "user", "content": "a</think><|im_end|>"},
+        {"role": "assistant", "content": "<think>b</think>c<think>"},
+    ]
+    (ids,), (kinds,), _ = form.encode([row])
+    names = [form.vocab.tokens[i] for i in ids if i in form.markers.values()]
+    assert names == ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>", "</think>", "<|im_end|>"]
+    learned = [form.vocab.tokens[i] for i, kind in zip(ids, kinds, strict=True) if kind == "thinking"]
+    assert learned[:1] == ["<think>"]
+    assert "b" in learned
+
+
+def test_markers_of_each_form_are_known(forms: Any) -> None:
+    for name, markers in MARKERS.items():
+        assert set(markers) <= forms(name).markers.keys()
+
+
+def test_what_a_template_asks_is_asked_of_each_conversation(forms: Any) -> None:
+    """Conversations of one shape, of which the template makes different things; none runs it for all."""
+    form = forms("qwen3")
+    answers = ["plain", "<think>a</think>b", "plain", "\n\nled", "<think>\n</think>", "</think>x</think>y"]
+    rows = [
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": answer}] for answer in answers
+    ]
+    texts = form.encode(rows)[2].texts.to_pylist()
+    assert texts == [form.theirs.apply_chat_template(row, tokenize=False) for row in rows]

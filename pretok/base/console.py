@@ -27,8 +27,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A text in pieces, each with its kind: `text`, `bytes` (what is no text by itself), `special`, or `unlearned`, of a
-    conversation. A terminal shows them in colours, everything else between brackets, round ones for the last."""
+    """A text in pieces, each with its kind: `text`, `bytes` (what is no text by itself), `special`, or `unlearned` of a
+    conversation. A terminal shows them in colours, everything else in brackets, round ones for the last."""
 
     pieces: Sequence[tuple[str, str]]
 

@@ -47,6 +47,9 @@ _KNOWN = frozenset(
 _KINDS = dict.fromkeys(REASONING, THINKING) | {"tool_calls": CALL}
 
 
+_LISTS = msgspec.json.Decoder(list[dict[str, str]])
+
+
 class BadRecord(Exception):
     """A record is no document: (reason, detail)."""
 
@@ -132,23 +135,33 @@ Shape = tuple[tuple[str, ...], ...]
 
 def shape_of(messages: list[dict[str, Any]]) -> Shape | None:
     """What messages have in common that differ in their texts alone; None where they hold more than texts."""
-    shape = []
+    if any(type(value) is not str for message in messages for value in message.values()):
+        return None
+    if not all(message.keys() <= _KNOWN for message in messages):
+        return None  # the names of other keys are content too
+    return tuple((message["role"], *message) for message in messages)
+
+
+def simple(data: bytes) -> tuple[Shape, list[str]] | None:
+    """(the shape of a conversation of texts alone, none of them empty, its texts as `wrapped` numbers them).
+
+    Not checked: one of a shape that was checked is as good. None for any other record.
+    """
+    try:
+        messages = _LISTS.decode(data)
+    except (ValueError, RecursionError):
+        return None
+    shape, texts = [], []
     for message in messages:
-        for value in message.values():
-            if type(value) is not str:
-                return None
-        shape.append((message["role"], *message))
-    return tuple(shape)
-
-
-def slots_of(messages: list[dict[str, Any]]) -> list[Slot]:
-    """The strings of messages that hold nothing else, roles left out, as `wrapped` numbers them."""
-    return [
-        Slot(value, number, _KINDS.get(key, ROLES[message["role"]]))
-        for number, message in enumerate(messages)
-        for key, value in message.items()
-        if key != "role"
-    ]
+        if not message.keys() <= _KNOWN:
+            return None
+        shape.append((message.get("role", ""), *message))
+        for key, text in message.items():
+            if key != "role":
+                if not text:
+                    return None
+                texts.append(text)
+    return tuple(shape), texts
 
 
 def wrapped(messages: list[dict[str, Any]], trace: Trace) -> tuple[list[dict[str, Any]], list[Slot]]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from jinja2.exceptions import TemplateError
 
 from pretok.base.records import replace
-from pretok.chat.records import BadRecord, Shape, Slot, decode, messages_of, shape_of, slots_of, wrapped
+from pretok.chat.records import BadRecord, Shape, Slot, decode, messages_of, shape_of, simple, wrapped
 from pretok.chat.spans import ANSWER, TEMPLATE, USER, column_of, pack
 from pretok.chat.template import ChatTemplate
 from pretok.chat.text import Ops, Trace
@@ -33,10 +33,11 @@ MOST_SHAPES = 1024
 
 
 class _Piece(NamedTuple):
-    """Of a document to be: a span that is the same in each, or a text of the conversation."""
+    """Of a document to be: what is the same in each, with its spans, and behind it a text of the conversation; slot: -1
+    where none follows."""
 
     data: bytes
-    span: int
+    spans: list[int]
     kind: int
     slot: int
     ops: Ops
@@ -60,6 +61,7 @@ class Renderer:
         assert isinstance(record.conversation, Conversation)
         self._most = record.max_document
         self._normalization = normalization
+        self._plain = normalization == Normalization()
         self._how = how = record.conversation
         self._skeletons: dict[Shape, list[_Skeleton]] = {}
         if how.fields:
@@ -85,14 +87,14 @@ class Renderer:
         kept = np.ones(len(batch.texts), np.bool_)
         for document, number in enumerate(batch.numbers.tolist()):
             try:
-                texts, row = self._document(whole[ends[document] : ends[document + 1]])
+                texts, row, size = self._document(whole[ends[document] : ends[document + 1]])
             except BadRecord as error:
                 rejects.append(Reject(number, *error.args))
                 kept[document] = False
                 continue
             parts += texts
             spans += row
-            sizes.append(sum(map(len, texts)))
+            sizes.append(size)
             counts.append(len(row))
         refused = batch.refused + int(np.diff(offsets)[~kept].sum())
         made = np.zeros(len(sizes) + 1, np.int64)
@@ -108,7 +110,7 @@ class Renderer:
             kept=tuple(column.filter(pa.array(kept)) for column in batch.kept),
         )
 
-    def _document(self, data: bytes) -> Document:
+    def _document(self, data: bytes) -> tuple[list[bytes], list[int], int]:
         try:
             texts, spans = self._render(data)
         except TemplateError as error:
@@ -118,18 +120,18 @@ class Renderer:
             raise BadRecord("too_long", f"more than {self._most} bytes")
         if not size:
             raise BadRecord("empty_text", "")
-        return texts, spans
+        return texts, spans, size
 
     def _clean(self, text: str) -> str:
         """A content as every text of the corpus is normalized."""
-        if self._normalization == Normalization():
+        if self._plain:
             return text
         made: str = self._normalization(pa.array([text], pa.large_string()))[0].as_py()
         return made
 
     def _checked(self, data: bytes) -> list[dict[str, Any]]:
         messages = messages_of(data)
-        return messages if self._normalization == Normalization() else _each(messages, self._clean)
+        return messages if self._plain else _each(messages, self._clean)
 
     def _contents(self, data: bytes) -> Document:
         """What the writers wrote, without a template."""
@@ -158,24 +160,25 @@ class Renderer:
         return parts, spans
 
     def _from_messages(self, data: bytes) -> Document:
+        if self._plain and (found := simple(data)) is not None:  # most conversations are of texts alone
+            shape, texts = found
+            for guards, pieces in self._skeletons.get(shape, ()):
+                if not guards or _answers_alike(guards, texts):
+                    return _fill(pieces, texts)
         messages = self._checked(data)
         shape = shape_of(messages)
-        if shape is not None:
-            slots = slots_of(messages)
-            for skeleton in self._skeletons.get(shape, ()):
-                if _answers_alike(skeleton.guards, slots):
-                    return _fill(skeleton.pieces, slots)
         trace = Trace()
         made, slots = wrapped(messages, trace)
-        pieces = self._template.run(made, trace)
-        bits = bits_of(pieces, slots, [message["role"] for message in messages], self._markers, self._habits)
+        pieces_made = self._template.run(made, trace)
+        roles = [message["role"] for message in messages]
+        bits = bits_of(pieces_made, slots, roles, self._markers, self._habits)
         _refuse_dropped(bits, slots, messages)
         if shape is not None and trace.whole:
-            skeleton = _Skeleton(list({repr(guard): guard for guard in trace.guards}.values()), _pieces(bits))
+            guards = list({repr(guard): guard for guard in trace.guards}.values())
             if len(self._skeletons) >= MOST_SHAPES:
                 self._skeletons.clear()
             known = self._skeletons.setdefault(shape, [])
-            known.insert(0, skeleton)
+            known.insert(0, _Skeleton(guards, _pieces(bits)))
             del known[8:]
         encoded = [bit.text.encode() for bit in bits]
         return encoded, [
@@ -216,20 +219,20 @@ def _field(record: Any, field: str) -> str:
     return value
 
 
-def _value(slots: Sequence[Slot], slot: int, ops: Ops) -> str:
-    value: Any = slots[slot].text
+def _value(texts: Sequence[str], slot: int, ops: Ops) -> str:
+    value: Any = texts[slot]
     for name, args, *which in ops:
         value = getattr(value, name)(*args)
         if which:
             value = value[which[0]]
-    return value  # type: ignore[no-any-return]
+    return str(value)
 
 
-def _answers_alike(guards: list[tuple[int, Ops, str, tuple[Any, ...], Any]], slots: Sequence[Slot]) -> bool:
+def _answers_alike(guards: list[tuple[int, Ops, str, tuple[Any, ...], Any]], texts: Sequence[str]) -> bool:
     """Whether a template that asked this of another conversation would be told the same."""
     try:
         for slot, ops, name, args, answer in guards:
-            found = getattr(_value(slots, slot, ops), name)(*args)
+            found = getattr(_value(texts, slot, ops) if ops else texts[slot], name)(*args)
             if (len(found) if type(found) in (list, tuple) else found) != answer:
                 return False
     except (IndexError, ValueError):
@@ -238,23 +241,32 @@ def _answers_alike(guards: list[tuple[int, Ops, str, tuple[Any, ...], Any]], slo
 
 
 def _pieces(bits: Sequence[Bit]) -> list[_Piece]:
-    """Bits as pieces, what is the same in each document encoded."""
+    """Bits as pieces, what is the same in each document encoded and put together."""
     pieces = []
-    for bit in bits:
-        data = b"" if bit.slot >= 0 else bit.text.encode()
-        pieces.append(_Piece(data, pack(len(data), bit.kind, bit.marker), bit.kind, bit.slot, bit.ops))
+    data, spans = b"", list[int]()
+    for bit in (*bits, Bit("", TEMPLATE, -1, -1, ())):
+        encoded = bit.text.encode()
+        if bit.slot >= 0:
+            pieces.append(_Piece(data, spans, bit.kind, bit.slot, bit.ops))
+            data, spans = b"", []
+        elif encoded:
+            data += encoded
+            spans.append(pack(len(encoded), bit.kind, bit.marker))
+    pieces.append(_Piece(data, spans, TEMPLATE, -1, ()))
     return pieces
 
 
-def _fill(pieces: list[_Piece], slots: Sequence[Slot]) -> Document:
-    texts, spans = [], []
-    for data, span, kind, slot, ops in pieces:
+def _fill(pieces: list[_Piece], texts: Sequence[str]) -> Document:
+    parts: list[bytes] = []
+    row: list[int] = []
+    for data, spans, kind, slot, ops in pieces:
+        parts.append(data)
+        row += spans
         if slot >= 0:
-            data = (_value(slots, slot, ops) if ops else slots[slot].text).encode()
-            span = pack(len(data), kind)
-        texts.append(data)
-        spans.append(span)
-    return texts, spans
+            text = (_value(texts, slot, ops) if ops else texts[slot]).encode()
+            parts.append(text)
+            row.append(pack(len(text), kind))
+    return parts, row
 
 
 def _refuse_dropped(bits: Sequence[Bit], slots: Sequence[Slot], messages: Sequence[dict[str, Any]]) -> None:

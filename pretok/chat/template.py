@@ -23,8 +23,8 @@ from jinja2.utils import Namespace
 
 from pretok.chat.text import STR_METHODS, Border, Piece, Text, Trace, Untracked, join_with, joined, to_json
 
-MOST_STEPS = 1_000_000
-"""Steps of loops, and calls, in one run: about a second."""
+MOST_STEPS = 200_000
+"""Steps of loops, and calls, in one run: some tenths of a second."""
 FILTERS = frozenset(
     (
         "abs", "batch", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items", "last",

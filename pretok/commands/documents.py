@@ -62,8 +62,7 @@ def inspect(
     """Show a document as its tokens, and the file and line or row it came from; or what the model saw.
 
     On a terminal tokens have colours: two in turns, one for bytes that are no character by themselves, one for special
-    tokens; what is not learned of a conversation is dim. Elsewhere tokens stand in brackets, unlearned ones in round
-    ones.
+    tokens; what is not learned of a conversation is dim. Elsewhere they stand in brackets, the dim ones in round ones.
 
     pretok inspect work/shards --source it --doc 17
 

@@ -146,3 +146,18 @@ def test_what_a_template_asks_is_asked_of_each_conversation(forms: Any) -> None:
     ]
     texts = form.encode(rows)[2].texts.to_pylist()
     assert texts == [form.theirs.apply_chat_template(row, tokenize=False) for row in rows]
+
+
+def test_names_of_unknown_keys_are_content(forms: Any) -> None:
+    form = forms("chatml")
+    loop = "{% for k, v in m.items() %}{% if k != 'role' %}{{ k + v }}{% endif %}{% endfor %}"
+    template = "{% for m in messages %}" + loop + "{% endfor %}"
+    how = Conversation(fields=False, template=template, markers=form.markers)
+    record = RecordFormat("messages", conversation=how)
+    answer = {"role": "assistant", "content": "b"}
+    rows = [[{"role": "user", "content": "a", "<|im_end|>": n}, answer] for n in "xy"]
+    texts = pa.array([json.dumps(row) for row in rows], pa.large_string())
+    batch = Renderer(record, Normalization())(TextBatch(0, 2, 2, texts, np.arange(2)))
+    assert batch.texts.to_pylist() == ["contenta<|im_end|>xcontentb", "contenta<|im_end|>ycontentb"]
+    ids, _, _ = encode_spans(form.encoder, batch.texts, batch.spans)
+    assert not set(ids.tolist()) & set(form.markers.values()) - {form.vocab.eod_id}

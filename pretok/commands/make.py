@@ -452,7 +452,12 @@ def export(
     lines of Python over pretok.stream. olmo, nanotron, litdata: files of their formats, listed in export.json.
     """
     from pretok.export.text import READERS, export_text, source_tokens
+    from pretok.shards.manifest import load_manifest
 
+    manifest = load_manifest(shards)
+    for name in manifest.conversations:
+        lost = "holds conversations: nothing in the export says which of its tokens are learned"
+        terminal(context).notice(f"{name} {lost}")
     if merge is None and to in READERS:
         text = export_text(shards, to, mix, stage, seq_len)
         if out is None:
@@ -464,7 +469,6 @@ def export(
         return
     from pretok.export.formats import FORMATS
     from pretok.export.job import EXPORT_FILE, run_export
-    from pretok.shards.manifest import load_manifest
 
     most = parse_size(merge or "0", "--merge")
     if to not in FORMATS:
@@ -473,7 +477,7 @@ def export(
         raise UsageError(f"cannot export to {to!r}{merged}; known are {known}")
     if out is None:
         raise UsageError(f"files for {to} are written into a folder: say which with --out")
-    manifest, console = load_manifest(shards), terminal(context, out)
+    console = terminal(context, out)
     wanted = source_tokens(manifest, mix, stage)
     with start_engine(workers, address) as engine:
         made = run_export(manifest, to, out, most, wanted, engine, console)

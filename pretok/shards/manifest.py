@@ -368,6 +368,11 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         """The shards of one source and split in stream order."""
         return tuple(s for s in self.shards if s.source == source and s.split == split)
 
+    @property
+    def conversations(self) -> tuple[str, ...]:
+        """The sources of which not every token is to be learned."""
+        return tuple(dict.fromkeys(shard.source for shard in self.shards if shard.kinds is not None))
+
     def summary(self) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
         """(names of columns, rows): the counts of each source and of all, for a notebook."""
         columns = ("source", "tokens", "documents", "bytes of text", "bytes per token", "rejected", "shards")

@@ -22,7 +22,7 @@ import numpy as np
 
 import pretok.stream
 from pretok.base.console import Console
-from pretok.base.errors import MismatchError
+from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import read_record, to_json
@@ -78,8 +78,8 @@ def run_materialize(
 ) -> None:
     """Write the sequences of `mix` into `out` in order, or finish what an earlier run began.
 
-    Raises MismatchError when `out` holds another mix, FolderInUse while another job writes there, PartitionsFailed when
-    shards could not be written, Stopped.
+    Raises UsageError for conversations, MismatchError when `out` holds another mix, FolderInUse while another job
+    writes there, PartitionsFailed when shards could not be written, Stopped.
     """
     manifest = load_manifest(shards)
     with (
@@ -88,6 +88,11 @@ def run_materialize(
         open_step("materialize", engine, console) as step,
     ):
         view = pretok.stream.open(shards, mix)
+        if chats := {source.name for source in view.mix.sources} & set(manifest.conversations):
+            raise UsageError(
+                f"the sources {', '.join(sorted(chats))} hold conversations, and a materialized mix does not say which "
+                "of its tokens are learned: train from the mix itself"
+            )
         if has_manifest(out):
             held = load_manifest(out).materialized
             found = None if held is None else parse_mix(held, out / FILE_NAME).fingerprint

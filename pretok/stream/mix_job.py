@@ -169,6 +169,11 @@ def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, MixReport]:
         notes += changed
     taken = (*start.taken, *map(sum, quotas[len(start.stages) :])) if start.taken else ()
     mix = possible(replace(start, stages=tuple(quotas), taken=taken))
+    chats = {source.name for source in mix.sources} & set(manifest.conversations)
+    notes += [
+        f"{name}: every token of its conversations is learned, whatever `learn` says"
+        for name in sorted(chats)
+    ]
     return mix, _report(manifest, request, mix, notes)
 
 

@@ -21,6 +21,7 @@ from pretok.base.console import Silent
 from pretok.base.errors import PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.base.kinds import KINDS
+from pretok.cli import run_command
 from pretok.config import Recipe, make_recipe
 from pretok.counts.job import run_count
 from pretok.counts.table import WordTable
@@ -136,6 +137,27 @@ def test_shards_go_on_after_a_kill_between_parts(
     assert {name: data for name, data in found.items() if name != "manifest.json"} == {
         name: data for name, data in ours.items() if name != "manifest.json"
     }
+
+
+def test_who_cannot_keep_the_spans_says_so(
+    tmp_path: Path, vocab: Path, here: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "a.jsonl", [{"messages": chat} for chat in CHATS])
+    shards = str(sealed(recipe(tmp_path / "w", vocab, path), here).folder)
+    mix = ["mix", shards, "--out", str(tmp_path / "mix.json"), "--weights", "chat=1", "--seq-len", "16"]
+    assert run_command(mix) == 0
+    assert "every token of its conversations is learned" in capsys.readouterr().err
+    assert run_command([*mix, "--materialize", str(tmp_path / "m"), "--workers", "0"]) == 2
+    assert "the sources chat hold conversations" in capsys.readouterr().err
+    export = ["export", shards, "--to", "megatron", "--out", str(tmp_path / "e"), "--workers", "0"]
+    assert run_command(export) == 0
+    assert "nothing in the export says which" in capsys.readouterr().err
+    assert run_command(["inspect", shards, "--source", "chat"]) == 0
+    shown = capsys.readouterr().out
+    assert "(<|im_start|>)" in shown
+    assert "[<|im_end|>]" in shown
+    assert run_command(["stats", shards]) == 0
+    assert "learned in chat: " in capsys.readouterr().err
 
 
 def test_damaged_spans_are_found(tmp_path: Path, vocab: Path, here: Engine) -> None:

@@ -12,6 +12,7 @@ from counting import write_lines
 from support import needs
 
 import benchmarks
+from benchmarks.chats import run as measure_chats
 from benchmarks.exports import run_exports
 from benchmarks.files import write_files
 from benchmarks.inputs import Inputs, prepare, texts_of
@@ -92,3 +93,9 @@ def test_exports_are_measured(tmp_path: Path) -> None:
 def test_the_tables_are_those_of_the_results() -> None:
     """The report is made of results.json, and nobody edited it by hand."""
     assert Path(benchmarks.__path__[0], "results.md").read_text(encoding="utf-8") == markdown(load_results())
+
+
+def test_conversations_and_plain_text_are_measured(sample_texts: dict[str, list[str]]) -> None:
+    found = measure_chats("".join(sample_texts["en"])[:60_000])
+    assert found.keys() >= {"chat / plain", "encode chat / plain"}
+    assert all(value > 0 for value in found.values())

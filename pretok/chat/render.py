@@ -161,8 +161,8 @@ class Renderer:
 
     def _from_messages(self, data: bytes) -> Document:
         if self._plain and (found := simple(data)) is not None:  # most conversations are of texts alone
-            shape, texts = found
-            for guards, pieces in self._skeletons.get(shape, ()):
+            known_shape, texts = found
+            for guards, pieces in self._skeletons.get(known_shape, ()):
                 if not guards or _answers_alike(guards, texts):
                     return _fill(pieces, texts)
         messages = self._checked(data)

@@ -93,12 +93,15 @@ def test_every_format_gives_the_same_documents(tmp_path: Path, vocab: Path, here
     lines = write(tmp_path / "a.jsonl", [{"messages": chat, "id": n} for n, chat in enumerate(CHATS)])
     table = pa.table({"messages": CHATS, "id": list(range(len(CHATS)))})
     pq.write_table(table, tmp_path / "a.parquet")
+    from datasets import Dataset
+
+    Dataset(table).save_to_disk(tmp_path / "saved")
     quoted = write(tmp_path / "q.jsonl", [{"messages": json.dumps(chat)} for chat in CHATS])
     whole = [sealed(recipe(tmp_path / p.stem / p.suffix[1:], vocab, p), here)
-             for p in (lines, tmp_path / "a.parquet", quoted)]  # fmt: skip
+             for p in (lines, tmp_path / "a.parquet", quoted, tmp_path / "saved")]  # fmt: skip
     first = texts(whole[0])
     assert len(first) == 60
-    assert texts(whole[1]) == texts(whole[2]) == first
+    assert [texts(one) for one in whole[1:]] == [first] * 3
     [train] = (whole[0].sources["chat"].train,)
     assert train.kinds is not None
     assert sum(train.kinds.values()) == train.tokens

@@ -336,13 +336,10 @@ def test_another_setting_than_before_says_the_option_to_add(tmp_path, vocab_dir,
     assert "val_fraction was 0.01 and is 0. Restore that (add --val-fraction 0.01)" in capsys.readouterr().err
 
 
-def test_chats_are_told_to_be_written_as_text(tmp_path, vocab_dir, capsys):
+def test_chats_are_told_to_be_read_as_messages(tmp_path, vocab_dir, capsys):
     (tmp_path / "chat.jsonl").write_text('{"id": "a", "messages": [{"role": "user", "content": "ciao"}]}\n')
     assert run_command(tokenizing(tmp_path / "out", vocab_dir, f"it={tmp_path}/chat.jsonl")) == 2
-    assert (
-        "holds conversations ('messages'), and pretok reads one text of each record"
-        in capsys.readouterr().err
-    )
+    assert "holds conversations: write messages = 'messages'" in capsys.readouterr().err
 
 
 def test_the_shards_of_a_vocabulary_go_beside_it(tmp_path, capsys):

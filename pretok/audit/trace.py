@@ -18,7 +18,7 @@ import numpy as np
 
 import pretok.stream
 from pretok.audit.documents import find_shard, origin
-from pretok.base.errors import UsageError
+from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
@@ -144,21 +144,24 @@ def readings(traced: Traced, name: str, split: str, document: int) -> list[Readi
     get to them."""
     view = traced.view
     shard, number = find_shard(traced.manifest, name, split, document)
-    source = next((source for source in view.mix.sources if source.name == name), None)
-    if source is None or split != view.mix.split or not source.sequences:
+    if split != view.mix.split:
         return []
-    shards = traced.manifest.of(name, split)
-    length, before = view.seq_len, sum(other.tokens for other in shards[: shards.index(shard)])
-    start, end = (before + int(offset) for offset in _offsets(shard)[number : number + 2])
+    length, tokens = view.seq_len, int(np.diff(_offsets(shard)[number : number + 2])[0])
     found = []
-    for position, epoch, index in view.positions(name, start, end).tolist():
-        if position in traced.positions:
-            begins = view.cut(name, epoch) + index * length
-            first, last = max(start, begins), min(end, begins + length + 1)
-            step = traced.step_of(position)
-            done = None if step is None else step <= traced.steps
-            found.append(Reading(position, step, epoch, index, first - start, last - first, done))
-    return found
+    for entry in view.entries(name):  # the source, or those of its classes that have the document
+        start, end = view.before(entry, [document, document + 1]).tolist()
+        if end - start not in (0, tokens):
+            raise IntegrityError(
+                f"{shard.index_path}: document {number} has {tokens} tokens, {entry} {end - start}"
+            )
+        for position, epoch, index in view.positions(entry, start, end).tolist():
+            if position in traced.positions:
+                begins = view.cut(entry, epoch) + index * length
+                first, last = max(start, begins), min(end, begins + length + 1)
+                step = traced.step_of(position)
+                done = None if step is None else step <= traced.steps
+                found.append(Reading(position, step, epoch, index, first - start, last - first, done))
+    return sorted(found, key=lambda reading: reading.position)
 
 
 def passages(traced: Traced, position: int) -> Iterator[Passage]:
@@ -166,21 +169,17 @@ def passages(traced: Traced, position: int) -> Iterator[Passage]:
     view = traced.view
     if not 0 <= position < len(view):
         raise UsageError(f"there is no position {position}; the stream has {len(view)}, from 0")
-    source, epoch, index = view.origin(position)
-    start = view.cut(source, epoch) + index * view.seq_len
-    end = start + view.seq_len + 1
-    before = numbered = 0
-    for shard in traced.manifest.of(source, view.mix.split):
-        if before < end and before + shard.tokens > start:
-            offsets = _offsets(shard) + before
-            document = int(np.searchsorted(offsets, start, side="right")) - 1 if before <= start else 0
-            while document < shard.documents and offsets[document] < end:
-                first, last = max(start, int(offsets[document])), min(end, int(offsets[document + 1]))
-                if last > first:
-                    begins = first - int(offsets[document])
-                    yield Passage(source, view.mix.split, numbered + document, begins, last - first)
-                document += 1
-        before, numbered = before + shard.tokens, numbered + shard.documents
+    numbered = {shard.bin_path: (shard, before) for shard, before in traced.manifest.numbered}
+    for path, start, tokens in view.parts(position):
+        shard, before = numbered[path]
+        offsets, end = _offsets(shard), start + tokens
+        document = int(np.searchsorted(offsets, start, side="right")) - 1
+        while document < shard.documents and offsets[document] < end:
+            begins = int(offsets[document])
+            first, last = max(start, begins), min(end, int(offsets[document + 1]))
+            if last > first:
+                yield Passage(shard.source, shard.split, before + document, first - begins, last - first)
+            document += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest
-from pretok.stream.mix_file import Earlier, Mix, check_sources, load_mix, parse_mix
+from pretok.stream.mix_file import Earlier, Mix, MixSource, check_sources, load_mix, parse_mix
 
 _CHECKPOINT = re.compile(r"step-\d{8}")
 
@@ -52,14 +52,10 @@ def _shards(mix: Mix) -> dict[str, int]:
     return {part.manifest: part.length for part in mix.earlier} | {mix.manifest: mix.length}
 
 
-def _stages(mix: Mix) -> list[list[tuple[str, int, int]]]:
-    """Name, tokens and quota of the sources of each stage, in the order that decides between equal times."""
+def _stages(mix: Mix) -> list[list[tuple[MixSource, int]]]:
+    """The sources of each stage with their quotas, in the order that decides between equal times."""
     return [
-        [
-            (source.name, source.tokens, quota)
-            for source, quota in zip(mix.sources, quotas, strict=True)
-            if quota
-        ]
+        [(source, quota) for source, quota in zip(mix.sources, quotas, strict=True) if quota]
         for quotas in mix.stages
     ]
 
@@ -90,7 +86,7 @@ def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = Non
 def _check_grown(mix: Mix, manifest: Manifest, path: Path) -> None:
     """MismatchError unless the sources that the mix's shards had are in `manifest` as they were."""
     report = read_json(path).get("report") or {}
-    names = {source.name for source in mix.sources} | set(report.get("left_out") or ())
+    names = {source.held_in for source in mix.sources} | set(report.get("left_out") or ())
     if missing := sorted(names.difference(manifest.sources)):
         raise MismatchError(
             f"{path} was made of shards with the sources {', '.join(sorted(names))}; {manifest.folder} lacks "

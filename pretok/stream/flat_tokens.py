@@ -108,6 +108,18 @@ class FlatTokens:
         """The shard that holds the token at an address."""
         return self.files.paths[int(np.searchsorted(self._starts, address, side="right")) - 1]
 
+    def parts(self, pieces: Pieces) -> list[tuple[Path, int, int]]:
+        """(file, first token in it, tokens) of pieces, in their order."""
+        found = []
+        for address, length in zip(pieces.address.tolist(), pieces.length.tolist(), strict=True):
+            at, end = address, address + length
+            while at < end:
+                shard = int(np.searchsorted(self._starts, at, side="right")) - 1
+                upto = min(end, int(self._starts[shard + 1]))
+                found.append((self.files.paths[shard], at - int(self._starts[shard]), upto - at))
+                at = upto
+        return found
+
     def _parts(self, pieces: Pieces, out: npt.NDArray[Any]) -> list[_Part]:
         """What to read into `out`, in the order of the shards: each is opened once, whatever the limit of files."""
         first = np.searchsorted(self._starts, pieces.address, side="right") - 1

@@ -115,7 +115,8 @@ def run_materialize(
         step.engine.choose(
             sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize
         )
-        read = [shard for source in view.mix.sources for shard in manifest.of(source.name, view.mix.split)]
+        held = dict.fromkeys(source.held_in for source in view.mix.sources)
+        read = [shard for source in held for shard in manifest.of(source, view.mix.split)]
         for _ in step.map(
             check_shard, read if todo else [], "shard", lambda shard: shard.prefix.name, kept=False
         ):

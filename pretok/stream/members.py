@@ -33,7 +33,7 @@ from pretok.shards.format import index_size, offset_places
 from pretok.shards.manifest import Shard
 from pretok.stream.flat_tokens import OpenFiles
 from pretok.stream.side_file import REMEDY, ROOM, SideFile, SideFileWriter
-from pretok.stream.tapes import Pieces
+from pretok.stream.tapes import Pieces, in_rows
 
 KIND = "members"
 DENSE: np.dtype[Any] = np.dtype([("before", "<u4"), ("mask", "<u8")])
@@ -391,14 +391,6 @@ class ClassTape:
             found += part.before(np.clip(documents - held, 0, part.documents))
             held += part.documents
         return found
-
-
-def in_rows(parts: Sequence[Pieces]) -> Pieces:
-    """Pieces of several kinds in the order of their rows and, in a row, of `parts`."""
-    empty = Pieces(*[np.empty(0, np.int64)] * 4)
-    whole = Pieces(*(np.concatenate(field) for field in zip(empty, *parts, strict=True)))
-    order = np.argsort(whole.row, kind="stable")
-    return Pieces(*(field[order] for field in whole))
 
 
 def _ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:

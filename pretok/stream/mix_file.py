@@ -8,7 +8,9 @@ file. numpy, msgspec and the standard library only.
     manifest    fingerprint of the shards it belongs to
     split, seq_len, seed
     cuts        "epoch": each epoch of a source is cut at another place; "fixed": all at its first token
-    sources     [{name, tokens, sequences}]    what the shards hold, in the order of quotas
+    sources     [{name, tokens, sequences}]    what the shards hold, in the order of quotas; {.., of, members} for a
+                                               class of the source `of` and for its rest: digests of the side files
+                                               beside mix.json that say which documents it has
     stages      [{quotas: [n, ...], length}]   sequences that each source gives; `length` only where the next stage
                                                begins after so many positions, before all quotas are given
     earlier     [{manifest, length}]           only where the shards have grown since a mix that this one goes on with
@@ -45,12 +47,21 @@ MAX_STAGES = 1 << 20
 """So many stages of fewer than `order.MAX_SEQUENCES` positions each stay within 64 bits."""
 
 
-class MixSource(Record, frozen=True):
-    """A source as a mix sees it: its tokens in the split, and how many sequences they make."""
+class MixSource(Record, frozen=True, omit_defaults=True):
+    """What a mix weighs: a source, a class or the rest of a source; its tokens in the split, how many sequences they
+    make. of: the source whose documents a class or a rest takes; members: digests of its side files
+    (`stream.members`), one for each generation of shards."""
 
     name: str
     tokens: Count
     sequences: Count
+    of: str | None = None
+    members: tuple[str, ...] = ()
+
+    @property
+    def held_in(self) -> str:
+        """The source whose documents it takes."""
+        return self.of or self.name
 
 
 class Earlier(Record, frozen=True):
@@ -174,6 +185,8 @@ class Mix(Record, frozen=True, dict=True):
             if len(quotas) != len(self.sources) or min(quotas, default=0) < 0:
                 return f"a stage has {len(quotas)} quotas for {len(self.sources)} sources, or one below 0"
         for number, source in enumerate(self.sources):
+            if (source.of is None) != (not source.members):
+                return f"{source.name} is a class without members or without a source"
             if source.sequences != sequences(source.tokens, self.seq_len, self.cuts):
                 return f"source {source.name} has {source.tokens} tokens, not {source.sequences} sequences"
             if not source.sequences and any(quotas[number] for quotas in self.stages):
@@ -271,6 +284,8 @@ def possible(mix: Mix) -> Mix:
 def check_sources(mix: Mix, manifest: Manifest, where: Path) -> None:
     """IntegrityError unless the sources of a mix are what the shards of its fingerprint hold."""
     for source in mix.sources:
+        if source.members:  # its side files say what it holds: `View` compares
+            continue
         held = sum(shard.tokens for shard in manifest.of(source.name, mix.split))
         if held != source.tokens:
             raise IntegrityError(

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,12 +29,23 @@ from pretok.shards.unfinished import failures
 from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, write_mix
 from pretok.stream.order import prefix_bound
 from pretok.stream.quota import most_that_fits, one_epoch, shares_of, stage_quotas
+from pretok.stream.side_file import FOLDER, SideFile
 
 if TYPE_CHECKING:
     from pretok.config import MixTable, StageTable
 
 SHOWN = 6
 """Sources that a line or the columns of a table name, the largest or most often read; each has a row of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """Sources by their classes: entries: of each source its classes and its rest; reports: of each class; notes: what
+    to tell of them."""
+
+    entries: dict[str, tuple[MixSource, ...]]
+    reports: dict[str, ClassReport]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,8 @@ class MixRequest:
     table: MixTable
     split: str = "train"
     after: Mix | None = None
+    made: dict[tuple[str, Path | None], Divided] = field(default_factory=dict, compare=False)
+    """Shards and folder -> the classes there: they are evaluated once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,15 @@ class StageReport(Record, frozen=True):
     prefix_bound_tokens: dict[str, float]
 
 
+class ClassReport(Record, frozen=True):
+    """A class as it was asked for, and what it holds."""
+
+    source: str
+    predicate: str
+    documents: Count
+    tokens: Count
+
+
 class SourceReport(Record, frozen=True):
     """What a mix takes of a source. unused_tokens: whole sequences not drawn even once; tail_tokens: what an
     epoch leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew."""
@@ -82,7 +106,8 @@ class SourceReport(Record, frozen=True):
 
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What follows from a mix. left_out: tokens of sources without a place in it; notes: what --cap changed;
-    continued_at: sequences that are those of the mix it goes on with; failed: inputs that the shards lack."""
+    continued_at: sequences that are those of the mix it goes on with; classes: those made for it; failed:
+    inputs that the shards lack."""
 
     sequences: Count
     tokens: Count
@@ -91,6 +116,7 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     left_out: dict[str, Count]
     notes: tuple[str, ...]
     continued_at: Count | None = None
+    classes: dict[str, ClassReport] | None = None
     failed: tuple[Failure, ...]
 
     def _repr_html_(self) -> str:
@@ -107,7 +133,10 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     when it is another one, which a run may depend on.
     """
     refuse_another_mix(out, request)
-    mix, report = plan_mix(load_manifest(shards), request)
+    mix, report = plan_mix(load_manifest(shards), request, out.parent / FOLDER)
+    for source in mix.sources:
+        for digest in source.members:
+            SideFile(out.parent / FOLDER, digest)  # of a mix that is continued they must be there
     if not out.exists():
         with hold(out, "mix", beside=True):
             if not out.exists():  # since a moment ago
@@ -145,23 +174,100 @@ def _another(out: Path, old: Mix, difference: str) -> MismatchError:
     )
 
 
-def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, MixReport]:
-    """The mix and its report. Raises UsageError for unknown sources, or budgets and weights that do not fit."""
-    sources = _sources(manifest, request)
-    table, cuts = request.table, _cuts(request)
+def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> tuple[Mix, MixReport]:
+    """The mix and its report. folder: where side files of classes go, None: nowhere. Raises UsageError for unknown
+    sources, or budgets and weights that do not fit."""
+    divided = _divided(manifest, request, folder)
+    sources = _sources(manifest, request, divided)
+    table, cuts = _weighed(request.table, sources), _cuts(request)
     empty = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, sources, ())
     start = empty if request.after is None else _with_sources(request.after, sources)
     drawn = [0] * len(sources) if request.after is None else start.order().prefix(len(start)).tolist()
     quotas = list(start.stages)
-    notes: list[str] = []
-    for stage in request.table.all_stages:
-        given, changed = stage_quotas(stage, request.table, sources, drawn)
+    notes = list(divided.notes)
+    for stage in table.all_stages:
+        given, changed = stage_quotas(stage, table, sources, drawn)
         drawn = [before + quota for before, quota in zip(drawn, given, strict=True)]
         quotas.append(tuple(given))
         notes += changed
     taken = (*start.taken, *map(sum, quotas[len(start.stages) :])) if start.taken else ()
     mix = possible(replace(start, stages=tuple(quotas), taken=taken))
-    return mix, _report(manifest, request, mix, notes)
+    return mix, replace(_report(manifest, request, table, mix, notes), classes=divided.reports or None)
+
+
+def _divided(manifest: Manifest, request: MixRequest, folder: Path | None) -> Divided:
+    """The classes that the mix asks for and does not have from the mix before. Raises UsageError."""
+    key = manifest.fingerprint, folder
+    if not request.table.classes:
+        return Divided({}, {}, ())
+    if key not in request.made:
+        with ExitStack() as held:
+            if folder is None:
+                folder = Path(held.enter_context(TemporaryDirectory(dir=manifest.folder.parent)))
+            held.enter_context(hold(folder, "mix"))
+            request.made[key] = _divide(manifest, request, folder)
+    return request.made[key]
+
+
+def _divide(manifest: Manifest, request: MixRequest, folder: Path) -> Divided:
+    from pretok.stream.classes import divide, parse_class
+
+    table, cuts = request.table, _cuts(request)
+    before = {entry.name: entry for entry in request.after.sources} if request.after else {}
+    wanted: dict[str, dict[str, str]] = {}
+    for name, text in table.classes.items():
+        asked = parse_class(name, text)
+        if asked.source not in manifest.sources or name in manifest.sources:
+            wrong = name if name in manifest.sources else asked.source
+            told = "is a source itself: give the class another name" if wrong == name else "is no source"
+            raise UsageError(f"class {name}: {wrong} {told}; there are {', '.join(manifest.sources)}")
+        if name in before:
+            if before[name].of != asked.source:
+                raise UsageError(
+                    f"class {name} is of {before[name].of} in the mix before, not of {asked.source}"
+                )
+            continue  # an old document keeps its class
+        if asked.source in {entry.held_in for entry in before.values()}:
+            raise UsageError(
+                f"class {name}: the mix before reads {asked.source} without it, and a mix that goes on keeps what it "
+                "calls so"
+            )
+        wanted.setdefault(asked.source, {})[name] = asked.predicate
+    entries: dict[str, tuple[MixSource, ...]] = {}
+    reports, notes = {}, []
+    for source, predicates in wanted.items():
+        made = divide(
+            manifest, request.split, source, predicates, folder, table.seq_len, cuts,
+            overlap=table.overlap, rest=table.rest,
+        )  # fmt: skip
+        entries[source] = made.entries
+        for entry in made.entries[:-1]:
+            reports[entry.name] = ClassReport(
+                source, predicates[entry.name], made.documents[entry.name], entry.tokens
+            )
+        if made.overlap:
+            notes.append(f"classes of {source} overlap: {made.overlap:,} tokens are in one more")
+        notes += [
+            f"{name} holds less than one sequence: {table.rest} takes its documents" for name in made.folded
+        ]
+    return Divided(entries, reports, tuple(notes))
+
+
+def _weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:
+    """The same where `repeat` is said by weights and tokens."""
+    if not table.repeat:
+        return table
+    if unknown := sorted(table.repeat.keys() - {source.name for source in sources}):
+        raise UsageError(
+            f"repeat names {', '.join(unknown)}, which the mix has not; there are "
+            f"{', '.join(source.name for source in sources)}"
+        )
+    read = {source.name: source.sequences * table.repeat.get(source.name, Fraction(1)) for source in sources}
+    total = sum(read.values(), Fraction(0))
+    if total < 1:
+        raise UsageError(f"the sources hold no sequence of {table.seq_len} + 1 tokens")
+    weights = {name: count / total for name, count in read.items()}
+    return table.model_copy(update={"weights": weights, "tokens": int(total) * table.seq_len})
 
 
 def _with_sources(mix: Mix, sources: tuple[MixSource, ...]) -> Mix:
@@ -177,21 +283,22 @@ def _given(mix: Mix) -> list[list[int]]:
     return [[b - a for a, b in zip(*ends, strict=True)] for ends in pairwise(counts)]
 
 
-def what_if(manifest: Manifest, request: MixRequest) -> list[WhatIf]:
+def what_if(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> list[WhatIf]:
     """The last stage with a quarter, half, twice and four times its budget, one epoch, and the most that fits."""
-    mix, _ = plan_mix(manifest, request)
-    last = request.table.all_stages[-1]
+    mix, _ = plan_mix(manifest, request, folder)
+    table = _weighed(request.table, mix.sources)
+    last = table.all_stages[-1]
     before = mix.order().prefix(len(mix) - mix.lengths[-1]).tolist()
     weights = shares_of(last, mix.sources, mix.seq_len)
     room = [
-        int(request.table.max_epochs * source.sequences) - drawn
+        int(table.max_epochs * source.sequences) - drawn
         for source, drawn in zip(mix.sources, before, strict=True)
     ]
     planned = sum(mix.stages[-1])
     lengths = {planned * 2**power // 4 for power in range(5)}
     lengths |= {one_epoch(weights, mix.sources, before), most_that_fits(weights, room)}
     return [
-        _what_if(mix, before, last.model_copy(update={"tokens": length * mix.seq_len}), request.table)
+        _what_if(mix, before, last.model_copy(update={"tokens": length * mix.seq_len}), table)
         for length in sorted(lengths - {0})
     ]
 
@@ -211,14 +318,38 @@ def _what_if(mix: Mix, before: Sequence[int], stage: StageTable, table: MixTable
     return WhatIf(sum(quotas) * mix.seq_len, epochs, bool(notes), problem)
 
 
-def _sources(manifest: Manifest, request: MixRequest) -> tuple[MixSource, ...]:
-    """The sources any stage names, sorted, behind those of the mix before; all of them when a stage is natural."""
+def _sources(manifest: Manifest, request: MixRequest, divided: Divided) -> tuple[MixSource, ...]:
+    """The sources and classes any stage names, sorted, behind those of the mix before; all of them when a stage is
+    natural."""
+    before = request.after.sources if request.after else ()
+    made = {entry.name: entry for entries in divided.entries.values() for entry in entries}
+    # A rest without a document is none, unless it is asked for.
+    all_of = {
+        name for name in manifest.sources if name not in made or made[name].tokens
+    } | made.keys() - divided.entries.keys()
     names: set[str] = set()
     for stage in request.table.all_stages:
-        names |= set(manifest.sources if stage.weights == "natural" else stage.weights)
-    first = [source.name for source in request.after.sources] if request.after else []
-    named = [*first, *sorted(names.difference(first))]
-    return mix_sources(manifest, request.split, request.table.seq_len, named, _cuts(request))
+        names |= set(all_of if stage.weights == "natural" else stage.weights)
+    first = [source.name for source in before]
+    named = sorted(names.difference(first))
+    plain = [name for name in named if name not in made]
+    if unknown := [name for name in plain if name not in manifest.sources]:
+        known = sorted({*manifest.sources, *made})
+        raise UsageError(
+            f"{manifest.folder} has no source or class {unknown[0]!r}; there are {', '.join(known)}"
+        )
+    found = {
+        entry.name: entry
+        for entry in mix_sources(
+            manifest,
+            request.split,
+            request.table.seq_len,
+            [*(entry.name for entry in before if not entry.members), *plain],
+            _cuts(request),
+        )
+    }
+    found |= {entry.name: entry for entry in before if entry.members} | made
+    return tuple(found[name] for name in [*first, *named])
 
 
 def _cuts(request: MixRequest) -> str:
@@ -226,10 +357,12 @@ def _cuts(request: MixRequest) -> str:
     return request.after.cuts if request.after else "epoch" if request.split == "train" else "fixed"
 
 
-def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str]) -> MixReport:
+def _report(
+    manifest: Manifest, request: MixRequest, table: MixTable, mix: Mix, notes: list[str]
+) -> MixReport:
     names = [source.name for source in mix.sources]
     given = _given(mix)
-    asked = [shares_of(stage, mix.sources, mix.seq_len) for stage in request.table.all_stages]
+    asked = [shares_of(stage, mix.sources, mix.seq_len) for stage in table.all_stages]
     kept = mix.stages[: -len(asked)]  # what was asked for of the mix before is not known any more
     stages = []
     for weights, quotas, counts in zip(
@@ -268,7 +401,7 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
         left_out={
             name: sum(shard.tokens for shard in manifest.of(name, mix.split))
             for name in manifest.sources
-            if name not in names
+            if name not in {source.held_in for source in mix.sources}
         },
         notes=tuple(notes),
         continued_at=len(request.after) if request.after else None,
@@ -276,8 +409,10 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
     )
 
 
-def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, console: Console) -> None:
-    """Show the stages, the sources, what is left out or was changed, and the what-if table."""
+def show_mix(
+    manifest: Manifest, request: MixRequest, report: MixReport, console: Console, folder: Path | None = None
+) -> None:
+    """Show the stages, the sources, what is left out or was changed, and the what-if table. folder: see `plan_mix`."""
     show_stages(manifest, report, console)
     columns = ("source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail")
     rows = [
@@ -291,7 +426,7 @@ def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, console
         for name, part in report.sources.items()
     ]
     console.show(table(f"{report.tokens:,} tokens in sequences of {request.table.seq_len}", columns, rows))
-    _show_what_if(manifest, request, report, console)
+    _show_what_if(manifest, request, report, console, folder)
 
 
 def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None:
@@ -315,9 +450,11 @@ def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None
         console.notice(sentence)
 
 
-def _show_what_if(manifest: Manifest, request: MixRequest, report: MixReport, console: Console) -> None:
+def _show_what_if(
+    manifest: Manifest, request: MixRequest, report: MixReport, console: Console, folder: Path | None
+) -> None:
     names = list(report.sources)
-    lines = what_if(manifest, request)
+    lines = what_if(manifest, request, folder)
     if len(names) > SHOWN:  # a column each would fit no terminal
         names = sorted(names, key=lambda name: -lines[-1].epochs[name])[:SHOWN]
     rows = [

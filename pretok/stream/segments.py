@@ -114,10 +114,13 @@ def open_segments(
     sequences. Raises UsageError, MismatchError where a segment read something else.
     """
     views: list[View] = []
+    folder: Path | None = None  # of the side files of the mix
     for number, segment in reversed(list(enumerate(segments))):
         moved = mix if number == len(segments) - 1 else None
         order = parse_mix(segment.order, Path(SEGMENTS)) if moved is None else load_mix(moved)
         following = views[0] if views else None
+        beside, known = folder, moved or (None if segment.mix is None else Path(segment.mix))
+        folder = known and known.parent
         if order.manifest != manifest.fingerprint:
             end = segment.position_after(segments[number + 1].step) if following else None
             if following is None or end is None or same_until(order, following.mix) < end:
@@ -125,7 +128,7 @@ def open_segments(
                     f"from step {segment.step + 1} on the run read shards with {order.manifest}; {manifest.folder} has "
                     f"the fingerprint {manifest.fingerprint}: name the shards that it read"
                 )
-            order = following.mix
+            order, folder = following.mix, beside
         else:
             check_sources(order, manifest, manifest.folder)
             if order.fingerprint != segment.stream:
@@ -134,5 +137,5 @@ def open_segments(
                     f"{mix or segment.mix or manifest.folder} is {order.fingerprint} now: name the shards and the mix "
                     "of that run"
                 )
-        views.insert(0, View(manifest, order))
+        views.insert(0, View(manifest, order, folder=folder))
     return views

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pretok.base.errors import IntegrityError
+from pretok.base.errors import IntegrityError, PretokError
 from pretok.base.records import Count, Record, check_version, read_record, to_json
 from pretok.base.storage import NewFile, canonical_json, digest, reading
 from pretok.base.tokens import Ints
@@ -257,6 +257,15 @@ class SideFile:
             found.update(view)
         if f"xxh3:{found.hexdigest()}" != self._checksum:
             raise IntegrityError(f"{self.path} is damaged; {REMEDY}")
+
+
+def verify_side_file(path: Path) -> list[str]:
+    """What is wrong with a side file, of which every byte is read."""
+    try:
+        SideFile(path.parent, path.name.removesuffix(SUFFIX)).verify()
+    except PretokError as error:
+        return [str(error)]
+    return []
 
 
 def path_of(folder: Path, digest: str) -> Path:

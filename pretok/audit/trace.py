@@ -58,7 +58,8 @@ class Traced:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """One sequence that reads a document. first, tokens: which of the document's tokens it holds, from 0, and how many;
-    the last token of a sequence is only predicted. done: whether the run has come so far; None without a run."""
+    the last token of a sequence is only predicted. done: whether the run has come so far; None without a run. of_class:
+    the class that reads it, where the source has classes; its rest is called by the source's name."""
 
     position: int
     step: int | None
@@ -67,6 +68,7 @@ class Reading:
     first: int
     tokens: int
     done: bool | None
+    of_class: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,11 @@ def readings(traced: Traced, name: str, split: str, document: int) -> list[Readi
                 first, last = max(start, begins), min(end, begins + length + 1)
                 step = traced.step_of(position)
                 done = None if step is None else step <= traced.steps
-                found.append(Reading(position, step, epoch, index, first - start, last - first, done))
+                found.append(
+                    Reading(
+                        position, step, epoch, index, first - start, last - first, done, of_class(view, entry)
+                    )
+                )
     return sorted(found, key=lambda reading: reading.position)
 
 
@@ -197,6 +203,12 @@ class TraceRow:
     tokens: int
     file: str
     line: int
+    of_class: str | None = None
+
+
+def of_class(view: View, entry: str) -> str | None:
+    """What the mix calls an entry, where that is not a whole source."""
+    return entry if any(one.members for one in view.mix.sources if one.name == entry) else None
 
 
 def document_rows(traced: Traced, source: str, split: str, document: int) -> list[TraceRow]:
@@ -204,7 +216,18 @@ def document_rows(traced: Traced, source: str, split: str, document: int) -> lis
     file, line, _ = origin(traced.manifest, *find_shard(traced.manifest, source, split, document))
     return [
         TraceRow(
-            r.position, r.step, r.done, r.epoch, r.sequence, source, document, r.first, r.tokens, file, line
+            r.position,
+            r.step,
+            r.done,
+            r.epoch,
+            r.sequence,
+            source,
+            document,
+            r.first,
+            r.tokens,
+            file,
+            line,
+            r.of_class,
         )
         for r in readings(traced, source, split, document)
     ]
@@ -214,7 +237,7 @@ def passage_rows(traced: Traced, position: int) -> list[TraceRow]:
     """A row for each document that a position reads."""
     rows = []
     for passage in passages(traced, position):
-        _, epoch, sequence = traced.view.origin(position)
+        entry, epoch, sequence = traced.view.origin(position)
         shard = find_shard(traced.manifest, passage.source, passage.split, passage.document)
         file, line, _ = origin(traced.manifest, *shard)
         step = traced.step_of(position)
@@ -232,6 +255,7 @@ def passage_rows(traced: Traced, position: int) -> list[TraceRow]:
                 passage.tokens,
                 file,
                 line,
+                of_class(traced.view, entry),
             )
         )
     return rows

@@ -320,36 +320,27 @@ def _what_if(mix: Mix, before: Sequence[int], stage: StageTable, table: MixTable
 
 def _sources(manifest: Manifest, request: MixRequest, divided: Divided) -> tuple[MixSource, ...]:
     """The sources and classes any stage names, sorted, behind those of the mix before; all of them when a stage is
-    natural."""
-    before = request.after.sources if request.after else ()
+    natural. All parts of a source stand in a mix that reads one, so that a mix that goes on may read the others."""
+    before = {entry.name: entry for entry in request.after.sources} if request.after else {}
     made = {entry.name: entry for entries in divided.entries.values() for entry in entries}
+    parts = made | {name: entry for name, entry in before.items() if entry.members}
+    in_parts = {entry.held_in for entry in parts.values()}
     # A rest without a document is none, unless it is asked for.
-    all_of = {
-        name for name in manifest.sources if name not in made or made[name].tokens
-    } | made.keys() - divided.entries.keys()
+    held = {name for name, entry in parts.items() if entry.tokens}
     names: set[str] = set()
     for stage in request.table.all_stages:
-        names |= set(all_of if stage.weights == "natural" else stage.weights)
-    first = [source.name for source in before]
-    named = sorted(names.difference(first))
-    plain = [name for name in named if name not in made]
-    if unknown := [name for name in plain if name not in manifest.sources]:
-        known = sorted({*manifest.sources, *made})
-        raise UsageError(
-            f"{manifest.folder} has no source or class {unknown[0]!r}; there are {', '.join(known)}"
-        )
-    found = {
-        entry.name: entry
-        for entry in mix_sources(
-            manifest,
-            request.split,
-            request.table.seq_len,
-            [*(entry.name for entry in before if not entry.members), *plain],
-            _cuts(request),
-        )
-    }
-    found |= {entry.name: entry for entry in before if entry.members} | made
-    return tuple(found[name] for name in [*first, *named])
+        natural = held.union(manifest.sources.keys() - in_parts)
+        names |= natural if stage.weights == "natural" else stage.weights.keys()
+    if unknown := sorted(names - parts.keys() - (manifest.sources.keys() - in_parts)):
+        known = ", ".join(sorted({*parts, *manifest.sources} - (in_parts - parts.keys())))
+        raise UsageError(f"{manifest.folder} has no source or class {unknown[0]!r}; there are {known}")
+    read = {parts[name].held_in for name in names & parts.keys()}
+    names |= {name for name in held if parts[name].held_in in read}
+    named = [*before, *sorted(names - before.keys())]
+    plain = [name for name in named if name not in parts]
+    found = mix_sources(manifest, request.split, request.table.seq_len, plain, _cuts(request))
+    entries = parts | {entry.name: entry for entry in found}
+    return tuple(entries[name] for name in named)
 
 
 def _cuts(request: MixRequest) -> str:

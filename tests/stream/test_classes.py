@@ -16,20 +16,25 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from mixing import request
+from mixing import request, write_segment
 from support import EOD, make_shards
 
 import pretok.stream
 from pretok.audit.trace import Traced, passages, readings
+from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.execute import Engine
 from pretok.base.records import replace
+from pretok.cli import run_command
 from pretok.disclosure.read import read_mix
 from pretok.shards.ledger import SCHEMA
 from pretok.shards.manifest import load_manifest
 from pretok.stream import same_until
 from pretok.stream.continued import beginning
+from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import load_mix
 from pretok.stream.mix_job import MixRequest, run_mix
+from pretok.stream.segments import open_segments, written_segments
 from pretok.stream.side_file import FOLDER
 
 CLASSES = {
@@ -390,3 +395,53 @@ def test_overlap_and_small_classes_are_taken_where_it_is_asked_for(
         assert f"{rest} takes its documents" in " ".join(report.notes)
         view = pretok.stream.open(shards, path)
         assert int(np.diff(view.before(rest, [1, 2]))[0]) == len(documents["it"][1]) + 1
+
+
+def test_a_run_and_a_materialized_mix_read_the_same(
+    made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path, here: Engine
+) -> None:
+    shards, *_ = made
+    path = tmp_path / "mix.json"
+    run_mix(shards, path, request("1600:good=0.5,it=0.5", seq_len=16, max_epochs=99, classes=CLASSES))
+    view = pretok.stream.open(shards, path)
+    run_materialize(shards, path, tmp_path / "out", here, Silent())
+    copy = pretok.stream.open(tmp_path / "out")
+    np.testing.assert_array_equal(copy[:], view[:])
+    assert copy.fingerprint == view.fingerprint
+    write_segment(tmp_path, shards, view, 4, mix=str(path))
+    (again,) = open_segments(written_segments(tmp_path), load_manifest(shards))
+    np.testing.assert_array_equal(again[:], view[:])
+    write_segment(tmp_path, shards, view, 4)
+    with pytest.raises(UsageError, match="name the mix"):
+        open_segments(written_segments(tmp_path), load_manifest(shards))
+
+
+def test_the_command_takes_classes_and_writes_nothing_without_out(
+    made: tuple[Path, Documents, dict[str, list[int | None]]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = [
+        "mix",
+        str(made[0]),
+        "--seq-len",
+        "16",
+        "--class",
+        f"good={CLASSES['good']}",
+        "--repeat",
+        "good=3",
+    ]
+    before = sorted(made[0].parent.iterdir())
+    assert run_command(line) == 0
+    assert sorted(made[0].parent.iterdir()) == before
+    assert run_command([*line, "--out", str(tmp_path / "mix.json")]) == 0
+    assert load_mix(tmp_path / "mix.json").sources[1].of == "it"
+    for wrong, told in (
+        (["--class", "good"], "write NAME="),
+        (["--repeat", "good=x"], "repeat"),
+        (["--rest", "no"], ""),
+    ):
+        assert run_command([*line, *wrong, "--out", str(tmp_path / "mix.json")]) in (
+            (0,) if not told else (2,)
+        )
+        assert told in capsys.readouterr().err

@@ -25,6 +25,7 @@ from pretok.commands.help import COMMANDS
 SHARDS, MIX = "{work}/shards", "{work}/mix.json"
 INPUTS = ("it={work}/it.jsonl", "en={work}/en.jsonl")
 HERE = ("--workers", "0")
+HALVES = ("--weights", "it=0.5,en=0.5", "--seq-len", "16")
 LINES = {
     "tokenize": ("tokenize", *INPUTS, "--out", "{work}/new", "--vocab", SHARDS, "--keep", "id", *HERE),
     "count": ("count", *INPUTS, "--out", "{work}/new", *HERE),
@@ -39,7 +40,7 @@ LINES = {
     "trace": ("trace", MIX, "--shards", SHARDS, "--position", "3"),
     "report": ("report", "{work}"),
     "disclose": ("disclose", "{work}", "--mix", MIX),
-    "mix": ("mix", SHARDS, "--out", "{work}/new.json", "--weights", "it=0.5,en=0.5", "--seq-len", "16"),
+    "mix": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--class", "good=it where doc < 25"),
     "export": ("export", SHARDS, "--to", "megatron", "--out", "{work}/new", *HERE),
     "status": ("status", "{work}"),
     "watch": ("watch", "{work}", "--once"),

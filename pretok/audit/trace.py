@@ -18,7 +18,7 @@ import numpy as np
 
 import pretok.stream
 from pretok.audit.documents import find_shard, origin
-from pretok.base.errors import UsageError
+from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
@@ -58,7 +58,8 @@ class Traced:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """One sequence that reads a document. first, tokens: which of the document's tokens it holds, from 0, and how many;
-    the last token of a sequence is only predicted. done: whether the run has come so far; None without a run."""
+    the last token of a sequence is only predicted. done: whether the run has come so far; None without a run. of_class:
+    the class that reads it, where the source has classes; its rest is called by the source's name."""
 
     position: int
     step: int | None
@@ -67,6 +68,7 @@ class Reading:
     first: int
     tokens: int
     done: bool | None
+    of_class: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,21 +146,28 @@ def readings(traced: Traced, name: str, split: str, document: int) -> list[Readi
     get to them."""
     view = traced.view
     shard, number = find_shard(traced.manifest, name, split, document)
-    source = next((source for source in view.mix.sources if source.name == name), None)
-    if source is None or split != view.mix.split or not source.sequences:
+    if split != view.mix.split:
         return []
-    shards = traced.manifest.of(name, split)
-    length, before = view.seq_len, sum(other.tokens for other in shards[: shards.index(shard)])
-    start, end = (before + int(offset) for offset in _offsets(shard)[number : number + 2])
+    length, tokens = view.seq_len, int(np.diff(_offsets(shard)[number : number + 2])[0])
     found = []
-    for position, epoch, index in view.positions(name, start, end).tolist():
-        if position in traced.positions:
-            begins = view.cut(name, epoch, index) + index * length
-            first, last = max(start, begins), min(end, begins + length + 1)
-            step = traced.step_of(position)
-            done = None if step is None else step <= traced.steps
-            found.append(Reading(position, step, epoch, index, first - start, last - first, done))
-    return found
+    for entry in view.entries(name):  # the source, or those of its classes that have the document
+        start, end = view.before(entry, [document, document + 1]).tolist()
+        if end - start not in (0, tokens):
+            raise IntegrityError(
+                f"{shard.index_path}: document {number} has {tokens} tokens, {entry} {end - start}"
+            )
+        for position, epoch, index in view.positions(entry, start, end).tolist():
+            if position in traced.positions:
+                begins = view.cut(entry, epoch, index) + index * length
+                first, last = max(start, begins), min(end, begins + length + 1)
+                step = traced.step_of(position)
+                done = None if step is None else step <= traced.steps
+                found.append(
+                    Reading(
+                        position, step, epoch, index, first - start, last - first, done, of_class(view, entry)
+                    )
+                )
+    return sorted(found, key=lambda reading: reading.position)
 
 
 def passages(traced: Traced, position: int) -> Iterator[Passage]:
@@ -166,21 +175,17 @@ def passages(traced: Traced, position: int) -> Iterator[Passage]:
     view = traced.view
     if not 0 <= position < len(view):
         raise UsageError(f"there is no position {position}; the stream has {len(view)}, from 0")
-    source, epoch, index = view.origin(position)
-    start = view.cut(source, epoch, index) + index * view.seq_len
-    end = start + view.seq_len + 1
-    before = numbered = 0
-    for shard in traced.manifest.of(source, view.mix.split):
-        if before < end and before + shard.tokens > start:
-            offsets = _offsets(shard) + before
-            document = int(np.searchsorted(offsets, start, side="right")) - 1 if before <= start else 0
-            while document < shard.documents and offsets[document] < end:
-                first, last = max(start, int(offsets[document])), min(end, int(offsets[document + 1]))
-                if last > first:
-                    begins = first - int(offsets[document])
-                    yield Passage(source, view.mix.split, numbered + document, begins, last - first)
-                document += 1
-        before, numbered = before + shard.tokens, numbered + shard.documents
+    numbered = {shard.bin_path: (shard, before) for shard, before in traced.manifest.numbered}
+    for path, start, tokens in view.pieces(position):
+        shard, before = numbered[path]
+        offsets, end = _offsets(shard), start + tokens
+        document = int(np.searchsorted(offsets, start, side="right")) - 1
+        while document < shard.documents and offsets[document] < end:
+            begins = int(offsets[document])
+            first, last = max(start, begins), min(end, int(offsets[document + 1]))
+            if last > first:
+                yield Passage(shard.source, shard.split, before + document, first - begins, last - first)
+            document += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +203,12 @@ class TraceRow:
     tokens: int
     file: str
     line: int
+    of_class: str | None = None
+
+
+def of_class(view: View, entry: str) -> str | None:
+    """What the mix calls an entry, where that is not a whole source."""
+    return entry if any(one.members for one in view.mix.sources if one.name == entry) else None
 
 
 def document_rows(traced: Traced, source: str, split: str, document: int) -> list[TraceRow]:
@@ -205,7 +216,18 @@ def document_rows(traced: Traced, source: str, split: str, document: int) -> lis
     file, line, _ = origin(traced.manifest, *find_shard(traced.manifest, source, split, document))
     return [
         TraceRow(
-            r.position, r.step, r.done, r.epoch, r.sequence, source, document, r.first, r.tokens, file, line
+            r.position,
+            r.step,
+            r.done,
+            r.epoch,
+            r.sequence,
+            source,
+            document,
+            r.first,
+            r.tokens,
+            file,
+            line,
+            r.of_class,
         )
         for r in readings(traced, source, split, document)
     ]
@@ -215,7 +237,7 @@ def passage_rows(traced: Traced, position: int) -> list[TraceRow]:
     """A row for each document that a position reads."""
     rows = []
     for passage in passages(traced, position):
-        _, epoch, sequence = traced.view.origin(position)
+        entry, epoch, sequence = traced.view.origin(position)
         shard = find_shard(traced.manifest, passage.source, passage.split, passage.document)
         file, line, _ = origin(traced.manifest, *shard)
         step = traced.step_of(position)
@@ -233,6 +255,7 @@ def passage_rows(traced: Traced, position: int) -> list[TraceRow]:
                 passage.tokens,
                 file,
                 line,
+                of_class(traced.view, entry),
             )
         )
     return rows

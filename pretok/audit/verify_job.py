@@ -18,7 +18,7 @@ from pretok.audit.verify_annotations import JoinedFile, annotation_notes, check_
 from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, PretokError
-from pretok.base.execute import Engine
+from pretok.base.execute import Engine, Report
 from pretok.base.failures import Failure
 from pretok.base.lock import is_lock, share
 from pretok.base.records import to_json
@@ -38,6 +38,7 @@ from pretok.shards.manifest import (
 )
 from pretok.shards.unfinished import incomplete, unfinished
 from pretok.stream.mix_file import parse_mix
+from pretok.stream.side_file import FOLDER, SUFFIX, verify_side_file
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
 SEED = 0
@@ -92,7 +93,16 @@ def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, lis
     problems += found
     for _, found in step.map(verify_joined, joined, "file", lambda file: str(file.path), kept=False):
         problems += found
+    # Of the mixes beside the shards: the stream looks at a block when it reads it.
+    sides = sorted((shards.absolute().parent / FOLDER).glob(f"*{SUFFIX}"))
+    for _, found in step.map(verify_beside, sides, "file", str, kept=False):
+        problems += found
     return manifest, sorted(problems)
+
+
+def verify_beside(path: Path, report: Report) -> list[str]:  # noqa: ARG001
+    """Problems of a side file."""
+    return verify_side_file(path)
 
 
 def _sample(manifest: Manifest, sample: int | None) -> list[tuple[int, ...] | None]:

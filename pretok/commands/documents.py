@@ -313,6 +313,9 @@ def trace(
     elif not rows:
         terminal(context).notice(f"{doc} is in the shards, but {target} never reads it")
     else:
-        columns = tuple(asdict(rows[0]))
-        shown = [tuple("" if value is None else str(value) for value in asdict(row).values()) for row in rows]
+        columns = tuple(
+            name for name in asdict(rows[0]) if name != "of_class" or any(row.of_class for row in rows)
+        )
+        values = [[asdict(row)[name] for name in columns] for row in rows]
+        shown = [tuple("" if value is None else str(value) for value in row) for row in values]
         terminal(context).show(table("trace", columns, shown), result=True)

@@ -310,7 +310,16 @@ def verify(
         )
 
 
-@takes("mix.weights", "mix.tokens", "mix.seq_len", "mix.seed", "mix.max_epochs", "mix.cap")
+@takes(
+    "mix.weights",
+    "mix.tokens",
+    "mix.seq_len",
+    "mix.seed",
+    "mix.max_epochs",
+    "mix.cap",
+    "mix.overlap",
+    "mix.rest",
+)
 def mix(
     context: typer.Context,
     shards: Shards,
@@ -325,6 +334,21 @@ def mix(
         typer.Option(
             metavar="TOKENS:WEIGHTS",
             help="A stage of a curriculum, instead of --tokens and --weights; may be repeated.",
+        ),
+    ] = None,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--class",
+            metavar="NAME=SOURCE where CONDITION",
+            help="A part of a source, weighed as sources are; the source's name means its rest. May be repeated.",
+        ),
+    ] = None,
+    repeat: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=TIMES",
+            help="How often a class or source is read, instead of --weights and --tokens. May be repeated.",
         ),
     ] = None,
     split: Annotated[str | None, typer.Option(help="train or val.", show_default="train")] = None,
@@ -362,6 +386,7 @@ def mix(
     from pretok.stream.continued import beginning
     from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_mix
     from pretok.stream.quota import stage_table
+    from pretok.stream.side_file import FOLDER
 
     options = {dotted: option_of(dotted) for dotted in given} | {"mix.stages": "--stage"}
     table = {dotted.removeprefix("mix."): value for dotted, value in given.items()}
@@ -369,6 +394,9 @@ def mix(
         if table.keys() & {"weights", "tokens"}:
             raise UsageError("give either --stage or --weights and --tokens, not both")
         table["stages"] = tuple(map(stage_table, stage))
+    for key, pairs in (("classes", classes), ("repeat", repeat)):
+        if pairs:
+            table[key] = dict(_named(pair, "--class" if key == "classes" else "--repeat") for pair in pairs)
     if materialize and not out:
         raise UsageError("--materialize writes the mix too: say where with --out")
     manifest, console, after = load_manifest(shards), terminal(context, out and work_of(out)), None
@@ -387,7 +415,7 @@ def mix(
     if json:
         print_json(report)
     else:
-        show_mix(manifest, request, report, console)
+        show_mix(manifest, request, report, console, out and out.parent / FOLDER)
     if out is None:
         again = shlex.join(
             ["pretok", *console.arguments, "--out", str(shards.absolute().parent / "mix.json")]
@@ -400,6 +428,14 @@ def mix(
 
         with start_engine(workers, address) as engine:
             run_materialize(shards, out, materialize, engine, console)
+
+
+def _named(text: str, option: str) -> tuple[str, str]:
+    """`good=3` -> its two parts."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise UsageError(f"cannot read {option} {text!r}; write NAME=...")
+    return name.strip(), value.strip()
 
 
 def _left_at(continued: Path, at: int | None, run: Path | None) -> int:

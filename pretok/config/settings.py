@@ -435,6 +435,16 @@ class MixTable(StageTable):
     """How often a source may be read at most. | 2 | mix.md"""
     cap: bool = False
     """Hold sources at `max_epochs` and let the others fill up, instead of refusing the mix. | true | mix.md"""
+    classes: dict[SourceName, str] = {}
+    """Parts of sources that are weighed as sources are: SOURCE where CONDITION, a condition on the columns of `pretok
+    query`; the source's own name means its rest. | {good = "it where quality >= 0.8"} | mix.md"""
+    overlap: bool = False
+    """Whether a document may be in several classes. | true | mix.md"""
+    rest: SourceName | None = None
+    """The class, or the source for its rest, that takes the documents of a class of less than one
+    sequence. | "good" | mix.md"""
+    repeat: dict[SourceName, Annotated[Share, Field(gt=0)]] = {}
+    """How often classes and sources are read, instead of weights; once where nothing is said. | {good = 3} | mix.md"""
     stages: tuple[StageTable, ...] = ()
     """Several stages, one after the other, each a table `[[mix.stages]]`, instead of tokens and weights
     here. | [{tokens = "1T"}, {tokens = "300B", weights = {it = 1}}] | mix.md"""
@@ -449,6 +459,14 @@ class MixTable(StageTable):
         if self.stages and (both := sorted(self.model_fields_set & StageTable.model_fields.keys())):
             raise ValueError(
                 f"{' and '.join(both)} stand in each of its stages; take them out of [mix] itself"
+            )
+        if self.repeat and (self.stages or self.weights != "natural" or self.tokens != "all"):
+            raise ValueError(
+                "repeat says the weights and the tokens of the mix: leave out weights, tokens and stages"
+            )
+        if (most := max(self.repeat.values(), default=0)) and most > self.max_epochs:
+            raise ValueError(
+                f"repeat {float(most):g} is more than max_epochs, {float(self.max_epochs):g}: raise it"
             )
         for stage in self.all_stages:
             if stage.tokens != "all" and stage.tokens < self.seq_len:
@@ -505,6 +523,7 @@ class Recipe(Part):
     @model_validator(mode="after")
     def _knows_its_sources(self) -> Self:
         mixed = {name for stage in self.mix.all_stages for name in stage.named} if self.mix else set()
+        mixed -= self.mix.classes.keys() if self.mix else set()
         for table, names in (("vocab.weights", set(self.vocab.weights)), ("mix.weights", mixed)):
             if unknown := sorted(names - self.sources.keys()):
                 raise ValueError(

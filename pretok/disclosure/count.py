@@ -164,10 +164,10 @@ def _count(
     figures.duplicates = Amount() if "duplicate" in columns else None
     first = 0  # of the window among the flat tokens of the source
     wanted = ["tokens", "bytes", *sorted(set(columns.values()))]
-    for _, _, rows in scan(manifest, wanted, chosen_shards(manifest, name, extent.split), joined):
+    for _, number, rows in scan(manifest, wanted, chosen_shards(manifest, name, extent.split), joined):
         lengths = np.asarray(rows["tokens"]).astype(np.int64)
         bounds: Ints = first + np.concatenate([[0], np.cumsum(lengths)])
-        tokens = source.tokens(bounds)
+        tokens = source.tokens(bounds, number)
         first = int(bounds[-1])
         read = tokens > 0
         _add(figures, rows.filter(pa.array(read)), tokens[read], lengths[read])

@@ -11,7 +11,9 @@ before the first and behind the last whole sequence of an epoch is not read in i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +35,18 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What is read of the flat tokens of a source in parts of epochs that are cut alike. cut: at which token they
-    begin; seq_len: of a sequence; whole: epochs that are complete; part: (n,) how often each of the n sequences was
-    read besides: not at all, once, or twice where the reading neither begins nor ends with an epoch."""
+    """What is read of the tokens of a source, or of one of its classes, in parts of epochs that are cut alike.
+
+    cut: at which token they begin; seq_len: of a sequence; whole: epochs that are complete; part: (n,) how often each
+    of the n sequences was read besides: not at all, once, or twice where the reading neither begins nor ends with an
+    epoch; before: of a class, its tokens before documents of the source.
+    """
 
     cut: int
     seq_len: int
     whole: int
     part: npt.NDArray[np.uint8]
+    before: Callable[[Ints], Ints] | None = None
 
     def tokens(self, bounds: Ints) -> Ints:
         """How many tokens were read of each stretch between neighbours, repetitions counted.
@@ -70,11 +76,15 @@ class SourceReading:
     epochs: float | None = None
     coverage: tuple[Coverage, ...] | None = None
 
-    def tokens(self, bounds: Ints) -> Ints:
-        """As of `Coverage`, of all of them."""
+    def tokens(self, bounds: Ints, first: int) -> Ints:
+        """As of `Coverage`, of all of them, where the stretches are the documents from number `first` on."""
         if self.coverage is None:
             return np.diff(bounds)
-        return sum((one.tokens(bounds) for one in self.coverage), np.zeros(len(bounds) - 1, np.int64))
+        documents = np.arange(first, first + len(bounds))
+        found = np.zeros(len(bounds) - 1, np.int64)
+        for one in self.coverage:
+            found += one.tokens(one.before(documents) if one.before else bounds)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +176,7 @@ def load_run(folder: Path) -> RunRecord:
 
 def _extent(scope: str, spans: list[tuple[View, int, int]], run: RunRecord | None) -> Extent:
     """What is read of (view, first position, one past the last)."""
-    names = dict.fromkeys(entry.name for view, _, _ in spans for entry in view.mix.sources)
+    names = dict.fromkeys(entry.held_in for view, _, _ in spans for entry in view.mix.sources)
     splits, lengths = ({getattr(view.mix, name) for view, _, _ in spans} for name in ("split", "seq_len"))
     if len(splits) > 1:
         raise UsageError(f"the run read the splits {' and '.join(sorted(splits))}; a summary is of one")
@@ -183,15 +193,20 @@ def _extent(scope: str, spans: list[tuple[View, int, int]], run: RunRecord | Non
 
 
 def _reading(name: str, spans: list[tuple[View, int, int]]) -> SourceReading:
-    """What is read of one source."""
+    """What is read of one source, all its classes together."""
     coverage, sizes, epochs, taken = [], set(), 0.0, 0
     for view, first, end in spans:
-        size = next((entry.sequences for entry in view.mix.sources if entry.name == name), None)
-        if size is not None:
-            low, high = (view.prefix_counts(length)[name] for length in (first, end))
-            coverage += _coverage(view, name, low, high)
-            sizes.add(size)
+        entries = [entry for entry in view.mix.sources if entry.held_in == name]
+        size = sum(entry.sequences for entry in entries)
+        counts = [view.prefix_counts(length) for length in (first, end)]
+        for entry in entries:
+            low, high = (count[entry.name] for count in counts)
+            before = partial(view.before, entry.name) if entry.members else None
+            found = _coverage(view, entry.name, low, high)
+            coverage += [replace(one, before=before) for one in found]
             taken, epochs = taken + high - low, epochs + ((high - low) / size if size else 0)
+        if entries:
+            sizes.add(size)
     of = min(sizes) if len(sizes) == 1 else None
     return SourceReading(taken, of, None if sizes == {0} else epochs, tuple(coverage))
 

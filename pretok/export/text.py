@@ -80,6 +80,11 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
     if stage is not None and not 1 <= stage <= len(plan.stages):
         raise UsageError(f"{mix} has no stage {stage}; its stages are 1 to {len(plan.stages)}")
     quotas = plan.stages[(stage or 1) - 1]
+    if classes := [s.name for s, quota in zip(plan.sources, quotas, strict=True) if quota and s.members]:
+        raise UsageError(
+            f"{mix} weighs classes ({', '.join(classes)}), and this format takes whole files of a source: write the "
+            "mix as shards in its order (pretok mix --materialize) and export those, or export to nanogpt or litgpt"
+        )
     return {
         source.name: quota * plan.seq_len for source, quota in zip(plan.sources, quotas, strict=True) if quota
     }

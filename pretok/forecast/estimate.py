@@ -14,7 +14,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
+from typing import Literal
 
 from pretok.base.errors import UsageError
 from pretok.config import MixTable
@@ -126,6 +128,7 @@ class MixForecast:
 def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: float) -> MixForecast:
     """How often a mix would read each source, were the estimates exact. train: the share of the documents that is not
     kept for validation; a mix is of these."""
+    mix = _whole_sources(mix)
     asked = {name for stage in mix.all_stages for name in (stage.named or sources)}
     tokens = {name: sources[name].tokens for name in sorted(asked)}
     middle, *ends = (
@@ -136,7 +139,25 @@ def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: fl
             {name: int(train * min(interval.high, ENDLESS)) for name, interval in tokens.items()},
         )
     )
-    return MixForecast(*middle, sure=all(bool(problem) == bool(middle[2]) for _, _, problem in ends))
+    return MixForecast(
+        *middle, sure=not mix.classes and all(bool(problem) == bool(middle[2]) for _, _, problem in ends)
+    )
+
+
+def _whole_sources(mix: MixTable) -> MixTable:
+    """The same where a class counts as its source: what it holds is known when the mix is made, so nothing is sure."""
+
+    def whole(weights: dict[str, Fraction] | Literal["natural"]) -> dict[str, Fraction] | Literal["natural"]:
+        if weights == "natural":
+            return weights
+        found: dict[str, Fraction] = {}
+        for name, weight in weights.items():
+            source = mix.classes[name].split()[0] if name in mix.classes else name
+            found[source] = found.get(source, Fraction(0)) + weight
+        return found
+
+    stages = tuple(stage.model_copy(update={"weights": whole(stage.weights)}) for stage in mix.stages)
+    return mix.model_copy(update={"weights": whole(mix.weights), "stages": stages})
 
 
 def _try(mix: MixTable, tokens: Mapping[str, int]) -> tuple[int, dict[str, float], str]:

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.records import Count, Record, check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
+from pretok.read.kept import TYPES
 from pretok.shards.ledger import WINDOW
 from pretok.shards.manifest import Manifest, Shard
 
@@ -113,6 +114,11 @@ class Annotations:
     def columns(self) -> tuple[str, ...]:
         """Names of its columns, `NAME_matched` first."""
         return (matched_column(self.name), *(column.name for column in self.record.columns))
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """Name -> type of its columns."""
+        return {matched_column(self.name): pa.bool_()} | {c.name: TYPES[c.type] for c in self.record.columns}
 
     @property
     def files(self) -> dict[Path, JoinedPart | ListedRows]:

@@ -18,12 +18,15 @@ In this folder:
     quota.py        weights -> whole sequences by source
     mix_file.py     a mix and its file
     tapes.py        where the sequences of a source lie
+    members.py      which documents a class has, and where they lie
+    side_file.py    sealed arrays that belong to a mix, read a block at a time
     growth.py       sources that grow while they are read
     flat_tokens.py  many shards as one array of tokens
     loader.py       the part of each batch that a rank reads
     digests.py      what was read, as one number
     continued.py    a mix that goes on with another, and how long two mixes are the same
     segments.py     which positions of which stream the steps of a run read
+    classes.py      predicates over documents -> the side files of classes
     mix_job.py      the job: weights and a budget -> mix.json and its report
     materialize.py  a mix written as shards in its order
 """
@@ -32,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import chain
+from itertools import accumulate
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -47,8 +50,10 @@ from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.digests import data_hash, digest
 from pretok.stream.flat_tokens import FlatTokens
+from pretok.stream.members import ClassTape, DocumentStarts, Members
 from pretok.stream.mix_file import Mix, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
-from pretok.stream.tapes import Pieces, Tape, WholeSources
+from pretok.stream.side_file import FOLDER
+from pretok.stream.tapes import MixedTape, Pieces, Tape, WholeSources
 
 __all__ = ["View", "data_hash", "digest", "open", "same_until"]
 
@@ -103,7 +108,7 @@ def open(
     plan = load_mix(Path(mix))
     check_sources(plan, now, Path(mix))
     _check_seq_len(plan, seq_len, str(mix))
-    return View(now, plan)
+    return View(now, plan, folder=Path(mix).parent)
 
 
 def _open_materialized(
@@ -155,7 +160,9 @@ class View:
     It may be forked and pickled: every process opens its own files. One thread at a time.
     """
 
-    def __init__(self, manifest: Manifest, mix: Mix, materialized: bool = False) -> None:
+    def __init__(
+        self, manifest: Manifest, mix: Mix, materialized: bool = False, folder: Path | None = None
+    ) -> None:
         self.seq_len = mix.seq_len
         self.vocab_size = manifest.tokenizer.vocab_size
         self.eod_id = manifest.tokenizer.eod_id
@@ -167,16 +174,51 @@ class View:
         self.tokenizer: dict[str, Any] = to_json(manifest.tokenizer)
         self.materialized = materialized
         self._order = mix.order()
-        shards = manifest.shards if materialized else tuple(chain(*mixed_shards(mix, manifest)))
-        self._tokens = FlatTokens(shards, self.dtype, materialized)
+        # Classes share the documents of a source, whose tokens have one address each.
+        held = {} if materialized else mixed_shards(mix, manifest)
+        shards = [shard for some in held.values() for shard in some]
+        self._tokens = FlatTokens(manifest.shards if materialized else shards, self.dtype, materialized)
         # One address space for all sources, one after the other: a sequence lies inside its source.
-        bases = np.cumsum([0, *(source.tokens for source in mix.sources)], dtype=np.int64)[:-1]
+        sizes = [sum(shard.tokens for shard in some) for some in held.values()]
+        begins = dict(zip(held, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
+        bases = np.array([begins.get(source.held_in, 0) for source in mix.sources], np.int64)
         if materialized:  # the sequences are the documents, each with its target
             self._tape: Tape = WholeSources(bases[:1], self.seq_len + 1, self.seq_len + 1)
         else:
             self._tape = WholeSources(bases, self.seq_len, self.seq_len + 1)
+            self._held, self._bases = held, bases
+            self._starts = DocumentStarts(shards, self.dtype)
+            self._classes = self._open_classes(folder)
+            if self._classes:
+                self._tape = MixedTape(self._tape, self._classes, len(bases))
         self._ahead = Pieces(*[np.empty(0, np.int64)] * 4)  # of positions _ahead_start to _ahead_end - 1
         self._ahead_start = self._ahead_end = self._expected = 0
+
+    def _open_classes(self, folder: Path | None) -> dict[int, ClassTape]:
+        """The tape of each entry of the mix that is a class or a rest, by its number."""
+        found = {}
+        first = dict(zip(self._held, accumulate(map(len, self._held.values()), initial=0), strict=False))
+        for number, source in enumerate(self.mix.sources):
+            if not source.members:
+                continue
+            if folder is None:
+                raise UsageError(
+                    f"{source.name} is a class, whose side files lie beside its mix: name the mix"
+                )
+            side = folder / FOLDER
+            shards = self._held[source.held_in]
+            parts: list[Members] = []
+            for name in source.members:
+                seen = sum(part.shards for part in parts)
+                parts.append(Members(side, name, shards[seen:], first[source.held_in] + seen, self._starts))
+            found[number] = tape = ClassTape(parts, self.seq_len)
+            seen = sum(part.shards for part in parts)
+            if (tape.tokens, seen) != (source.tokens, len(shards)):
+                raise IntegrityError(
+                    f"{parts[0].path} has {tape.tokens} tokens in {seen} shards, the mix says {source.tokens} of "
+                    f"{source.name} in {len(shards)}: make the mix again with pretok mix"
+                )
+        return found
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.mix.sources)
@@ -255,6 +297,35 @@ class View:
                 found.append(np.column_stack([at, np.full_like(at, epoch), sequences])[at >= 0])
         rows = np.concatenate(found)
         return rows[np.argsort(rows[:, 0])]
+
+    def entries(self, source: str) -> tuple[str, ...]:
+        """What the mix takes of the documents of a source: the source by its name, or its classes and its rest."""
+        return tuple(entry.name for entry in self.mix.sources if entry.held_in == source)
+
+    def before(self, name: str, documents: Sequence[int] | Ints) -> Ints:
+        """(n,): how many tokens of what the mix calls `name` are before documents (n,) of its source, numbers in the
+        split in rising order. So document d lies in its tokens before(d) to before(d + 1) - 1; none where a class has
+        it not, and none where the source came to have it after the mix was made. UsageError for an unknown name."""
+        number = self._number(name)
+        shards = self._held[self.mix.sources[number].held_in]
+        ends = np.cumsum([shard.documents for shard in shards])
+        asked = np.minimum(_whole(documents), int(ends[-1]) if len(ends) else 0)
+        if number in self._classes:
+            return self._classes[number].before(asked)
+        found = np.full(len(asked), self.mix.sources[number].tokens)
+        inside = asked < (int(ends[-1]) if len(ends) else 0)
+        shard = np.searchsorted(ends, asked[inside], side="right")
+        first = list(self._held).index(self.mix.sources[number].held_in)
+        skipped = sum(len(some) for some in list(self._held.values())[:first])
+        begins = np.concatenate([[0], ends])[shard]
+        found[inside] = (
+            self._starts.read(shard + skipped, asked[inside] - begins, 0)[:, 0] - self._bases[number]
+        )
+        return found
+
+    def pieces(self, position: int) -> list[tuple[Path, int, int]]:
+        """(`.bin`, first token in it, tokens) of what one position reads, in its order."""
+        return self._tokens.parts(self._pieces(self._checked([position])))
 
     def cut(self, source: str, epoch: int, sequence: int = 0) -> int:
         """Where an epoch of a source begins: its sequence i holds the source's tokens cut + i * seq_len to

@@ -10,6 +10,7 @@ The shards may have grown since: the history of their manifest proves it.
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,29 @@ def _shards(mix: Mix) -> dict[str, int]:
     return {part.manifest: part.length for part in mix.earlier} | {mix.manifest: mix.length}
 
 
-def _stages(mix: Mix) -> list[list[tuple[str, int, int]]]:
-    """Name, tokens and quota of the sources of each stage, in the order that decides between equal times."""
-    return [
-        [
-            (source.name, tokens, quota)
-            for source, tokens, quota in zip(mix.sources, held, quotas, strict=False)
-            if quota
-        ]
-        for quotas, held in zip(mix.stages, mix.held, strict=True)
-    ]
+def _stages(mix: Mix) -> list[list[tuple[str, str | None, int, tuple[str, ...], int]]]:
+    """What each stage reads: name, source, tokens, side files and quota of its sources, in the order that decides
+    between equal times."""
+    now = Earlier(
+        mix.manifest,
+        mix.length,
+        tuple(source.tokens for source in mix.sources),
+        tuple(len(source.members) for source in mix.sources),
+    )
+    stages = []
+    for quotas, start in zip(mix.stages, accumulate(mix.lengths, initial=0), strict=False):
+        then = next((part for part in mix.earlier if start < part.length), now)
+        members = then.members or (0,) * len(then.tokens)
+        stages.append(
+            [
+                (source.name, source.of, tokens, source.members[:files], quota)
+                for source, tokens, files, quota in zip(
+                    mix.sources, then.tokens, members, quotas, strict=False
+                )
+                if quota
+            ]
+        )
+    return stages
 
 
 def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = None) -> Mix:
@@ -81,9 +95,12 @@ def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = Non
         earlier = mix.earlier
         if not earlier or earlier[-1].length < at:
             held = tuple(source.tokens for source in mix.sources)
-            earlier = (*earlier, Earlier(mix.manifest, at, held))
-        names = [source.name for source in mix.sources]
-        sources = mix_sources(manifest, mix.split, mix.seq_len, names, mix.cuts)
+            files = tuple(len(source.members) for source in mix.sources)
+            earlier = (*earlier, Earlier(mix.manifest, at, held, files if any(files) else ()))
+        # What was appended to a class is known when its condition is evaluated (`mix_job`).
+        whole = [source.name for source in mix.sources if not source.members]
+        now = {one.name: one for one in mix_sources(manifest, mix.split, mix.seq_len, whole, mix.cuts)}
+        sources = tuple(now.get(source.name, source) for source in mix.sources)
         mix = replace(mix, manifest=manifest.fingerprint, earlier=earlier, sources=sources)
     return mix
 

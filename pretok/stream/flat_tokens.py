@@ -35,19 +35,19 @@ ANNOUNCED = 64
 """Parts the kernel is told of before they are read."""
 
 
-class FlatTokens:
-    """The tokens of `shards`, one after the other. `limit`: how many files are open at most; the one read last stays.
+class OpenFiles:
+    """Descriptors of files that are opened when first asked for, by their number in `paths`.
 
-    sequential: whether addresses are read in order, so that the kernel may read ahead.
+    limit: how many are open at most; the one asked for last stays. sizes: bytes that each must have. sequential:
+    whether they are read in order, so that the kernel may read ahead.
     """
 
-    def __init__(self, shards: Sequence[Shard], dtype: np.dtype[Any], sequential: bool) -> None:
+    def __init__(self, paths: Sequence[Path], sizes: Sequence[int], sequential: bool) -> None:
         self._files = self._own_files()
         self.limit = _file_limit()
-        self._dtype = dtype
+        self.paths = paths
+        self._sizes = sizes
         self._sequential = sequential
-        self._paths = [shard.bin_path for shard in shards]
-        self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
 
     def __getstate__(self) -> dict[str, object]:
         return {key: value for key, value in self.__dict__.items() if key != "_files"}
@@ -56,16 +56,47 @@ class FlatTokens:
         self.__dict__.update(state, _files=self._own_files())
 
     def _own_files(self) -> OrderedDict[int, int]:
-        """Shard -> descriptor, the one used last at the end. They are closed with this object, or when the interpreter
+        """Number -> descriptor, the one used last at the end. They are closed with this object, or when the interpreter
         ends: before its modules are torn down, which `__del__` would not wait for."""
         files: OrderedDict[int, int] = OrderedDict()
         weakref.finalize(self, _close_all, files)
         return files
 
+    def get(self, number: int) -> int:
+        """The descriptor of a file. Raises IntegrityError."""
+        file = self._files.get(number)
+        if file is None:
+            return self._open(number)
+        self._files.move_to_end(number)
+        return file
+
+    def _open(self, number: int) -> int:
+        if len(self._files) >= self.limit:
+            os.close(self._files.popitem(last=False)[1])
+        path, expected = self.paths[number], self._sizes[number]
+        with reading(path):
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if (size := os.fstat(file).st_size) != expected:
+            os.close(file)
+            raise IntegrityError(f"{path} has {size} bytes, expected {expected}")
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL if self._sequential else os.POSIX_FADV_RANDOM)
+        self._files[number] = file
+        return file
+
+
+class FlatTokens:
+    """The tokens of `shards`, one after the other; sequential: whether addresses are read in order."""
+
+    def __init__(self, shards: Sequence[Shard], dtype: np.dtype[Any], sequential: bool) -> None:
+        self._sequential = sequential
+        sizes = [shard.tokens * dtype.itemsize for shard in shards]
+        self.files = OpenFiles([shard.bin_path for shard in shards], sizes, sequential)
+        self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
+
     def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:
         """Read pieces into `out`, sequences of tokens in the dtype of the shards. Raises IntegrityError."""
         parts = self._parts(pieces, out)
-        together = min(ANNOUNCED, self.limit)  # what is announced is still open when it is read
+        together = min(ANNOUNCED, self.files.limit)  # what is announced is still open when it is read
         for at in range(0, len(parts), together):
             group = parts[at : at + together]
             if not self._sequential and len(group) > 1:
@@ -75,7 +106,19 @@ class FlatTokens:
 
     def path(self, address: int) -> Path:
         """The shard that holds the token at an address."""
-        return self._paths[int(np.searchsorted(self._starts, address, side="right")) - 1]
+        return self.files.paths[int(np.searchsorted(self._starts, address, side="right")) - 1]
+
+    def parts(self, pieces: Pieces) -> list[tuple[Path, int, int]]:
+        """(file, first token in it, tokens) of pieces, in their order."""
+        found = []
+        for address, length in zip(pieces.address.tolist(), pieces.length.tolist(), strict=True):
+            at, end = address, address + length
+            while at < end:
+                shard = int(np.searchsorted(self._starts, at, side="right")) - 1
+                upto = min(end, int(self._starts[shard + 1]))
+                found.append((self.files.paths[shard], at - int(self._starts[shard]), upto - at))
+                at = upto
+        return found
 
     def _parts(self, pieces: Pieces, out: npt.NDArray[Any]) -> list[_Part]:
         """What to read into `out`, in the order of the shards: each is opened once, whatever the limit of files."""
@@ -99,42 +142,19 @@ class FlatTokens:
     def _announce(self, parts: Sequence[_Part]) -> None:
         """Let the kernel fetch all parts at once instead of one after the other as they are read."""
         for row, shard, offset in parts:
-            os.posix_fadvise(self._file(shard), offset * row.itemsize, row.nbytes, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(self.files.get(shard), offset * row.itemsize, row.nbytes, os.POSIX_FADV_WILLNEED)
 
     def _fill(self, row: npt.NDArray[Any], shard: int, offset: int) -> None:
         """Read tokens from `offset` of one shard on into `row`."""
-        file = self._file(shard)
+        file = self.files.get(shard)
         at = offset * row.itemsize
         rest = row.view(np.uint8).data
         while rest:  # pread may give less than asked for
             done = os.preadv(file, [rest], at)
             if not done:
-                raise IntegrityError(f"{self._paths[shard]} was cut while it was being read")
+                raise IntegrityError(f"{self.files.paths[shard]} was cut while it was being read")
             rest = rest[done:]
             at += done
-
-    def _file(self, shard: int) -> int:
-        file = self._files.get(shard)
-        if file is None:
-            return self._open(shard)
-        self._files.move_to_end(shard)
-        return file
-
-    def _open(self, shard: int) -> int:
-        if len(self._files) >= self.limit:
-            os.close(self._files.popitem(last=False)[1])
-        path = self._paths[shard]
-        tokens = int(self._starts[shard + 1] - self._starts[shard])
-        with reading(path):
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        if (size := os.fstat(file).st_size) != tokens * self._dtype.itemsize:
-            os.close(file)
-            raise IntegrityError(
-                f"{path} has {size} bytes, expected {tokens} tokens of {self._dtype.itemsize} bytes"
-            )
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL if self._sequential else os.POSIX_FADV_RANDOM)
-        self._files[shard] = file
-        return file
 
 
 def _close_all(files: OrderedDict[int, int]) -> None:

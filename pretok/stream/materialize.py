@@ -16,6 +16,7 @@ from __future__ import annotations
 import platform
 import shutil
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ from pretok.shards.manifest import (
 from pretok.shards.seal import side_files
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.stream import View
-from pretok.stream.mix_file import mix_json, parse_mix
+from pretok.stream.mix_file import mix_json, mixed_shards, parse_mix
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
 SHARD_BYTES = 1 << 30
@@ -120,7 +121,7 @@ def run_materialize(
         step.engine.choose(
             sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize
         )
-        read = [shard for source in view.mix.sources for shard in manifest.of(source.name, view.mix.split)]
+        read = list(chain(*mixed_shards(view.mix, manifest).values()))
         for _ in step.map(
             check_shard, read if todo else [], "shard", lambda shard: shard.prefix.name, kept=False
         ):

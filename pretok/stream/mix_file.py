@@ -8,12 +8,14 @@ file. numpy, msgspec and the standard library only.
     manifest    fingerprint of the shards it belongs to
     split, seq_len, seed
     cuts        "epoch": each epoch of a source is cut at another place; "fixed": all at its first token
-    sources     [{name, tokens, sequences}]    what the shards hold, in the order of quotas
+    sources     [{name, tokens, sequences}]    what the shards hold, in the order of quotas; {.., of, members} for a
+                                               class of the source `of` and for its rest: digests of the side files
+                                               beside mix.json that say which documents it has
     stages      [{quotas: [n, ...], length}]   sequences that each source gives; `length` only where the next stage
                                                begins after so many positions, before all quotas are given
     earlier     [{manifest, length, tokens}]   only where the shards have grown since a mix that this one goes on with:
                                                until that position each source held so many tokens; those that came
-                                               later are left out
+                                               later are left out; and `members`, how many side files of classes
     report      what follows from these (`mix_job.MixReport`), for people and other programs; outside of the fingerprint
 
 With fixed cuts a source of T tokens holds (T - 1) // seq_len sequences: sequence i is its tokens i * seq_len up to and
@@ -48,21 +50,32 @@ MAX_STAGES = 1 << 20
 """So many stages of fewer than `order.MAX_SEQUENCES` positions each stay within 64 bits."""
 
 
-class MixSource(Record, frozen=True):
-    """A source as a mix sees it: its tokens in the split, and how many sequences they make."""
+class MixSource(Record, frozen=True, omit_defaults=True):
+    """What a mix weighs: a source, a class or the rest of a source; its tokens in the split, how many sequences they
+    make. of: the source whose documents a class or a rest takes; members: digests of its side files
+    (`stream.members`), one for each generation of shards."""
 
     name: str
     tokens: Count
     sequences: Count
+    of: str | None = None
+    members: tuple[str, ...] = ()
+
+    @property
+    def held_in(self) -> str:
+        """The source whose documents it takes."""
+        return self.of or self.name
 
 
-class Earlier(Record, frozen=True):
+class Earlier(Record, frozen=True, omit_defaults=True):
     """The first `length` positions were planned for shards with this fingerprint, all of which the mix's own have;
-    tokens: of each source in them, as many of the sources as there were."""
+    tokens: of each source in them, as many of the sources as there were; members: how many side files each had, none
+    where no source had any."""
 
     manifest: str
     length: Count
     tokens: tuple[Count, ...]
+    members: tuple[Count, ...] = ()
 
 
 class Mix(Record, frozen=True, dict=True):
@@ -223,6 +236,8 @@ class Mix(Record, frozen=True, dict=True):
             if len(quotas) != len(self.sources) or min(quotas, default=0) < 0:
                 return f"a stage has {len(quotas)} quotas for {len(self.sources)} sources, or one below 0"
         for number, source in enumerate(self.sources):
+            if (source.of is None) != (not source.members):
+                return f"{source.name} is a class without members or without a source"
             if source.sequences != sequences(source.tokens, self.seq_len, self.cuts):
                 return f"source {source.name} has {source.tokens} tokens, not {source.sequences} sequences"
             if not source.sequences and any(quotas[number] for quotas in self.stages):
@@ -326,8 +341,9 @@ def possible(mix: Mix) -> Mix:
     return mix
 
 
-def mixed_shards(mix: Mix, manifest: Manifest) -> list[list[Shard]]:
-    """The shards of each source of a mix, as they were when it was made. MismatchError where they are others."""
+def mixed_shards(mix: Mix, manifest: Manifest) -> dict[str, list[Shard]]:
+    """The shards of each source whose documents a mix takes, as they were when it was made. MismatchError where they
+    are others."""
     shards = manifest.was(mix.manifest)
     if shards is None:
         raise MismatchError(
@@ -335,21 +351,23 @@ def mixed_shards(mix: Mix, manifest: Manifest) -> list[list[Shard]]:
             f"{manifest.fingerprint} and has not grown from those: name the shards it was made for, or make it again "
             "with pretok mix"
         )
-    found: dict[str, list[Shard]] = {source.name: [] for source in mix.sources}
+    found: dict[str, list[Shard]] = {source.held_in: [] for source in mix.sources}
     for shard in shards:
         if shard.split == mix.split and shard.source in found:
             found[shard.source].append(shard)
-    return list(found.values())
+    return found
 
 
 def check_sources(mix: Mix, manifest: Manifest, where: Path) -> None:
     """IntegrityError unless the sources of a mix are what its shards hold; MismatchError where these are others."""
     try:
-        shards = mixed_shards(mix, manifest)
+        held = mixed_shards(mix, manifest)
     except MismatchError as error:
         raise MismatchError(f"{where}: {error}") from None
-    for source, held in zip(mix.sources, shards, strict=True):
-        tokens = sum(shard.tokens for shard in held)
+    for source in mix.sources:
+        if source.members:  # its side files say what it holds: `View` compares
+            continue
+        tokens = sum(shard.tokens for shard in held[source.name])
         if tokens != source.tokens:
             raise IntegrityError(
                 f"{where}: the mix says that source {source.name} has {source.tokens} {mix.split} tokens, "

@@ -6,11 +6,13 @@ Input: a shards folder and a `MixRequest`. Output: mix.json (see `stream.mix_fil
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,15 +26,26 @@ from pretok.base.records import Count, Record, replace
 from pretok.base.units import listed
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import failures
-from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, write_mix
+from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, sequences, write_mix
 from pretok.stream.order import prefix_bound
 from pretok.stream.quota import most_that_fits, one_epoch, shares_of, stage_quotas
+from pretok.stream.side_file import FOLDER, SideFile
 
 if TYPE_CHECKING:
     from pretok.config import MixTable, StageTable
 
 SHOWN = 6
 """Sources that a line or the columns of a table name, the largest or most often read; each has a row of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """Sources by their classes: entries: of each source its classes and its rest; reports: of each class; notes: what
+    to tell of them."""
+
+    entries: dict[str, tuple[MixSource, ...]]
+    reports: dict[str, ClassReport]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,8 @@ class MixRequest:
     table: MixTable
     split: str = "train"
     after: Mix | None = None
+    made: dict[tuple[str, Path | None], Divided] = field(default_factory=dict, compare=False)
+    """Shards and folder -> the classes there: they are evaluated once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,15 @@ class StageReport(Record, frozen=True):
     prefix_bound_tokens: dict[str, float]
 
 
+class ClassReport(Record, frozen=True):
+    """A class as it was asked for, and what it holds."""
+
+    source: str
+    predicate: str
+    documents: Count
+    tokens: Count
+
+
 class SourceReport(Record, frozen=True):
     """What a mix takes of a source; of one that was appended to, epochs, repeated and unused are counted as if it had
     always held what it holds now. unused_tokens: whole sequences not drawn even once; tail_tokens: what an
@@ -83,7 +107,8 @@ class SourceReport(Record, frozen=True):
 
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What follows from a mix. left_out: tokens of sources without a place in it; notes: what --cap changed;
-    continued_at: sequences that are those of the mix it goes on with; failed: inputs that the shards lack."""
+    continued_at: sequences that are those of the mix it goes on with; classes: those made for it; failed:
+    inputs that the shards lack."""
 
     sequences: Count
     tokens: Count
@@ -92,6 +117,7 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     left_out: dict[str, Count]
     notes: tuple[str, ...]
     continued_at: Count | None = None
+    classes: dict[str, ClassReport] | None = None
     failed: tuple[Failure, ...]
 
     def _repr_html_(self) -> str:
@@ -108,11 +134,13 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     when it is another one, which a run may depend on.
     """
     refuse_another_mix(out, request)
-    now = load_manifest(shards)
+    now, folder = load_manifest(shards), out.parent / FOLDER
     # A mix that was made before the shards grew stays what was asked for.
     standing = out.exists() and request.after is None
     manifest = (now.as_of(load_mix(out).manifest) if standing else None) or now
-    mix, report = plan_mix(manifest, request)
+    mix, report = plan_mix(manifest, request, folder)
+    for digest in (digest for source in mix.sources for digest in source.members):
+        SideFile(folder, digest)  # of a mix that is continued they must be there
     if manifest is not now:
         told = f"{out} reads the shards as they were before they grew; pretok mix --continue {out} reads the rest too"
         report = replace(report, notes=(*report.notes, told))
@@ -153,28 +181,148 @@ def _another(out: Path, old: Mix, difference: str) -> MismatchError:
     )
 
 
-def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, MixReport]:
-    """The mix and its report. Raises UsageError for unknown sources, or budgets and weights that do not fit."""
-    sources = _sources(manifest, request)
-    table, cuts = request.table, _cuts(request)
+def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> tuple[Mix, MixReport]:
+    """The mix and its report. folder: where side files of classes go, None: nowhere. Raises UsageError for unknown
+    sources, or budgets and weights that do not fit."""
+    divided = _divided(manifest, request, folder)
+    sources = _sources(manifest, request, divided)
+    table, cuts = _weighed(request.table, sources), _cuts(request)
     empty = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, sources, ())
     start = empty if request.after is None else _with_sources(request.after, sources)
     drawn = [0] * len(sources) if request.after is None else start.order().spent(len(start))
     quotas = list(start.stages)
-    notes: list[str] = []
-    for stage in request.table.all_stages:
-        given, changed = stage_quotas(stage, request.table, sources, drawn)
+    notes = list(divided.notes)
+    for stage in table.all_stages:
+        given, changed = stage_quotas(stage, table, sources, drawn)
         drawn = [before + quota for before, quota in zip(drawn, given, strict=True)]
         quotas.append(tuple(given))
         notes += changed
     taken = (*start.taken, *map(sum, quotas[len(start.stages) :])) if start.taken else ()
     mix = possible(replace(start, stages=tuple(quotas), taken=taken))
-    chats = {source.name for source in mix.sources} & set(manifest.conversations)
+    chats = {source.held_in for source in mix.sources} & set(manifest.conversations)
     notes += [
         f"{name}: every token of its conversations is learned, whatever `learn` says"
         for name in sorted(chats)
     ]
-    return mix, _report(manifest, request, mix, notes)
+    return mix, replace(_report(manifest, request, table, mix, notes), classes=divided.reports or None)
+
+
+def _divided(manifest: Manifest, request: MixRequest, folder: Path | None) -> Divided:
+    """The classes that the mix asks for and does not have from the mix before. Raises UsageError."""
+    key = manifest.fingerprint, folder
+    divided = request.after is not None and any(source.members for source in request.after.sources)
+    if not request.table.classes and not divided:
+        return Divided({}, {}, ())
+    if key not in request.made:
+        with ExitStack() as held:
+            if folder is None:
+                folder = Path(held.enter_context(TemporaryDirectory(dir=manifest.folder.parent)))
+            held.enter_context(hold(folder, "mix"))
+            request.made[key] = _divide(manifest, request, folder)
+    return request.made[key]
+
+
+def _divide(manifest: Manifest, request: MixRequest, folder: Path) -> Divided:
+    from pretok.stream.classes import divide, parse_class
+
+    table, cuts = request.table, _cuts(request)
+    before = {entry.name: entry for entry in request.after.sources} if request.after else {}
+    wanted: dict[str, dict[str, str]] = {}
+    for name, text in table.classes.items():
+        asked = parse_class(name, text)
+        if asked.source not in manifest.sources or name in manifest.sources:
+            wrong = name if name in manifest.sources else asked.source
+            told = "is a source itself: give the class another name" if wrong == name else "is no source"
+            raise UsageError(f"class {name}: {wrong} {told}; there are {', '.join(manifest.sources)}")
+        if name in before:
+            if before[name].of != asked.source:
+                raise UsageError(
+                    f"class {name} is of {before[name].of} in the mix before, not of {asked.source}"
+                )
+            continue  # an old document keeps its class
+        if asked.source in {entry.held_in for entry in before.values()}:
+            raise UsageError(
+                f"class {name}: the mix before reads {asked.source} without it, and a mix that goes on keeps what it "
+                "calls so"
+            )
+        wanted.setdefault(asked.source, {})[name] = asked.predicate
+    entries = _grown(manifest, request, before, folder)
+    reports, notes = {}, []
+    for source, predicates in wanted.items():
+        made = divide(
+            manifest, request.split, source, predicates, folder, table.seq_len, cuts,
+            overlap=table.overlap, rest=table.rest,
+        )  # fmt: skip
+        entries[source] = made.entries
+        for entry in made.entries[:-1]:
+            reports[entry.name] = ClassReport(
+                source, predicates[entry.name], made.documents[entry.name], entry.tokens
+            )
+        if made.overlap:
+            notes.append(f"classes of {source} overlap: {made.overlap:,} tokens are in one more")
+        notes += [
+            f"{name} holds less than one sequence: {table.rest} takes its documents" for name in made.folded
+        ]
+    return Divided(entries, reports, tuple(notes))
+
+
+def _grown(
+    manifest: Manifest, request: MixRequest, before: Mapping[str, MixSource], folder: Path
+) -> dict[str, tuple[MixSource, ...]]:
+    """The parts of each source that was appended to since it was divided, with what belongs to them of that."""
+    from pretok.stream.classes import divide, parse_class
+
+    table, cuts = request.table, _cuts(request)
+    grown = {}
+    for source in dict.fromkeys(entry.held_in for entry in before.values() if entry.members):
+        parts = [entry for entry in before.values() if entry.held_in == source]
+        files = [SideFile(folder, digest) for digest in parts[0].members]
+        skip = sum(int(file.about["shards"]) for file in files)
+        if skip == len(manifest.of(source, request.split)):
+            continue
+        classes = [entry.name for entry in parts if entry.name != source]
+        if missing := [name for name in classes if name not in table.classes]:
+            raise UsageError(
+                f"{source} was appended to since the mix before: say again which documents are in "
+                f"{', '.join(missing)} (--class '{missing[0]}={source} where ...')"
+            )
+        made = divide(
+            manifest, request.split, source,
+            {name: parse_class(name, table.classes[name]).predicate for name in classes},
+            folder, table.seq_len, cuts, overlap=table.overlap, rest=table.rest, skip=skip,
+        )  # fmt: skip
+        new = {entry.name: entry for entry in made.entries}
+        if unread := sum(entry.tokens for name, entry in new.items() if name not in before):
+            raise UsageError(
+                f"{unread:,} tokens that were appended to {source} are in none of its classes, and the mix before has "
+                f"no rest of it: let a condition take them ({', '.join(classes)})"
+            )
+        grown[source] = tuple(_longer(entry, new[entry.name], table.seq_len, cuts) for entry in parts)
+    return grown
+
+
+def _longer(entry: MixSource, more: MixSource, seq_len: int, cuts: str) -> MixSource:
+    tokens = entry.tokens + more.tokens
+    return replace(
+        entry, tokens=tokens, sequences=sequences(tokens, seq_len, cuts), members=entry.members + more.members
+    )
+
+
+def _weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:
+    """The same where `repeat` is said by weights and tokens."""
+    if not table.repeat:
+        return table
+    if unknown := sorted(table.repeat.keys() - {source.name for source in sources}):
+        raise UsageError(
+            f"repeat names {', '.join(unknown)}, which the mix has not; there are "
+            f"{', '.join(source.name for source in sources)}"
+        )
+    read = {source.name: source.sequences * table.repeat.get(source.name, Fraction(1)) for source in sources}
+    total = sum(read.values(), Fraction(0))
+    if total < 1:
+        raise UsageError(f"the sources hold no sequence of {table.seq_len} + 1 tokens")
+    weights = {name: count / total for name, count in read.items()}
+    return table.model_copy(update={"weights": weights, "tokens": int(total) * table.seq_len})
 
 
 def _with_sources(mix: Mix, sources: tuple[MixSource, ...]) -> Mix:
@@ -190,21 +338,22 @@ def _given(mix: Mix) -> list[list[int]]:
     return [[b - a for a, b in zip(*ends, strict=True)] for ends in pairwise(counts)]
 
 
-def what_if(manifest: Manifest, request: MixRequest) -> list[WhatIf]:
+def what_if(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> list[WhatIf]:
     """The last stage with a quarter, half, twice and four times its budget, one epoch, and the most that fits."""
-    mix, _ = plan_mix(manifest, request)
-    last = request.table.all_stages[-1]
+    mix, _ = plan_mix(manifest, request, folder)
+    table = _weighed(request.table, mix.sources)
+    last = table.all_stages[-1]
     before = mix.order().spent(len(mix) - mix.lengths[-1])
     weights = shares_of(last, mix.sources, mix.seq_len)
     room = [
-        int(request.table.max_epochs * source.sequences) - drawn
+        int(table.max_epochs * source.sequences) - drawn
         for source, drawn in zip(mix.sources, before, strict=True)
     ]
     planned = sum(mix.stages[-1])
     lengths = {planned * 2**power // 4 for power in range(5)}
     lengths |= {one_epoch(weights, mix.sources, before), most_that_fits(weights, room)}
     return [
-        _what_if(mix, before, last.model_copy(update={"tokens": length * mix.seq_len}), request.table)
+        _what_if(mix, before, last.model_copy(update={"tokens": length * mix.seq_len}), table)
         for length in sorted(lengths - {0})
     ]
 
@@ -224,14 +373,29 @@ def _what_if(mix: Mix, before: Sequence[int], stage: StageTable, table: MixTable
     return WhatIf(sum(quotas) * mix.seq_len, epochs, bool(notes), problem)
 
 
-def _sources(manifest: Manifest, request: MixRequest) -> tuple[MixSource, ...]:
-    """The sources any stage names, sorted, behind those of the mix before; all of them when a stage is natural."""
+def _sources(manifest: Manifest, request: MixRequest, divided: Divided) -> tuple[MixSource, ...]:
+    """The sources and classes any stage names, sorted, behind those of the mix before; all of them when a stage is
+    natural. All parts of a source stand in a mix that reads one, so that a mix that goes on may read the others."""
+    before = {entry.name: entry for entry in request.after.sources} if request.after else {}
+    made = {entry.name: entry for entries in divided.entries.values() for entry in entries}
+    parts = {name: entry for name, entry in before.items() if entry.members} | made
+    in_parts = {entry.held_in for entry in parts.values()}
+    # A rest without a document is none, unless it is asked for.
+    held = {name for name, entry in parts.items() if entry.tokens}
     names: set[str] = set()
     for stage in request.table.all_stages:
-        names |= set(manifest.sources if stage.weights == "natural" else stage.weights)
-    first = [source.name for source in request.after.sources] if request.after else []
-    named = [*first, *sorted(names.difference(first))]
-    return mix_sources(manifest, request.split, request.table.seq_len, named, _cuts(request))
+        natural = held.union(manifest.sources.keys() - in_parts)
+        names |= natural if stage.weights == "natural" else stage.weights.keys()
+    if unknown := sorted(names - parts.keys() - (manifest.sources.keys() - in_parts)):
+        known = ", ".join(sorted({*parts, *manifest.sources} - (in_parts - parts.keys())))
+        raise UsageError(f"{manifest.folder} has no source or class {unknown[0]!r}; there are {known}")
+    read = {parts[name].held_in for name in names & parts.keys()}
+    names |= {name for name in held if parts[name].held_in in read}
+    named = [*before, *sorted(names - before.keys())]
+    plain = [name for name in named if name not in parts]
+    found = mix_sources(manifest, request.split, request.table.seq_len, plain, _cuts(request))
+    entries = parts | {entry.name: entry for entry in found}
+    return tuple(entries[name] for name in named)
 
 
 def _cuts(request: MixRequest) -> str:
@@ -239,10 +403,12 @@ def _cuts(request: MixRequest) -> str:
     return request.after.cuts if request.after else "epoch" if request.split == "train" else "fixed"
 
 
-def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str]) -> MixReport:
+def _report(
+    manifest: Manifest, request: MixRequest, table: MixTable, mix: Mix, notes: list[str]
+) -> MixReport:
     names = [source.name for source in mix.sources]
     given = _given(mix)
-    asked = [shares_of(stage, mix.sources, mix.seq_len) for stage in request.table.all_stages]
+    asked = [shares_of(stage, mix.sources, mix.seq_len) for stage in table.all_stages]
     kept = mix.stages[: -len(asked)]  # what was asked for of the mix before is not known any more
     stages = []
     for weights, quotas, counts in zip(
@@ -280,7 +446,7 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
         left_out={
             name: sum(shard.tokens for shard in manifest.of(name, mix.split))
             for name in manifest.sources
-            if name not in names
+            if name not in {source.held_in for source in mix.sources}
         },
         notes=tuple(notes),
         continued_at=len(request.after) if request.after else None,
@@ -288,8 +454,10 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
     )
 
 
-def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, console: Console) -> None:
-    """Show the stages, the sources, what is left out or was changed, and the what-if table."""
+def show_mix(
+    manifest: Manifest, request: MixRequest, report: MixReport, console: Console, folder: Path | None = None
+) -> None:
+    """Show the stages, the sources, what is left out or was changed, and the what-if table. folder: see `plan_mix`."""
     show_stages(manifest, report, console)
     columns = ("source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail")
     rows = [
@@ -303,7 +471,7 @@ def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, console
         for name, part in report.sources.items()
     ]
     console.show(table(f"{report.tokens:,} tokens in sequences of {request.table.seq_len}", columns, rows))
-    _show_what_if(manifest, request, report, console)
+    _show_what_if(manifest, request, report, console, folder)
 
 
 def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None:
@@ -327,9 +495,11 @@ def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None
         console.notice(sentence)
 
 
-def _show_what_if(manifest: Manifest, request: MixRequest, report: MixReport, console: Console) -> None:
+def _show_what_if(
+    manifest: Manifest, request: MixRequest, report: MixReport, console: Console, folder: Path | None
+) -> None:
     names = list(report.sources)
-    lines = what_if(manifest, request)
+    lines = what_if(manifest, request, folder)
     if len(names) > SHOWN:  # a column each would fit no terminal
         names = sorted(names, key=lambda name: -lines[-1].epochs[name])[:SHOWN]
     rows = [

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,15 @@ DIGIT = 21
 """Bits of one digit of long division: products of 20 + 21 + 21 bits stay in 63."""
 MAX_SEQUENCES = 1 << 2 * DIGIT - 2
 """A stage holds fewer sequences than this (1.1e12), so that nothing here leaves 64 bits."""
+
+
+class _Due(NamedTuple):
+    """Sources that fall due in units of time (n,): row, the unit, and source (all,), by unit and time; first (n,):
+    where those of each unit begin."""
+
+    row: Ints
+    source: Ints
+    first: Ints
 
 
 class Schedule:
@@ -49,9 +59,9 @@ class Schedule:
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """positions: (n,) in 0..length-1 -> source (n,) and k (n,): the position holds the source's k-th sequence."""
-        before, order, rank = self._unit_of(positions)
+        before, due, rank = self._unit_of(positions)
         rows = np.arange(len(positions))
-        source = order[rows, rank]
+        source = due.source[due.first[rows] + rank]
         return source, before[rows, source]
 
     def position(self, source: Ints, k: Ints) -> Ints:
@@ -62,8 +72,9 @@ class Schedule:
             middle = (low + high) >> 1
             enough = self._due(middle)[0][rows, source] > k
             low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
-        before, order = self._unit_ending(low)
-        positions: Ints = before.sum(axis=1) + np.argsort(order, axis=1)[rows, source]
+        before, due = self._unit_ending(low)
+        at = np.flatnonzero(due.source == source[due.row])  # one in each row
+        positions: Ints = before.sum(axis=1) + at - due.first
         return positions
 
     def first(self, length: int) -> Ints:
@@ -74,37 +85,45 @@ class Schedule:
         """lengths: (n,) in 0..length -> (n, sources): how many of the first `lengths` positions each source has."""
         if self.length == 0:
             return np.zeros((len(lengths), len(self.quotas)), np.int64)
-        before, order, rank = self._unit_of(np.minimum(lengths, self.length - 1))
-        ranks = np.argsort(order, axis=1)
-        counts: Ints = before + (ranks < rank[:, None])
+        counts, due, rank = self._unit_of(np.minimum(lengths, self.length - 1))
+        earlier = np.arange(len(due.row)) - due.first[due.row] < rank[due.row]
+        counts[due.row[earlier], due.source[earlier]] += 1
         counts[lengths == self.length] = self.quotas
         return counts
 
-    def _unit_of(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
-        """The unit of time each position falls in: before and order as in `_unit_ending`; rank (n,), the place of the
-        position in that order."""
-        before, order = self._unit_ending(self._end_of_unit(positions))
-        return before, order, positions - before.sum(axis=1)
+    def _unit_of(self, positions: Ints) -> tuple[Ints, _Due, Ints]:
+        """The unit of time each position falls in: before and what is due as in `_unit_ending`; rank (n,), the place of
+        the position among these."""
+        before, due = self._unit_ending(self._end_of_unit(positions))
+        return before, due, positions - before.sum(axis=1)
 
-    def _unit_ending(self, time: Ints) -> tuple[Ints, Ints]:
+    def _unit_ending(self, time: Ints) -> tuple[Ints, _Due]:
         """The unit of time that ends at each whole `time` (n,).
 
-        Returns before (n, sources), the counts where the unit starts; order (n, sources), the sources by time inside
-        the unit, those not due in it last.
+        Returns before (n, sources), the counts where the unit starts, and the sources that are due in it, by time: as a
+        rule one of all, so that none but these are put in order.
         """
         counts, remainder = self._due(time)
         # Source s was last due rho / (2 q_s) before `time`.
         rho = 2 * remainder + np.where(2 * remainder >= self.length, -self.length, self.length)
         inside = rho < 2 * self.quotas
-        late = _fraction(np.where(inside, rho, 0), np.maximum(2 * self.quotas, 1))
-        order = np.argsort(np.where(inside, -late, 1), axis=1, kind="stable")
-        return counts - inside, order
+        row, source = np.nonzero(inside)
+        late = _fraction(rho[row, source], 2 * self.quotas[source])
+        order = np.lexsort((source, -late, row))
+        row = row[order]
+        first = np.searchsorted(row, np.arange(len(time)))
+        return counts - inside, _Due(row, source[order], first)
 
     def _end_of_unit(self, positions: Ints) -> Ints:
         """The smallest whole time up to which more than `positions` sequences were due; (n,)."""
         sources = len(self.quotas)
         low = np.maximum(positions + 1 - (sources + 1) // 2, 1)
         high = np.minimum(positions + 1 + (sources + 1) // 2, self.length)
+        if len(positions) and (times := int(high.max() - low.min()) + 1) <= 2 * len(positions):
+            # Positions close together: all times between are looked at once.
+            every = np.arange(times) + low.min()
+            found: Ints = every[np.searchsorted(self._due(every)[0].sum(axis=1), positions, side="right")]
+            return found
         while (low < high).any():
             middle = (low + high) >> 1
             enough = self._due(middle)[0].sum(axis=1) > positions

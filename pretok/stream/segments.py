@@ -125,5 +125,6 @@ def open_segments(
                 f"{mix or segment.mix or manifest.folder} is {order.fingerprint} now: name the shards and the mix "
                 "of that run"
             )
-        views.append(View(manifest, order))
+        beside = moved or (None if segment.mix is None else Path(segment.mix))
+        views.append(View(manifest, order, folder=beside and beside.parent))
     return views

@@ -6,6 +6,7 @@ from which addresses the tokens of any sequence come. numpy and the standard lib
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -47,3 +48,32 @@ class WholeSources:
         rows = np.arange(len(number))
         address = self._bases[source] + cut + number * self._stride
         return Pieces(rows, np.zeros_like(rows), address, np.full_like(rows, self._length))
+
+
+class MixedTape:
+    """Sources of several kinds: `whole` has all but those in `others`, a tape for each by its number."""
+
+    def __init__(self, whole: Tape, others: Mapping[int, Tape], sources: int) -> None:
+        self._whole = whole
+        self._others = others
+        self._other: Ints = np.full(sources, -1)
+        self._other[list(others)] = list(others)
+
+    def pieces(self, source: Ints, cut: Ints, number: Ints) -> Pieces:
+        """See `Tape`."""
+        kind = self._other[source]
+        parts = []
+        for one in np.unique(kind).tolist():
+            rows = np.flatnonzero(kind == one)
+            tape = self._whole if one < 0 else self._others[one]
+            found = tape.pieces(source[rows], cut[rows], number[rows])
+            parts.append(found._replace(row=rows[found.row]))
+        return parts[0] if len(parts) == 1 else in_rows(parts)
+
+
+def in_rows(parts: Sequence[Pieces]) -> Pieces:
+    """Pieces of several kinds in the order of their rows and, in a row, of `parts`."""
+    empty = Pieces(*[np.empty(0, np.int64)] * 4)
+    whole = Pieces(*(np.concatenate(field) for field in zip(empty, *parts, strict=True)))
+    order = np.argsort(whole.row, kind="stable")
+    return Pieces(*(field[order] for field in whole))

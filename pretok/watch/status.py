@@ -24,6 +24,7 @@ from pretok.shards.manifest import Manifest, has_manifest, load_manifest, unit_w
 from pretok.shards.unfinished import unfinished
 from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import CONFIG, read_settings
+from pretok.stream.side_file import FOLDER, SideFile
 from pretok.watch.lines import SILENT_SECONDS
 
 TRIES, APART = 3, 0.1
@@ -222,6 +223,8 @@ def _mix(path: Path, shards: Path, job: LoggedJob | None) -> Iterator[StepStatus
         return
     try:
         mix = settled(lambda: load_mix(path))
+        for digest in {digest for source in mix.sources for digest in source.members}:
+            SideFile(path.parent / FOLDER, digest)
         manifest = settled(lambda: load_manifest(shards) if has_manifest(shards) else None)
     except PretokError as error:
         yield StepStatus("mix", FAILED, detail=str(error), next=_again(job, "make it again with pretok mix"))

@@ -21,6 +21,8 @@ TAKEN = sorted(
 NEEDS = {
     "vocab.eod": {"vocab.path": "x"},
     "vocab.bos": {"vocab.path": "x"},
+    "vocab.add": {"vocab.extend": "x"},
+    "vocab.replace": {"vocab.extend": "x"},
     "shards.reject_contaminated": {"shards.against": "x"},
 }
 MINIMAL = {"out": "w", "sources": {name: {"inputs": ["a"]} for name in ("it", "en")}}

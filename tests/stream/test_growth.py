@@ -161,7 +161,7 @@ def check_disclosed(shards: Path, mix: Path, view: View, texts: Documents) -> No
             if source == name:
                 start = view.cut(name, epoch, sequence) + sequence * view.seq_len
                 expected[start : start + view.seq_len] += 1
-        np.testing.assert_array_equal(reading.tokens(np.arange(len(expected) + 1)), expected)
+        np.testing.assert_array_equal(reading.tokens(np.arange(len(expected) + 1), 0), expected)
 
 
 def test_an_epoch_goes_on_over_what_was_appended(tmp_path: Path) -> None:

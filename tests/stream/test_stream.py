@@ -149,7 +149,7 @@ def test_each_shard_is_opened_once_for_a_batch(shards: Path, monkeypatch: pytest
     )
     for limit in (1, 2, 3, 64):
         view = pretok.stream.open(shards, seq_len=100)
-        view._tokens.limit = limit
+        view._tokens.files.limit = limit
         opened.clear()
         everything = view.batch(np.random.default_rng(0).permutation(len(view)))
         assert len(set(opened)) == len(opened) > 3
@@ -159,7 +159,7 @@ def test_each_shard_is_opened_once_for_a_batch(shards: Path, monkeypatch: pytest
 def test_files_are_closed_with_the_view(shards: Path) -> None:
     view = pretok.stream.open(shards, seq_len=4)
     view[:]
-    files = list(view._tokens._files.values())
+    files = list(view._tokens.files._files.values())
     assert files
     del view
     gc.collect()
@@ -217,10 +217,10 @@ def test_what_a_source_gives_has_an_end(shards: Path) -> None:
 
 def test_open_files_are_bounded(shards: Path) -> None:
     view, bounded = (pretok.stream.open(shards, seq_len=7) for _ in range(2))
-    bounded._tokens.limit = 1
+    bounded._tokens.files.limit = 1
     np.testing.assert_array_equal(bounded.batch(range(len(bounded))), view.batch(range(len(view))))
-    assert len(bounded._tokens._files) == 1
-    assert len(view._tokens._files) > 3
+    assert len(bounded._tokens.files._files) == 1
+    assert len(view._tokens.files._files) > 3
 
 
 def _sums(view: View, results: multiprocessing.queues.Queue[list[int]]) -> None:
@@ -243,7 +243,7 @@ def test_a_view_that_was_read_can_be_pickled(shards: Path) -> None:
     view = pretok.stream.open(shards, seq_len=7)
     expected = view.batch(range(len(view)))
     copy = pickle.loads(pickle.dumps(view))
-    assert not copy._tokens._files
+    assert not copy._tokens.files._files
     np.testing.assert_array_equal(copy.batch(range(len(view))), expected)
 
 
@@ -300,7 +300,7 @@ def test_a_shard_of_another_size_is_refused(tmp_path: Path) -> None:
     with (folder / "it" / "it-00000.bin").open("ab") as file:
         file.write(b"\0\0")
     for _ in range(2):
-        with pytest.raises(IntegrityError, match=r"it-00000\.bin has 104 bytes, expected 51 tokens"):
+        with pytest.raises(IntegrityError, match=r"it-00000\.bin has 104 bytes, expected 102"):
             view[0]
     (folder / "it" / "it-00000.bin").unlink()
     with pytest.raises(IntegrityError, match=r"cannot read .*it-00000\.bin: No such file"):

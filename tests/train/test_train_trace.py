@@ -128,7 +128,7 @@ def test_a_run_that_changed_data_and_batch_is_traced_and_counted_segment_by_segm
     assert (extent.sequences, extent.seq_len) == (len(read), None)
     for name, tokens in counts.items():
         bounds = np.arange(len(tokens) + 1)
-        assert extent.sources[name].tokens(bounds).tolist() == tokens.tolist()
+        assert extent.sources[name].tokens(bounds, 0).tolist() == tokens.tolist()
         assert extent.sources[name].sequences == sequences[name]
         assert extent.sources[name].epochs == pytest.approx(epochs[name])
 

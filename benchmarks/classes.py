@@ -1,0 +1,202 @@
+"""What classes cost: to make, to open, to read.
+
+    python -m benchmarks.classes [--folder DIR] [--documents 10000000] [--read 2000000]
+
+1. `divide` of `--documents` documents of simulated lengths into two classes and a rest, by quality and length: seconds.
+2. A mix of 20 classes of half the documents each over 3 trillion tokens in 3 billion documents of 3,000 shards, opened
+   in a fresh process: seconds and memory. Masks and shards are holes of sparse files, what is read to open is real;
+   the 20 classes share one side file, which each of them opens and reads by itself.
+3. Two classes of half the documents each, at random, of `--read` documents: microseconds for a random sequence, and
+   tokens a second of one process that reads forward, beside the same documents as one source. Tokens are holes of
+   sparse files of the true sizes, pointers and masks are real; all comes from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.stream import sparse
+from benchmarks.train_shards import bare_manifest
+from pretok.base.execute import peak_bytes
+from pretok.base.tokens import Ints
+from pretok.shards.format import index_bytes
+from pretok.shards.ledger import SCHEMA, WINDOW
+from pretok.shards.manifest import Manifest, Shard, load_manifest, write_manifest
+from pretok.stream.members import DENSE, KIND, WORD
+from pretok.stream.mix_file import Mix, MixSource, sequences, write_mix
+from pretok.stream.side_file import BLOCK, FOLDER, ROOM, SideFileWriter
+
+SEQ_LEN = 4096
+SHARD_DOCUMENTS = 1_000_000
+CLASSES = {"good": "quality >= 0.5 and tokens < 20000", "long": "quality >= 0.5 and tokens >= 20000"}
+HALVES = {"half": "quality >= 0.5"}
+QUALITY = pa.field("quality", pa.float32())
+
+
+def lengths_of(documents: int, seed: int) -> Ints:
+    """Log-normal, 1,000 tokens on average."""
+    drawn = np.random.default_rng(seed).lognormal(6.4, 1.0, documents)
+    return np.clip(drawn, 2, 1 << 20).astype(np.int64)
+
+
+def simulate(folder: Path, documents: int) -> Manifest:
+    """Shards of simulated documents: tokens are holes; indexes and ledgers with a quality are real."""
+    shards = []
+    for number, first in enumerate(range(0, documents, SHARD_DOCUMENTS)):
+        lengths = lengths_of(min(SHARD_DOCUMENTS, documents - first), number)
+        shard = shard_entry(folder, number, len(lengths), int(lengths.sum()))
+        sparse(shard.bin_path, shard.file_bytes)
+        shard.index_path.write_bytes(index_bytes(lengths.astype(np.int32), np.dtype("<u2")))
+        quality = np.random.default_rng(number).random(len(lengths), np.float32)
+        zeros = np.zeros(len(lengths), np.int64)
+        file = pa.array(["f"]).take(pa.array(zeros))
+        columns = [file, zeros, np.arange(len(lengths)), lengths, lengths * 4]
+        hashes = pa.array([b"0" * 16], SCHEMA.field("hash").type).take(pa.array(zeros))
+        arrays = [
+            pa.array(c).cast(f.type)
+            for c, f in zip([*columns, hashes, quality], [*SCHEMA, QUALITY], strict=True)
+        ]
+        pq.write_table(
+            pa.table(arrays, schema=SCHEMA.append(QUALITY)), shard.ledger_path, row_group_size=WINDOW
+        )
+        shards.append(shard)
+    write_manifest(folder, bare_manifest(50_000, shards))
+    return load_manifest(folder)
+
+
+def shard_entry(folder: Path, number: int, documents: int, tokens: int) -> Shard:
+    path = f"web/web-{number:05d}.bin"
+    return Shard(path, "web", "train", tokens, documents, 2 * tokens, 4 * tokens, "", "", folder)
+
+
+def mix_of(manifest: Manifest, entries: list[MixSource], length: int) -> Mix:
+    quotas = tuple(length // len(entries) for _ in entries)
+    return Mix(manifest.fingerprint, "train", SEQ_LEN, 0, "epoch", tuple(entries), (quotas,))
+
+
+def made(folder: Path, documents: int) -> None:
+    """Part 1."""
+    from pretok.stream.classes import divide
+
+    manifest = simulate(folder / "shards", documents)
+    began, used = time.perf_counter(), time.process_time()
+    entries = divide(
+        manifest, "train", "web", CLASSES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False, rest=None
+    ).entries
+    print(
+        f"made: {documents:,} documents into {', '.join(f'{e.name} {e.tokens:,}' for e in entries)} tokens in "
+        f"{time.perf_counter() - began:.1f} s, {time.process_time() - used:.1f} s of processor; peak "
+        f"{peak_bytes() / 2**20:.0f} MiB; side files "
+        f"{sum(path.stat().st_size for path in (folder / FOLDER).iterdir()) / documents:.3f} bytes a document"
+    )
+
+
+def opened(folder: Path) -> None:
+    """Part 2."""
+    tokens, documents, shards = 3 * 10**12, 3 * 10**9, 3000
+    entries = [shard_entry(folder, n, documents // shards, tokens // shards) for n in range(shards)]
+    write_manifest(folder / "shards", bare_manifest(50_000, entries))
+    groups = shards * -(-(documents // shards) // WORD)
+    blocks = -(-groups // (ROOM // DENSE.itemsize))
+    with SideFileWriter(folder / FOLDER, "half") as writer:
+        writer.append("groups", np.empty(0, DENSE))
+        # The masks are a hole: what a sequence reads of them is not measured here.
+        writer._arrays[-1] = ("groups", DENSE, groups)
+        writer._blocks = blocks
+        writer._file.file.seek(blocks * BLOCK)
+        writer.append("tokens", np.linspace(0, tokens // 2, blocks + 1).astype("<u8"))
+        about = {"kind": KIND, "form": "dense", "shards": shards, "documents": documents}
+        digest = writer.seal({**about, "members": documents // 2, "tokens": tokens // 2})
+    held = [
+        MixSource(f"class-{n:02d}", tokens // 2, sequences(tokens // 2, SEQ_LEN, "epoch"), "web", (digest,))
+        for n in range(20)
+    ]
+    manifest = load_manifest(folder / "shards")
+    write_mix(folder / "mix.json", mix_of(manifest, held, 10**8), {})
+    code = (
+        "import sys, time, json; began = time.perf_counter()\n"
+        "import pretok.stream\n"
+        "from pretok.base.execute import peak_bytes\n"
+        "loaded, before = time.perf_counter(), peak_bytes()\n"
+        "view = pretok.stream.open(sys.argv[1] + '/shards', sys.argv[1] + '/mix.json')\n"
+        "print(json.dumps([loaded - began, time.perf_counter() - loaded, before, peak_bytes()]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+    )
+    load, seconds, before, peak = json.loads(done.stdout)
+    size = blocks * BLOCK / 1e9
+    print(
+        f"opened: 20 classes of {size:.2f} GB each over 3,000 shards in {seconds:.2f} s after {load:.2f} s of imports; "
+        f"peak {peak / 2**20:.0f} MiB, {(peak - before) / 2**20:.0f} of them by opening"
+    )
+
+
+def read(folder: Path, documents: int) -> None:
+    """Part 3."""
+    import pretok.stream
+    from pretok.stream.classes import divide
+
+    manifest = simulate(folder / "shards", documents)
+    entries = divide(
+        manifest, "train", "web", HALVES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False, rest=None
+    ).entries
+    length = min(100_000, 2 * min(entry.sequences for entry in entries))
+    write_mix(folder / "mix.json", mix_of(manifest, list(entries), length), {})
+    whole = mix_of(manifest, [MixSource("web", *_sizes(manifest))], length)
+    write_mix(folder / "whole.json", whole, {})
+    for name in ("mix.json", "whole.json", "mix.json", "whole.json"):
+        view = pretok.stream.open(folder / "shards", folder / name)
+        positions = np.random.default_rng(1).integers(0, len(view), 1000).tolist()
+        times = []
+        for position in positions:
+            began = time.perf_counter()
+            view[position]
+            times.append(time.perf_counter() - began)
+        view = pretok.stream.open(folder / "shards", folder / name)
+        began, used = time.perf_counter(), time.process_time()
+        for first in range(0, len(view) - 63, 64):
+            view.batch(range(first, first + 64), view.dtype)
+        count = (len(view) // 64) * 64 * SEQ_LEN
+        seconds, processor = time.perf_counter() - began, time.process_time() - used
+        pieces = len(view._locate(np.arange(1024)).row) / 1024
+        what = "two classes" if name == "mix.json" else "one source"
+        print(
+            f"read {what}: a random sequence {np.median(times) * 1e6:.0f} us, forward {count / seconds / 1e6:.0f} M "
+            f"tokens/s ({count / processor / 1e6:.0f} a second of processor); {pieces:.1f} pieces a sequence"
+        )
+
+
+def _sizes(manifest: Manifest) -> tuple[int, int]:
+    tokens = manifest.totals.tokens
+    return tokens, sequences(tokens, SEQ_LEN, "epoch")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="where to work; a new folder below the system's by default"
+    )
+    parser.add_argument("--documents", type=int, default=10_000_000)
+    parser.add_argument("--read", type=int, default=2_000_000)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder) as work:
+        opened(Path(work) / "open")
+        read(Path(work) / "read", args.read)
+        made(Path(work) / "make", args.documents)
+
+
+if __name__ == "__main__":
+    main()

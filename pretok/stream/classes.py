@@ -1,0 +1,279 @@
+"""Classes: predicates over what is known of documents -> side files that say which documents each class has.
+
+Input: a manifest, a source, and its classes as SQL expressions over the columns of `docs` (`pretok query`): the ledger
+and what `pretok annotate` joined. Output: the entries of a mix for these classes and for the rest of the source, whose
+side files (`stream.members`) are written; nothing reads a ledger after that.
+
+DuckDB evaluates the expressions on a window of 65,536 documents at a time, on one core in its share of the memory, and
+reaches no file. An expression is of one document: it may not ask for others, the time or a random number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.records import replace
+from pretok.base.sql import database, errors
+from pretok.base.storage import remove_leftovers
+from pretok.shards.annotations import open_annotations
+from pretok.shards.documents import OF_SHARD, scan
+from pretok.shards.ledger import SCHEMA, ledger_schema
+from pretok.shards.manifest import Manifest, Shard
+from pretok.stream.members import MembersWriter
+from pretok.stream.mix_file import MixSource, sequences
+
+NOT_PLAIN = {"SUBQUERY": "another query", "WINDOW": "other documents"}
+"""Kinds of expressions that are not of one document."""
+SCRATCH = 1 << 30
+"""Bytes that DuckDB may put beside the side files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """A class as it is asked for: the documents of `source` for which the SQL expression `predicate` is true."""
+
+    source: str
+    predicate: str
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a source was divided into. entries: its classes and, last, its rest, under the name of the source;
+    documents: of each; overlap: tokens that several classes have; folded: classes that were too small."""
+
+    entries: tuple[MixSource, ...]
+    documents: dict[str, int]
+    overlap: int
+    folded: tuple[str, ...] = ()
+
+
+def parse_class(name: str, text: str) -> Class:
+    """`it where quality >= 0.8` -> a class. Raises UsageError."""
+    found = re.fullmatch(r"\s*(\S+)\s+where\s+(.*\S)\s*", text, re.IGNORECASE | re.DOTALL)
+    if found is None:
+        raise UsageError(
+            f"cannot read the class {name} = {text!r}; write SOURCE where CONDITION, as in it where quality >= 0.8"
+        )
+    return Class(found[1], found[2])
+
+
+def divide(
+    manifest: Manifest,
+    split: str,
+    source: str,
+    predicates: Mapping[str, str],
+    folder: Path,
+    seq_len: int,
+    cuts: str,
+    *,
+    overlap: bool,
+    rest: str | None,
+    skip: int = 0,
+) -> Made:
+    """Divide the documents of a source's split into classes; their side files go to `folder`.
+
+    rest: the class, or the source for its rest, that takes what is in a class of less than one sequence; skip: how many
+    shards are divided already, behind which others were appended, of whatever size.
+
+    Raises UsageError (a predicate that cannot be evaluated, classes that overlap or hold less than a sequence),
+    MismatchError (annotations of other documents), IntegrityError (a ledger that is missing or damaged).
+    """
+    wanted = dict(predicates)
+    folded: list[str] = []
+    while True:
+        made = _written(manifest, split, source, wanted, folder, seq_len, cuts, overlap, skip)
+        small = [entry for entry in made.entries if entry.name != source and not entry.sequences]
+        if skip or not small:
+            return Made(made.entries, made.documents, made.overlap, tuple(folded))
+        names = [entry.name for entry in small]
+        if rest is None or rest in names or rest not in (*wanted, source):
+            told = ", ".join(
+                f"{entry.name} has {made.documents[entry.name]:,} documents of {entry.tokens:,} tokens"
+                for entry in small
+            )
+            raise UsageError(
+                f"{told}, not one sequence of {seq_len} + 1: change the condition ({wanted[names[0]]}), or name with "
+                f"--rest the class that takes such documents, {source} for its rest"
+            )
+        for name in names:
+            if rest != source:
+                wanted[rest] = f"({wanted[rest]}\n) or coalesce(({wanted[name]}\n), false)"
+            del wanted[name]
+        folded += names
+
+
+def _written(
+    manifest: Manifest,
+    split: str,
+    source: str,
+    predicates: Mapping[str, str],
+    folder: Path,
+    seq_len: int,
+    cuts: str,
+    overlap: bool,
+    skip: int,
+) -> Made:
+    """The classes as they are asked for; they are written where each has a sequence."""
+    shards = tuple(
+        (shard, before)
+        for shard, before in manifest.numbered
+        if (shard.source, shard.split) == (source, split)
+    )[skip:]
+    documents = sum(shard.documents for shard, _ in shards)
+    names = [*predicates, source]
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
+    several = np.zeros(len(names), np.bool_)
+    twice = 0
+    with ExitStack() as held:
+        writers = [held.enter_context(MembersWriter(folder, f"{n}", documents)) for n in range(len(names))]
+        connection = held.enter_context(database(folder / ".duckdb", 1, SCRATCH))
+        for chosen, lengths in _evaluated(connection, manifest, shards, predicates):
+            counts = chosen.sum(axis=0)
+            for writer, mask in zip(writers, (*chosen, counts == 0), strict=True):
+                writer.append(mask, lengths)
+            if len(again := np.flatnonzero(counts > 1)):
+                several[:-1] |= chosen[:, again].any(axis=1)
+                twice += int(((counts[again] - 1) * lengths[again]).sum())
+        if twice and not overlap:
+            who = " and ".join(name for name, one in zip(names, several, strict=True) if one)
+            raise UsageError(
+                f"{who} overlap: they have {twice:,} tokens of {source} in common, which each of them would read; "
+                "write conditions that exclude each other, or allow it with overlap = true (--overlap)"
+            )
+        entries = [
+            MixSource(name, writer.tokens, sequences(writer.tokens, seq_len, cuts), source)
+            for name, writer in zip(names, writers, strict=True)
+        ]
+        if skip or all(entry.sequences for entry in entries[:-1]):  # else nothing is left behind
+            entries = [
+                replace(entry, members=(writer.seal(len(shards)),))
+                for entry, writer in zip(entries, writers, strict=True)
+            ]
+    held_by = {name: writer.members for name, writer in zip(names, writers, strict=True)}
+    return Made(tuple(entries), held_by, twice)
+
+
+def _evaluated(
+    connection: Any, manifest: Manifest, shards: Sequence[tuple[Shard, int]], predicates: Mapping[str, str]
+) -> Any:
+    """(which class has each document: (classes, n) bool, tokens of each: (n,)), a window at a time."""
+    import pyarrow as pa
+
+    joined = open_annotations(manifest)
+    schemas = [SCHEMA, *(ledger_schema(shard.ledger_path) for shard, _ in shards)]
+    schema = pa.unify_schemas(schemas, promote_options="permissive")
+    types = {name: schema.field(name).type for name in schema.names}
+    types |= dict.fromkeys(OF_SHARD, pa.string()) | dict.fromkeys(("doc", "position"), pa.int64())
+    for one in joined:
+        types |= one.types
+    text = "\n".join(predicates.values()).lower()
+    columns = [
+        "tokens",
+        *(name for name in types if name != "tokens" and name.lower() in text.replace('""', '"')),
+    ]
+    empty = pa.table({name: pa.array([], types[name]) for name in types})
+    hashed = " REPLACE (lower(hex(hash)) AS hash)"
+    with errors():
+        connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+    _check(connection, empty, predicates, f"(SELECT *{hashed} FROM rows)", sorted(types))
+    row = '"pretok:row"'
+    wanted = ", ".join(f"coalesce(({p}\n), false) AS c{n}" for n, p in enumerate(predicates.values()))
+    query = f"SELECT {wanted} FROM (SELECT *{hashed if 'hash' in columns else ''} FROM rows) ORDER BY {row}"
+    seen: dict[str, int] = {}
+    for shard, _, batch in scan(manifest, columns, shards, joined):
+        arrays = [array.cast(types[name]) for name, array in zip(columns, batch.columns, strict=True)]
+        table = pa.table([*arrays, pa.array(np.arange(len(batch)))], names=[*columns, "pretok:row"])
+        chosen = _run(connection, table, query, predicates)
+        lengths = np.asarray(batch["tokens"]).astype(np.int64)
+        seen[shard.path] = seen.get(shard.path, 0) + int(lengths.sum())
+        yield chosen, lengths
+    for shard, _ in shards:
+        if seen.get(shard.path, 0) != shard.tokens:
+            raise IntegrityError(
+                f"{shard.ledger_path} tells of {seen.get(shard.path, 0)} tokens, its shard has {shard.tokens}; run "
+                "pretok verify"
+            )
+
+
+def _run(connection: Any, table: Any, query: str, predicates: Mapping[str, str]) -> npt.NDArray[np.bool_]:
+    """(classes, n): what the query says of each row."""
+    import duckdb
+
+    connection.register("rows", table)
+    try:
+        with errors():
+            found = connection.execute(query).fetchnumpy()
+    except duckdb.OutOfMemoryException:
+        raise
+    except duckdb.Error as error:
+        raise UsageError(f"{_asked(predicates)}: {error}") from None
+    finally:
+        connection.unregister("rows")
+    return np.array([np.asarray(column, np.bool_) for column in found.values()])
+
+
+def _check(
+    connection: Any, empty: Any, predicates: Mapping[str, str], rows: str, columns: Sequence[str]
+) -> None:
+    """UsageError for what is no condition on the columns of one document."""
+    import duckdb
+
+    connection.register("rows", empty)
+    unsteady = (
+        "SELECT DISTINCT function_name FROM duckdb_functions() "
+        "WHERE stability <> 'CONSISTENT' OR function_type = 'aggregate'"
+    )
+    with errors():
+        changing = {name for (name,) in connection.execute(unsteady).fetchall()}
+    for name, predicate in predicates.items():
+        query = f"SELECT ({predicate}\n) FROM {rows}"
+        try:
+            with errors():
+                tree = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()[0][0]
+                kinds, called = _used(tree)
+                wrong = [told for kind, told in NOT_PLAIN.items() if kind in kinds]
+                if wrong := [*wrong, *sorted(called & changing)]:
+                    raise UsageError(
+                        f"class {name}: {predicate!r} asks for {wrong[0]}; a class is told document by document"
+                    )
+                kind = connection.execute(f"DESCRIBE {query}").fetchall()[0][1]
+        except (duckdb.Error, ValueError) as error:
+            raise UsageError(f"class {name}: {error}\nthe columns are {', '.join(columns)}") from None
+        if kind != "BOOLEAN":
+            raise UsageError(f"class {name}: {predicate!r} is {kind}, not a condition that is true or false")
+    connection.unregister("rows")
+
+
+def _used(tree: str) -> tuple[set[str], set[str]]:
+    """Kinds of expressions and names of functions in what DuckDB reads of a query. ValueError where it cannot."""
+    read = json.loads(tree)
+    if read.get("error"):
+        raise ValueError(read.get("error_message"))
+    if len(read["statements"]) != 1:
+        raise ValueError("it is several statements")
+    found: tuple[set[str], set[str]] = set(), set()
+    left = [read]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            found[0].add(str(one.get("class")))
+            found[1].add(str(one.get("function_name")))
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return found
+
+
+def _asked(predicates: Mapping[str, str]) -> str:
+    return ", ".join(f"class {name} where {predicate}" for name, predicate in predicates.items())

@@ -1,0 +1,483 @@
+"""A mix of classes reads what a plain list of their documents says, and the readers find each document again."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import shutil
+from collections import defaultdict
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from mixing import request, write_segment
+from support import EOD, make_shards
+
+import pretok.stream
+from pretok.audit.trace import Traced, passages, readings
+from pretok.base.console import Silent
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.execute import Engine
+from pretok.base.records import replace
+from pretok.cli import run_command
+from pretok.disclosure.read import read_mix
+from pretok.shards.ledger import SCHEMA
+from pretok.shards.manifest import load_manifest
+from pretok.stream import same_until
+from pretok.stream.continued import beginning
+from pretok.stream.materialize import run_materialize
+from pretok.stream.mix_file import load_mix
+from pretok.stream.mix_job import MixRequest, run_mix
+from pretok.stream.segments import open_segments, written_segments
+from pretok.stream.side_file import FOLDER
+
+CLASSES = {
+    "good": "it where quality >= 7",
+    "middle": "it where quality >= 3 and quality < 7 and tokens > 4",
+    "short": "en where tokens <= 6",
+}
+Documents = dict[str, list[list[int]]]
+
+
+def make(
+    folder: Path, lengths: dict[str, list[int]], seed: int
+) -> tuple[Path, Documents, dict[str, list[int | None]]]:
+    """Shards with ledgers; every token says which document it is of. quality: of each document, None now and then."""
+    rng = np.random.default_rng(seed)
+    documents, quality, number = {}, {}, 1
+    for source, some in lengths.items():
+        documents[source] = [[number + n] * length for n, length in enumerate(some)]
+        quality[source] = [None if n == 9 else int(n) for n in rng.integers(0, 10, len(some))]
+        number += len(some)
+    make_shards(
+        folder / "shards", documents, documents_per_shard=int(rng.integers(1, 200)), vocab_size=60_000
+    )
+    write_ledgers(folder / "shards", quality)
+    return folder / "shards", documents, quality
+
+
+def write_ledgers(shards: Path, quality: dict[str, list[int | None]]) -> None:
+    manifest = load_manifest(shards)
+    for shard, before in manifest.numbered:
+        rows = quality[shard.source][before : before + shard.documents]
+        tokens = np.diff(shard.open().offsets)
+        columns = (
+            ["f"] * len(rows),
+            [0] * len(rows),
+            range(len(rows)),
+            tokens,
+            tokens * 4,
+            [b"0" * 16] * len(rows),
+        )
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        table = pa.table(
+            [*arrays, pa.array(rows, pa.int64())], schema=SCHEMA.append(pa.field("quality", pa.int64()))
+        )
+        pq.write_table(table, shard.ledger_path)
+
+
+def members(documents: Documents, quality: dict[str, list[int | None]]) -> dict[str, list[tuple[str, int]]]:
+    """Name of a class or rest -> its documents: CLASSES written plainly."""
+    found = defaultdict(list)
+    for source, some in documents.items():
+        for number, document in enumerate(some):
+            q, tokens = quality[source][number], len(document) + 1
+            good = source == "it" and q is not None and q >= 7
+            middle = source == "it" and q is not None and 3 <= q < 7 and tokens > 4
+            short = source == "en" and tokens <= 6
+            name = "good" if good else "middle" if middle else "short" if short else source
+            found[name].append((source, number))
+    return found
+
+
+LENGTHS = {"en": [1, 4, 90, 2, 5, 40, 3] * 40, "it": [30, 1, 0, 5, 25, 33, 4, 6, 12] * 40}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Documents, dict[str, list[int | None]]]:
+    return make(tmp_path_factory.mktemp("classes"), LENGTHS, 1)
+
+
+def check(mix: Path, documents: Documents, held: dict[str, list[tuple[str, int]]]) -> None:
+    """Every position against the concatenation of the documents of its class."""
+    view = pretok.stream.open(mix.parent / "shards", mix)
+    tapes = {
+        name: np.array([t for source, number in some for t in (*documents[source][number], EOD)])
+        for name, some in held.items()
+    }
+    assert {entry.name: entry.tokens for entry in view.mix.sources} == {
+        entry.name: len(tapes.get(entry.name, ())) for entry in view.mix.sources
+    }
+    batch = view.batch(np.random.default_rng(0).permutation(len(view)))
+    batch = batch[np.argsort(np.random.default_rng(0).permutation(len(view)))]
+    seen: dict[tuple[str, int], set[int]] = defaultdict(set)
+    counts = dict.fromkeys(view.prefix_counts(0), 0)
+    for position in range(len(view)):
+        name, epoch, number = view.origin(position)
+        first = view.cut(name, epoch, number) + number * view.seq_len
+        expected = tapes[name][first : first + view.seq_len + 1].tolist()
+        assert view[position].tolist() == expected == batch[position].tolist()
+        assert number not in seen[name, epoch], "a sequence twice in an epoch"
+        seen[name, epoch].add(number)
+        assert view.prefix_counts(position) == counts
+        counts[name] += 1
+    sizes = {entry.name: entry.sequences for entry in view.mix.sources}
+    for name, epoch in seen:
+        if (name, epoch + 1) in seen and not view.mix.earlier:
+            assert len(seen[name, epoch]) == sizes[name], "an epoch begins before the one before it ends"
+
+
+@given(
+    documents=st.integers(30, 400),
+    longest=st.integers(1, 60),
+    weights=st.lists(st.integers(0, 5), min_size=5, max_size=5).filter(any),
+    seq_len=st.integers(1, 40),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=8, deadline=None, phases=[Phase.generate])
+def test_any_mix_of_classes_reads_their_documents_in_a_row(
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: int,
+    longest: int,
+    weights: list[int],
+    seq_len: int,
+    seed: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    lengths = {
+        name: np.random.default_rng(seed).integers(0, longest, documents).tolist() for name in ("en", "it")
+    }
+    shards, texts, quality = make(folder, lengths, seed)
+    held = members(texts, quality)
+    names = ["good", "middle", "short", "en", "it"]
+    tokens = {name: sum(len(texts[s][n]) + 1 for s, n in held[name]) for name in names}
+    if min(tokens.values()) < 2 * seq_len + 2:  # what is said of these stands in another test
+        return
+    total = sum(weights)
+    stage = f"{50 * seq_len}:" + ",".join(
+        f"{n}={w}/{total}" for n, w in zip(names, weights, strict=True) if w
+    )
+    wish = request(stage, seq_len=seq_len, seed=seed, max_epochs=999, classes=CLASSES)
+    report = run_mix(shards, folder / "mix.json", wish)
+    check(folder / "mix.json", texts, held)
+    view = pretok.stream.open(shards, folder / "mix.json")
+    for length in range(len(view) + 1):
+        for name, given_ in view.prefix_counts(length).items():
+            bound = report.stages[0].prefix_bound_tokens[name] / seq_len
+            assert abs(given_ - length * report.stages[0].shares[name]) <= bound + 1e-9
+    assert {name: one.documents for name, one in (report.classes or {}).items()} == {
+        name: len(held[name]) for name in CLASSES
+    }
+
+
+def test_every_document_is_found_where_it_is_read(
+    made: tuple[Path, Documents, dict[str, list[int | None]]],
+) -> None:
+    shards, documents, _ = made
+    path = shards.parent / "found.json"
+    wish = request("9000:good=0.4,it=0.2,short=0.3,en=0.1", seq_len=16, max_epochs=99, classes=CLASSES)
+    run_mix(shards, path, wish)
+    view, manifest = pretok.stream.open(shards, path), load_manifest(shards)
+    traced = Traced(view, manifest)
+    expected: dict[int, dict[int, int]] = defaultdict(dict)
+    for position in range(len(view)):
+        ids, counts = np.unique(view[position], return_counts=True)
+        expected[position] = dict(zip(ids.tolist(), counts.tolist(), strict=True))
+        back: dict[int, int] = defaultdict(int)
+        for passage in passages(traced, position):
+            tokens = [*documents[passage.source][passage.document], EOD]
+            for token in tokens[passage.first : passage.first + passage.tokens]:
+                back[token] += 1
+        assert back == expected[position]
+    inputs = np.bincount(np.concatenate([view[p][:-1] for p in range(len(view))]), minlength=60_000)
+    reading = read_mix(manifest, path).sources
+    for source, some in documents.items():
+        assert view.entries(source) == tuple(sorted(view.entries(source)))
+        bounds = np.cumsum([0, *(len(document) + 1 for document in some)])
+        disclosed = reading[source].tokens(bounds, 0)
+        for number, document in enumerate(some[:60]):
+            found = {
+                r.position: min(r.first + r.tokens, len(document)) - r.first
+                for r in readings(traced, source, "train", number)
+                if r.first < len(document)
+            }
+            assert found == {p: c[document[0]] for p, c in expected.items() if document and document[0] in c}
+            if document:
+                assert 0 <= disclosed[number] - inputs[document[0]] <= inputs[EOD]
+        assert reading[source].sequences == sum(
+            view.prefix_counts(len(view))[n] for n in view.entries(source)
+        )
+    assert sum(
+        reading[s].tokens(np.cumsum([0, *(len(d) + 1 for d in documents[s])]), 0).sum() for s in documents
+    ) == (len(view) * 16)
+
+
+def test_other_members_are_another_stream(
+    made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path
+) -> None:
+    shards, *_ = made
+    wish = request("1600:good=1", seq_len=16, classes=CLASSES)
+    run_mix(shards, tmp_path / "mix.json", wish)
+    run_mix(shards, tmp_path / "mix.json", request("1600:good=1", seq_len=16, classes=CLASSES))
+    run_mix(
+        shards,
+        tmp_path / "swapped.json",
+        request("1600:good=1", seq_len=16, classes={"good": "it where quality < 3"}),
+    )
+    one, other = (load_mix(tmp_path / name) for name in ("mix.json", "swapped.json"))
+    assert same_until(one, other) == 0
+    entry = one.sources[0]
+    like = replace(one, sources=(replace(entry, members=("0" * 32,)), *one.sources[1:]))
+    assert same_until(one, like) == 0 != same_until(one, load_mix(tmp_path / "mix.json"))
+
+
+def test_a_mix_that_goes_on_keeps_its_classes(
+    made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path
+) -> None:
+    shards, documents, quality = made
+    path = shards.parent / "before.json"
+    run_mix(shards, path, request("1600:good=1", seq_len=16, max_epochs=99, classes=CLASSES))
+    write_ledgers(shards, {name: [0] * len(some) for name, some in documents.items()})
+    try:
+        after = beginning(load_manifest(shards), path, 40)
+        wish = request(
+            "3200:good=0.8,it=0.1,en=0.1",
+            seq_len=16,
+            max_epochs=99,
+            after=after,
+            classes={"good": CLASSES["good"]},
+        )
+        run_mix(shards, path.with_name("more.json"), wish)
+        for classes, told in (
+            ({"new": "it where quality > 0"}, "without it"),
+            ({"good": "en where tokens > 1"}, "is of it"),
+        ):
+            again = request("3200:good=1", seq_len=16, after=after, classes=classes)
+            with pytest.raises(UsageError, match=told):
+                run_mix(shards, path.with_name("wrong.json"), again)
+        with pytest.raises(IntegrityError, match=f"missing.*{FOLDER}"):
+            run_mix(shards, tmp_path / "elsewhere.json", wish)
+    finally:
+        write_ledgers(shards, quality)
+    assert same_until(load_mix(path), load_mix(path.with_name("more.json"))) == 40
+    held = members(documents, quality) | {"en": [("en", n) for n in range(len(documents["en"]))]}
+    check(path.with_name("more.json"), documents, held)
+
+
+def test_classes_grow_with_their_source(tmp_path: Path) -> None:
+    shards, documents, quality = make(tmp_path, LENGTHS, 2)
+    mixes = [tmp_path / f"{n}.json" for n in range(3)]
+    stage = "1600:good=0.5,it=0.2,short=0.3"
+    run_mix(shards, mixes[0], request(stage, seq_len=16, max_epochs=99, classes=CLASSES))
+    held, ends = members(documents, quality), [0]
+    for before, mix in pairwise(mixes):
+        was = pretok.stream.open(shards, before)
+        more = {"it": [[5000 + len(ends)] * length for length in LENGTHS["it"]]}
+        since = shutil.copytree(shards, before.with_suffix(".shards"))
+        make_shards(shards, more, since=since, documents_per_shard=50, vocab_size=60_000)
+        # What annotations say of old documents by now does not matter.
+        old = {name: [0] * len(some) for name, some in documents.items()}
+        new = {"it": [9] * len(more["it"]), "en": []}
+        write_ledgers(shards, {name: old[name] + new[name] for name in old})
+        now = pretok.stream.open(shards, before)
+        assert (now.fingerprint, now[:].tolist()) == (was.fingerprint, was[:].tolist())
+        at = ends[-1] + 60
+        after = beginning(load_manifest(shards), before, at)
+        with pytest.raises(UsageError, match="say again which documents are in good"):
+            run_mix(shards, mix, request(stage, seq_len=16, after=after))
+        run_mix(
+            shards,
+            mix,
+            request("3200:good=0.7,it=0.2,en=0.1", seq_len=16, max_epochs=99, after=after, classes=CLASSES),
+        )
+        held["good"] += [("it", len(documents["it"]) + n) for n in range(len(more["it"]))]
+        documents["it"] += more["it"]
+        check(mix, documents, held)
+        assert pretok.stream.open(shards, mix)[:at].tolist() == was[:at].tolist()
+        assert (
+            same_until(load_mix(before), load_mix(mix)) == at == same_until(load_mix(mix), load_mix(before))
+        )
+        ends.append(at)
+
+
+def test_repeat_is_a_weight(
+    made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path
+) -> None:
+    shards, *_ = made
+    wish = request(seq_len=16, classes=CLASSES, repeat={"good": 3, "short": "1/2"})
+    report = run_mix(shards, tmp_path / "mix.json", wish)
+    epochs = {name: round(one.epochs, 1) for name, one in report.sources.items()}
+    assert epochs == {"en": 1, "good": 3, "it": 1, "middle": 1, "short": 0.5}
+    for table, told in (
+        ({"repeat": {"good": 5}}, "more than max_epochs"),
+        ({"repeat": {"good": 2}, "weights": {"good": 1}}, "leave out weights"),
+        ({"repeat": {"fr": 2}}, "which the mix has not"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            run_mix(shards, tmp_path / "no.json", request(seq_len=16, classes=CLASSES, **table))
+
+
+@pytest.mark.parametrize(
+    ("classes", "told"),
+    [
+        ({"good": "quality > 3"}, "SOURCE where CONDITION"),
+        ({"good": "fr where quality > 3"}, "fr is no source"),
+        ({"en": "it where quality > 3"}, "is a source itself"),
+        ({"good": "it where qualty > 3"}, "(?s)qualty.*the columns are"),
+        ({"good": "it where quality > "}, "class good"),
+        ({"good": "it where quality"}, "not a condition"),
+        ({"good": "it where quality = 'high'"}, "class good"),
+        ({"good": "it where file > 3"}, "class good"),
+        ({"good": "it where max(quality) > 3"}, "asks for max"),
+        ({"good": "it where random() > 0.5"}, "asks for random"),
+        ({"good": "it where quality > (select 3)"}, "asks for another query"),
+        ({"good": "it where row_number() over () > 3"}, "asks for other documents"),
+        ({"good": "it where exists (from 'x.csv')"}, "class good"),
+        ({"good": "it where quality > 100"}, "good has 0 documents"),
+        ({"good": "it where doc = 0"}, "not one sequence"),
+        ({"good": "it where quality > 3", "best": "it where quality > 7"}, "good and best overlap"),
+    ],
+)
+def test_what_is_wrong_with_a_class_is_said_and_nothing_stands(
+    made: tuple[Path, Documents, dict[str, list[int | None]]],
+    tmp_path: Path,
+    classes: dict[str, str],
+    told: str,
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        run_mix(made[0], tmp_path / "mix.json", request("all:natural", seq_len=64, classes=classes))
+    assert not (tmp_path / "mix.json").exists()
+    assert not list(tmp_path.glob(f"{FOLDER}/*.side"))
+
+
+def test_a_job_that_is_killed_at_any_file_leaves_nothing_that_is_believed(
+    made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path
+) -> None:
+    def wish() -> MixRequest:
+        return request("1600:good=0.5,it=0.5", seq_len=16, max_epochs=99, classes=CLASSES)
+
+    run_mix(made[0], tmp_path / "whole" / "mix.json", wish())
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").rglob("*.*") if path.is_file()}
+    mix, kills = tmp_path / "killed" / "mix.json", 0
+    for call in ("fsync", "close", "open"):
+        for when in range(1, 99):
+            if (pid := os.fork()) == 0:
+                calls = count(1)
+                real = getattr(os, call) if call != "open" else builtins.open
+
+                def dying(*args: Any, **more: Any) -> Any:
+                    if next(calls) == when:  # noqa: B023
+                        os._exit(9)
+                    return real(*args, **more)  # noqa: B023
+
+                setattr(os if call != "open" else builtins, call, dying)
+                run_mix(made[0], mix, wish())
+                os._exit(0)
+            if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
+                break
+            kills += 1
+            if mix.exists():
+                pretok.stream.open(made[0], mix)[3]
+        run_mix(made[0], mix, wish())
+        left = {path.name: path.read_bytes() for path in mix.parent.rglob("*.*") if path.is_file()}
+        assert left.keys() - {".lock"} == expected.keys() - {".lock"}
+        assert all(left[name] == data for name, data in expected.items())
+        shutil.rmtree(mix.parent)
+    assert kills > 5
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "damaged", "of another mix"])
+def test_a_side_file_that_is_not_that_of_the_mix_is_named(
+    made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path, how: str
+) -> None:
+    run_mix(made[0], tmp_path / "mix.json", request("1600:good=1", seq_len=16, classes=CLASSES))
+    digest = load_mix(tmp_path / "mix.json").sources[0].members[0]
+    (path,) = tmp_path.rglob(f"{digest}.side")
+    other = next(one for one in tmp_path.rglob("*.side") if one != path)
+    data = path.read_bytes()
+    changed = {"cut": data[:-9], "damaged": b"x" + data[1:], "of another mix": other.read_bytes()}
+    path.unlink()
+    if how in changed:
+        path.write_bytes(changed[how])
+    with pytest.raises(IntegrityError, match=digest):
+        pretok.stream.open(made[0], tmp_path / "mix.json")[0]
+
+
+def test_overlap_and_small_classes_are_taken_where_it_is_asked_for(
+    made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path
+) -> None:
+    shards, documents, quality = made
+    held = [
+        len(d) + 1 for d, q in zip(documents["it"], quality["it"], strict=True) if q is not None and q > 7
+    ]
+    classes = {"good": "it where quality > 3", "best": "it where quality > 7"}
+    report = run_mix(
+        shards, tmp_path / "over.json", request("all:natural", seq_len=16, classes=classes, overlap=True)
+    )
+    assert f"classes of it overlap: {sum(held):,} tokens" in " ".join(report.notes)
+    classes = {"good": "it where quality > 3", "tiny": "it where doc = 1"}
+    for rest in ("good", "it"):
+        path = tmp_path / f"{rest}.json"
+        report = run_mix(
+            shards, path, request("all:natural", seq_len=64, classes=classes, rest=rest, overlap=True)
+        )
+        assert report.sources.keys() == {"en", "good", "it"}
+        assert f"{rest} takes its documents" in " ".join(report.notes)
+        view = pretok.stream.open(shards, path)
+        assert int(np.diff(view.before(rest, [1, 2]))[0]) == len(documents["it"][1]) + 1
+
+
+def test_a_run_and_a_materialized_mix_read_the_same(
+    made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path, here: Engine
+) -> None:
+    shards, *_ = made
+    path = tmp_path / "mix.json"
+    run_mix(shards, path, request("1600:good=0.5,it=0.5", seq_len=16, max_epochs=99, classes=CLASSES))
+    view = pretok.stream.open(shards, path)
+    run_materialize(shards, path, tmp_path / "out", here, Silent())
+    copy = pretok.stream.open(tmp_path / "out")
+    np.testing.assert_array_equal(copy[:], view[:])
+    assert copy.fingerprint == view.fingerprint
+    write_segment(tmp_path, shards, view, 4, mix=str(path))
+    (again,) = open_segments(written_segments(tmp_path), load_manifest(shards))
+    np.testing.assert_array_equal(again[:], view[:])
+    write_segment(tmp_path, shards, view, 4)
+    with pytest.raises(UsageError, match="name the mix"):
+        open_segments(written_segments(tmp_path), load_manifest(shards))
+
+
+def test_the_command_takes_classes_and_writes_nothing_without_out(
+    made: tuple[Path, Documents, dict[str, list[int | None]]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = [
+        "mix",
+        str(made[0]),
+        "--seq-len",
+        "16",
+        "--class",
+        f"good={CLASSES['good']}",
+        "--repeat",
+        "good=3",
+    ]
+    before = sorted(made[0].parent.iterdir())
+    assert run_command(line) == 0
+    assert sorted(made[0].parent.iterdir()) == before
+    assert run_command([*line, "--out", str(tmp_path / "mix.json")]) == 0
+    assert load_mix(tmp_path / "mix.json").sources[1].of == "it"
+    for wrong, told in (
+        (["--class", "good"], "write NAME="),
+        (["--repeat", "good=x"], "repeat"),
+        (["--rest", "no"], ""),
+    ):
+        assert run_command([*line, *wrong, "--out", str(tmp_path / "mix.json")]) in (
+            (0,) if not told else (2,)
+        )
+        assert told in capsys.readouterr().err

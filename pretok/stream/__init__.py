@@ -19,6 +19,7 @@ In this folder:
     tapes.py        where the sequences of a source lie
     flat_tokens.py  many shards as one array of tokens
     loader.py       the part of each batch that a rank reads
+    digests.py      what was read, as one number
     continued.py    a mix that goes on with another, and how long two mixes are the same
     segments.py     which positions of which stream the steps of a run read
     mix_job.py      the job: weights and a budget -> mix.json and its report
@@ -41,11 +42,12 @@ from pretok.base.records import to_json
 from pretok.base.tokens import Ints, Tokens
 from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.continued import same_until
+from pretok.stream.digests import data_hash, digest
 from pretok.stream.flat_tokens import FlatTokens
 from pretok.stream.mix_file import Mix, check_sources, load_mix, natural_mix, parse_mix
 from pretok.stream.tapes import Pieces, Tape, WholeSources
 
-__all__ = ["View", "open", "same_until"]
+__all__ = ["View", "data_hash", "digest", "open", "same_until"]
 
 AHEAD = 1024
 """Positions whose pieces are computed at once for a reader that moves forward."""

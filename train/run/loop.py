@@ -26,6 +26,7 @@ from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from pretok.shards.manifest import shards_of
+from pretok.stream import data_hash
 from train import STARTED
 from train.checkpoint.meta import Meta
 from train.config import TrainConfig
@@ -41,7 +42,7 @@ from train.run.stragglers import NOTABLE
 from train.steps.evaluate import evaluate
 from train.steps.optim import global_norm
 from train.steps.score import score
-from train.steps.step import Mark, Readback, chain_hash, train_step
+from train.steps.step import Mark, Readback, train_step
 
 AUTO_FACTOR = 4
 AUTO_BOUNDS = (60.0, 7200.0)
@@ -209,8 +210,7 @@ def _record(run: Run, done: Readback) -> None:
     numbers = done.read()
     _check_folder(run)
     seconds, run.last_end = done.end.seconds_since(run.last_end), done.end
-    data_hash = chain_hash(run.progress.data_hash, numbers.checksum)
-    run.progress = replace(run.progress, data_hash=data_hash)
+    run.progress = replace(run.progress, data_hash=data_hash(run.progress.data_hash, numbers.checksum))
     run.stop_agreed |= numbers.stop
     run.checkpoints.agreed |= numbers.save
     tokens = phase.step_tokens
@@ -234,7 +234,7 @@ def _record(run: Run, done: Readback) -> None:
             "data_wait": done.waited,
             "memory_peak": torch.cuda.max_memory_allocated() if run.device.is_gpu else None,
             "utilisation": run.log.utilisation() if numbers.step % config.log_every == 0 else None,
-            "data_hash": data_hash,
+            "data_hash": run.progress.data_hash,
             "slowest": slow and asdict(slow),
         }
     )

@@ -1,15 +1,13 @@
 """A stream of `pretok` -> this rank's micro-batches on its device.
 
-Input: a View, the batch sizes, a position. Output: (tokens, checksum) pairs in order. The checksum covers
-positions and token ids, is taken where the batch is read, and adds up over ranks to a number that does not
-depend on how a global batch was divided.
+Input: a View, the batch sizes, a position. Output: (tokens, checksum) pairs in order. The checksum is
+`pretok.stream.digest`, taken where the batch is read.
 """
 
 from __future__ import annotations
 
 import signal
 import time
-import zlib
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -21,19 +19,13 @@ from torch.utils.data import DataLoader
 
 from pretok.base.errors import IntegrityError, PretokError
 from pretok.base.stop import SIGNALS
-from pretok.stream import View
+from pretok.stream import View, digest
 from pretok.stream.loader import Narrow, PositionSampler, identity_of
 from train.config import TrainConfig
 from train.model.loss import IGNORE
 from train.parallel.layout import Batch
 
 _Tokens = npt.NDArray[np.integer[Any]]
-
-
-def batch_checksum(positions: list[int], tokens: _Tokens) -> int:
-    """Sum over sequences of the CRC-32 of position and token ids; below 2**53 for two million sequences."""
-    rows = zip(np.asarray(positions, np.int64), tokens, strict=True)
-    return sum(zlib.crc32(row.tobytes(), zlib.crc32(position.tobytes())) for position, row in rows)
 
 
 def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> _Tokens:
@@ -64,7 +56,7 @@ class Fetch:
             tokens = read_batch(self.view, positions, np.int32)
         except (PretokError, OSError) as error:
             return error
-        return tokens, batch_checksum(positions, tokens)
+        return tokens, digest(positions, tokens)
 
 
 class Collate:

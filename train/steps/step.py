@@ -7,7 +7,6 @@ the loss, so all ranks read the same decision for the same step.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -185,8 +184,3 @@ def _passes(trainee: Trainee, batches: Iterator[tuple[Tensor, int]], rank_tokens
         (total / rank_tokens).backward()  # fully_shard averages over data-parallel ranks
         loss += nll
     return loss, checksums
-
-
-def chain_hash(previous: str, checksum: int) -> str:
-    """The running hash of all sequences consumed, after a step with this checksum."""
-    return hashlib.blake2b(f"{previous}{checksum}".encode(), digest_size=8).hexdigest()

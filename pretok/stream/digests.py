@@ -1,0 +1,40 @@
+"""What was read, as one number: two runs on two trainers are compared line by line.
+
+Input: positions of a stream, the token ids that were read there, which targets are learned. Output: `digest`, which
+adds up over micro-batches and ranks; `data_hash`, which chains the sums of a run's steps. numpy and the standard
+library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+def digest(
+    positions: Sequence[int], tokens: npt.ArrayLike, learned: npt.NDArray[np.bool_] | None = None
+) -> int:
+    """Sum over n sequences of the CRC-32 of position (int64), token ids (int32) and mask; below 2**53 for two million.
+
+    positions: (n,); tokens: (n, seq_len + 1) of any integer dtype; learned: (n, seq_len), whether each target counts in
+    the loss. None is the same as all True. The sum does not depend on how a global batch was divided, so ranks add
+    theirs up.
+    """
+    rows = np.ascontiguousarray(tokens, "<i4")
+    total = 0
+    for number, (position, row) in enumerate(zip(np.asarray(positions, "<i8"), rows, strict=True)):
+        crc = zlib.crc32(row, zlib.crc32(position.tobytes()))
+        if learned is not None and not learned[number].all():
+            crc = zlib.crc32(np.packbits(learned[number]).tobytes(), crc)
+        total += crc
+    return total
+
+
+def data_hash(previous: str, step: int) -> str:
+    """The running hash of all that a run has read, after a step whose digest, over all ranks, is `step`; `previous` is
+    the one before, "" at the start. `train` logs it under this name."""
+    return hashlib.blake2b(f"{previous}{step}".encode(), digest_size=8).hexdigest()

@@ -37,8 +37,7 @@ def run_loaders(folder: Path) -> dict[str, float]:
     import torch
 
     import pretok.stream
-    from pretok.stream.loader import Narrow
-    from train.steps.data import Collate, Fetch
+    from pretok.stream.loader import Collate, Fetch, Narrow
 
     torch.set_num_threads(1)
     view = pretok.stream.open(folder, seq_len=SEQ_LEN)
@@ -47,7 +46,7 @@ def run_loaders(folder: Path) -> dict[str, float]:
         "one process, shared memory": (view, torch.from_numpy, 1),
         "one process, narrow": (view, Narrow(torch.from_numpy, view.dtype), 1),
         "feed of one process, shared memory": (Fetch(view), _through_shared_memory, 1),
-        "feed of one process, narrow": (Fetch(view), Collate(view), 1),
+        "feed of one process, narrow": (Fetch(view), Collate(view, torch.from_numpy), 1),
     }
     found = {}
     for size in MICRO_BATCHES:

@@ -2,8 +2,8 @@
 
 Input: the length of a stream, the batch sizes and the rank. Output: `PositionSampler`, a `batch_sampler` for torch's
 DataLoader or torchdata's StatefulDataLoader, whose state is one position; `Narrow`, its `collate_fn`, which lets
-tokens leave loader processes in 2 bytes each; `document_boundaries` for attention inside documents. numpy and the
-standard library only.
+tokens leave loader processes in 2 bytes each; `Fetch` and `Collate`, the two ends of that with a digest of each
+micro-batch; `document_boundaries` for attention inside documents. numpy and the standard library only.
 
     view = pretok.stream.open("shards", "mix.json")
     sampler = PositionSampler(len(view), global_batch=512, micro_batch=8, rank=rank, world_size=world_size,
@@ -18,14 +18,16 @@ step therefore does not depend on ranks, micro-batch, accumulation or workers.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pretok.base.errors import MismatchError, UsageError
-from pretok.stream import View
+from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
+from pretok.stream import View, digest
+
+_Ids = npt.NDArray[np.integer[Any]]
 
 
 def identity_of(view: View) -> dict[str, str | int]:
@@ -176,6 +178,49 @@ def _arrive(
     make: Callable[[npt.NDArray[Any]], Any], raw: bytes, sent: str, shape: tuple[int, ...], dtype: str
 ) -> Any:
     return make(np.frombuffer(raw, sent).reshape(shape).astype(dtype))
+
+
+def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> _Ids:
+    """(n, seq_len + 1) ids at n positions. IntegrityError names the shard with an id outside of the vocabulary: the
+    model would fail without naming it, on a GPU by an assertion of the device."""
+    tokens: _Ids = view.batch(positions, dtype)
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < view.vocab_size:
+        row, column = np.argwhere((tokens < 0) | (tokens >= view.vocab_size))[0].tolist()
+        raise IntegrityError(
+            f"{view.shard(positions[row], column)} holds the id {tokens[row, column]}, and the vocabulary ends at "
+            f"{view.vocab_size - 1}: the shard was damaged. `pretok verify` compares checksums, which reading does not"
+        )
+    return tokens
+
+
+class Fetch:
+    """Dataset whose one call reads a micro-batch: (n, seq_len + 1) int32 ids and their digest, or what is wrong: an
+    exception that a loader process raises would arrive with a traceback in its text."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitems__(self, positions: list[int]) -> tuple[_Ids, int] | Exception:
+        try:
+            tokens = read_batch(self.view, positions, np.int32)
+        except (PretokError, OSError) as error:
+            return error
+        return tokens, digest(positions, tokens)
+
+
+class Collate:
+    """make(ids) beside their digest; out of a loader process they go in the dtype of the shards (see `Narrow`)."""
+
+    def __init__(self, view: View, make: Callable[[npt.NDArray[Any]], Any]) -> None:
+        self._narrow = Narrow(make, view.dtype)
+
+    def __call__(self, fetched: tuple[_Ids, int] | Exception) -> tuple[Any, int] | Exception:
+        if isinstance(fetched, Exception):
+            return fetched
+        return self._narrow(fetched[0]), fetched[1]
 
 
 class Boundaries(NamedTuple):

@@ -1,74 +1,27 @@
 """A stream of `pretok` -> this rank's micro-batches on its device.
 
 Input: a View, the batch sizes, a position. Output: (tokens, checksum) pairs in order. The checksum is
-`pretok.stream.digest`, taken where the batch is read.
+`pretok.stream.digest`.
 """
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pretok.base.errors import IntegrityError, PretokError
 from pretok.base.stop import SIGNALS
-from pretok.stream import View, digest
-from pretok.stream.loader import Narrow, PositionSampler, identity_of
+from pretok.stream import View
+from pretok.stream.loader import Collate, Fetch, PositionSampler, identity_of, read_batch
 from train.config import TrainConfig
 from train.model.loss import IGNORE
 from train.parallel.layout import Batch
-
-_Tokens = npt.NDArray[np.integer[Any]]
-
-
-def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> _Tokens:
-    """(n, seq_len + 1) ids at n positions. IntegrityError names the shard with an id outside of the vocabulary: the
-    model would fail without naming it, on a GPU by an assertion of the device."""
-    tokens: _Tokens = view.batch(positions, dtype)
-    if tokens.size and not 0 <= tokens.min() <= tokens.max() < view.vocab_size:
-        row, column = np.argwhere((tokens < 0) | (tokens >= view.vocab_size))[0].tolist()
-        raise IntegrityError(
-            f"{view.shard(positions[row], column)} holds the id {tokens[row, column]}, and the vocabulary ends at "
-            f"{view.vocab_size - 1}: the shard was damaged. `pretok verify` compares its checksum, which train does not"
-        )
-    return tokens
-
-
-class Fetch:
-    """Dataset whose one call reads a micro-batch: (n, seq_len + 1) int32 ids and their checksum, or what is wrong: an
-    exception that a loader process raises would arrive with a traceback in its text."""
-
-    def __init__(self, view: View) -> None:
-        self.view = view
-
-    def __len__(self) -> int:
-        return len(self.view)
-
-    def __getitems__(self, positions: list[int]) -> tuple[_Tokens, int] | Exception:
-        try:
-            tokens = read_batch(self.view, positions, np.int32)
-        except (PretokError, OSError) as error:
-            return error
-        return tokens, digest(positions, tokens)
-
-
-class Collate:
-    """The tokens as a tensor beside their checksum; out of a loader process they go in the dtype of the shards."""
-
-    def __init__(self, view: View) -> None:
-        self._narrow = Narrow(torch.from_numpy, view.dtype)
-
-    def __call__(self, fetched: tuple[_Tokens, int] | Exception) -> tuple[Tensor, int] | Exception:
-        if isinstance(fetched, Exception):
-            return fetched
-        return self._narrow(fetched[0]), fetched[1]
 
 
 def _ignore_signals(_worker: int) -> None:
@@ -111,7 +64,7 @@ class Feed:
         self._loader = loader(
             Fetch(view),
             batch_sampler=sampler,
-            collate_fn=Collate(view),
+            collate_fn=Collate(view, torch.from_numpy),
             num_workers=config.workers,
             pin_memory=device.type == "cuda",
             worker_init_fn=_ignore_signals,

@@ -1,0 +1,126 @@
+"""Megatron-core: a dataset in the exact order in place of its blended index, and a loader with a log of digests.
+
+Input: a View and the GPTDatasetConfig of the run. Output: `PretokDataset` with the samples that GPTDataset gives, for
+`--dataloader-type single`, whose own sampler reads in order from `consumed_train_samples` on; or `external_loader` for
+`--dataloader-type external`.
+
+    def train_valid_test_datasets_provider(train_val_test_num_samples):
+        config = core_gpt_dataset_config_from_args(get_args())
+        return PretokDataset(view, config, train_val_test_num_samples[0]), None, None
+
+In its checkpoint the position is `args.consumed_train_samples` (`torch.load(".../common.pt")["args"]`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.datasets.utils import Split
+from torch import Tensor
+
+from pretok.integrations.checks import check_length, check_model, check_version
+from pretok.integrations.pytorch import IGNORE, Batch, Loader, make_batch
+from pretok.stream import View
+from pretok.stream.loader import read_batch
+
+check_version("megatron-core", ("0.16",))
+
+
+class PretokDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Sample i is position i of the stream: tokens, labels, loss_mask, position_ids and, if the configuration asks for
+    it, attention_mask, each (L,) or (1, L, L), as GPTDataset has them.
+
+    config: a GPTDatasetConfig, of which sequence_length, tokenizer, reset_position_ids, reset_attention_mask,
+    eod_mask_loss and create_attention_mask count; samples: how many the run reads. Raises MismatchError for a length or
+    tokenizer that is not the mix's, UsageError where it has fewer sequences.
+    """
+
+    index_split = Split.train
+
+    def __init__(self, view: View, config: Any, samples: int | None = None) -> None:
+        check_config(view, config)
+        if samples is not None:
+            check_length(view, samples)
+        self.view, self.config = view, config
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitem__(self, index: int | None) -> dict[str, Tensor]:
+        found = self.__getitems__([index or 0])[0]
+        if index is None:  # Megatron-core fills up a batch with these
+            found["loss_mask"] = torch.zeros_like(found["loss_mask"])
+        return found
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+        """A micro-batch at once."""
+        ids = torch.from_numpy(read_batch(self.view, indices, np.int64))
+        batch = sample(make_batch(self.view, ids, resets(self.config)), self.view, self.config)
+        return [{name: tensor[row] for name, tensor in batch.items()} for row in range(len(indices))]
+
+
+def check_config(view: View, config: Any) -> None:
+    """MismatchError where the configuration is not made for the stream."""
+    check_model(view, seq_len=config.sequence_length, rows=config.tokenizer.vocab_size)
+
+
+def resets(config: Any) -> bool:
+    """Whether the configuration wants to know where documents start."""
+    return bool(config.reset_position_ids or config.reset_attention_mask)
+
+
+def sample(batch: Batch, view: View, config: Any) -> dict[str, Tensor]:
+    """The batch by the names of Megatron-core. Labels without loss are 0 and masked; attention_mask: True is hidden."""
+    length = batch.inputs.shape[1]
+    learned = batch.labels != IGNORE
+    if config.eod_mask_loss:
+        learned &= batch.inputs != view.eod_id
+    plain = torch.arange(length).expand_as(batch.inputs)
+    starts = batch.position_ids if batch.position_ids is not None else plain
+    found = {
+        "tokens": batch.inputs,
+        "labels": batch.labels.masked_fill(batch.labels == IGNORE, 0),
+        "loss_mask": learned.float(),
+        "position_ids": starts if config.reset_position_ids else plain,
+    }
+    if config.create_attention_mask:
+        hidden = ~torch.ones(length, length, dtype=torch.bool).tril()
+        document = (plain - starts) if config.reset_attention_mask else torch.zeros_like(plain)
+        found["attention_mask"] = (hidden | (document[:, :, None] != document[:, None, :]))[:, None]
+    return found
+
+
+def external_loader(
+    view: View,
+    config: Any,
+    *,
+    micro_batch: int,
+    rank: int,
+    ranks: int,
+    position: int,
+    sequences: int | None = None,
+    workers: int = 0,
+    digests: str | Path | None = None,
+) -> Loader:
+    """A loader of the same samples that logs digests: `iter` of it is what `--dataloader-type external` takes.
+
+    rank, ranks: `mpu.get_data_parallel_rank()`, `mpu.get_data_parallel_world_size()`; position:
+    `args.consumed_train_samples`; the rest as in `pytorch.Loader`.
+    """
+    check_config(view, config)
+    return Loader(
+        view,
+        micro_batch,
+        rank=rank,
+        ranks=ranks,
+        position=position,
+        sequences=sequences,
+        workers=workers,
+        documents=resets(config),
+        digests=digests,
+        form=lambda batch: sample(batch, view, config),
+    )

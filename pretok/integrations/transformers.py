@@ -1,0 +1,120 @@
+"""transformers: a Trainer that reads a stream in its exact order.
+
+Input: a View beside what a Trainer takes. Output: `PretokTrainer`, which resumes on any number of ranks.
+
+    trainer = PretokTrainer(model=model, args=TrainingArguments(max_steps=1000, ...), view=view)
+    trainer.train(resume_from_checkpoint=True)
+
+In its checkpoint the position is `stateful_callbacks.PretokPosition.attributes.position` of trainer_state.json.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from pretok.base.errors import MismatchError, UsageError
+from pretok.integrations.checks import check_length, check_model, check_version
+from pretok.integrations.pytorch import Batch, Loader
+from pretok.stream import View
+
+check_version("transformers", ("5",))
+
+
+def _form(batch: Batch) -> dict[str, Tensor]:
+    """Inputs of a causal model. Labels are shifted already, and a model that is given `shift_labels` takes these."""
+    found = {"input_ids": batch.inputs, "labels": batch.labels, "shift_labels": batch.labels}
+    if batch.position_ids is not None:
+        found["position_ids"] = batch.position_ids
+    return found
+
+
+class PretokPosition(TrainerCallback, ExportableState):
+    """Keeps the position in trainer_state.json, and sets it when a run begins."""
+
+    def __init__(self, loader: Loader | None = None) -> None:
+        self.loader = loader
+
+    def state(self) -> dict[str, Any]:
+        """What trainer_state.json keeps."""
+        return {"args": {}, "attributes": self.loader.state_dict() if self.loader else {}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Go on where the checkpoint is. MismatchError for one without a position or of another stream, UsageError
+        where the run would read more than there is."""
+        assert self.loader is not None
+        self.loader.position = 0
+        if state.global_step:
+            saved = state.stateful_callbacks.get(type(self).__name__)
+            if not saved:
+                raise MismatchError(
+                    "the checkpoint has no position of pretok's: it was written with another loader"
+                )
+            self.loader.load_state_dict(saved["attributes"])
+        batch = self.loader.micro_batch * self.loader.ranks * args.gradient_accumulation_steps
+        check_length(self.loader.view, self.loader.position + (state.max_steps - state.global_step) * batch)
+
+
+class PretokTrainer(Trainer):
+    """A Trainer whose training data are a stream; everything else is the Trainer's.
+
+    view: the stream; documents: give `position_ids` that begin anew with each document; digests: a folder for what each
+    rank was handed (`integrations.digests`). TrainingArguments must have max_steps; dataloader_num_workers,
+    dataloader_prefetch_factor and dataloader_pin_memory count. Raises UsageError, and MismatchError where the model or
+    the tokenizer are not the mix's.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        view: View,
+        documents: bool = False,
+        digests: str | Path | None = None,
+        **named: Any,
+    ) -> None:
+        super().__init__(*arguments, **named)
+        if self.args.max_steps <= 0:
+            raise UsageError("TrainingArguments needs max_steps: a mix has its epochs inside")
+        if (shared := self.get_tp_size() * self.get_cp_size() * self.get_sp_size()) > 1:
+            raise UsageError(
+                f"{shared} ranks of tensor, context or sequence parallelism read the same data, which is not supported "
+                "here: use pretok.integrations.pytorch with the rank among those that read different data"
+            )
+        model: Any = self.model
+        check_model(
+            view,
+            rows=model.get_input_embeddings().weight.shape[0],
+            tokenizer=getattr(self.processing_class, "name_or_path", None) or None,
+        )
+        self.args.ignore_data_skip = True  # the position says where to go on
+        self.loader = Loader(
+            view,
+            self._train_batch_size,
+            rank=self.args.process_index,
+            ranks=self.args.world_size,
+            workers=self.args.dataloader_num_workers,
+            prefetch=self.args.dataloader_prefetch_factor or 2,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+            documents=documents,
+            digests=digests,
+            form=_form,
+        )
+        self.add_callback(PretokPosition(self.loader))
+
+    def get_train_dataloader(self) -> Any:
+        """The loader, which divides the data itself; without a length, as the Trainer counts steps and not epochs."""
+        return _Endless(self.loader)
+
+
+class _Endless:
+    """An iterable without a length."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Any:
+        return iter(self._loader)

@@ -1,0 +1,437 @@
+"""Streams inside other trainers: the exact order on any ranks at any resume, through the classes that each one takes.
+
+Where a trainer is installed its own base classes are used (.ci/run installs those that go beside us), elsewhere
+stand-ins with the same small interface.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import EOD, make_shards, needs
+
+import pretok.stream
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.integrations import checks
+from pretok.integrations.digests import DigestLog, data_hashes
+from pretok.shards.manifest import load_manifest
+from pretok.stream import View, data_hash, digest
+from pretok.stream.continued import beginning
+from pretok.stream.mix_job import run_mix
+from tests.mixing import request as wish
+
+torch: Any = needs("torch")
+pytorch: Any = importlib.import_module("pretok.integrations.pytorch")
+
+SEQ_LEN, BATCH = 8, 12
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    documents = {"en": [range(1, 30)] * 40, "it": [range(30, 47)] * 90}
+    return make_shards(tmp_path_factory.mktemp("shards"), documents)
+
+
+@pytest.fixture(scope="module")
+def mix(shards: Path) -> Path:
+    run_mix(shards, shards / "mix.json", wish("1920:it=0.75,en=0.25", seq_len=SEQ_LEN))
+    return shards / "mix.json"
+
+
+@pytest.fixture(scope="module")
+def view(shards: Path, mix: Path) -> View:
+    return pretok.stream.open(shards, mix)
+
+
+def stand_in_torchtitan() -> dict[str, types.SimpleNamespace]:
+    class BaseDataLoader:
+        @dataclass(kw_only=True, slots=True)
+        class Config:
+            dataset: str = ""
+            dataset_path: str | None = None
+
+            def build(self, **named: Any) -> Any:
+                return self._owner(self, **named)  # type: ignore[attr-defined]
+
+        def __init_subclass__(cls) -> None:
+            cls.Config._owner = cls  # type: ignore[attr-defined]
+
+    return {"torchtitan.components.dataloader": types.SimpleNamespace(BaseDataLoader=BaseDataLoader)}
+
+
+def stand_in_olmo() -> dict[str, types.SimpleNamespace]:
+    class DataLoaderBase:
+        def __init__(self, *, global_batch_size: int, dp_world_size: int, dp_rank: int, **_: Any) -> None:
+            self.global_batch_size, self.dp_world_size, self.dp_rank = (
+                global_batch_size,
+                dp_world_size,
+                dp_rank,
+            )
+            self.batches_processed, self._epoch = 0, None
+
+        @property
+        def rank_batch_size(self) -> int:
+            return self.global_batch_size // self.dp_world_size
+
+        def __iter__(self) -> Iterator[Any]:
+            for batch in self._iter_batches():  # type: ignore[attr-defined]
+                self.batches_processed += 1
+                yield batch
+
+    return {"olmo_core.data.data_loader": types.SimpleNamespace(DataLoaderBase=DataLoaderBase)}
+
+
+def stand_in_megatron() -> dict[str, types.SimpleNamespace]:
+    return {"megatron.core.datasets.utils": types.SimpleNamespace(Split=Enum("Split", ["train", "valid"]))}
+
+
+STAND_INS = {
+    "torchtitan": ("torchtitan", "0.3.0", stand_in_torchtitan),
+    "olmo": ("olmo_core", "3.0.0", stand_in_olmo),
+    "megatron": ("megatron", "0.16.1", stand_in_megatron),
+}
+INSTALLED = {package for package, _, _ in STAND_INS.values() if importlib.util.find_spec(package)}
+
+
+@pytest.fixture(scope="module")
+def module() -> Iterator[Callable[[str], Any]]:
+    """The module for a trainer, over the trainer itself or a stand-in."""
+    patch = pytest.MonkeyPatch()
+
+    def load(name: str) -> Any:
+        package, version, stand_in = STAND_INS[name]
+        if package not in INSTALLED and package not in sys.modules:
+            for path, found in stand_in().items():
+                parts = path.split(".")
+                for end in range(1, len(parts)):
+                    patch.setitem(sys.modules, ".".join(parts[:end]), types.ModuleType(parts[end - 1]))
+                patch.setitem(sys.modules, path, found)
+            patch.setattr(checks, "version", lambda _, version=version: version)
+        return importlib.import_module(f"pretok.integrations.{name}")
+
+    yield load
+    patch.undo()
+
+
+@dataclass
+class GPTDatasetConfig:
+    """What of Megatron-core's is read."""
+
+    sequence_length: int = SEQ_LEN
+    reset_position_ids: bool = False
+    reset_attention_mask: bool = False
+    eod_mask_loss: bool = False
+    create_attention_mask: bool = False
+    tokenizer: Any = field(default_factory=lambda: types.SimpleNamespace(vocab_size=1024))
+
+
+class Megatron:
+    """Our dataset behind a sampler that reads in order from the samples consumed on, as Megatron-LM's `single` does."""
+
+    def __init__(self, dataset: Any, micro: int, rank: int, ranks: int, state: Any) -> None:
+        self.dataset, self.micro, self.rank, self.ranks = dataset, micro, rank, ranks
+        self.consumed = state["position"] if state else 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.consumed + self.micro * self.ranks <= len(self.dataset):
+            first = self.consumed + self.rank * self.micro
+            self.consumed += self.micro * self.ranks
+            items = [list(range(first, first + self.micro))]
+            yield next(iter(torch.utils.data.DataLoader(self.dataset, batch_sampler=items)))
+
+    def state_dict(self) -> Any:
+        return {"position": self.consumed}
+
+
+def open_loader(
+    name: str,
+    module: Any,
+    view: View,
+    shards: Path,
+    micro: int,
+    rank: int,
+    ranks: int,
+    state: Any,
+    digests: Any,
+) -> Any:
+    """This rank's loader of a trainer, as the trainer builds it, after it has loaded `state`."""
+    if name == "pytorch":
+        loader = pytorch.Loader(view, micro, rank=rank, ranks=ranks, digests=digests)
+    elif name == "torchtitan":
+        config = module(name).PretokDataLoader.Config(
+            shards=str(shards), mix=str(shards / "mix.json"), digests=str(digests)
+        )
+        loader = config.build(
+            dp_world_size=ranks,
+            dp_rank=rank,
+            tokenizer=None,
+            seq_len=SEQ_LEN,
+            local_batch_size=micro,
+            snapshot_every_n_steps=None,
+        )
+    elif name == "olmo":
+        loader = module(name).PretokDataLoader(
+            view,
+            global_batch_size=micro * ranks * SEQ_LEN,
+            work_dir=shards,
+            dp_world_size=ranks,
+            dp_rank=rank,
+            fs_local_rank=rank,
+            digests=digests,
+        )
+        loader.reshuffle(1)
+    else:
+        megatron = module("megatron")
+        if name == "megatron":
+            return Megatron(megatron.PretokDataset(view, GPTDatasetConfig()), micro, rank, ranks, state)
+        position = state["position"] if state else 0
+        return megatron.external_loader(
+            view,
+            GPTDatasetConfig(),
+            micro_batch=micro,
+            rank=rank,
+            ranks=ranks,
+            position=position,
+            digests=digests,
+        )
+    if state:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+    return loader
+
+
+def ids_of(batch: Any) -> Any:
+    """(n, seq_len + 1) ids from what a trainer gets."""
+    if isinstance(batch, tuple):
+        inputs, labels = batch[0]["input"], batch[1]
+    else:
+        inputs, labels = batch.get("input_ids", batch.get("tokens")), batch["labels"]
+    return np.concatenate([inputs.numpy(), labels.numpy()[:, -1:]], axis=1)
+
+
+@pytest.mark.parametrize("name", ["pytorch", "torchtitan", "olmo", "megatron", "megatron-external"])
+def test_stopped_at_an_odd_step_and_resumed_with_other_ranks_it_reads_what_train_reads(
+    name: str, module: Any, view: View, shards: Path, tmp_path: Path
+) -> None:
+    """4 ranks for 3 steps of 12 sequences, then 2 ranks to the end, with other micro-batches where they may differ."""
+    read: list[Any] = []
+    state = None
+    for ranks, micro, steps in ((4, 3, 3), (2, 6 if name == "olmo" else 2, 17)):
+        loaders = [
+            open_loader(name, module, view, shards, micro, rank, ranks, state, tmp_path)
+            for rank in range(ranks)
+        ]
+        batches = [iter(loader) for loader in loaders]
+        for _ in range(steps * BATCH // (ranks * micro)):
+            read += [row for each in batches for row in ids_of(next(each))]
+        states = [loader.state_dict() for loader in loaders]
+        assert all(one == states[0] for one in states)
+        state = states[0]
+        del batches
+    np.testing.assert_array_equal(np.array(read), view.batch(range(20 * BATCH)))
+    assert state["position"] == 20 * BATCH == len(view)
+    if name == "megatron":  # whose own loader keeps no log
+        return
+    hashes = [""]
+    for step in range(20):
+        positions = range(step * BATCH, (step + 1) * BATCH)
+        hashes.append(data_hash(hashes[-1], digest(positions, view.batch(positions))))
+    assert data_hashes(tmp_path, BATCH) == hashes[1:]
+
+
+divided = st.sampled_from([(1, 1), (1, 4), (1, 12), (2, 3), (3, 1), (3, 4), (4, 1), (4, 3)])
+layouts = st.tuples(divided, st.integers(0, 3), st.integers(0, 2))
+
+
+@given(st.lists(layouts, min_size=1, max_size=5))
+@settings(max_examples=25, deadline=None)
+def test_any_attempts_leave_the_digests_of_an_uninterrupted_run(
+    view: View, tmp_path_factory: pytest.TempPathFactory, attempts: list[tuple[tuple[int, int], int, int]]
+) -> None:
+    """Each attempt reads some steps of 12, saves, and reads some more that are lost with it."""
+    folder, state = tmp_path_factory.mktemp("digests"), None
+    for (ranks, micro), steps, lost in [*attempts, ((1, 12), 2, 0)]:
+        saved = []
+        for rank in range(ranks):
+            loader = pytorch.Loader(view, micro, rank=rank, ranks=ranks, digests=folder)
+            if state:
+                loader.load_state_dict(state)
+            batches = iter(loader)
+            for number in range((steps + lost) * BATCH // (ranks * micro)):
+                if number == steps * BATCH // (ranks * micro):
+                    saved.append(loader.state_dict())
+                next(batches, None)
+            if len(saved) == rank:
+                saved.append(loader.state_dict())
+        state = saved[0]
+    steps = min(state["position"], len(view)) // BATCH
+    expected = ""
+    for step in range(steps):
+        positions = range(step * BATCH, (step + 1) * BATCH)
+        expected = data_hash(expected, digest(positions, view.batch(positions)))
+    assert data_hashes(folder, BATCH)[steps - 1] == expected
+
+
+def test_what_is_handed_out_twice_or_never_is_found(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no digests"):
+        data_hashes(tmp_path, 4)
+    for rank, positions in ((0, [0, 4]), (1, [2])):
+        log = DigestLog(tmp_path, 0, rank, 2)
+        for position in positions:
+            log.add(position, 2, 1)
+        log.close()
+    with (tmp_path / "000000000000-00002-00001.jsonl").open("a") as file:
+        file.write('{"position": 6, "seq')  # a kill
+    assert len(data_hashes(tmp_path, 4)) == 1
+    with pytest.raises(UsageError, match="in two steps of 3"):
+        data_hashes(tmp_path, 3)
+    (tmp_path / "000000000000-00002-00001.jsonl").unlink()
+    with pytest.raises(IntegrityError, match="position 2 was never handed out"):
+        data_hashes(tmp_path, 4)
+    log = DigestLog(tmp_path, 0, 1, 2)
+    log.add(0, 2, 1)
+    log.close()
+    with pytest.raises(IntegrityError, match="position 0 was handed out twice"):
+        data_hashes(tmp_path, 4)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_labels_and_starts_of_documents(view: View, workers: int) -> None:
+    loader = pytorch.Loader(view, 5, documents=True, workers=workers)
+    batch = next(iter(loader))
+    ids = view.batch(range(5))
+    assert batch["input_ids"].tolist() == ids[:, :-1].tolist()
+    assert batch["labels"].tolist() == ids[:, 1:].tolist()
+    starts = np.zeros((5, SEQ_LEN), bool)
+    starts[:, 0] = True
+    starts[:, 1:] = ids[:, :-2] == EOD
+    assert (batch["position_ids"].numpy() == 0).tolist() == starts.tolist()
+    assert batch["cu_seqlens"].tolist() == [*np.flatnonzero(starts), 5 * SEQ_LEN]
+    assert loader.state_dict()["position"] == 5  # though others are read ahead
+
+
+def test_torchtitan_gets_positions_and_refuses_what_is_not_the_mixes(
+    module: Any, shards: Path, mix: Path, view: View, tmp_path: Path
+) -> None:
+    ours = module("torchtitan").PretokDataLoader
+    given = {"dp_world_size": 2, "dp_rank": 1, "tokenizer": None, "seq_len": SEQ_LEN, "local_batch_size": 3}
+    inputs, labels = next(iter(ours.Config(shards=str(shards), mix=str(mix)).build(**given)))
+    assert labels.tolist() == view.batch(range(3, 6))[:, 1:].tolist()
+    assert (inputs["positions"][:, 1:] == 0).tolist() == (inputs["input"][:, :-1] == EOD).tolist()
+    with pytest.raises(UsageError, match="needs `shards`"):
+        ours.Config().build(**given)
+    with pytest.raises(MismatchError, match="sequences of 8 tokens, not 9"):
+        ours.Config(shards=str(shards), mix=str(mix)).build(**given | {"seq_len": 9})
+    with pytest.raises(UsageError, match="reads 241 sequences and the stream has 240"):
+        ours.Config(shards=str(shards), mix=str(mix), sequences=241).build(**given)
+    fresh = ours.Config(shards=str(shards), mix=str(mix)).build(**given)
+    fresh.load_state_dict({})
+    with pytest.raises(MismatchError, match="no position of pretok's"):
+        fresh.load_state_dict({"dp_rank_0": b"", "world_size": 4})
+
+
+def test_olmo_counts_batches_in_tokens_and_documents_by_length(
+    module: Any, view: View, tmp_path: Path
+) -> None:
+    ours = module("olmo").PretokDataLoader
+    given = {"work_dir": tmp_path, "dp_world_size": 2, "dp_rank": 0, "fs_local_rank": 0}
+    loader = ours(view, global_batch_size=BATCH * SEQ_LEN, **given)
+    loader.reshuffle(1)
+    assert loader.total_batches == 20
+    mock = loader.get_mock_batch()
+    batches = iter(loader)
+    first = next(batches)
+    assert all((first[name] == mock[name]).all() for name in ("input_ids", "labels", "doc_lens"))
+    assert (first["doc_lens"].sum(dim=1) == SEQ_LEN).all()
+    assert first["max_doc_lens"] == first["doc_lens"].max(dim=1).values.tolist()
+    begins = torch.cumsum(first["doc_lens"], 1)[first["doc_lens"] > 0]
+    assert len(begins) == 6 + int((first["input_ids"][:, :-1] == EOD).sum())
+    assert (loader.total_batches, loader.global_num_tokens_in_batch(first)) == (20, BATCH * SEQ_LEN)
+    next(batches)
+    loader.global_batch_size = 2 * BATCH * SEQ_LEN  # by a callback, after two steps
+    rows = next(batches)["input_ids"]
+    np.testing.assert_array_equal(rows.numpy(), view.batch(range(2 * BATCH, 3 * BATCH))[:, :-1])
+    with pytest.raises(UsageError, match="epoch 2 is asked for"):
+        loader.reshuffle(2)
+    with pytest.raises(UsageError, match="no whole number of sequences"):
+        ours(view, global_batch_size=BATCH * SEQ_LEN + 1, **given)
+
+
+def test_megatron_gets_the_samples_of_its_own_dataset(module: Any, view: View) -> None:
+    megatron = module("megatron")
+    config = GPTDatasetConfig(create_attention_mask=True, eod_mask_loss=True)
+    dataset = megatron.PretokDataset(view, config, samples=240)
+    ids = view.batch(range(40))
+    at = int(np.flatnonzero((ids[:, 1:-2] == EOD).any(axis=1))[0])
+    plain = dataset[at]
+    assert plain["tokens"].tolist() == ids[at, :-1].tolist()
+    assert plain["labels"].tolist() == ids[at, 1:].tolist()
+    assert plain["loss_mask"].tolist() == (ids[at, :-1] != EOD).tolist()
+    assert plain["position_ids"].tolist() == list(range(SEQ_LEN))
+    hidden = ~np.tri(SEQ_LEN, dtype=bool)
+    assert plain["attention_mask"].tolist() == hidden[None].tolist()
+    config.reset_position_ids = config.reset_attention_mask = True
+    reset = dataset[at]
+    document = np.cumsum(np.insert(ids[at, :-2] == EOD, 0, False))
+    assert reset["position_ids"].tolist() == [
+        i - int(np.argmax(document == d)) for i, d in enumerate(document)
+    ]
+    assert reset["attention_mask"][0].tolist() == (hidden | (document[:, None] != document)).tolist()
+    assert dataset[None]["loss_mask"].sum() == 0
+    with pytest.raises(UsageError, match="reads 241"):
+        megatron.PretokDataset(view, config, 241)
+    for changed, message in (
+        ({"sequence_length": 16}, "wants sequences of 16 tokens, the mix has 8"),
+        ({"tokenizer": types.SimpleNamespace(vocab_size=999)}, "999 rows .* 1000 ids"),
+        ({"tokenizer": types.SimpleNamespace(vocab_size=128_256)}, "another tokenizer"),
+    ):
+        with pytest.raises(MismatchError, match=message):
+            megatron.PretokDataset(view, GPTDatasetConfig(**changed))
+
+
+def test_a_state_goes_on_with_a_mix_that_continues_its_own(view: View, shards: Path, mix: Path) -> None:
+    after = beginning(load_manifest(shards), mix, 48)
+    longer = shards / "longer.json"
+    run_mix(
+        shards,
+        longer,
+        wish("960:it=0.5,en=0.5", seq_len=SEQ_LEN, seed=after.seed, max_epochs=99, after=after),
+    )
+    state = pytorch.Loader(view, 4, position=48).state_dict()
+    loader = pytorch.Loader(pretok.stream.open(shards, longer), 4)
+    loader.load_state_dict(state)
+    assert loader.position == 48
+    with pytest.raises(
+        MismatchError, match=f"read 60 sequences of the stream {view.fingerprint}.*same up to 48"
+    ):
+        loader.load_state_dict({**state, "position": 60})
+    with pytest.raises(MismatchError, match="same up to 240"):
+        pytorch.Loader(view, 4).load_state_dict({**state, "position": 241})
+
+
+def test_a_tokenizer_that_is_not_the_shards_is_refused(view: View, tmp_path: Path) -> None:
+    from pretok.tokenizer.vocabulary import write_vocab
+
+    write_vocab(tmp_path, ".", ["<eod>"], [])
+    with pytest.raises(MismatchError, match="name the tokenizer of the shards"):
+        checks.check_model(view, tokenizer=tmp_path)
+    checks.check_model(view, tokenizer="a/name/that/is/no/folder", rows=1000, seq_len=SEQ_LEN)
+
+
+def test_a_version_that_nobody_tried_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "version", lambda package: "0.31.0")
+    with pytest.raises(UsageError, match=r"torchtitan 0\.31\.0 is not known to work .* known are 0\.3\.\*"):
+        checks.check_version("torchtitan", ("0.3",))
+    monkeypatch.setattr(checks, "version", lambda package: "0.3")
+    checks.check_version("torchtitan", ("0.3",))

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -45,8 +44,7 @@ class Batch(NamedTuple):
 
 def make_batch(view: View, ids: Tensor, documents: bool) -> Batch:
     """What a model gets of (n, L + 1) ids: here alone labels and starts of documents are made."""
-    ids = ids.long()
-    inputs, labels = ids[:, :-1], ids[:, 1:]
+    inputs, labels = (part.long().contiguous() for part in (ids[:, :-1], ids[:, 1:]))
     if not documents:
         return Batch(inputs, labels)
     position_ids, cu_seqlens = document_boundaries(inputs.numpy(), view.eod_id)
@@ -144,21 +142,3 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, with any ranks, micro-batch and workers, before the first batch."""
         self.position = checked_position(self.view, state)
-
-
-class Rows:
-    """A dataset for trainers that have a loader of their own: item i is (seq_len + 1,) int64 ids at position i.
-
-    sequences: as for `Loader`. The trainer must read in order and from a position of its own.
-    """
-
-    def __init__(self, view: View, sequences: int | None = None) -> None:
-        if sequences is not None:
-            check_length(view, sequences)
-        self.view = view
-
-    def __len__(self) -> int:
-        return len(self.view)
-
-    def __getitem__(self, position: int) -> Tensor:
-        return torch.from_numpy(self.view[position].astype(np.int64))

@@ -373,8 +373,13 @@ def speed_transformers(folder: Path) -> dict[str, Any]:
     )
     ours = PretokTrainer(model=model, args=arguments, view=long_view(folder))
     own = Trainer(model=model, args=arguments, train_dataset=Rows())
+
+    def again() -> Iterator[Any]:
+        ours.loader.position = 0
+        return iter(ours.get_train_dataloader())
+
     return {
-        "ours": lambda: iter(ours.get_train_dataloader()),
+        "ours": again,
         "own": lambda: iter(own.get_train_dataloader()),
     }
 
@@ -422,8 +427,13 @@ def speed_olmo(folder: Path) -> dict[str, Any]:
             work_dir=str(folder / "olmo-work"),
         ).build()
         loader = NumpyDataLoaderConfig(global_batch_size=MICRO * LONG, seed=0).build(dataset)
-        loader.reshuffle(1)
-        return lambda: iter(loader)
+
+        def again() -> Iterator[Any]:
+            loader.reset()
+            loader.reshuffle(1)
+            return iter(loader)
+
+        return again
 
     def ours(documents: bool) -> Callable[[], Iterator[Any]]:
         return lambda: iter(
@@ -510,8 +520,8 @@ def collect(folder: Path) -> None:
             data = read_json(speeds)
             found[f"{name}: version"] = data.pop("version")
             found |= {f"{name}: {loader}, M tokens/s": speed for loader, speed in data.items()}
-            other = data.get("own", data.get("random windows"))
-            found[f"{name}: ours / own"] = data["ours"] / other
+            if "own" in data:
+                found[f"{name}: ours / own"] = data["ours"] / data["own"]
     save("trainers", found)
     write_report()
 

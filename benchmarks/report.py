@@ -29,6 +29,7 @@ OURS = "pretok"
 MORE = {
     "loader": "loader processes of torch, sequences of 4,096 from memory",
     "streams": "random tokens in shuffled micro-batches of 8 x 4,096, from memory",
+    "trainers": "the same 1,000 steps in other trainers, and their loaders, sequences of 4,096, one core",
     "cold": "streams of 500 M tokens, micro-batches of 8 x 4,096",
     "ray": "driver",
     "files": "files of three documents, 2 workers",

@@ -260,7 +260,7 @@ def test_an_output_that_is_a_file_is_one_line(command, tmp_path, vocab_dir, caps
 
 def test_a_mix_or_an_export_into_a_folder_is_one_line(tmp_path, capsys):
     shards = make_shards(tmp_path / "shards", {"it": [range(1, 90)]})
-    for command in (["mix", "--seq-len", "8"], ["export", "--to", "nanogpt", "--seq-len", "8"]):
+    for command in (["mix", "--seq-len", "8"], ["export", "--to", "megatron"]):
         assert run_command([command[0], str(shards), *command[1:], "--out", str(tmp_path)]) == 2
         printed = capsys.readouterr().err
         assert str(tmp_path) in printed
@@ -303,7 +303,7 @@ def test_an_output_folder_that_is_a_result_is_asked_about(tmp_path, vocab_dir, c
 
 EITHER = (
     ["verify", "--workers", "0"], ["stats"], ["inspect", "--source", "it", "--doc", "0"], ["mix", "--seq-len", "64"],
-    ["export", "--to", "nanogpt"], ["status"], ["watch", "--once"], ["disclose", "--format", "json"], ["report"],
+    ["export", "--to", "megatron"], ["status"], ["watch", "--once"], ["disclose", "--format", "json"], ["report"],
     ["query", "--format", "json", "select count(*) from docs"],
 )  # fmt: skip
 

@@ -454,9 +454,7 @@ def export(
     shards: Shards,
     to: Annotated[
         str,
-        typer.Option(
-            metavar="megatron|olmo|nanotron|litdata|nanogpt|litgpt", help="Target format.", show_default=False
-        ),
+        typer.Option(metavar="megatron|olmo|nanotron|litdata", help="Target format.", show_default=False),
     ],
     mix: Annotated[
         Path | None, typer.Option(metavar="MIX.json", help="Shares and order. Default: natural.")
@@ -464,7 +462,6 @@ def export(
     stage: Annotated[
         int | None, typer.Option(min=1, help="Which stage of the mix, where one is wanted.")
     ] = None,
-    seq_len: Annotated[int, typer.Option(min=1, help="nanogpt, litgpt: without a mix.")] = 4096,
     out: Annotated[
         Path | None,
         typer.Option(help="File for text (default: standard output), folder for files of tokens."),
@@ -484,18 +481,21 @@ def export(
 
         pretok export work/shards --to olmo --merge 10GiB --out olmo
 
-    megatron: the file for --per-split-data-args-path; with --merge larger files and theirs. nanogpt, litgpt: a few
-    lines of Python over pretok.stream. olmo, nanotron, litdata: files of their formats, listed in export.json.
+    megatron: the file for --per-split-data-args-path; with --merge larger files and theirs. olmo, nanotron, litdata:
+    files of their formats, listed in export.json. These trainers shuffle; to keep the order of a mix inside them and
+    others, see docs/trainers.md.
     """
-    from pretok.export.text import READERS, export_text, source_tokens
+    from json import dumps as to_text  # other commands here have an option `json`
+
+    from pretok.export.text import megatron_blend, source_tokens
     from pretok.shards.manifest import load_manifest
 
     manifest = load_manifest(shards)
     for name in manifest.conversations:
         lost = "holds conversations: nothing in the export says which of its tokens are learned"
         terminal(context).notice(f"{name} {lost}")
-    if merge is None and to in READERS:
-        text = export_text(shards, to, mix, stage, seq_len)
+    if merge is None and to == "megatron":
+        text = to_text(megatron_blend(shards, mix, stage), indent=1) + "\n"
         if out is None:
             typer.echo(text, nl=False)
             return
@@ -508,9 +508,10 @@ def export(
 
     most = parse_size(merge or "0", "--merge")
     if to not in FORMATS:
-        merged = "; --merge is not for it" if to in READERS else ""
-        known = ", ".join(sorted({*FORMATS, *READERS}))
-        raise UsageError(f"cannot export to {to!r}{merged}; known are {known}")
+        raise UsageError(
+            f"cannot export to {to!r}; known are {', '.join(sorted(FORMATS))}. For what reads a mix in Python see "
+            "docs/trainers.md"
+        )
     if out is None:
         raise UsageError(f"files for {to} are written into a folder: say which with --out")
     console = terminal(context, out)

@@ -1,13 +1,10 @@
-"""Shards and a mix -> what other trainers need to read them as they are.
+"""Shards and a mix -> the blend that the data loaders of Megatron-LM and NeMo take.
 
-Input: a shards folder, optionally a mix.json. Output: for Megatron-LM and NeMo the blend that their data loaders take
-(the shards are their format already); for nanoGPT-style and litgpt-style trainers a few lines of Python over
-`pretok.stream`, which keep the exact order.
+Input: a shards folder, optionally a mix.json. Output: weights and paths; the shards are their format already.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -17,25 +14,6 @@ import pretok.stream
 from pretok.base.errors import UsageError
 from pretok.export.formats import ExportedFile
 from pretok.shards.manifest import Manifest, Shard, load_manifest
-
-READERS = ("megatron", "nanogpt", "litgpt")
-
-
-def export_text(
-    shards: Path, to: str, mix: Path | None = None, stage: int | None = None, seq_len: int = 4096
-) -> str:
-    """The text for one trainer. Raises UsageError for an unknown one and what `pretok.stream.open` raises."""
-    if to not in READERS:
-        raise UsageError(f"cannot export to {to!r}; known are {', '.join(READERS)}")
-    if to == "megatron":
-        return json.dumps(megatron_blend(shards, mix, stage), indent=1) + "\n"
-    if stage is not None:
-        raise UsageError(f"--stage is for megatron; {to} reads all stages of a mix in order")
-    pretok.stream.open(shards, mix, seq_len=None if mix else seq_len)  # refuses what could not be streamed
-    opening = f"pretok.stream.open({str(shards.absolute())!r}, " + (
-        f"{str(mix.absolute())!r})" if mix else f"seq_len={seq_len})"
-    )
-    return {"nanogpt": NANOGPT, "litgpt": LITGPT}[to].replace("OPEN", opening)
 
 
 def megatron_blend(shards: Path, mix: Path | None, stage: int | None) -> dict[str, list[str] | None]:
@@ -88,53 +66,3 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
     return {
         source.name: quota * plan.seq_len for source, quota in zip(plan.sources, quotas, strict=True) if quota
     }
-
-
-NANOGPT = """\
-# For a nanoGPT-style train.py: replaces get_batch. Every call takes the next batch of the mix; `position` is the whole
-# state, so save it in the checkpoint. One .bin alone is also a nanoGPT file: numpy.memmap(path, VIEW.dtype, "r").
-import pretok.stream
-import torch
-
-VIEW = OPEN
-position = 0
-
-
-def get_batch(split):
-    global position
-    tokens = torch.from_numpy(VIEW.batch(range(position, position + batch_size)))
-    position += batch_size
-    return tokens[:, :-1].to(device), tokens[:, 1:].to(device)
-"""
-
-LITGPT = """\
-# For litgpt: save as pretok_data.py and give the class as the data module of `litgpt pretrain`; a batch is
-# (micro-batch, seq_len + 1) token ids, of which litgpt takes inputs and targets itself.
-import pretok.stream
-import torch
-from litgpt.data import DataModule
-from pretok.stream.loader import Narrow, PositionSampler
-from torch.utils.data import DataLoader
-
-
-class Pretok(DataModule):
-    def connect(self, tokenizer=None, batch_size=1, max_seq_length=None):
-        self.batch_size = batch_size
-
-    def train_dataloader(self):
-        view = OPEN
-        distributed = torch.distributed.is_initialized()
-        ranks = torch.distributed.get_world_size() if distributed else 1
-        sampler = PositionSampler(
-            len(view),
-            global_batch=self.batch_size * ranks,
-            micro_batch=self.batch_size,
-            rank=torch.distributed.get_rank() if distributed else 0,
-            world_size=ranks,
-        )
-        collate = Narrow(torch.from_numpy, view.dtype)
-        return DataLoader(view, batch_sampler=sampler, collate_fn=collate, num_workers=2)
-
-    def val_dataloader(self):
-        return []
-"""

@@ -160,8 +160,8 @@ def test_the_command(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert np.concatenate(list(ShardReader(tmp_path / "out/it/train/it-00000"))).tolist() == ids("it")  # type: ignore[call-overload]
     for refused, says in (
         (["--to", "olmo", "--merge", "ten"], "is not a count"),
-        (["--to", "jax"], "known are litdata, litgpt, megatron"),
-        (["--to", "nanogpt", "--merge", "1GiB"], "--merge is not for it"),
+        (["--to", "jax"], "known are litdata, megatron"),
+        (["--to", "nanogpt"], "see docs/trainers.md"),
     ):
         assert run_command([*arguments, *refused]) == 2
         assert says in capsys.readouterr().err

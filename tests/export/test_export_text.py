@@ -1,23 +1,18 @@
-"""What other trainers get: Megatron-LM's own loader reads our shards; the snippets run."""
+"""The blend for Megatron-LM, whose own loader reads our shards."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from mixing import request
 from support import EOD, make_shards, needs
 
-import pretok.stream
 from pretok.base.errors import UsageError
-from pretok.export.text import export_text
+from pretok.export.text import megatron_blend
 from pretok.stream.mix_job import run_mix
 
 SEQ_LEN = 8
@@ -41,7 +36,7 @@ def mix(shards: Path) -> Path:
 
 
 def test_weights_follow_the_mix(shards: Path, mix: Path) -> None:
-    blend = json.loads(export_text(shards, "megatron", mix))
+    blend = megatron_blend(shards, mix, None)
     assert blend["test"] is None
     assert blend["valid"][1::2] == [str(shards / "it" / "it-val-00000")]
     weights = dict(zip(blend["train"][1::2], map(float, blend["train"][::2]), strict=True))
@@ -49,7 +44,7 @@ def test_weights_follow_the_mix(shards: Path, mix: Path) -> None:
     assert sum(weights.values()) == pytest.approx(320)
     italian = [weight for prefix, weight in weights.items() if Path(prefix).name.startswith("it")]
     assert italian == pytest.approx([240 * 4 / 6, 240 * 2 / 6])
-    natural = json.loads(export_text(shards, "megatron"))
+    natural = megatron_blend(shards, None, None)
     assert [float(weight) for weight in natural["train"][::2]] == [4 * 41, 4 * 41, 2 * 41, 4 * 71, 2 * 71]
 
 
@@ -57,17 +52,11 @@ def test_stages_are_chosen(shards: Path, tmp_path: Path) -> None:
     path = tmp_path / "mix.json"
     run_mix(shards, path, request("160:it=1", "160:it=0.5,en=0.5", seq_len=SEQ_LEN))
     with pytest.raises(UsageError, match="choose with --stage"):
-        export_text(shards, "megatron", path)
+        megatron_blend(shards, path, None)
     with pytest.raises(UsageError, match="no stage 3"):
-        export_text(shards, "megatron", path, stage=3)
-    assert {
-        Path(p).name[:2] for p in json.loads(export_text(shards, "megatron", path, stage=1))["train"][1::2]
-    } == {"it"}
-    assert len(json.loads(export_text(shards, "megatron", path, stage=2))["train"]) == 10
-    with pytest.raises(UsageError, match="all stages"):
-        export_text(shards, "nanogpt", path, stage=1)
-    with pytest.raises(UsageError, match="known are megatron"):
-        export_text(shards, "jax")
+        megatron_blend(shards, path, 3)
+    assert {Path(p).name[:2] for p in megatron_blend(shards, path, 1)["train"][1::2]} == {"it"}
+    assert len(megatron_blend(shards, path, 2)["train"]) == 10
 
 
 @pytest.fixture
@@ -89,7 +78,7 @@ def test_megatron_core_reads_our_shards(shards: Path, mix: Path, tmp_path: Path)
     from megatron.core.datasets.indexed_dataset import IndexedDataset
     from megatron.core.datasets.utils import get_blend_from_list
 
-    blend = json.loads(export_text(shards, "megatron", mix))
+    blend = megatron_blend(shards, mix, None)
     config = GPTDatasetConfig(
         random_seed=1,
         sequence_length=SEQ_LEN,
@@ -117,24 +106,3 @@ def test_megatron_core_reads_our_shards(shards: Path, mix: Path, tmp_path: Path)
     assert [document.tolist() for document in documents] == [
         [*document, EOD] for document in DOCUMENTS["it"][:4]
     ]
-
-
-def test_snippets_run(shards: Path, mix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("torch")
-    view = pretok.stream.open(shards, mix)
-    names: dict[str, Any] = {"batch_size": 4, "device": "cpu"}
-    exec(export_text(shards, "nanogpt", mix), names)
-    for first in (0, 4):
-        inputs, targets = names["get_batch"]("train")
-        expected = view.batch(range(first, first + 4))
-        np.testing.assert_array_equal(inputs.numpy(), expected[:, :-1])
-        np.testing.assert_array_equal(targets.numpy(), expected[:, 1:])
-    litgpt = types.ModuleType("litgpt.data")
-    litgpt.DataModule = object  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "litgpt", types.ModuleType("litgpt"))
-    monkeypatch.setitem(sys.modules, "litgpt.data", litgpt)
-    exec(export_text(shards, "litgpt", mix), names)
-    module = names["Pretok"]()
-    module.connect(batch_size=4)
-    np.testing.assert_array_equal(next(iter(module.train_dataloader())).numpy(), view.batch(range(4)))
-    assert "seq_len=16" in export_text(shards, "nanogpt", seq_len=16)

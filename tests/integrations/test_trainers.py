@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import EOD, make_shards, needs
+from support import EOD, ROOT, make_shards, needs
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
@@ -435,3 +435,33 @@ def test_a_version_that_nobody_tried_is_refused(monkeypatch: pytest.MonkeyPatch)
         checks.check_version("torchtitan", ("0.3",))
     monkeypatch.setattr(checks, "version", lambda package: "0.3")
     checks.check_version("torchtitan", ("0.3",))
+
+
+def test_the_snippets_of_the_page_run(
+    view: View, shards: Path, mix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those for trainers that need no module of ours, over the shards that they name."""
+    page = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
+    sections = [part for part in page.split("\n## ") if "```python" in part]
+    parts = {part.split("\n", 1)[0]: part.split("```python\n")[1].split("```")[0] for part in sections}
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "shards").symlink_to(shards)
+    (tmp_path / "work" / "mix.json").symlink_to(mix)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"batch_size": 4, "device": "cpu"}
+    exec(parts["nanoGPT"], names)
+    for first in (0, 4):
+        inputs, targets = names["get_batch"]("train")
+        expected = view.batch(range(first, first + 4))
+        assert (inputs.tolist(), targets.tolist()) == (expected[:, :-1].tolist(), expected[:, 1:].tolist())
+    litgpt = types.ModuleType("litgpt.data")
+    litgpt.DataModule = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "litgpt", types.ModuleType("litgpt"))
+    monkeypatch.setitem(sys.modules, "litgpt.data", litgpt)
+    exec(parts["litgpt, Lightning, NeMo"], names)
+    module = names["Pretok"]()
+    module.connect(batch_size=4)
+    assert next(iter(module.train_dataloader())).tolist() == view.batch(range(4)).tolist()
+    linear = torch.nn.Embedding(1000, 1000)
+    names = {"rank": 0, "ranks": 1, "steps": 2, "global_batch": 8, "resumed": False, "model": linear}
+    exec(parts["PyTorch and accelerate"], names | {"cross_entropy": torch.nn.functional.cross_entropy})

@@ -67,7 +67,7 @@ def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, st
     (shards / "it").mkdir(parents=True)
     task = TokenizeTask(
         partition, shards, state, RecordFormat(), Keep(), Screening(), normalization, vocab_dir / "tokenizer.json",
-        load_vocab(vocab_dir, eod=0).fingerprint, 0, None, 1 << 20,
+        load_vocab(vocab_dir, eod=0).fingerprint, 0, None, 1 << 20, 0,
         Fraction(0), 0, {},
     )  # fmt: skip
     (part,) = tokenize_partition(task, lambda _: None)

@@ -165,5 +165,5 @@ def test_legs_are_the_same_after_a_kill_and_know_other_shards(tmp_path: Path) ->
     loop.train(settings(shards, tmp_path, "run", **common))
     assert segments() == whole
     make_shards(tmp_path / "others", {"it": [[1, 2, 3] * 200], "en": [[4] * 500]}, vocab_size=60)
-    with pytest.raises(MismatchError, match="name the shards that it read"):
+    with pytest.raises(MismatchError, match="on the run read other shards"):
         open_traced(tmp_path / "run", tmp_path / "others")

@@ -393,8 +393,10 @@ class View:
                 return self._locate(positions)
             self._ahead_start, self._ahead_end = start, min(max(end, start + AHEAD), len(self))
             self._ahead = self._locate(np.arange(self._ahead_start, self._ahead_end))
-        first = start - self._ahead_start
-        low, high = np.searchsorted(self._ahead.row, (first, end - self._ahead_start))
+        first = low = start - self._ahead_start
+        high = end - self._ahead_start
+        if len(self._ahead.row) != self._ahead_end - self._ahead_start:  # not one piece a row
+            low, high = np.searchsorted(self._ahead.row, (low, high)).tolist()
         row, column, address, length = (part[low:high] for part in self._ahead)
         return Pieces(row - first if first else row, column, address, length)
 

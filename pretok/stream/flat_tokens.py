@@ -99,10 +99,14 @@ class FlatTokens:
         together = min(ANNOUNCED, self.files.limit)  # what is announced is still open when it is read
         for at in range(0, len(parts), together):
             group = parts[at : at + together]
-            if not self._sequential and len(group) > 1:
-                self._announce(group)
-            for row, shard, offset in group:
-                self._fill(row, shard, offset)
+            files = [self.files.get(shard) for _, shard, _ in group]
+            if (
+                not self._sequential and len(group) > 1
+            ):  # the kernel fetches all at once, not one after the other
+                for (row, _, offset), file in zip(group, files, strict=True):
+                    os.posix_fadvise(file, offset * row.itemsize, row.nbytes, os.POSIX_FADV_WILLNEED)
+            for (row, shard, offset), file in zip(group, files, strict=True):
+                self._fill(row, shard, file, offset)
 
     def path(self, address: int) -> Path:
         """The shard that holds the token at an address."""
@@ -139,18 +143,10 @@ class FlatTokens:
         parts.sort(key=itemgetter(1))
         return parts
 
-    def _announce(self, parts: Sequence[_Part]) -> None:
-        """Let the kernel fetch all parts at once instead of one after the other as they are read."""
-        for row, shard, offset in parts:
-            os.posix_fadvise(self.files.get(shard), offset * row.itemsize, row.nbytes, os.POSIX_FADV_WILLNEED)
-
-    def _fill(self, row: npt.NDArray[Any], shard: int, offset: int) -> None:
+    def _fill(self, row: npt.NDArray[Any], shard: int, file: int, offset: int) -> None:
         """Read tokens from `offset` of one shard on into `row`."""
-        file = self.files.get(shard)
-        at = offset * row.itemsize
-        rest = row.view(np.uint8).data
-        while rest:  # pread may give less than asked for
-            done = os.preadv(file, [rest], at)
+        rest, at = row.view(np.uint8).data, offset * row.itemsize
+        while (done := os.preadv(file, [rest], at)) != len(rest):  # it may give less than asked for
             if not done:
                 raise IntegrityError(f"{self.files.paths[shard]} was cut while it was being read")
             rest = rest[done:]

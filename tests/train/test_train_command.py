@@ -38,6 +38,7 @@ def test_impossible_runs_are_refused(
         loop.train(TrainConfig(out=str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_torchrun_runs_the_module(shards: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -142,6 +142,7 @@ def tell_reads() -> None:
     setup.exported_tensors = told
 
 
+@pytest.mark.slow
 def test_each_part_is_read_once(folder: Path) -> None:
     """By one rank, of however many that have it."""
     read = [
@@ -158,6 +159,7 @@ def tensors(folder: Path) -> dict[str, Any]:
     return {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_comes_back_as_it_came(folder: Path, name: str, tmp_path: Path) -> None:
     """Bit for bit, the rows beyond the tokenizer too, from every mesh; and transformers takes it for the same model."""
@@ -180,6 +182,7 @@ def test_a_model_comes_back_as_it_came(folder: Path, name: str, tmp_path: Path) 
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_biases_learn_alike_on_every_mesh(folder: Path, mesh: str) -> None:
     for name in ("loss", "grad_norm"):
@@ -189,6 +192,7 @@ def test_biases_learn_alike_on_every_mesh(folder: Path, mesh: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_rows_beyond_the_tokenizer_are_never_predicted(folder: Path, shards: Path) -> None:
     """The loss is that of a softmax without them."""
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "qwen-2", dtype=torch.float32).eval()

@@ -52,6 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_cases(tmp_path_factory.mktemp("runs"), CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_pipeline_equals_one_process(runs: Path, name: str) -> None:
     assert_equal(runs / name, runs / "one")

@@ -44,6 +44,7 @@ def arguments(folder: Path, run: Path) -> list[object]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_tensor_ranks_equal_one(folder: Path, mesh: str) -> None:
     """Each rank norms its own heads with one weight, whose gradient is the sum over ranks and counted once; the z-loss
@@ -53,6 +54,7 @@ def test_tensor_ranks_equal_one(folder: Path, mesh: str) -> None:
     assert column(run, "grad_norm") == pytest.approx(column(folder / "run", "grad_norm"), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_it_is_a_qwen3_of_transformers(folder: Path, tmp_path: Path) -> None:
     transformers = needs("transformers")
     out = tmp_path / "model"

@@ -144,7 +144,7 @@ def test_engines_differ_only_in_disputed_code_points(pattern: str) -> None:
         joined = tokens < np.diff(offsets)
         expected = ~np.isin(offsets[:-1] + 1, word_ends(data, offsets, pattern))
         undisputed = ~disputed(data, offsets)
-        assert joined[undisputed].any()
+        assert joined[undisputed].any() or (pattern, first) == ("qwen2", "1")  # there each digit is a word
         assert np.array_equal(joined[undisputed], expected[undisputed])
 
 

@@ -93,14 +93,13 @@ class Pipeline(nn.Module):
             kind = ScheduleGPipe if config.pipeline_schedule == "gpipe" else Schedule1F1B
             self._schedule = kind(stages[0], batch.accumulation, **options)
 
-    def passes(self, tokens: Tensor, documents: Tensor | None) -> Tensor:
-        """Forward and backward passes of all micro-batches of a step, tokens (sequences, L + 1), after one another.
+    def passes(self, inputs: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+        """Forward and backward passes of all micro-batches of a step, one after another.
 
-        documents: (sequences, L) as for the Decoder. The gradient is that of the mean loss of a token. Returns the sum
-        of the losses, float32, the same on all ranks of the pipeline.
+        inputs, targets, documents: (sequences, L) as for the Decoder. The gradient is that of the summed loss divided
+        by all tokens, learned or not. Returns the sum of the losses, float32, the same on all ranks of the pipeline.
         """
-        inputs, targets = tokens[:, :-1], tokens[:, 1:].long()
-        self._nll = torch.zeros((), device=tokens.device)
+        self._nll = torch.zeros((), device=inputs.device)
         others = {} if documents is None else {"documents": documents}
         first = (inputs,) if self._rank == 0 else ()
         self._schedule.step(*first, target=targets, return_outputs=False, targets=targets, **others)

@@ -17,6 +17,7 @@ In this folder:
     quota.py        weights -> whole sequences by source
     mix_file.py     a mix and its file
     tapes.py        where the sequences of a source lie
+    side_file.py    sealed arrays that belong to a mix, read a block at a time
     flat_tokens.py  many shards as one array of tokens
     loader.py       the part of each batch that a rank reads
     continued.py    a mix that goes on with another, and how long two mixes are the same

@@ -10,6 +10,7 @@ read, and the number of open files is bounded. numpy, msgspec and the standard l
     view.origin(i)          # (source, epoch, index of the sequence inside the source)
     view.positions(source, first, end)  # back: (n, 3) the positions that read some of its tokens, epoch and sequence
     view.prefix_counts(n)   # {source: sequences among the first n positions}
+    view.boundaries(i)      # where documents start in the inputs view[i][:-1]
 
 In this folder:
 
@@ -39,7 +40,7 @@ import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import to_json
-from pretok.base.tokens import Ints, Tokens
+from pretok.base.tokens import Ints, Tokens, document_starts
 from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.flat_tokens import FlatTokens
@@ -219,6 +220,11 @@ class View:
         """(source, epoch, index of the sequence inside the source) of one position."""
         source, epoch, number = self._order.locate(self._checked([position]))
         return self._order.names[source[0]], int(epoch[0]), int(number[0])
+
+    def boundaries(self, position: int) -> Ints:
+        """(documents,) where documents start in the inputs at one position, `view[position][:-1]`, 0 first: one may go
+        on there from another sequence. `loader.document_boundaries` says it of a batch, for attention kernels."""
+        return np.flatnonzero(document_starts(self[position][:-1], self.eod_id))
 
     def shard(self, position: int, token: int = 0) -> Path:
         """The file that holds a token, counted from 0, of the sequence at one position."""

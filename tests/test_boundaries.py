@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "vocab": ("base", "kernels", "read", "config", "tokenizer", "counts"),
     "superwords": ("base", "kernels", "read", "config", "tokenizer", "counts", "vocab"),
     "shards": ("base", "kernels", "read", "config", "tokenizer", "screen"),
-    "stream": ("base", "config", "tokenizer", "shards"),
+    "stream": ("base", "kernels", "config", "tokenizer", "shards"),
     "forecast": ("base", "kernels", "read", "config", "counts", "tokenizer", "vocab", "stream"),
     "report": ("base", "tokenizer", "shards", "stream"),
     "disclosure": ("base", "shards", "stream"),

@@ -148,13 +148,18 @@ def readings(traced: Traced, name: str, split: str, document: int) -> list[Readi
     if source is None or split != view.mix.split or not source.sequences:
         return []
     shards = traced.manifest.of(name, split)
-    length, before = view.seq_len, sum(other.tokens for other in shards[: shards.index(shard)])
+    before = sum(other.tokens for other in shards[: shards.index(shard)])
     start, end = (before + int(offset) for offset in _offsets(shard)[number : number + 2])
     found = []
     for position, epoch, index in view.positions(name, start, end).tolist():
         if position in traced.positions:
-            begins = view.cut(name, epoch) + index * length
-            first, last = max(start, begins), min(end, begins + length + 1)
+            # In one piece: a longer document that is packed is in one sequence with one of its pieces.
+            at, tokens = next(
+                (begins, length)
+                for _, begins, length in view.parts(position).tolist()
+                if begins < end and begins + length > start
+            )
+            first, last = max(start, at), min(end, at + tokens)
             step = traced.step_of(position)
             done = None if step is None else step <= traced.steps
             found.append(Reading(position, step, epoch, index, first - start, last - first, done))
@@ -166,11 +171,16 @@ def passages(traced: Traced, position: int) -> Iterator[Passage]:
     view = traced.view
     if not 0 <= position < len(view):
         raise UsageError(f"there is no position {position}; the stream has {len(view)}, from 0")
-    source, epoch, index = view.origin(position)
-    start = view.cut(source, epoch) + index * view.seq_len
-    end = start + view.seq_len + 1
+    source = view.origin(position)[0]
+    for _, start, tokens in view.parts(position).tolist():
+        yield from _stretch(traced, source, start, start + tokens)
+
+
+def _stretch(traced: Traced, source: str, start: int, end: int) -> Iterator[Passage]:
+    """The documents of tokens `start` to `end - 1` of a source."""
     before = numbered = 0
-    for shard in traced.manifest.of(source, view.mix.split):
+    split = traced.view.mix.split
+    for shard in traced.manifest.of(source, split):
         if before < end and before + shard.tokens > start:
             offsets = _offsets(shard) + before
             document = int(np.searchsorted(offsets, start, side="right")) - 1 if before <= start else 0
@@ -178,7 +188,7 @@ def passages(traced: Traced, position: int) -> Iterator[Passage]:
                 first, last = max(start, int(offsets[document])), min(end, int(offsets[document + 1]))
                 if last > first:
                     begins = first - int(offsets[document])
-                    yield Passage(source, view.mix.split, numbered + document, begins, last - first)
+                    yield Passage(source, split, numbered + document, begins, last - first)
                 document += 1
         before, numbered = before + shard.tokens, numbered + shard.documents
 

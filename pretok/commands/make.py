@@ -300,7 +300,7 @@ def verify(
         )
 
 
-@takes("mix.weights", "mix.tokens", "mix.seq_len", "mix.seed", "mix.max_epochs", "mix.cap")
+@takes("mix.weights", "mix.tokens", "mix.seq_len", "mix.seed", "mix.max_epochs", "mix.cap", "mix.pack")
 def mix(
     context: typer.Context,
     shards: Shards,
@@ -352,6 +352,7 @@ def mix(
     from pretok.stream.continued import beginning
     from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_mix
     from pretok.stream.quota import stage_table
+    from pretok.stream.side_file import FOLDER
 
     options = {dotted: option_of(dotted) for dotted in given} | {"mix.stages": "--stage"}
     table = {dotted.removeprefix("mix."): value for dotted, value in given.items()}
@@ -363,8 +364,10 @@ def mix(
         raise UsageError("--materialize writes the mix too: say where with --out")
     manifest, console, after = load_manifest(shards), terminal(context, out and work_of(out)), None
     if continued is not None:
-        if "seed" in table or split is not None:
-            raise UsageError("a mix that is continued keeps its seed and split: leave --seed and --split out")
+        if table.keys() & {"seed", "pack"} or split is not None:
+            raise UsageError(
+                "a mix that is continued keeps its seed, split and packing: leave --seed, --split and --pack out"
+            )
         asked = {key: table[key] for key in ("seq_len",) if key in table}
         length = make_mix(asked, "command line", options).seq_len if asked else None
         after = beginning(manifest, continued, _left_at(continued, at, run), length)
@@ -377,7 +380,7 @@ def mix(
     if json:
         print_json(report)
     else:
-        show_mix(manifest, request, report, console)
+        show_mix(manifest, request, report, console, out and out.parent / FOLDER)
     if out is None:
         again = shlex.join(
             ["pretok", *console.arguments, "--out", str(shards.absolute().parent / "mix.json")]
@@ -441,8 +444,11 @@ def export(
     megatron: the file for --per-split-data-args-path; with --merge larger files and theirs. nanogpt, litgpt: a few
     lines of Python over pretok.stream. olmo, nanotron, litdata: files of their formats, listed in export.json.
     """
-    from pretok.export.text import READERS, export_text, source_tokens
+    from pretok.export.text import READERS, export_text, packing_notice, source_tokens
+    from pretok.shards.manifest import load_manifest
 
+    if warning := packing_notice(load_manifest(shards), mix, to):
+        terminal(context).notice(warning)
     if merge is None and to in READERS:
         text = export_text(shards, to, mix, stage, seq_len)
         if out is None:
@@ -454,7 +460,6 @@ def export(
         return
     from pretok.export.formats import FORMATS
     from pretok.export.job import EXPORT_FILE, run_export
-    from pretok.shards.manifest import load_manifest
 
     most = parse_size(merge or "0", "--merge")
     if to not in FORMATS:

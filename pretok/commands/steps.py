@@ -23,6 +23,7 @@ from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished
 from pretok.stream.mix_job import MixRequest, plan_mix, refuse_another_mix, run_mix, show_stages
+from pretok.stream.side_file import FOLDER
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.job import run_build_vocab
 
@@ -66,7 +67,7 @@ def check_steps(recipe: Recipe) -> None:
     if has_manifest(recipe.shards_dir) and not unfinished(recipe.shards_dir):
         manifest = load_manifest(recipe.shards_dir)
         if recipe.sources.keys() <= set(manifest.sources):
-            plan_mix(manifest, request)
+            plan_mix(manifest, request, recipe.mix_path.parent / FOLDER)
 
 
 def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
@@ -81,7 +82,7 @@ def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
             run_build_vocab(recipe, engine, console)
         tokenize_step(recipe, engine, console)
         if request is not None:  # a budget that does not fit is said before the hours of verification
-            plan_mix(load_manifest(recipe.shards_dir), request)
+            plan_mix(load_manifest(recipe.shards_dir), request, recipe.mix_path.parent / FOLDER)
         verify_step(recipe, engine, console)
         show_stats(recipe.shards_dir, console)
         if request is None:

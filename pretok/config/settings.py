@@ -306,6 +306,8 @@ class MixTable(StageTable):
     """How often a source may be read at most. | 2 | mix.md"""
     cap: bool = False
     """Hold sources at `max_epochs` and let the others fill up, instead of refusing the mix. | true | mix.md"""
+    pack: Literal["none", "best-fit"] = "none"
+    """`best-fit`: sequences of whole documents, none of them cut unless it is longer than one. | "best-fit" | mix.md"""
     stages: tuple[StageTable, ...] = ()
     """Several stages, one after the other, each a table `[[mix.stages]]`, instead of tokens and weights
     here. | [{tokens = "1T"}, {tokens = "300B", weights = {it = 1}}] | mix.md"""

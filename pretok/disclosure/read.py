@@ -11,6 +11,7 @@ before the first and behind the last whole sequence of an epoch is not read in i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,28 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedCoverage:
+    """What is read of a packed source. whole: epochs that are complete; starts, ends: (n,), rising each, where the
+    stretches begin and end that were read besides."""
+
+    whole: int
+    starts: Ints
+    ends: Ints
+
+    def tokens(self, bounds: Ints) -> Ints:
+        """As of `Coverage`. A packed sequence reads all its tokens: its last one is of no other."""
+        read = self.whole * bounds
+        for sign, edges in ((1, self.starts), (-1, self.ends)):
+            reached = np.searchsorted(
+                edges, bounds
+            )  # of a stretch: bound - start, less bound - end behind it
+            before = np.concatenate([[0], np.cumsum(edges)])[reached]
+            read = read + sign * (reached * bounds - before)
+        tokens: Ints = np.diff(read)
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
 class SourceReading:
     """sequences: read of the source, of `of` that it has, None where these had several lengths; epochs: how often it
     was read on average, None where no order reads it; coverage: of each segment, None: every token once, in no
@@ -68,7 +91,7 @@ class SourceReading:
     sequences: int | None = None
     of: int | None = None
     epochs: float | None = None
-    coverage: tuple[Coverage, ...] | None = None
+    coverage: tuple[Coverage | PackedCoverage, ...] | None = None
 
     def tokens(self, bounds: Ints) -> Ints:
         """As of `Coverage`, of all of them."""
@@ -184,7 +207,8 @@ def _extent(scope: str, spans: list[tuple[View, int, int]], run: RunRecord | Non
 
 def _reading(name: str, spans: list[tuple[View, int, int]]) -> SourceReading:
     """What is read of one source."""
-    coverage, sizes, epochs, taken = [], set(), 0.0, 0
+    coverage: list[Coverage | PackedCoverage] = []
+    sizes, epochs, taken = set(), 0.0, 0
     for view, first, end in spans:
         size = next((entry.sequences for entry in view.mix.sources if entry.name == name), None)
         if size is not None:
@@ -196,8 +220,23 @@ def _reading(name: str, spans: list[tuple[View, int, int]]) -> SourceReading:
     return SourceReading(taken, of, None if sizes == {0} else epochs, tuple(coverage))
 
 
-def _coverage(view: View, name: str, size: int, low: int, high: int) -> list[Coverage]:
+def _packed_coverage(view: View, name: str, size: int, low: int, high: int) -> PackedCoverage:
+    """As `_coverage`, of a packed source."""
+    first, last = -(-low // size) * size, high // size * size  # between them epochs are whole
+    spans = [(low, high)] if last <= first else [(low, first), (last, high)]
+    stretches = [np.empty((0, 2), np.int64)]
+    for begin, end in spans:
+        for at in range(begin, end, BLOCK):
+            numbers = view.drawn(name, at, min(at + BLOCK, end))
+            stretches.append(view.stretches(name, numbers))
+    starts, ends = np.concatenate(stretches).T
+    return PackedCoverage(max(last - first, 0) // size, np.sort(starts), np.sort(ends))
+
+
+def _coverage(view: View, name: str, size: int, low: int, high: int) -> Sequence[Coverage | PackedCoverage]:
     """What of a source its `low`-th to `high - 1`-th sequences are, of `size` that it has; by where epochs are cut."""
+    if low < high and view.packed(name):
+        return [_packed_coverage(view, name, size, low, high)]
     found: dict[int, Coverage] = {}
     nothing = np.broadcast_to(np.uint8(0), size)
     while low < high:

@@ -18,6 +18,8 @@ In this folder:
     quota.py        weights -> whole sequences by source
     mix_file.py     a mix and its file
     tapes.py        where the sequences of a source lie
+    packed.py       sequences of whole documents, by their index
+    pack.py         lengths of documents -> that index
     side_file.py    sealed arrays that belong to a mix, read a block at a time
     flat_tokens.py  many shards as one array of tokens
     loader.py       the part of each batch that a rank reads
@@ -45,7 +47,9 @@ from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.flat_tokens import FlatTokens
 from pretok.stream.mix_file import Mix, check_sources, load_mix, natural_mix, parse_mix
-from pretok.stream.tapes import Pieces, Tape, WholeSources
+from pretok.stream.packed import PackedTape, open_packed
+from pretok.stream.side_file import FOLDER
+from pretok.stream.tapes import Pieces, SeveralTapes, Tape, WholeSources
 
 __all__ = ["View", "open", "same_until"]
 
@@ -97,7 +101,7 @@ def open(
         )
     check_sources(plan, manifest, Path(mix))
     _check_seq_len(plan, seq_len, str(mix))
-    return View(manifest, plan)
+    return View(manifest, plan, folder=Path(mix).parent / FOLDER)
 
 
 def _open_materialized(
@@ -144,12 +148,14 @@ class View:
     mix: the plan it follows; fingerprint: identifies the shards, the mix and the order together; manifest_fingerprint:
     identifies the shards the mix was made of; tokenizer: what the manifest says of it; materialized: whether the shards
     hold the sequences in the order of the mix. The fingerprints of a mix and of its materialized form are the same, so
-    a run may go on with either.
+    a run may go on with either. folder: of the mix's side files.
 
     It may be forked and pickled: every process opens its own files. One thread at a time.
     """
 
-    def __init__(self, manifest: Manifest, mix: Mix, materialized: bool = False) -> None:
+    def __init__(
+        self, manifest: Manifest, mix: Mix, materialized: bool = False, folder: Path | None = None
+    ) -> None:
         self.seq_len = mix.seq_len
         self.vocab_size = manifest.tokenizer.vocab_size
         self.eod_id = manifest.tokenizer.eod_id
@@ -165,10 +171,14 @@ class View:
         self._tokens = FlatTokens(manifest.shards if materialized else shards, self.dtype, materialized)
         # One address space for all sources, one after the other: a sequence lies inside its source.
         bases = np.cumsum([0, *(source.tokens for source in mix.sources)], dtype=np.int64)[:-1]
+        self._bases, self._packed = bases, dict[int, PackedTape]()
         if materialized:  # the sequences are the documents, each with its target
             self._tape: Tape = WholeSources(bases[:1], self.seq_len + 1, self.seq_len + 1)
         else:
             self._tape = WholeSources(bases, self.seq_len, self.seq_len + 1)
+            self._packed = open_packed(manifest, mix, folder, bases)
+            if self._packed:
+                self._tape = SeveralTapes(self._tape, self._packed)
         self._ahead = Pieces(*[np.empty(0, np.int64)] * 4)  # of positions _ahead_start to _ahead_end - 1
         self._ahead_start = self._ahead_end = self._expected = 0
 
@@ -244,19 +254,49 @@ class View:
         held = self.mix.sources[number]
         if not 0 <= index(first) <= index(end) <= held.tokens:
             raise IndexError(f"tokens {first} to {end}; source {source} has {held.tokens}")
+        base = int(self._bases[number])
+        if packed := self._packed.get(number) if first < end else None:
+            having = packed.sequences(base + first, base + end)
         found = [np.empty((0, 3), np.int64)]
         for epoch in range(self._order.epochs(number) if first < end else 0):
-            cut = self.cut(source, epoch)
-            low = max(first - cut - 1, 0) // self.seq_len
-            high = min((end - 1 - cut) // self.seq_len + 1, held.sequences)
-            sequences = np.arange(low, high)
+            if packed:
+                sequences = having
+            else:
+                cut = self.cut(source, epoch)
+                low = max(first - cut - 1, 0) // self.seq_len
+                high = min((end - 1 - cut) // self.seq_len + 1, held.sequences)
+                sequences = np.arange(low, high)
             at = self._order.positions(number, epoch, sequences)
             found.append(np.column_stack([at, np.full_like(at, epoch), sequences])[at >= 0])
         rows = np.concatenate(found)
         return rows[np.argsort(rows[:, 0])]
 
+    def parts(self, position: int) -> Ints:
+        """(n, 3): column, first token of the source, tokens of each stretch of a source in the sequence at a position,
+        in order. One stretch where sources are cut, documents where they are packed; what none fills is EOD. UsageError
+        for shards in the order of a mix, which do not say where their tokens are from."""
+        if self.materialized:
+            raise UsageError(
+                "shards in the order of a mix do not say where their tokens are from; open the mix"
+            )
+        source, epoch, number = self._order.locate(self._checked([position]))
+        tape = self._packed.get(int(source[0])) or self._tape
+        pieces = tape.pieces(source, self._order.cuts(source, epoch), number)
+        return np.column_stack([pieces.column, pieces.address - self._bases[source[0]], pieces.length])
+
+    def stretches(self, source: str, sequences: Ints) -> Ints:
+        """(n, 2): first and one past the last of the tokens of a packed source in its sequences (m,)."""
+        number = self._number(source)
+        pieces = self._packed[number].pieces(sequences, sequences, sequences)
+        begins = pieces.address - self._bases[number]
+        return np.column_stack([begins, begins + pieces.length])
+
+    def packed(self, source: str) -> bool:
+        """Whether the sequences of a source are whole documents, which need no cuts."""
+        return bool(self.mix.sources[self._number(source)].packed)
+
     def cut(self, source: str, epoch: int) -> int:
-        """Where an epoch of a source begins: its sequence i holds the source's tokens cut + i * seq_len to
+        """Where an epoch of a source begins that is cut: its sequence i holds the source's tokens cut + i * seq_len to
         cut + (i + 1) * seq_len, both included. UsageError for an unknown source."""
         number = np.array([self._number(source)])
         return int(self._order.cuts(number, np.array([index(epoch)]))[0])
@@ -290,6 +330,8 @@ class View:
 
     def _read(self, positions: Ints, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         out = np.empty((len(positions), self.seq_len + 1), self.dtype)
+        if self._packed:
+            out.fill(self.eod_id)
         if len(positions):
             self._tokens.read(self._pieces(positions), out)
         return out.astype(dtype, copy=False)

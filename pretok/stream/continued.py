@@ -52,11 +52,11 @@ def _shards(mix: Mix) -> dict[str, int]:
     return {part.manifest: part.length for part in mix.earlier} | {mix.manifest: mix.length}
 
 
-def _stages(mix: Mix) -> list[list[tuple[str, int, int]]]:
-    """Name, tokens and quota of the sources of each stage, in the order that decides between equal times."""
+def _stages(mix: Mix) -> list[list[tuple[object, ...]]]:
+    """Name, tokens, packing and quota of the sources of each stage, in the order that decides between equal times."""
     return [
         [
-            (source.name, source.tokens, quota)
+            (source.name, source.tokens, source.packed, quota)
             for source, quota in zip(mix.sources, quotas, strict=True)
             if quota
         ]

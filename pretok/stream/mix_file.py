@@ -8,7 +8,9 @@ file. numpy, msgspec and the standard library only.
     manifest    fingerprint of the shards it belongs to
     split, seq_len, seed
     cuts        "epoch": each epoch of a source is cut at another place; "fixed": all at its first token
-    sources     [{name, tokens, sequences}]    what the shards hold, in the order of quotas
+    sources     [{name, tokens, sequences}]    what the shards hold, in the order of quotas; where they are whole
+                                               documents, `packed`, the digest of their index in side_files/
+                                               (`stream.packed`), and `targets`, which an epoch learns
     stages      [{quotas: [n, ...], length}]   sequences that each source gives; `length` only where the next stage
                                                begins after so many positions, before all quotas are given
     earlier     [{manifest, length}]           only where the shards have grown since a mix that this one goes on with
@@ -27,6 +29,7 @@ never continued has the file it always had.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -45,12 +48,20 @@ MAX_STAGES = 1 << 20
 """So many stages of fewer than `order.MAX_SEQUENCES` positions each stay within 64 bits."""
 
 
-class MixSource(Record, frozen=True):
-    """A source as a mix sees it: its tokens in the split, and how many sequences they make."""
+class MixSource(Record, frozen=True, omit_defaults=True):
+    """A source as a mix sees it: its tokens in the split, and how many sequences they make. packed: the digests of its
+    packing indexes, one for each generation of its shards, empty where it is cut; targets: tokens that an epoch of its
+    packed sequences learns."""
 
     name: str
     tokens: Count
     sequences: Count
+    packed: tuple[str, ...] = ()
+    targets: Count = 0
+
+    def learned(self, seq_len: int) -> Fraction:
+        """Tokens that a sequence learns, on average over an epoch; of a packed one not what fills it up."""
+        return Fraction(self.targets, self.sequences) if self.packed else Fraction(seq_len)
 
 
 class Earlier(Record, frozen=True):
@@ -103,6 +114,18 @@ class Mix(Record, frozen=True, dict=True):
         """Sequences in all stages; of any size, unlike `len`."""
         return sum(self.lengths)
 
+    @property
+    def packs(self) -> bool:
+        """Whether some of its sources are packed."""
+        return any(source.packed for source in self.sources)
+
+    @property
+    def learned(self) -> int:
+        """Tokens that all its sequences learn, where packed epochs are read in part by their mean."""
+        drawn = self.order().prefix(self.length).tolist()
+        parts = (source.learned(self.seq_len) * n for source, n in zip(self.sources, drawn, strict=True))
+        return int(sum(parts))
+
     def __len__(self) -> int:
         return self.length
 
@@ -152,7 +175,10 @@ class Mix(Record, frozen=True, dict=True):
         names = [source.name for source in self.sources]
         sizes = [source.sequences for source in self.sources]
         # A source of one sequence would lose it where its epochs are cut.
-        cut = [self.cuts == "epoch" and _fixed(source.tokens, self.seq_len) > 1 for source in self.sources]
+        cut = [
+            self.cuts == "epoch" and not source.packed and _fixed(source.tokens, self.seq_len) > 1
+            for source in self.sources
+        ]
         shifts = [self.seq_len if one else 0 for one in cut]
         return Order(names, sizes, self.stages, self.seed, self.lengths, shifts)
 
@@ -174,7 +200,15 @@ class Mix(Record, frozen=True, dict=True):
             if len(quotas) != len(self.sources) or min(quotas, default=0) < 0:
                 return f"a stage has {len(quotas)} quotas for {len(self.sources)} sources, or one below 0"
         for number, source in enumerate(self.sources):
-            if source.sequences != sequences(source.tokens, self.seq_len, self.cuts):
+            least = -(-source.tokens // (self.seq_len + 1))
+            if source.packed:
+                fits = 0 < least <= source.sequences <= source.tokens and len(source.packed) == 1
+                fits &= source.targets <= source.tokens - source.sequences
+            else:
+                fits = not source.targets and source.sequences == sequences(
+                    source.tokens, self.seq_len, self.cuts
+                )
+            if not fits:
                 return f"source {source.name} has {source.tokens} tokens, not {source.sequences} sequences"
             if not source.sequences and any(quotas[number] for quotas in self.stages):
                 return f"source {source.name} has not one sequence to give"

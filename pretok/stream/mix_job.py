@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,7 +27,10 @@ from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import failures
 from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, write_mix
 from pretok.stream.order import prefix_bound
-from pretok.stream.quota import most_that_fits, one_epoch, shares_of, stage_quotas
+from pretok.stream.pack import pack
+from pretok.stream.packed import Packing, open_packing
+from pretok.stream.quota import learned_of, most_that_fits, one_epoch, shares_of, stage_quotas
+from pretok.stream.side_file import FOLDER
 
 if TYPE_CHECKING:
     from pretok.config import MixTable, StageTable
@@ -68,9 +72,21 @@ class StageReport(Record, frozen=True):
     prefix_bound_tokens: dict[str, float]
 
 
-class SourceReport(Record, frozen=True):
-    """What a mix takes of a source. unused_tokens: whole sequences not drawn even once; tail_tokens: what an
-    epoch leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew."""
+class PackedReport(Record, frozen=True):
+    """How the documents of a source were packed. cut_documents: those longer than a sequence; padding_tokens: what an
+    epoch has of them; spread_tokens: standard deviation of the learned tokens of a sequence, whose sum is exact at the
+    end of each epoch."""
+
+    documents: Count
+    cut_documents: Count
+    padding_tokens: Count
+    spread_tokens: float
+
+
+class SourceReport(Record, frozen=True, omit_defaults=True):
+    """What a mix takes of a source, in learned tokens. unused_tokens: whole sequences not drawn even once; tail_tokens:
+    what an epoch leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew;
+    packed: None where it is cut."""
 
     sequences: Count
     tokens: Count
@@ -78,6 +94,7 @@ class SourceReport(Record, frozen=True):
     repeated_tokens: Count
     unused_tokens: Count
     tail_tokens: Count
+    packed: PackedReport | None = None
 
 
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -94,8 +111,8 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     failed: tuple[Failure, ...]
 
     def _repr_html_(self) -> str:
-        columns = tuple(name.replace("_", " ") for name in SourceReport.__struct_fields__)
-        rows = [(name, *msgspec.structs.astuple(source)) for name, source in self.sources.items()]
+        columns = tuple(name.replace("_", " ") for name in SourceReport.__struct_fields__[:-1])
+        rows = [(name, *msgspec.structs.astuple(source)[:-1]) for name, source in self.sources.items()]
         title = f"mix: {self.tokens:,} tokens in {self.sequences:,} sequences"
         return html_table(title, ("source", *columns), rows, " ".join(self.notes))
 
@@ -107,7 +124,7 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     when it is another one, which a run may depend on.
     """
     refuse_another_mix(out, request)
-    mix, report = plan_mix(load_manifest(shards), request)
+    mix, report = plan_mix(load_manifest(shards), request, out.parent / FOLDER)
     if not out.exists():
         with hold(out, "mix", beside=True):
             if not out.exists():  # since a moment ago
@@ -130,11 +147,16 @@ def refuse_another_mix(out: Path, request: MixRequest) -> None:
         ("seed", old.seed, request.table.seed),
         ("split", old.split, request.split),
         ("number of stages", len(old.stages), len(request.table.all_stages)),
+        ("packing", "best-fit" if old.packs else "none", request.table.pack),
     ):
         if there != asked:
             raise _another(out, old, f"its {what} is {there}, not {asked}")
     for length, stage in zip(old.lengths, request.table.all_stages, strict=True):
-        if stage.tokens != "all" and length != (asked := stage.tokens // request.table.seq_len):
+        if (
+            stage.tokens != "all"
+            and not old.packs
+            and length != (asked := stage.tokens // request.table.seq_len)
+        ):
             raise _another(out, old, f"a stage of it has {length:,} sequences, not {asked:,}")
 
 
@@ -145,9 +167,13 @@ def _another(out: Path, old: Mix, difference: str) -> MismatchError:
     )
 
 
-def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, MixReport]:
-    """The mix and its report. Raises UsageError for unknown sources, or budgets and weights that do not fit."""
-    sources = _sources(manifest, request)
+def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> tuple[Mix, MixReport]:
+    """The mix and its report. folder: where side files go, by default nowhere that lasts. Raises UsageError for unknown
+    sources, or budgets and weights that do not fit."""
+    if folder is None:
+        with TemporaryDirectory() as nowhere:
+            return plan_mix(manifest, request, Path(nowhere))
+    sources, packings = _sources(manifest, request, folder)
     table, cuts = request.table, _cuts(request)
     empty = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, sources, ())
     start = empty if request.after is None else _with_sources(request.after, sources)
@@ -161,7 +187,7 @@ def plan_mix(manifest: Manifest, request: MixRequest) -> tuple[Mix, MixReport]:
         notes += changed
     taken = (*start.taken, *map(sum, quotas[len(start.stages) :])) if start.taken else ()
     mix = possible(replace(start, stages=tuple(quotas), taken=taken))
-    return mix, _report(manifest, request, mix, notes)
+    return mix, _report(manifest, request, mix, notes, packings)
 
 
 def _with_sources(mix: Mix, sources: tuple[MixSource, ...]) -> Mix:
@@ -177,9 +203,9 @@ def _given(mix: Mix) -> list[list[int]]:
     return [[b - a for a, b in zip(*ends, strict=True)] for ends in pairwise(counts)]
 
 
-def what_if(manifest: Manifest, request: MixRequest) -> list[WhatIf]:
+def what_if(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> list[WhatIf]:
     """The last stage with a quarter, half, twice and four times its budget, one epoch, and the most that fits."""
-    mix, _ = plan_mix(manifest, request)
+    mix, _ = plan_mix(manifest, request, folder)
     last = request.table.all_stages[-1]
     before = mix.order().prefix(len(mix) - mix.lengths[-1]).tolist()
     weights = shares_of(last, mix.sources, mix.seq_len)
@@ -190,8 +216,9 @@ def what_if(manifest: Manifest, request: MixRequest) -> list[WhatIf]:
     planned = sum(mix.stages[-1])
     lengths = {planned * 2**power // 4 for power in range(5)}
     lengths |= {one_epoch(weights, mix.sources, before), most_that_fits(weights, room)}
+    learned = learned_of(weights, mix.sources, mix.seq_len)
     return [
-        _what_if(mix, before, last.model_copy(update={"tokens": length * mix.seq_len}), request.table)
+        _what_if(mix, before, last.model_copy(update={"tokens": math.ceil(length * learned)}), request.table)
         for length in sorted(lengths - {0})
     ]
 
@@ -208,17 +235,40 @@ def _what_if(mix: Mix, before: Sequence[int], stage: StageTable, table: MixTable
         source.name: (drawn + quota) / source.sequences if source.sequences else 0.0
         for source, drawn, quota in zip(mix.sources, before, quotas, strict=True)
     }
-    return WhatIf(sum(quotas) * mix.seq_len, epochs, bool(notes), problem)
+    tokens = sum(
+        quota * source.learned(mix.seq_len) for quota, source in zip(quotas, mix.sources, strict=True)
+    )
+    return WhatIf(int(tokens), epochs, bool(notes), problem)
 
 
-def _sources(manifest: Manifest, request: MixRequest) -> tuple[MixSource, ...]:
-    """The sources any stage names, sorted, behind those of the mix before; all of them when a stage is natural."""
+def _sources(
+    manifest: Manifest, request: MixRequest, folder: Path
+) -> tuple[tuple[MixSource, ...], dict[str, Packing]]:
+    """The sources any stage names, sorted, behind those of the mix before; all of them when a stage is natural. And how
+    those that are packed are."""
     names: set[str] = set()
     for stage in request.table.all_stages:
         names |= set(manifest.sources if stage.weights == "natural" else stage.weights)
     first = [source.name for source in request.after.sources] if request.after else []
     named = [*first, *sorted(names.difference(first))]
-    return mix_sources(manifest, request.split, request.table.seq_len, named, _cuts(request))
+    found = list(mix_sources(manifest, request.split, request.table.seq_len, named, _cuts(request)))
+    before = {source.name: source for source in request.after.sources} if request.after else {}
+    packs = request.after.packs if request.after else request.table.pack == "best-fit"
+    packings = {}
+    for number, source in enumerate(found):
+        shards = manifest.of(source.name, request.split)
+        if source.name in before:
+            if not before[source.name].packed:
+                continue
+            digest = before[source.name].packed[0]
+            packings[source.name] = open_packing(folder, digest, shards, request.table.seq_len)[1]
+        elif packs and source.tokens > 1:
+            digest, packings[source.name] = pack(folder, shards, request.table.seq_len)
+        else:
+            continue
+        about = packings[source.name]
+        found[number] = replace(source, sequences=about.bins, packed=(digest,), targets=about.targets)
+    return tuple(found), packings
 
 
 def _cuts(request: MixRequest) -> str:
@@ -226,8 +276,11 @@ def _cuts(request: MixRequest) -> str:
     return request.after.cuts if request.after else "epoch" if request.split == "train" else "fixed"
 
 
-def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str]) -> MixReport:
+def _report(
+    manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str], packings: dict[str, Packing]
+) -> MixReport:
     names = [source.name for source in mix.sources]
+    learned = [source.learned(mix.seq_len) for source in mix.sources]
     given = _given(mix)
     asked = [shares_of(stage, mix.sources, mix.seq_len) for stage in request.table.all_stages]
     kept = mix.stages[: -len(asked)]  # what was asked for of the mix before is not known any more
@@ -238,31 +291,35 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
         given,
         strict=True,
     ):
+        tokens = [count * each for count, each in zip(counts, learned, strict=True)]
         stages.append(
             StageReport(
-                tokens=sum(counts) * mix.seq_len,
+                tokens=int(sum(tokens)),
                 weights=dict(zip(names, map(str, weights), strict=True)),
-                shares={name: count / max(sum(counts), 1) for name, count in zip(names, counts, strict=True)},
+                shares={
+                    name: float(part / max(sum(tokens), 1)) for name, part in zip(names, tokens, strict=True)
+                },
                 prefix_bound_tokens={
-                    name: prefix_bound(quotas, quota) * mix.seq_len
-                    for name, quota in zip(names, quotas, strict=True)
+                    name: prefix_bound(quotas, quota) * float(each)
+                    for name, quota, each in zip(names, quotas, learned, strict=True)
                 },
             )
         )
     sources = {}
-    for source, *drawn in zip(mix.sources, *given, strict=True):
-        sequences = sum(drawn)
+    for source, each, *drawn in zip(mix.sources, learned, *given, strict=True):
+        sequences, packing = sum(drawn), packings.get(source.name)
         sources[source.name] = SourceReport(
             sequences=sequences,
-            tokens=sequences * mix.seq_len,
+            tokens=int(sequences * each),
             epochs=sequences / source.sequences if source.sequences else 0.0,
-            repeated_tokens=max(sequences - source.sequences, 0) * mix.seq_len,
-            unused_tokens=max(source.sequences - sequences, 0) * mix.seq_len,
-            tail_tokens=source.tokens - source.sequences * mix.seq_len,
+            repeated_tokens=int(max(sequences - source.sequences, 0) * each),
+            unused_tokens=int(max(source.sequences - sequences, 0) * each),
+            tail_tokens=0 if packing else source.tokens - source.sequences * mix.seq_len,
+            packed=None if packing is None else _packed_report(packing),
         )
     return MixReport(
         sequences=len(mix),
-        tokens=len(mix) * mix.seq_len,
+        tokens=sum(stage.tokens for stage in stages),
         stages=tuple(stages),
         sources=sources,
         left_out={
@@ -276,7 +333,9 @@ def _report(manifest: Manifest, request: MixRequest, mix: Mix, notes: list[str])
     )
 
 
-def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, console: Console) -> None:
+def show_mix(
+    manifest: Manifest, request: MixRequest, report: MixReport, console: Console, folder: Path | None = None
+) -> None:
     """Show the stages, the sources, what is left out or was changed, and the what-if table."""
     show_stages(manifest, report, console)
     columns = ("source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail")
@@ -291,7 +350,24 @@ def show_mix(manifest: Manifest, request: MixRequest, report: MixReport, console
         for name, part in report.sources.items()
     ]
     console.show(table(f"{report.tokens:,} tokens in sequences of {request.table.seq_len}", columns, rows))
-    _show_what_if(manifest, request, report, console)
+    _show_what_if(manifest, request, report, console, folder)
+
+
+def _packed_report(packing: Packing) -> PackedReport:
+    return PackedReport(packing.documents, packing.cut, packing.padding, round(packing.spread, 3))
+
+
+def _packed_words(name: str, source: SourceReport, packed: PackedReport) -> str:
+    """What packing did to a source. Over a random half of an epoch the sum of its sequences is farthest from exact."""
+    sequences = round(source.sequences / source.epochs) if source.epochs else 0
+    held = source.tokens / max(source.sequences, 1) * sequences
+    padding = packed.padding_tokens / max(packed.padding_tokens + held + sequences, 1)
+    spread = packed.spread_tokens * math.sqrt(sequences) / 2
+    return (
+        f"{name} is packed: {packed.documents:,} documents in {sequences:,} sequences, {packed.cut_documents:,} longer "
+        f"ones cut, padding {padding:.3%}; its learned tokens are exact at the end of each epoch, inside of one within "
+        f"some {math.ceil(3 * spread):,} more"
+    )
 
 
 def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None:
@@ -305,6 +381,9 @@ def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None
         console.notice(
             f"{what}: {stage.tokens:,} tokens: {shares}; at every point within {math.ceil(bound):,} tokens of it"
         )
+    for name, source in report.sources.items():
+        if source.packed is not None:
+            console.notice(_packed_words(name, source, source.packed))
     if at := report.continued_at:
         console.notice(
             f"the first {at:,} sequences are those of the mix before, and its sources go on from there"
@@ -315,9 +394,11 @@ def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None
         console.notice(sentence)
 
 
-def _show_what_if(manifest: Manifest, request: MixRequest, report: MixReport, console: Console) -> None:
+def _show_what_if(
+    manifest: Manifest, request: MixRequest, report: MixReport, console: Console, folder: Path | None
+) -> None:
     names = list(report.sources)
-    lines = what_if(manifest, request)
+    lines = what_if(manifest, request, folder)
     if len(names) > SHOWN:  # a column each would fit no terminal
         names = sorted(names, key=lambda name: -lines[-1].epochs[name])[:SHOWN]
     rows = [

@@ -17,6 +17,7 @@ from pretok.shards.manifest import Manifest
 from pretok.stream import View
 from pretok.stream.continued import same_until
 from pretok.stream.mix_file import check_sources, load_mix, parse_mix
+from pretok.stream.side_file import FOLDER
 
 SEGMENTS = "segments.jsonl"
 CONFIG = "config.json"
@@ -114,6 +115,7 @@ def open_segments(
     sequences. Raises UsageError, MismatchError where a segment read something else.
     """
     views: list[View] = []
+    folder: Path | None = None  # of the side files of the mix that is read
     for number, segment in reversed(list(enumerate(segments))):
         moved = mix if number == len(segments) - 1 else None
         order = parse_mix(segment.order, Path(SEGMENTS)) if moved is None else load_mix(moved)
@@ -127,6 +129,8 @@ def open_segments(
                 )
             order = following.mix
         else:
+            beside = moved or (Path(segment.mix) if segment.mix else None)
+            folder = beside and beside.parent / FOLDER
             check_sources(order, manifest, manifest.folder)
             if order.fingerprint != segment.stream:
                 raise MismatchError(
@@ -134,5 +138,5 @@ def open_segments(
                     f"{mix or segment.mix or manifest.folder} is {order.fingerprint} now: name the shards and the mix "
                     "of that run"
                 )
-        views.insert(0, View(manifest, order))
+        views.insert(0, View(manifest, order, folder=folder))
     return views

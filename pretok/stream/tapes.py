@@ -1,11 +1,12 @@
 """Where the sequences of a mix lie: source, cut and number -> pieces of shards.
 
 Input: the sources of a mix and their first addresses among all its tokens (`flat_tokens`). Output: a tape, which says
-from which addresses the tokens of any sequence come. numpy and the standard library only.
+from which addresses the tokens of any sequence come; what no piece fills is EOD. numpy and the standard library only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -47,3 +48,25 @@ class WholeSources:
         rows = np.arange(len(number))
         address = self._bases[source] + cut + number * self._stride
         return Pieces(rows, np.zeros_like(rows), address, np.full_like(rows, self._length))
+
+
+class SeveralTapes:
+    """`whole` for all sources but those that have a tape of their own in `others`, by their number."""
+
+    def __init__(self, whole: Tape, others: Mapping[int, Tape]) -> None:
+        self._whole = whole
+        self._others = dict(others)
+
+    def pieces(self, source: Ints, cut: Ints, number: Ints) -> Pieces:
+        """See `Tape`."""
+        kind = np.where(np.isin(source, list(self._others)), source, -1)
+        found = []
+        for which in np.unique(kind).tolist():
+            tape, rows = self._others.get(which, self._whole), np.flatnonzero(kind == which)
+            pieces = tape.pieces(source[rows], cut[rows], number[rows])
+            found.append(pieces._replace(row=rows[pieces.row]))
+        if len(found) == 1:
+            return found[0]
+        joined = Pieces(*(np.concatenate(field) for field in zip(*found, strict=True)))
+        order = np.argsort(joined.row, kind="stable")
+        return Pieces(*(field[order] for field in joined))

@@ -233,7 +233,7 @@ def _mix(path: Path, shards: Path, job: LoggedJob | None) -> Iterator[StepStatus
         yield StepStatus(
             "mix",
             FINISHED,
-            detail=f"{mix.length * mix.seq_len:,} tokens in {plural(mix.length, 'sequence')}",
+            detail=f"{mix.learned:,} tokens in {plural(mix.length, 'sequence')}{', packed' if mix.packs else ''}",
         )
 
 

@@ -18,6 +18,7 @@ from pretok.base.storage import checksum, reading
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import hash_column, hash_texts, ledger_column
 from pretok.shards.manifest import Shard, TokenizerEntry
+from pretok.stream.packed import verify_packing
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import ReferenceEngine, Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
@@ -43,6 +44,12 @@ class VerifyTask:
     tokenizer: TokenizerEntry
     sample: tuple[int, ...] | None
     documents_end: bool
+
+
+def verify_index(task: tuple[Path, Path, str], report: Callable[[dict[str, int]], None]) -> list[str]:  # noqa: ARG001
+    """Problems of the packing index of (shards, mix, source)."""
+    problem = verify_packing(*task)
+    return [] if problem is None else [problem]
 
 
 def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> list[str]:

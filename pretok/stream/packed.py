@@ -22,20 +22,21 @@ from __future__ import annotations
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pretok.base.errors import IntegrityError
-from pretok.base.records import Count, Record, read_record
+from pretok.base.errors import IntegrityError, PretokError
+from pretok.base.records import Count, Record, read_record, replace
 from pretok.base.storage import fingerprint, reading
 from pretok.base.tokens import Ints
 from pretok.shards.format import HEADER
-from pretok.shards.manifest import Manifest, Shard
-from pretok.stream.mix_file import Mix
+from pretok.shards.manifest import Manifest, Shard, load_manifest
+from pretok.stream.mix_file import Mix, load_mix
 from pretok.stream.side_file import FOLDER, REMEDY, SideFile
 from pretok.stream.tapes import Pieces
 
@@ -273,6 +274,26 @@ def open_packed(manifest: Manifest, mix: Mix, folder: Path | None, bases: Ints) 
             )
         found[number] = tape
     return found
+
+
+def packings_beside(manifest: Manifest) -> Iterator[tuple[Path, str]]:
+    """(mix, source) of every packed source of a mix of these shards that lies beside their folder."""
+    for path in sorted(manifest.folder.parent.glob("*.json")):
+        with suppress(PretokError):  # another file, or a mix of others, which whoever reads it is told
+            mix = load_mix(path)
+            if mix.manifest == manifest.fingerprint:
+                yield from ((path, source.name) for source in mix.sources if source.packed)
+
+
+def verify_packing(shards: Path, mix: Path, source: str) -> str | None:
+    """What is wrong with the packing index of a source in a mix, or None; reads all of it, and the `.idx` of shards."""
+    manifest, plan = load_manifest(shards), load_mix(mix)
+    only = replace(plan, sources=tuple(entry for entry in plan.sources if entry.name == source))
+    try:
+        open_packed(manifest, only, mix.parent / FOLDER, np.zeros(1, np.int64))[0].verify()
+    except PretokError as error:
+        return f"{mix}, source {source}: {error}"
+    return None
 
 
 def _close_all(files: OrderedDict[int, int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -32,6 +33,7 @@ from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import load_mix, mix_json, parse_mix
 from pretok.stream.mix_job import run_mix
 from pretok.stream.pack import pack, pack_window
+from pretok.stream.packed import packings_beside, verify_packing
 from pretok.stream.side_file import FOLDER, path_of
 
 
@@ -330,7 +332,7 @@ def _of_another_index(folder: Path, index: Path) -> None:
     [
         (_missing, "is missing, which a mix is made of: copy it again"),
         (_cut, "was cut or is no side file"),
-        (_changed, "is damaged in its block 0"),
+        (_changed, "is damaged"),
         (_of_another_length, "packs other shards, or sequences of 15 tokens, not 31"),
         (_of_another_index, "does not fit the documents of .*run pretok verify"),
     ],
@@ -343,3 +345,14 @@ def test_what_is_not_the_index_of_this_mix_is_refused_by_name(
     harm(folder, path_of(folder / FOLDER, source.packed[0]))
     with pytest.raises(IntegrityError, match=words):
         opened(folder)[:]
+    told = [
+        verify_packing(folder / "shards", *one) for one in packings_beside(load_manifest(folder / "shards"))
+    ]
+    assert {bool(re.search(words, problem)) for problem in told if problem} == {True}
+
+
+def test_verify_reads_the_indexes_of_mixes_beside_the_shards(made: Path) -> None:
+    shards = made / "shards"
+    found = list(packings_beside(load_manifest(shards)))
+    assert (made / "mix.json", "it") in found
+    assert {verify_packing(shards, *one) for one in found} == {None}

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mixing import request
 from support import EOD, make_shards, needs
 
 torch = needs("torch")
 import pretok.stream
+from pretok.stream.mix_file import load_mix
+from pretok.stream.mix_job import run_mix
 from tests.train_support import column, filled, mix_of, model_file, run_jobs, tiny_config
 from train.config import TrainConfig
 from train.model.loss import IGNORE, targets_of
@@ -132,3 +135,14 @@ def test_a_step_without_learned_tokens_changes_nothing(
     assert column(run, "skipped") == [0, 0, 1, 1]
     same = [all(map(torch.equal, *pair)) for pair in pairwise(states)]
     assert same == [False, True, False]
+
+
+def test_an_epoch_of_a_packed_mix_learns_its_targets(shards: Path, tmp_path: Path) -> None:
+    """As the mix counted them, and no document is seen from another."""
+    run_mix(shards, tmp_path / "mix.json", request("all:it=1", seq_len=63, pack="best-fit"))
+    (source,) = load_mix(tmp_path / "mix.json").sources
+    batch = max(n for n in range(1, 20) if source.sequences % n == 0)
+    settings = {"mix": str(tmp_path / "mix.json"), "seq_len": None, "attention": "document"}
+    settings |= {"global_batch": batch, "steps": source.sequences // batch, "save_every": "never"}
+    loop.train(tiny_config(shards, tmp_path, **settings))
+    assert sum(column(tmp_path / "run", "learned")) == source.targets

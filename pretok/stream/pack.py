@@ -30,7 +30,7 @@ DOCUMENTS = 4096
 """Of a window, at least. Packed in a row they leave 0.1 % of padding; 65,536 a tenth of that, in bins of documents that
 lie farther apart."""
 MOST_DOCUMENTS = 1 << 16
-"""Of a window, at most: an entry has two bytes."""
+"""Of a window, at most: an entry of a whole source has two bytes."""
 BINS = 512
 """Of a window, about, at least: the last bins of a window are not full."""
 
@@ -54,7 +54,8 @@ def pack(folder: Path, shards: Sequence[Shard], seq_len: int) -> tuple[str, Pack
             return digest, open_packing(folder, digest, shards, seq_len)[1]
     folder.mkdir(parents=True, exist_ok=True)
     with hold(noted, "mix", beside=True):
-        digest = write_packing(folder, shards, seq_len, _documents(shards))
+        held = sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards)
+        digest = write_packing(folder, shards, seq_len, _documents(shards), *held)
         write_json(noted, to_json(_Made(digest)))
     return digest, open_packing(folder, digest, shards, seq_len)[1]
 
@@ -81,24 +82,32 @@ def window_of(documents: int, tokens: int, seq_len: int) -> int:
 
 
 def write_packing(
-    folder: Path, shards: Sequence[Shard], seq_len: int, documents: Iterable[tuple[Ints, Ints]]
+    folder: Path,
+    shards: Sequence[Shard],
+    seq_len: int,
+    documents: Iterable[tuple[Ints, Ints]],
+    given: int,
+    given_tokens: int,
 ) -> str:
-    """Pack (numbers, lengths) of documents, which rise, given in parts, and write their index; its digest."""
+    """Pack documents of `shards` and write their index; its digest.
+
+    documents: (numbers in the split, lengths) of those that are packed, rising, in parts of any size; given,
+    given_tokens: how many they are and have. Where they are few among others an entry has four bytes.
+    """
     capacity = seq_len + 1
     held = sum(shard.documents for shard in shards)
-    window = window_of(held, sum(shard.tokens for shard in shards), seq_len)
+    window = window_of(given, given_tokens, seq_len)
+    entry = np.dtype("<u2" if given == held else "<u4")
     windows, bins = [], []
     count = tokens = entries = cut = targets = squares = bins_so_far = 0
     folder.mkdir(parents=True, exist_ok=True)
     with SideFileWriter(folder, f"packing-{shards[0].source if shards else ''}-{seq_len}") as writer:
-        writer.append("entries", np.empty(0, "<u2"))
+        writer.append("entries", np.empty(0, entry))
         for numbers, lengths in _windows(documents, window):
-            if int(numbers[-1] - numbers[0]) >= MOST_DOCUMENTS:
-                raise AssertionError("a window of documents that lie 65,536 apart")
             starts, members, full = pack_window(lengths, capacity)
             windows.append((bins_so_far, entries, int(numbers[0]), full))
             bins.append(starts)
-            writer.append("entries", (numbers[members] - numbers[0]).astype("<u2"))
+            writer.append("entries", (numbers[members] - numbers[0]).astype(entry))
             learned = _targets(lengths, starts, members, full, capacity)
             targets, squares = targets + int(learned.sum()), squares + int((learned**2).sum())
             count, tokens = count + len(numbers), tokens + int(lengths.sum())

@@ -4,7 +4,8 @@ Input: the digest of a packing index, and the shards it was made of. Output: a `
 how long it is stands in the `.idx` of its shard; the index says beside it which documents each sequence has. Its
 arrays, of windows of documents in a row:
 
-    entries  u16: documents, counted from the first of their window; those of a sequence stand together
+    entries  u16 (u32 where not all documents are packed): documents, counted from the first of their window; those of a
+             sequence stand together
     bins     u32 a sequence: of the first `full` of a window, which one document fills, its piece; of the others the
              place of its first entry in those of the window
     windows  {bin: u64, entry: u64, document: u64, full: u32}: what is before each window, and its own `full`; the last
@@ -95,7 +96,8 @@ def open_packing(
             f"{file.path} packs other shards, or sequences of {about.seq_len} tokens, not {seq_len}; {REMEDY}"
         )
     dtypes = {name: dtype for name, (dtype, _) in file.arrays.items()}
-    if dtypes != {"entries": np.dtype("<u2"), "bins": np.dtype("<u4"), "windows": WINDOW}:
+    entry = np.dtype("<u2" if about.documents == sum(shard.documents for shard in shards) else "<u4")
+    if dtypes != {"entries": entry, "bins": np.dtype("<u4"), "windows": WINDOW}:
         raise IntegrityError(
             f"{file.path} has arrays {sorted(dtypes)} that are none of a packing index; {REMEDY}"
         )
@@ -234,18 +236,18 @@ class PackedTape:
         return low + np.where(at < full, at, full + np.searchsorted(heads, at, side="right") - 1)
 
     def verify(self) -> None:
-        """Read all of it. IntegrityError unless each token of the shards stands in one sequence, and in one only."""
+        """Read all of it. IntegrityError unless as many tokens as it states stand in its sequences, each once."""
         self._file.verify()
-        reached = int(self._bases[0])  # windows follow one another, and so do their tokens
+        held, reached = 0, int(self._bases[0])  # windows follow one another, and so do their tokens
         for window in range(0, len(self._bin) - 1, CHECKED):
             number = np.arange(self._bin[window], self._bin[min(window + CHECKED, len(self._bin) - 1)])
             pieces = self.pieces(number, number, number)
             order = np.argsort(pieces.address)
             ends = pieces.address[order] + pieces.length[order]
-            if (pieces.address[order] != np.concatenate([[reached], ends])[:-1]).any():
+            if (pieces.address[order] < np.concatenate([[reached], ends])[:-1]).any():
                 raise self._contradicts()
-            reached = int(ends[-1]) if len(ends) else reached
-        if reached != self._bases[-1]:
+            held, reached = held + int(pieces.length.sum()), int(ends[-1]) if len(ends) else reached
+        if held != self.about.tokens:
             raise self._contradicts()
 
 

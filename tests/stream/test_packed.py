@@ -25,6 +25,7 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View
 from pretok.stream.continued import beginning, same_until
@@ -32,8 +33,8 @@ from pretok.stream.loader import PositionSampler, identity_of
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import load_mix, mix_json, parse_mix
 from pretok.stream.mix_job import run_mix
-from pretok.stream.pack import pack, pack_window
-from pretok.stream.packed import packings_beside, verify_packing
+from pretok.stream.pack import pack, pack_window, write_packing
+from pretok.stream.packed import PackedTape, packings_beside, verify_packing
 from pretok.stream.side_file import FOLDER, path_of
 
 
@@ -356,3 +357,50 @@ def test_verify_reads_the_indexes_of_mixes_beside_the_shards(made: Path) -> None
     found = list(packings_beside(load_manifest(shards)))
     assert (made / "mix.json", "it") in found
     assert {verify_packing(shards, *one) for one in found} == {None}
+
+
+def test_some_documents_of_a_source_are_packed_alone(made: Path, tmp_path: Path) -> None:
+    """As of a class: the tape has their tokens, each once, and no others."""
+    shards = load_manifest(made / "shards").of("it")
+    lengths = np.concatenate([shard.open().lengths for shard in shards]).astype(np.int64)
+    chosen = np.arange(2, len(lengths), 3)
+    parts = [(part, lengths[part]) for part in np.array_split(chosen, 4)]
+    digest = write_packing(tmp_path, shards, 31, parts, len(chosen), int(lengths[chosen].sum()))
+    tape = PackedTape(tmp_path, digest, shards, 31, base=1000)
+    assert (tape.about.documents, tape.about.tokens) == (len(chosen), lengths[chosen].sum())
+    bins = np.arange(tape.about.bins)
+    pieces = tape.pieces(bins, bins, bins)
+    starts = 1000 + np.cumsum(lengths) - lengths
+    expected = [
+        token
+        for document in chosen
+        for token in range(starts[document], starts[document] + lengths[document])
+    ]
+    found = [
+        token for at, n in zip(pieces.address, pieces.length, strict=True) for token in range(at, at + n)
+    ]
+    assert sorted(found) == expected
+    tape.verify()
+
+
+def test_verify_tells_an_index_that_has_a_document_twice(made: Path, tmp_path: Path) -> None:
+    shards = load_manifest(made / "shards").of("it")
+    lengths = np.concatenate([shard.open().lengths for shard in shards]).astype(np.int64)
+    numbers = np.arange(len(lengths))
+    numbers[7] = 6
+    held = lengths[numbers]
+    digest = write_packing(tmp_path, shards, 31, [(numbers, held)], len(held), int(held.sum()))
+    with pytest.raises(IntegrityError, match="does not fit the documents"):
+        PackedTape(tmp_path, digest, shards, 31, base=0).verify()
+
+
+@pytest.mark.parametrize(
+    ("to", "words"), [("megatron", "cuts the documents by itself"), ("nanogpt", "learn")]
+)
+def test_an_export_warns_loudly(made: Path, capsys: pytest.CaptureFixture[str], to: str, words: str) -> None:
+    mix = str(made / "mix.json")
+    command = ["export", str(made / "shards"), "--mix", mix, "--to", to]
+    assert run_command([*command, *(["--stage", "1"] if to == "megatron" else [])]) == 0
+    told = capsys.readouterr().err
+    assert "warning: " in told
+    assert words in told

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.train_shards import bare_manifest
 from pretok.base.records import replace, to_json
 from pretok.config import make_mix
-from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
 from pretok.stream.mix_file import Mix, mix_json
 from pretok.stream.mix_job import MixRequest
@@ -32,6 +32,17 @@ def write_segment(run: Path, shards: Path, view: View, batch: int, **changes: An
         stream=view.fingerprint, shards=str(shards), order=mix_json(view.mix),
     )  # fmt: skip
     (run / SEGMENTS).write_text(json.dumps(to_json(replace(segment, **changes))) + "\n")
+
+
+def stretches(view: View, position: int) -> list[tuple[int, int, int]]:
+    """(column, first token of the source, tokens) of each stretch of a source in the sequence at a position."""
+    found, column = [], 0
+    for path, first, tokens in view.pieces(position):
+        shards = load_manifest(path.parents[1]).of(path.parent.name, view.mix.split)
+        number = [shard.bin_path for shard in shards].index(path)
+        found.append((column, sum(shard.tokens for shard in shards[:number]) + first, tokens))
+        column += tokens
+    return found
 
 
 def request(*stages: str, split: str = "train", after: Mix | None = None, **table: object) -> MixRequest:

@@ -152,7 +152,10 @@ class MembersWriter:
 
 
 class DocumentStarts:
-    """Where documents begin, as addresses in the tokens of `shards`, one shard after the other; from their `.idx`."""
+    """Where documents begin, as addresses in the tokens of `shards`, one shard after the other; from their `.idx`.
+
+    bases: (shards,), the address of the first token of each.
+    """
 
     def __init__(self, shards: Sequence[Shard], dtype: np.dtype[Any]) -> None:
         paths = [shard.index_path for shard in shards]
@@ -160,7 +163,7 @@ class DocumentStarts:
         self._width = dtype.itemsize
         self._documents: Ints = np.array([shard.documents for shard in shards], np.int64)
         self._tokens: Ints = np.array([shard.tokens for shard in shards], np.int64)
-        self._bases = np.cumsum(self._tokens) - self._tokens
+        self.bases: Ints = np.cumsum(self._tokens) - self._tokens
 
     def read(self, shard: Ints, first: Ints, count: int) -> Ints:
         """(n, count + 1): where documents `first` (n,) to `first + count - 1` of `shard` (n,) begin, and the last ends;
@@ -182,7 +185,7 @@ class DocumentStarts:
         if wrong.any():
             path = self._files.paths[int(shard[np.argmax(wrong)])]
             raise IntegrityError(f"{path} is damaged: documents overlap in it; run pretok verify")
-        addresses: Ints = starts + self._bases[shard][:, None]
+        addresses: Ints = starts + self.bases[shard][:, None]
         return addresses
 
     def _fill(self, which: int, rest: memoryview, place: int) -> None:

@@ -28,7 +28,9 @@ from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import failures
 from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, sequences, write_mix
 from pretok.stream.order import prefix_bound
-from pretok.stream.quota import most_that_fits, one_epoch, shares_of, stage_quotas
+from pretok.stream.pack import pack
+from pretok.stream.packed import Packing, packings_of, together
+from pretok.stream.quota import learned_of, most_that_fits, one_epoch, shares_of, stage_quotas
 from pretok.stream.side_file import FOLDER, SideFile
 
 if TYPE_CHECKING:
@@ -58,6 +60,10 @@ class MixRequest:
     after: Mix | None = None
     made: dict[tuple[str, Path | None], Divided] = field(default_factory=dict, compare=False)
     """Shards and folder -> the classes there: they are evaluated once."""
+    packings: dict[tuple[str, str], tuple[tuple[str, ...], Packing]] = field(
+        default_factory=dict, compare=False
+    )
+    """Shards and source -> its packing indexes, and what they say, where no folder keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +98,24 @@ class ClassReport(Record, frozen=True):
     tokens: Count
 
 
-class SourceReport(Record, frozen=True):
-    """What a mix takes of a source; of one that was appended to, epochs, repeated and unused are counted as if it had
-    always held what it holds now. unused_tokens: whole sequences not drawn even once; tail_tokens: what an
-    epoch leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew."""
+class PackedReport(Record, frozen=True):
+    """How the documents of a source were packed. tokens, sequences: of an epoch; cut_documents: those longer than a
+    sequence; padding_tokens: what an epoch has of them; spread_tokens: standard deviation of the learned tokens of a
+    sequence, whose sum is exact at the end of each epoch."""
+
+    documents: Count
+    tokens: Count
+    sequences: Count
+    cut_documents: Count
+    padding_tokens: Count
+    spread_tokens: float
+
+
+class SourceReport(Record, frozen=True, omit_defaults=True):
+    """What a mix takes of a source, in learned tokens; of one that was appended to, epochs, repeated and unused are
+    counted as if it had always held what it holds now. unused_tokens: whole sequences not drawn even once; tail_tokens:
+    what an epoch leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew;
+    packed: None where it is cut."""
 
     sequences: Count
     tokens: Count
@@ -103,6 +123,7 @@ class SourceReport(Record, frozen=True):
     repeated_tokens: Count
     unused_tokens: Count
     tail_tokens: Count
+    packed: PackedReport | None = None
 
 
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -121,8 +142,8 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     failed: tuple[Failure, ...]
 
     def _repr_html_(self) -> str:
-        columns = tuple(name.replace("_", " ") for name in SourceReport.__struct_fields__)
-        rows = [(name, *msgspec.structs.astuple(source)) for name, source in self.sources.items()]
+        columns = tuple(name.replace("_", " ") for name in SourceReport.__struct_fields__[:-1])
+        rows = [(name, *msgspec.structs.astuple(source)[:-1]) for name, source in self.sources.items()]
         title = f"mix: {self.tokens:,} tokens in {self.sequences:,} sequences"
         return html_table(title, ("source", *columns), rows, " ".join(self.notes))
 
@@ -139,7 +160,7 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     standing = out.exists() and request.after is None
     manifest = (now.as_of(load_mix(out).manifest) if standing else None) or now
     mix, report = plan_mix(manifest, request, folder)
-    for digest in (digest for source in mix.sources for digest in source.members):
+    for digest in (digest for source in mix.sources for digest in (*source.members, *source.packed)):
         SideFile(folder, digest)  # of a mix that is continued they must be there
     if manifest is not now:
         told = f"{out} reads the shards as they were before they grew; pretok mix --continue {out} reads the rest too"
@@ -166,11 +187,14 @@ def refuse_another_mix(out: Path, request: MixRequest) -> None:
         ("seed", old.seed, request.table.seed),
         ("split", old.split, request.split),
         ("number of stages", len(old.stages), len(request.table.all_stages)),
+        ("packing", "best-fit" if old.packs else "none", request.table.pack),
     ):
         if there != asked:
             raise _another(out, old, f"its {what} is {there}, not {asked}")
     for length, stage in zip(old.lengths, request.table.all_stages, strict=True):
-        if stage.tokens != "all" and length != (asked := stage.tokens // request.table.seq_len):
+        if old.packs or stage.tokens == "all":  # how long it is depends on the shards
+            continue
+        if length != (asked := stage.tokens // request.table.seq_len):
             raise _another(out, old, f"a stage of it has {length:,} sequences, not {asked:,}")
 
 
@@ -182,10 +206,10 @@ def _another(out: Path, old: Mix, difference: str) -> MismatchError:
 
 
 def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> tuple[Mix, MixReport]:
-    """The mix and its report. folder: where side files of classes go, None: nowhere. Raises UsageError for unknown
-    sources, or budgets and weights that do not fit."""
+    """The mix and its report. folder: where side files go, None: nowhere. Raises UsageError for unknown sources, or
+    budgets and weights that do not fit."""
     divided = _divided(manifest, request, folder)
-    sources = _sources(manifest, request, divided)
+    sources, packings = _packed(manifest, request, folder, _sources(manifest, request, divided))
     table, cuts = _weighed(request.table, sources), _cuts(request)
     empty = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, sources, ())
     start = empty if request.after is None else _with_sources(request.after, sources)
@@ -204,7 +228,8 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
         f"{name}: every token of its conversations is learned, whatever `learn` says"
         for name in sorted(chats)
     ]
-    return mix, replace(_report(manifest, request, table, mix, notes), classes=divided.reports or None)
+    report = _report(manifest, request, table, mix, notes, packings)
+    return mix, replace(report, classes=divided.reports or None)
 
 
 def _divided(manifest: Manifest, request: MixRequest, folder: Path | None) -> Divided:
@@ -214,12 +239,62 @@ def _divided(manifest: Manifest, request: MixRequest, folder: Path | None) -> Di
     if not request.table.classes and not divided:
         return Divided({}, {}, ())
     if key not in request.made:
+        if request.table.pack != "none":
+            raise UsageError(
+                "classes cannot be packed yet: leave pack (--pack) or classes (--class) out of this mix"
+            )
         with ExitStack() as held:
             if folder is None:
                 folder = Path(held.enter_context(TemporaryDirectory(dir=manifest.folder.parent)))
             held.enter_context(hold(folder, "mix"))
             request.made[key] = _divide(manifest, request, folder)
     return request.made[key]
+
+
+def _packed(
+    manifest: Manifest, request: MixRequest, folder: Path | None, sources: Sequence[MixSource]
+) -> tuple[tuple[MixSource, ...], dict[str, Packing]]:
+    """The same where those that are packed say how; and what their indexes say. Of a source that a mix goes on with
+    only what was appended is packed. Raises UsageError."""
+    before = {entry.name: entry for entry in request.after.sources} if request.after else {}
+    packs = request.after.packs if request.after else request.table.pack == "best-fit"
+    found, packings = [], {}
+    for source in sources:
+        old = before.get(source.name)
+        packed = old.packed if old else ()
+        if not packed and (not packs or source.tokens < 2 or (old and old.sequences)):
+            found.append(source)
+            continue
+        key = manifest.fingerprint, source.name
+        made = request.packings.get(key) if folder is None else None
+        made = made or _indexes(manifest, request, folder, source.name, packed)
+        if folder is None:
+            request.packings[key] = made
+        packed, about = made
+        packings[source.name] = about
+        tokens, bins, targets = about.tokens, about.bins, about.targets
+        found.append(replace(source, tokens=tokens, sequences=bins, packed=packed, targets=targets))
+    return tuple(found), packings
+
+
+def _indexes(
+    manifest: Manifest, request: MixRequest, folder: Path | None, name: str, packed: tuple[str, ...]
+) -> tuple[tuple[str, ...], Packing]:
+    """The packing indexes of a source, and what they say together; `packed`: those of its first shards."""
+    shards, seq_len = manifest.of(name, request.split), request.table.seq_len
+    with ExitStack() as held:
+        if folder is None:
+            if packed:
+                raise UsageError(
+                    f"{name} is packed, by side files beside the mix before: say with --out where the mix that goes on "
+                    "goes, beside it"
+                )
+            folder = Path(held.enter_context(TemporaryDirectory(dir=manifest.folder.parent)))
+        about = list(packings_of(folder, packed, shards, seq_len))
+        if rest := shards[sum(one.shards for one in about) :]:
+            digest, new = pack(folder, rest, seq_len)
+            packed, about = (*packed, digest), [*about, new]
+    return packed, together(about)
 
 
 def _divide(manifest: Manifest, request: MixRequest, folder: Path) -> Divided:
@@ -321,8 +396,10 @@ def _weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:
     total = sum(read.values(), Fraction(0))
     if total < 1:
         raise UsageError(f"the sources hold no sequence of {table.seq_len} + 1 tokens")
-    weights = {name: count / total for name, count in read.items()}
-    return table.model_copy(update={"weights": weights, "tokens": int(total) * table.seq_len})
+    tokens = {source.name: read[source.name] * source.learned(table.seq_len) for source in sources}
+    learned = sum(tokens.values(), Fraction(0))
+    weights = {name: count / learned for name, count in tokens.items()}
+    return table.model_copy(update={"weights": weights, "tokens": math.ceil(int(total) * learned / total)})
 
 
 def _with_sources(mix: Mix, sources: tuple[MixSource, ...]) -> Mix:
@@ -352,8 +429,9 @@ def what_if(manifest: Manifest, request: MixRequest, folder: Path | None = None)
     planned = sum(mix.stages[-1])
     lengths = {planned * 2**power // 4 for power in range(5)}
     lengths |= {one_epoch(weights, mix.sources, before), most_that_fits(weights, room)}
+    learned = learned_of(weights, mix.sources, mix.seq_len)
     return [
-        _what_if(mix, before, last.model_copy(update={"tokens": length * mix.seq_len}), table)
+        _what_if(mix, before, last.model_copy(update={"tokens": math.ceil(length * learned)}), table)
         for length in sorted(lengths - {0})
     ]
 
@@ -370,7 +448,10 @@ def _what_if(mix: Mix, before: Sequence[int], stage: StageTable, table: MixTable
         source.name: (drawn + quota) / source.sequences if source.sequences else 0.0
         for source, drawn, quota in zip(mix.sources, before, quotas, strict=True)
     }
-    return WhatIf(sum(quotas) * mix.seq_len, epochs, bool(notes), problem)
+    tokens = sum(
+        quota * source.learned(mix.seq_len) for quota, source in zip(quotas, mix.sources, strict=True)
+    )
+    return WhatIf(int(tokens), epochs, bool(notes), problem)
 
 
 def _sources(manifest: Manifest, request: MixRequest, divided: Divided) -> tuple[MixSource, ...]:
@@ -404,9 +485,15 @@ def _cuts(request: MixRequest) -> str:
 
 
 def _report(
-    manifest: Manifest, request: MixRequest, table: MixTable, mix: Mix, notes: list[str]
+    manifest: Manifest,
+    request: MixRequest,
+    table: MixTable,
+    mix: Mix,
+    notes: list[str],
+    packings: Mapping[str, Packing],
 ) -> MixReport:
     names = [source.name for source in mix.sources]
+    learned = [source.learned(mix.seq_len) for source in mix.sources]
     given = _given(mix)
     asked = [shares_of(stage, mix.sources, mix.seq_len) for stage in table.all_stages]
     kept = mix.stages[: -len(asked)]  # what was asked for of the mix before is not known any more
@@ -417,30 +504,36 @@ def _report(
         given,
         strict=True,
     ):
+        tokens = [count * each for count, each in zip(counts, learned, strict=True)]
         stages.append(
             StageReport(
-                tokens=sum(counts) * mix.seq_len,
+                tokens=int(sum(tokens)),
                 weights=dict(zip(names, map(str, weights), strict=True)),
-                shares={name: count / max(sum(counts), 1) for name, count in zip(names, counts, strict=True)},
+                shares={
+                    name: float(part / max(sum(tokens), 1)) for name, part in zip(names, tokens, strict=True)
+                },
                 prefix_bound_tokens={
-                    name: prefix_bound(quotas, quota) * mix.seq_len
-                    for name, quota in zip(names, quotas, strict=True)
+                    name: prefix_bound(quotas, quota) * float(each)
+                    for name, quota, each in zip(names, quotas, learned, strict=True)
                 },
             )
         )
     sources = {}
-    for source, spent, *drawn in zip(mix.sources, mix.order().spent(len(mix)), *given, strict=True):
+    spends = mix.order().spent(len(mix))
+    for source, each, spent, *drawn in zip(mix.sources, learned, spends, *given, strict=True):
+        packing = packings.get(source.name)
         sources[source.name] = SourceReport(
             sequences=sum(drawn),
-            tokens=sum(drawn) * mix.seq_len,
+            tokens=int(sum(drawn) * each),
             epochs=spent / source.sequences if source.sequences else 0.0,
-            repeated_tokens=max(spent - source.sequences, 0) * mix.seq_len,
-            unused_tokens=max(source.sequences - spent, 0) * mix.seq_len,
-            tail_tokens=source.tokens - source.sequences * mix.seq_len,
+            repeated_tokens=int(max(spent - source.sequences, 0) * each),
+            unused_tokens=int(max(source.sequences - spent, 0) * each),
+            tail_tokens=0 if packing else source.tokens - source.sequences * mix.seq_len,
+            packed=_packed_report(packing) if packing else None,
         )
     return MixReport(
         sequences=len(mix),
-        tokens=len(mix) * mix.seq_len,
+        tokens=sum(stage.tokens for stage in stages),
         stages=tuple(stages),
         sources=sources,
         left_out={
@@ -474,6 +567,28 @@ def show_mix(
     _show_what_if(manifest, request, report, console, folder)
 
 
+def _packed_report(packing: Packing) -> PackedReport:
+    return PackedReport(
+        packing.documents,
+        packing.tokens,
+        packing.bins,
+        packing.cut,
+        packing.padding,
+        round(packing.spread, 3),
+    )
+
+
+def _packed_words(name: str, packed: PackedReport) -> str:
+    """What packing did to a source. Over a random half of an epoch the sum of its sequences is farthest from exact."""
+    padding = packed.padding_tokens / max(packed.padding_tokens + packed.tokens, 1)
+    spread = packed.spread_tokens * math.sqrt(packed.sequences) / 2
+    return (
+        f"{name} is packed: {packed.documents:,} documents in {packed.sequences:,} sequences, {packed.cut_documents:,} "
+        f"longer ones cut, padding {padding:.3%}; its learned tokens are exact at the end of each epoch, inside of one "
+        f"within some {math.ceil(3 * spread):,} more"
+    )
+
+
 def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None:
     """A line for each stage, and one for all that is left out or was changed."""
     for number, stage in enumerate(report.stages, 1):
@@ -485,6 +600,9 @@ def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None
         console.notice(
             f"{what}: {stage.tokens:,} tokens: {shares}; at every point within {math.ceil(bound):,} tokens of it"
         )
+    for name, source in report.sources.items():
+        if source.packed is not None:
+            console.notice(_packed_words(name, source.packed))
     if at := report.continued_at:
         console.notice(
             f"the first {at:,} sequences are those of the mix before, and its sources go on from there"

@@ -50,3 +50,29 @@ def request(*stages: str, split: str = "train", after: Mix | None = None, **tabl
     return MixRequest(
         make_mix({"stages": [stage_table(stage) for stage in stages], **table}, "test"), split, after
     )
+
+
+def best_fit(lengths: list[int], capacity: int) -> list[list[tuple[int, int, int]]]:
+    """(document, first token, tokens) of each bin: what the rules say, in plain words."""
+    bins, rests = [], []
+    for document, length in enumerate(lengths):
+        while length > capacity or length == capacity:
+            first = lengths[document] - length
+            bins.append([(document, first, capacity)])
+            length -= capacity
+        if length:
+            rests.append((length, document))
+    open_bins: list[list[tuple[int, int, int]]] = []
+    touched: list[int] = []  # when each was filled last: of bins with the same room the newest is taken
+    for time, (length, document) in enumerate(sorted(rests, key=lambda rest: (-rest[0], rest[1]))):
+        rooms = [capacity - sum(tokens for *_, tokens in one) for one in open_bins]
+        fits = [number for number, room in enumerate(rooms) if room >= length]
+        if fits:
+            chosen = min(fits, key=lambda number: (rooms[number], -touched[number]))
+        else:
+            chosen = len(open_bins)
+            open_bins.append([])
+            touched.append(0)
+        open_bins[chosen].append((document, lengths[document] - length, length))
+        touched[chosen] = time
+    return bins + [sorted(one) for one in open_bins]

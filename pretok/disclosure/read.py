@@ -238,8 +238,8 @@ def _reading(name: str, spans: list[tuple[View, int, int]]) -> SourceReading:
 def _packed_coverage(view: View, entry: MixSource, low: int, high: int) -> list[PackedCoverage]:
     """As `_coverage`, of what is packed."""
     whole, stretches = 0, [np.empty((0, 2), np.int64)]
-    for parts, begin, start, end in _epochs(view, entry.name, low, high):
-        if (start, end) == (begin, begin + entry.sequences) and parts[-1][1] == entry.sequences:
+    for _, begin, start, end in _epochs(view, entry.name, low, high):
+        if (start, end) == (begin, begin + entry.sequences):
             whole += 1
             continue
         for at in range(start, end, BLOCK):  # of an epoch that was smaller too: not all it holds now

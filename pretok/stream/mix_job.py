@@ -239,7 +239,7 @@ def _divided(manifest: Manifest, request: MixRequest, folder: Path | None) -> Di
     if not request.table.classes and not divided:
         return Divided({}, {}, ())
     if key not in request.made:
-        if request.table.pack != "none":
+        if _packs(request):
             raise UsageError(
                 "classes cannot be packed yet: leave pack (--pack) or classes (--class) out of this mix"
             )
@@ -257,7 +257,7 @@ def _packed(
     """The same where those that are packed say how; and what their indexes say. Of a source that a mix goes on with
     only what was appended is packed. Raises UsageError."""
     before = {entry.name: entry for entry in request.after.sources} if request.after else {}
-    packs = request.after.packs if request.after else request.table.pack == "best-fit"
+    packs = _packs(request)
     found, packings = [], {}
     for source in sources:
         old = before.get(source.name)
@@ -275,6 +275,10 @@ def _packed(
         tokens, bins, targets = about.tokens, about.bins, about.targets
         found.append(replace(source, tokens=tokens, sequences=bins, packed=packed, targets=targets))
     return tuple(found), packings
+
+
+def _packs(request: MixRequest) -> bool:
+    return request.after.packs if request.after else request.table.pack == "best-fit"
 
 
 def _indexes(

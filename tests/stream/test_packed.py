@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixing import request, stretches
+from mixing import best_fit, request, stretches
 from support import EOD, make_shards
 
 import pretok.stream
 from pretok.base.console import Silent
-from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.storage import fingerprint, read_json, write_json
@@ -34,40 +34,14 @@ from pretok.stream.loader import PositionSampler, identity_of
 from pretok.stream.materialize import run_materialize
 from pretok.stream.members import DocumentStarts
 from pretok.stream.mix_file import load_mix, mix_json, parse_mix
-from pretok.stream.mix_job import run_mix
+from pretok.stream.mix_job import plan_mix, run_mix
 from pretok.stream.pack import pack, pack_window, write_packing
-from pretok.stream.packed import PackedPart, packings_beside, verify_packing
+from pretok.stream.packed import PackedPart, open_packing, packings_beside, verify_packing
 from pretok.stream.side_file import FOLDER, path_of
 
 
-def plain(lengths: list[int], capacity: int) -> list[list[tuple[int, int, int]]]:
-    """(document, first token, tokens) of each bin: what the rules say, in the plainest words."""
-    bins, rests = [], []
-    for document, length in enumerate(lengths):
-        while length > capacity or length == capacity:
-            first = lengths[document] - length
-            bins.append([(document, first, capacity)])
-            length -= capacity
-        if length:
-            rests.append((length, document))
-    open_bins: list[list[tuple[int, int, int]]] = []
-    touched: list[int] = []  # when each was filled last: of bins with the same room the newest is taken
-    for time, (length, document) in enumerate(sorted(rests, key=lambda rest: (-rest[0], rest[1]))):
-        rooms = [capacity - sum(tokens for *_, tokens in one) for one in open_bins]
-        fits = [number for number, room in enumerate(rooms) if room >= length]
-        if fits:
-            chosen = min(fits, key=lambda number: (rooms[number], -touched[number]))
-        else:
-            chosen = len(open_bins)
-            open_bins.append([])
-            touched.append(0)
-        open_bins[chosen].append((document, lengths[document] - length, length))
-        touched[chosen] = time
-    return bins + [sorted(one) for one in open_bins]
-
-
 def packed(lengths: list[int], capacity: int) -> list[list[tuple[int, int, int]]]:
-    """The same by the kernel."""
+    """As `best_fit`, by the kernel."""
     starts, members, full = pack_window(np.array(lengths, np.int64), capacity)
     found = []
     for number in range(len(starts)):
@@ -83,7 +57,7 @@ def packed(lengths: list[int], capacity: int) -> list[list[tuple[int, int, int]]
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 20))
 @settings(max_examples=300)
 def test_a_window_is_packed_by_best_fit_of_the_longest_first(lengths: list[int], capacity: int) -> None:
-    assert packed(lengths, capacity) == plain(lengths, capacity)
+    assert packed(lengths, capacity) == best_fit(lengths, capacity)
 
 
 def documents_of(rng: np.random.Generator, count: int, longest: int) -> list[list[int]]:
@@ -254,6 +228,37 @@ def test_a_mix_that_goes_on_keeps_bins_and_refuses_others(made: Path) -> None:
     assert same_until(load_mix(made / "cut.json"), before.mix) == 0
     with pytest.raises(MismatchError, match="its packing is best-fit, not none"):
         run_mix(made / "shards", made / "mix.json", request("9000:it=0.75,en=0.25", "1500:en=1", seq_len=31))
+
+
+def test_after_an_append_only_what_came_is_packed(tmp_path: Path) -> None:
+    """By an index of its own; a mix of before still opens, and all of them verify."""
+    rng, folder = np.random.default_rng(2), tmp_path
+    shards = make_shards(folder / "shards", {"it": documents_of(rng, 30, 50)})
+    run_mix(shards, folder / "mix.json", request("900:it=1", seq_len=31, max_epochs=9, pack="best-fit"))
+    more = documents_of(rng, 7, 50)
+    grown = make_shards(folder / "grown", {"it": more}, since=shards)
+    after = beginning(load_manifest(grown), folder / "mix.json", 9)
+    wish = request("900:it=1", seq_len=31, max_epochs=9, after=after)
+    with pytest.raises(UsageError, match="it is packed, by side files beside the mix before"):
+        plan_mix(load_manifest(grown), wish)
+    classes = {"classes": {"short": "it where tokens < 9"}, "seq_len": 31}
+    for goes_on in ({"after": after}, {"pack": "best-fit"}):
+        with pytest.raises(UsageError, match="classes cannot be packed yet"):
+            plan_mix(load_manifest(grown), request("900:short=1", **goes_on, **classes))
+    run_mix(grown, folder / "on.json", wish)
+    (before,), mix = load_mix(folder / "mix.json").sources, load_mix(folder / "on.json")
+    (now,) = mix.sources
+    assert (len(now.packed), now.packed[:1]) == (2, before.packed)
+    assert (mix.earlier[0].packed, mix.earlier[0].sequences) == ((1,), (before.sequences,))
+    new = load_manifest(grown).of("it")[len(load_manifest(shards).of("it")) :]
+    assert open_packing(folder / FOLDER, now.packed[1], new, 31)[1].documents == len(more)
+    assert np.array_equal(pretok.stream.open(grown, folder / "mix.json")[:9], opened(folder)[:9])
+    assert {verify_packing(grown, *one) for one in packings_beside(load_manifest(grown))} == {None}
+    data = read_json(folder / "on.json")
+    for wrong in ([now.sequences + 1], [before.tokens + 1], [0], []):
+        data["earlier"][0]["sequences"] = wrong
+        with pytest.raises(IntegrityError, match="the mix is damaged"):
+            parse_mix({**data, "fingerprint": _fingerprint(data)}, folder)
 
 
 def test_a_kill_anywhere_leaves_what_the_same_command_finishes(

@@ -68,16 +68,18 @@ class Coverage:
 @dataclass(frozen=True, slots=True)
 class PackedCoverage:
     """What is read of a packed source. whole: epochs that are complete, of its first `held` tokens; starts, ends: (n,),
-    rising each, where the stretches begin and end that were read besides."""
+    rising each, where the stretches begin and end in the source that were read besides; before: as of `Coverage`."""
 
     whole: int
     held: int
     starts: Ints
     ends: Ints
+    before: Callable[[Ints], Ints] | None = None
 
-    def tokens(self, bounds: Ints) -> Ints:
-        """As of `Coverage`. A packed sequence reads all its tokens: its last one is of no other."""
-        read = self.whole * np.minimum(bounds, self.held)
+    def tokens(self, bounds: Ints, own: Ints) -> Ints:
+        """As of `Coverage`; own: the same places in its own tokens. A packed sequence reads all its tokens: its last
+        one is of no other."""
+        read = self.whole * np.minimum(own, self.held)
         for sign, edges in ((1, self.starts), (-1, self.ends)):
             reached = np.searchsorted(
                 edges, bounds
@@ -107,8 +109,8 @@ class SourceReading:
         documents = np.arange(first, first + len(bounds))
         found = np.zeros(len(bounds) - 1, np.int64)
         for one in self.coverage:
-            of_class = isinstance(one, Coverage) and one.before
-            found += one.tokens(of_class(documents) if of_class else bounds)
+            own = one.before(documents) if one.before else bounds
+            found += one.tokens(own) if isinstance(one, Coverage) else one.tokens(bounds, own)
         return found
 
 
@@ -246,7 +248,8 @@ def _packed_coverage(view: View, entry: MixSource, low: int, high: int) -> list[
             numbers = view.drawn(entry.name, at, min(at + BLOCK, end))
             stretches.append(view.stretches(entry.name, numbers))
     starts, ends = np.concatenate(stretches).T
-    return [PackedCoverage(whole, entry.tokens, np.sort(starts), np.sort(ends))]
+    before = partial(view.before, entry.name) if entry.members else None
+    return [PackedCoverage(whole, entry.tokens, np.sort(starts), np.sort(ends), before)]
 
 
 def _epochs(

@@ -216,6 +216,7 @@ class View:
             if source.packed:
                 at = first[source.held_in]
                 self._packed[number] = open_packed(side, source, shards, at, self._starts, self.seq_len)
+            if not source.members:
                 continue
             parts: list[Members] = []
             for name in source.members:
@@ -316,8 +317,14 @@ class View:
 
     def _packed_positions(self, number: int, first: int, end: int) -> Ints:
         """As `positions`, of a packed source by its number."""
-        base = int(self._bases[number])
-        having = self._packed[number].sequences(base + first, base + end)
+        ranges = [(int(self._bases[number]) + first, int(self._bases[number]) + end)]
+        if number in self._classes:
+            pieces = self._classes[number].between(np.array([first]), np.array([end]))
+            ranges = list(
+                zip(pieces.address.tolist(), (pieces.address + pieces.length).tolist(), strict=True)
+            )
+        some = [self._packed[number].sequences(*one) for one in ranges]
+        having = np.unique(np.concatenate([np.empty(0, np.int64), *some]))
         found = [np.empty((0, 3), np.int64)]
         for epoch in range(self._order.epochs(number) if len(having) else 0):
             size = self._order.parts(number, epoch)[-1][1]

@@ -19,7 +19,7 @@ is in memory, one block, and one read of pointers for each group: 64 in a row, o
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -246,6 +246,22 @@ class Members:
     def verify(self) -> None:
         """Read the whole side file. IntegrityError where it is not as it was sealed."""
         self._file.verify()
+
+    def every(self) -> Iterator[tuple[Ints, Ints]]:
+        """(numbers, lengths) of all members, rising, in parts: documents of these shards, and their tokens."""
+        for block in range(-(-self._groups // self._each)):
+            groups = np.arange(block * self._each, min((block + 1) * self._each, self._groups))
+            records, before = self._load(np.array([block]))
+            rows = records[0, : len(groups)]
+            _, length = self._members(groups, rows, np.diff(before[0])[: len(groups)])
+            if self.dense:
+                shard = np.searchsorted(self._shard_groups, groups, side="right") - 1
+                first = np.concatenate([[0], self._document_ends])[shard]
+                first += (groups - self._shard_groups[shard]) * WORD
+                numbers = first[:, None] + np.arange(WORD)
+            else:
+                numbers = self._bases[block] + rows["documents"].astype(np.int64)
+            yield numbers[length > 0], length[length > 0]
 
     def pieces(self, first: Ints, end: Ints) -> Pieces:
         """The tokens `first` (n,) to `end - 1` (n,) of the members' tape, 0 <= first < end <= tokens: where they are,

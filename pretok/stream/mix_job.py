@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from pretok.base.console import Console, table
 from pretok.base.errors import MismatchError, UsageError
@@ -24,8 +25,9 @@ from pretok.base.html import html_table
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, replace
 from pretok.base.units import listed
-from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.unfinished import failures
+from pretok.stream.members import DocumentStarts, Members
 from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, sequences, write_mix
 from pretok.stream.order import prefix_bound
 from pretok.stream.pack import pack
@@ -208,8 +210,7 @@ def _another(out: Path, old: Mix, difference: str) -> MismatchError:
 def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> tuple[Mix, MixReport]:
     """The mix and its report. folder: where side files go, None: nowhere. Raises UsageError for unknown sources, or
     budgets and weights that do not fit."""
-    divided = _divided(manifest, request, folder)
-    sources, packings = _packed(manifest, request, folder, _sources(manifest, request, divided))
+    sources, divided, packings = _weighable(manifest, request, folder)
     table, cuts = _weighed(request.table, sources), _cuts(request)
     empty = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, sources, ())
     start = empty if request.after is None else _with_sources(request.after, sources)
@@ -232,32 +233,49 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     return mix, replace(report, classes=divided.reports or None)
 
 
-def _divided(manifest: Manifest, request: MixRequest, folder: Path | None) -> Divided:
-    """The classes that the mix asks for and does not have from the mix before. Raises UsageError."""
+def _weighable(
+    manifest: Manifest, request: MixRequest, folder: Path | None
+) -> tuple[tuple[MixSource, ...], Divided, dict[str, Packing]]:
+    """The entries of a mix, and how they were divided and packed; without a folder by side files that do not stay."""
+    with ExitStack() as held:
+        classes = request.table.classes or any(entry.members for entry in _before(request).values())
+        if folder is None and (classes or _packs(request)):
+            where = Path(held.enter_context(TemporaryDirectory(dir=manifest.folder.parent)))
+        else:
+            where = folder or Path()
+        divided = _divided(manifest, request, where, folder)
+        sources = _sources(manifest, request, divided)
+        packed, packings = _packed(manifest, request, where, folder, sources)
+    return packed, divided, packings
+
+
+def _before(request: MixRequest) -> dict[str, MixSource]:
+    """The entries of the mix before."""
+    return {entry.name: entry for entry in request.after.sources} if request.after else {}
+
+
+def _divided(manifest: Manifest, request: MixRequest, where: Path, folder: Path | None) -> Divided:
+    """The classes that the mix asks for and does not have from the mix before, made in `where`. Raises UsageError."""
     key = manifest.fingerprint, folder
     divided = request.after is not None and any(source.members for source in request.after.sources)
     if not request.table.classes and not divided:
         return Divided({}, {}, ())
     if key not in request.made:
-        if _packs(request):
-            raise UsageError(
-                "classes cannot be packed yet: leave pack (--pack) or classes (--class) out of this mix"
-            )
-        with ExitStack() as held:
-            if folder is None:
-                folder = Path(held.enter_context(TemporaryDirectory(dir=manifest.folder.parent)))
-            held.enter_context(hold(folder, "mix"))
-            request.made[key] = _divide(manifest, request, folder)
+        with hold(where, "mix"):
+            request.made[key] = _divide(manifest, request, where)
     return request.made[key]
 
 
 def _packed(
-    manifest: Manifest, request: MixRequest, folder: Path | None, sources: Sequence[MixSource]
+    manifest: Manifest,
+    request: MixRequest,
+    where: Path,
+    folder: Path | None,
+    sources: Sequence[MixSource],
 ) -> tuple[tuple[MixSource, ...], dict[str, Packing]]:
     """The same where those that are packed say how; and what their indexes say. Of a source that a mix goes on with
     only what was appended is packed. Raises UsageError."""
-    before = {entry.name: entry for entry in request.after.sources} if request.after else {}
-    packs = _packs(request)
+    before, packs = _before(request), _packs(request)
     found, packings = [], {}
     for source in sources:
         old = before.get(source.name)
@@ -265,9 +283,14 @@ def _packed(
         if not packed and (not packs or source.tokens < 2 or (old and old.sequences)):
             found.append(source)
             continue
+        if folder is None and packed:
+            raise UsageError(
+                f"{source.name} is packed, by side files beside the mix before: say with --out where the mix that goes "
+                "on goes, beside it"
+            )
         key = manifest.fingerprint, source.name
         made = request.packings.get(key) if folder is None else None
-        made = made or _indexes(manifest, request, folder, source.name, packed)
+        made = made or _indexes(manifest, request, where, source, packed)
         if folder is None:
             request.packings[key] = made
         packed, about = made
@@ -282,23 +305,29 @@ def _packs(request: MixRequest) -> bool:
 
 
 def _indexes(
-    manifest: Manifest, request: MixRequest, folder: Path | None, name: str, packed: tuple[str, ...]
+    manifest: Manifest, request: MixRequest, folder: Path, source: MixSource, packed: tuple[str, ...]
 ) -> tuple[tuple[str, ...], Packing]:
-    """The packing indexes of a source, and what they say together; `packed`: those of its first shards."""
-    shards, seq_len = manifest.of(name, request.split), request.table.seq_len
-    with ExitStack() as held:
-        if folder is None:
-            if packed:
-                raise UsageError(
-                    f"{name} is packed, by side files beside the mix before: say with --out where the mix that goes on "
-                    "goes, beside it"
-                )
-            folder = Path(held.enter_context(TemporaryDirectory(dir=manifest.folder.parent)))
-        about = list(packings_of(folder, packed, shards, seq_len))
-        if rest := shards[sum(one.shards for one in about) :]:
-            digest, new = pack(folder, rest, seq_len)
-            packed, about = (*packed, digest), [*about, new]
+    """The packing indexes of an entry, and what they say together; `packed`: those of its first shards."""
+    shards, seq_len = manifest.of(source.held_in, request.split), request.table.seq_len
+    about = list(packings_of(folder, packed, shards, seq_len))
+    if rest := shards[(seen := sum(one.shards for one in about)) :]:
+        digest, new = pack(folder, rest, seq_len, _members_of(manifest, folder, source, shards, seen))
+        packed, about = (*packed, digest), [*about, new]
     return packed, together(about)
+
+
+def _members_of(
+    manifest: Manifest, folder: Path, source: MixSource, shards: Sequence[Shard], skip: int
+) -> list[Members] | None:
+    """Those of a class in its shards behind the first `skip`; None for a whole source."""
+    if not source.members:
+        return None
+    starts = DocumentStarts(shards, np.dtype(manifest.tokenizer.dtype).newbyteorder("<"))
+    parts, at = [], 0
+    for digest in source.members:
+        parts.append((at, Members(folder, digest, shards[at:], at, starts)))
+        at += parts[-1][1].shards
+    return [part for at, part in parts if at >= skip]
 
 
 def _divide(manifest: Manifest, request: MixRequest, folder: Path) -> Divided:

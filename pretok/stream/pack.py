@@ -23,6 +23,7 @@ from pretok.base.records import Record, read_record, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
+from pretok.stream.members import Members
 from pretok.stream.packed import KIND, WINDOW, Packing, open_packing, shards_key
 from pretok.stream.side_file import SideFileWriter, path_of
 
@@ -41,12 +42,16 @@ class _Made(Record, frozen=True):
     digest: str
 
 
-def pack(folder: Path, shards: Sequence[Shard], seq_len: int) -> tuple[str, Packing]:
+def pack(
+    folder: Path, shards: Sequence[Shard], seq_len: int, members: Sequence[Members] | None = None
+) -> tuple[str, Packing]:
     """The digest of the packing index of `shards` in `folder`, and what it says; made unless it is there.
 
-    Raises IntegrityError for an `.idx` that is not as it was sealed, OutputError.
+    members: those of a class in these shards, which alone are packed. Raises IntegrityError for an `.idx` that is not
+    as it was sealed, OutputError.
     """
-    key = fingerprint({"shards": shards_key(shards), "seq_len": seq_len})
+    named = {} if members is None else {"members": [part.path.name for part in members]}
+    key = fingerprint({"shards": shards_key(shards), "seq_len": seq_len, **named})
     noted = folder / f"packing-{key.removeprefix('xxh3:')}.json"
     if noted.exists():
         digest = read_record(_Made, read_json(noted), noted).digest
@@ -54,8 +59,13 @@ def pack(folder: Path, shards: Sequence[Shard], seq_len: int) -> tuple[str, Pack
             return digest, open_packing(folder, digest, shards, seq_len)[1]
     folder.mkdir(parents=True, exist_ok=True)
     with hold(folder, "mix"):
-        held = sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards)
-        digest = write_packing(folder, shards, seq_len, _documents(shards), *held)
+        if members is None:
+            held = sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards)
+            documents = _documents(shards)
+        else:
+            held = sum(part.members for part in members), sum(part.tokens for part in members)
+            documents = _members(members)
+        digest = write_packing(folder, shards, seq_len, documents, *held)
         write_json(noted, to_json(_Made(digest)))
     return digest, open_packing(folder, digest, shards, seq_len)[1]
 
@@ -71,6 +81,15 @@ def _documents(shards: Sequence[Shard]) -> Iterator[tuple[Ints, Ints]]:
             )
         yield np.arange(first, first + len(lengths)), lengths
         first += len(lengths)
+
+
+def _members(parts: Sequence[Members]) -> Iterator[tuple[Ints, Ints]]:
+    """The same of the members of a class."""
+    first = 0
+    for part in parts:
+        for numbers, lengths in part.every():
+            yield numbers + first, lengths
+        first += part.documents
 
 
 def window_of(documents: int, tokens: int, seq_len: int) -> int:

@@ -206,7 +206,7 @@ class PackedPart:
                 self._documents[number] + np.searchsorted(offsets, high, side="left"),
             )
             windows = (
-                np.searchsorted(self._document, documents[0], side="right") - 1,
+                max(int(np.searchsorted(self._document, documents[0], side="right")) - 1, 0),
                 np.searchsorted(self._document, documents[1], side="left"),
             )
             found += [self._having(window, *documents) for window in range(*map(int, windows))]

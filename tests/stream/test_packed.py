@@ -241,10 +241,6 @@ def test_after_an_append_only_what_came_is_packed(tmp_path: Path) -> None:
     wish = request("900:it=1", seq_len=31, max_epochs=9, after=after)
     with pytest.raises(UsageError, match="it is packed, by side files beside the mix before"):
         plan_mix(load_manifest(grown), wish)
-    classes = {"classes": {"short": "it where tokens < 9"}, "seq_len": 31}
-    for goes_on in ({"after": after}, {"pack": "best-fit"}):
-        with pytest.raises(UsageError, match="classes cannot be packed yet"):
-            plan_mix(load_manifest(grown), request("900:short=1", **goes_on, **classes))
     run_mix(grown, folder / "on.json", wish)
     (before,), mix = load_mix(folder / "mix.json").sources, load_mix(folder / "on.json")
     (now,) = mix.sources

@@ -26,6 +26,7 @@ from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.cli import run_command
+from pretok.config import make_mix
 from pretok.export.text import packing_notice
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View
@@ -34,7 +35,7 @@ from pretok.stream.loader import PositionSampler, identity_of
 from pretok.stream.materialize import run_materialize
 from pretok.stream.members import DocumentStarts
 from pretok.stream.mix_file import load_mix, mix_json, parse_mix
-from pretok.stream.mix_job import plan_mix, run_mix
+from pretok.stream.mix_job import MixRequest, plan_mix, run_mix
 from pretok.stream.pack import pack, pack_window, write_packing
 from pretok.stream.packed import PackedPart, open_packing, packings_beside, verify_packing
 from pretok.stream.side_file import FOLDER, path_of
@@ -228,6 +229,18 @@ def test_a_mix_that_goes_on_keeps_bins_and_refuses_others(made: Path) -> None:
     assert same_until(load_mix(made / "cut.json"), before.mix) == 0
     with pytest.raises(MismatchError, match="its packing is best-fit, not none"):
         run_mix(made / "shards", made / "mix.json", request("9000:it=0.75,en=0.25", "1500:en=1", seq_len=31))
+
+
+def test_repeat_reads_whole_epochs(made: Path) -> None:
+    """However the budget in learned tokens is rounded."""
+    for seq_len in (5, 31, 64):
+        table = {"seq_len": seq_len, "pack": "best-fit", "repeat": {"it": 3, "en": 2}}
+        mix, _ = plan_mix(load_manifest(made / "shards"), MixRequest(make_mix(table, "test")))
+        times = {
+            source.name: quota / source.sequences
+            for source, quota in zip(mix.sources, mix.stages[0], strict=True)
+        }
+        assert times == {"it": 3, "en": 2}
 
 
 def test_after_an_append_only_what_came_is_packed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.train_shards import bare_manifest
 from pretok.base.records import replace, to_json
 from pretok.config import make_mix
-from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
 from pretok.stream.mix_file import Mix, mix_json
 from pretok.stream.mix_job import MixRequest
@@ -34,8 +34,45 @@ def write_segment(run: Path, shards: Path, view: View, batch: int, **changes: An
     (run / SEGMENTS).write_text(json.dumps(to_json(replace(segment, **changes))) + "\n")
 
 
+def stretches(view: View, position: int) -> list[tuple[int, int, int]]:
+    """(column, first token of the source, tokens) of each stretch of a source in the sequence at a position."""
+    found, column = [], 0
+    for path, first, tokens in view.pieces(position):
+        shards = load_manifest(path.parents[1]).of(path.parent.name, view.mix.split)
+        number = [shard.bin_path for shard in shards].index(path)
+        found.append((column, sum(shard.tokens for shard in shards[:number]) + first, tokens))
+        column += tokens
+    return found
+
+
 def request(*stages: str, split: str = "train", after: Mix | None = None, **table: object) -> MixRequest:
     """A wish for stages as `pretok mix --stage` takes them; table: other keys of [mix]."""
     return MixRequest(
         make_mix({"stages": [stage_table(stage) for stage in stages], **table}, "test"), split, after
     )
+
+
+def best_fit(lengths: list[int], capacity: int) -> list[list[tuple[int, int, int]]]:
+    """(document, first token, tokens) of each bin: what the rules say, in plain words."""
+    bins, rests = [], []
+    for document, length in enumerate(lengths):
+        while length > capacity or length == capacity:
+            first = lengths[document] - length
+            bins.append([(document, first, capacity)])
+            length -= capacity
+        if length:
+            rests.append((length, document))
+    open_bins: list[list[tuple[int, int, int]]] = []
+    touched: list[int] = []  # when each was filled last: of bins with the same room the newest is taken
+    for time, (length, document) in enumerate(sorted(rests, key=lambda rest: (-rest[0], rest[1]))):
+        rooms = [capacity - sum(tokens for *_, tokens in one) for one in open_bins]
+        fits = [number for number, room in enumerate(rooms) if room >= length]
+        if fits:
+            chosen = min(fits, key=lambda number: (rooms[number], -touched[number]))
+        else:
+            chosen = len(open_bins)
+            open_bins.append([])
+            touched.append(0)
+        open_bins[chosen].append((document, lengths[document] - length, length))
+        touched[chosen] = time
+    return bins + [sorted(one) for one in open_bins]

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "vocab": ("base", "kernels", "read", "config", "tokenizer", "counts"),
     "superwords": ("base", "kernels", "read", "config", "tokenizer", "counts", "vocab"),
     "shards": ("base", "kernels", "read", "config", "tokenizer", "chat", "screen"),
-    "stream": ("base", "config", "tokenizer", "shards"),
+    "stream": ("base", "kernels", "config", "tokenizer", "shards"),
     "integrations": ("base", "tokenizer", "stream"),
     "forecast": ("base", "kernels", "read", "config", "counts", "tokenizer", "chat", "vocab", "stream"),
     "report": ("base", "tokenizer", "shards", "stream"),

@@ -148,23 +148,34 @@ def readings(traced: Traced, name: str, split: str, document: int) -> list[Readi
     shard, number = find_shard(traced.manifest, name, split, document)
     if split != view.mix.split:
         return []
-    length, tokens = view.seq_len, int(np.diff(_offsets(shard)[number : number + 2])[0])
+    begins, ends = (int(offset) for offset in _offsets(shard)[number : number + 2])
     found = []
     for entry in view.entries(name):  # the source, or those of its classes that have the document
         start, end = view.before(entry, [document, document + 1]).tolist()
-        if end - start not in (0, tokens):
+        if end - start not in (0, ends - begins):
             raise IntegrityError(
-                f"{shard.index_path}: document {number} has {tokens} tokens, {entry} {end - start}"
+                f"{shard.index_path}: document {number} has {ends - begins} tokens, {entry} {end - start}"
             )
         for position, epoch, index in view.positions(entry, start, end).tolist():
             if position in traced.positions:
-                begins = view.cut(entry, epoch, index) + index * length
-                first, last = max(start, begins), min(end, begins + length + 1)
+                # In one piece: a longer document that is packed is in one sequence with one of its pieces.
+                first, last = next(
+                    (max(begins, at), min(ends, at + count))
+                    for path, at, count in view.pieces(position)
+                    if path == shard.bin_path and at < ends and at + count > begins
+                )
                 step = traced.step_of(position)
                 done = None if step is None else step <= traced.steps
                 found.append(
                     Reading(
-                        position, step, epoch, index, first - start, last - first, done, of_class(view, entry)
+                        position,
+                        step,
+                        epoch,
+                        index,
+                        first - begins,
+                        last - first,
+                        done,
+                        of_class(view, entry),
                     )
                 )
     return sorted(found, key=lambda reading: reading.position)

@@ -21,6 +21,7 @@ from pretok.shards.format import ShardReader
 from pretok.shards.ledger import hash_column, hash_texts, ledger_column
 from pretok.shards.manifest import Shard, TokenizerEntry
 from pretok.shards.spans import ShardSpans
+from pretok.stream.packed import verify_packing
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import ReferenceEngine, Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
@@ -48,6 +49,12 @@ class VerifyTask:
     sample: tuple[int, ...] | None
     documents_end: bool
     markers: Mapping[str, int] = field(default_factory=dict)
+
+
+def verify_index(task: tuple[Path, Path, str], report: Callable[[dict[str, int]], None]) -> list[str]:  # noqa: ARG001
+    """Problems of the packing index of (shards, mix, source)."""
+    problem = verify_packing(*task)
+    return [] if problem is None else [problem]
 
 
 def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,3 +22,14 @@ Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 def token_dtype(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.int32]:
     """uint16 for at most 65,536 entries (ids 0 to 65,535), else int32; both little-endian."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<i4")
+
+
+def document_starts(tokens: npt.NDArray[Any], eod_id: int) -> npt.NDArray[np.bool_]:
+    """Which of the tokens of sequences (..., L) begin a document, the first ones always: what follows an EOD and is
+    none. An EOD whose input is EOD fills a sequence up: no target, and of one document with the run it is in (the rule
+    of the stream)."""
+    ends = tokens == eod_id
+    starts = np.zeros(tokens.shape, np.bool_)
+    starts[..., :1] = True
+    starts[..., 1:] = ends[..., :-1] & ~ends[..., 1:]
+    return starts

@@ -319,6 +319,7 @@ def verify(
     "mix.cap",
     "mix.overlap",
     "mix.rest",
+    "mix.pack",
 )
 def mix(
     context: typer.Context,
@@ -401,8 +402,10 @@ def mix(
         raise UsageError("--materialize writes the mix too: say where with --out")
     manifest, console, after = load_manifest(shards), terminal(context, out and work_of(out)), None
     if continued is not None:
-        if "seed" in table or split is not None:
-            raise UsageError("a mix that is continued keeps its seed and split: leave --seed and --split out")
+        if table.keys() & {"seed", "pack"} or split is not None:
+            raise UsageError(
+                "a mix that is continued keeps its seed, split and packing: leave --seed, --split and --pack out"
+            )
         asked = {key: table[key] for key in ("seq_len",) if key in table}
         length = make_mix(asked, "command line", options).seq_len if asked else None
         after = beginning(manifest, continued, _left_at(continued, at, run), length)
@@ -487,13 +490,15 @@ def export(
     """
     from json import dumps as to_text  # other commands here have an option `json`
 
-    from pretok.export.text import megatron_blend, source_tokens
+    from pretok.export.text import megatron_blend, packing_notice, source_tokens
     from pretok.shards.manifest import load_manifest
 
     manifest = load_manifest(shards)
     for name in manifest.conversations:
         lost = "holds conversations: nothing in the export says which of its tokens are learned"
         terminal(context).notice(f"{name} {lost}")
+    if warning := packing_notice(manifest, mix, to):
+        terminal(context).notice(warning)
     if merge is None and to == "megatron":
         text = to_text(megatron_blend(shards, mix, stage), indent=1) + "\n"
         if out is None:

@@ -67,7 +67,7 @@ def check_steps(recipe: Recipe) -> None:
     if has_manifest(recipe.shards_dir) and not unfinished(recipe.shards_dir):
         manifest = load_manifest(recipe.shards_dir)
         if recipe.sources.keys() <= set(manifest.sources):
-            plan_mix(manifest, request)
+            plan_mix(manifest, request, recipe.mix_path.parent / FOLDER)
 
 
 def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:

@@ -445,6 +445,8 @@ class MixTable(StageTable):
     sequence. | "good" | mix.md"""
     repeat: dict[SourceName, Annotated[Share, Field(gt=0)]] = {}
     """How often classes and sources are read, instead of weights; once where nothing is said. | {good = 3} | mix.md"""
+    pack: Literal["none", "best-fit"] = "none"
+    """`best-fit`: sequences of whole documents, none of them cut unless it is longer than one. | "best-fit" | mix.md"""
     stages: tuple[StageTable, ...] = ()
     """Several stages, one after the other, each a table `[[mix.stages]]`, instead of tokens and weights
     here. | [{tokens = "1T"}, {tokens = "300B", weights = {it = 1}}] | mix.md"""

@@ -11,7 +11,7 @@ before the first and behind the last whole sequence of an epoch is not read in i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from pretok.base.records import replace
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
+from pretok.stream.mix_file import MixSource
 from pretok.stream.segments import RunSegment, open_segments, read_segments, read_settings
 
 BLOCK = 1 << 20
@@ -65,6 +66,31 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedCoverage:
+    """What is read of a packed source. whole: epochs that are complete, of its first `held` tokens; starts, ends: (n,),
+    rising each, where the stretches begin and end in the source that were read besides; before: as of `Coverage`."""
+
+    whole: int
+    held: int
+    starts: Ints
+    ends: Ints
+    before: Callable[[Ints], Ints] | None = None
+
+    def tokens(self, bounds: Ints, own: Ints) -> Ints:
+        """As of `Coverage`; own: the same places in its own tokens. A packed sequence reads all its tokens: its last
+        one is of no other."""
+        read = self.whole * np.minimum(own, self.held)
+        for sign, edges in ((1, self.starts), (-1, self.ends)):
+            reached = np.searchsorted(
+                edges, bounds
+            )  # of a stretch: bound - start, less bound - end behind it
+            before = np.concatenate([[0], np.cumsum(edges)])[reached]
+            read = read + sign * (reached * bounds - before)
+        tokens: Ints = np.diff(read)
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
 class SourceReading:
     """sequences: read of the source, of `of` that it has, None where these had several lengths; epochs: how often it
     was read on average, None where no order reads it; coverage: of each segment, None: every token once, in no
@@ -74,7 +100,7 @@ class SourceReading:
     sequences: int | None = None
     of: int | None = None
     epochs: float | None = None
-    coverage: tuple[Coverage, ...] | None = None
+    coverage: tuple[Coverage | PackedCoverage, ...] | None = None
 
     def tokens(self, bounds: Ints, first: int) -> Ints:
         """As of `Coverage`, of all of them, where the stretches are the documents from number `first` on."""
@@ -83,7 +109,8 @@ class SourceReading:
         documents = np.arange(first, first + len(bounds))
         found = np.zeros(len(bounds) - 1, np.int64)
         for one in self.coverage:
-            found += one.tokens(one.before(documents) if one.before else bounds)
+            own = one.before(documents) if one.before else bounds
+            found += one.tokens(own) if isinstance(one, Coverage) else one.tokens(bounds, own)
         return found
 
 
@@ -194,16 +221,15 @@ def _extent(scope: str, spans: list[tuple[View, int, int]], run: RunRecord | Non
 
 def _reading(name: str, spans: list[tuple[View, int, int]]) -> SourceReading:
     """What is read of one source, all its classes together."""
-    coverage, sizes, epochs, taken = [], set(), 0.0, 0
+    coverage: list[Coverage | PackedCoverage] = []
+    sizes, epochs, taken = set(), 0.0, 0
     for view, first, end in spans:
         entries = [entry for entry in view.mix.sources if entry.held_in == name]
         size = sum(entry.sequences for entry in entries)
         counts = [view.prefix_counts(length) for length in (first, end)]
         for entry in entries:
             low, high = (count[entry.name] for count in counts)
-            before = partial(view.before, entry.name) if entry.members else None
-            found = _coverage(view, entry.name, low, high)
-            coverage += [replace(one, before=before) for one in found]
+            coverage += (_packed_coverage if entry.packed else _coverage)(view, entry, low, high)
             taken, epochs = taken + high - low, epochs + ((high - low) / size if size else 0)
         if entries:
             sizes.add(size)
@@ -211,19 +237,43 @@ def _reading(name: str, spans: list[tuple[View, int, int]]) -> SourceReading:
     return SourceReading(taken, of, None if sizes == {0} else epochs, tuple(coverage))
 
 
-def _coverage(view: View, name: str, low: int, high: int) -> list[Coverage]:
-    """What of a source its `low`-th to `high - 1`-th sequences are; by where epochs are cut."""
-    found: dict[tuple[int, int], Coverage] = {}
+def _packed_coverage(view: View, entry: MixSource, low: int, high: int) -> list[PackedCoverage]:
+    """As `_coverage`, of what is packed."""
+    whole, stretches = 0, [np.empty((0, 2), np.int64)]
+    for _, begin, start, end in _epochs(view, entry.name, low, high):
+        if (start, end) == (begin, begin + entry.sequences):
+            whole += 1
+            continue
+        for at in range(start, end, BLOCK):  # of an epoch that was smaller too: not all it holds now
+            numbers = view.drawn(entry.name, at, min(at + BLOCK, end))
+            stretches.append(view.stretches(entry.name, numbers))
+    starts, ends = np.concatenate(stretches).T
+    before = partial(view.before, entry.name) if entry.members else None
+    return [PackedCoverage(whole, entry.tokens, np.sort(starts), np.sort(ends), before)]
+
+
+def _epochs(
+    view: View, name: str, low: int, high: int
+) -> Iterator[tuple[list[tuple[int, int, int]], int, int, int]]:
+    """(what it consists of, its first draw, from which draw, to which) of each epoch of which a source gives some as
+    its `low`-th to `high - 1`-th sequences."""
     for epoch in range(view.epoch(name, low), view.epoch(name, high - 1) + 1 if low < high else 0):
         begin, parts = view.begin(name, epoch), view.parts(name, epoch)
+        yield parts, begin, max(low, begin), min(high, begin + parts[-1][1])
+
+
+def _coverage(view: View, entry: MixSource, low: int, high: int) -> list[Coverage]:
+    """What of a source its `low`-th to `high - 1`-th sequences are; by where epochs are cut."""
+    name, before = entry.name, partial(view.before, entry.name) if entry.members else None
+    found: dict[tuple[int, int], Coverage] = {}
+    for parts, _, start, end in _epochs(view, name, low, high):
         size = parts[-1][1]
-        start, end = max(low, begin), min(high, begin + size)
         drawn = np.zeros(size if end - start < size else 0, np.uint8)
         for at in range(start, end, BLOCK) if len(drawn) else ():
             drawn[view.drawn(name, at, min(at + BLOCK, end))] += 1
         for first, stop, cut in parts:
             nothing = np.broadcast_to(np.uint8(0), stop - first)
-            one = found.get((cut, stop - first)) or Coverage(cut, view.seq_len, 0, nothing)
+            one = found.get((cut, stop - first)) or Coverage(cut, view.seq_len, 0, nothing, before)
             if len(drawn):
                 found[cut, stop - first] = replace(one, part=one.part + drawn[first:stop])
             else:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pretok.stream
 from pretok.base.errors import UsageError
 from pretok.export.formats import ExportedFile
-from pretok.shards.manifest import Manifest, Shard, load_manifest
+from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
+from pretok.stream.mix_file import load_mix, parse_mix
 
 
 def megatron_blend(shards: Path, mix: Path | None, stage: int | None) -> dict[str, list[str] | None]:
@@ -64,5 +65,28 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
             "mix as shards in its order (pretok mix --materialize) and export those, or export to nanogpt or litgpt"
         )
     return {
-        source.name: quota * plan.seq_len for source, quota in zip(plan.sources, quotas, strict=True) if quota
+        source.name: round(quota * source.learned(plan.seq_len))
+        for source, quota in zip(plan.sources, quotas, strict=True)
+        if quota
     }
+
+
+def packing_notice(manifest: Manifest, mix: Path | None, to: str) -> str | None:
+    """What another trainer does with a packed mix, if it is one: a sentence, or None."""
+    if manifest.materialized is not None:
+        plan = parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
+    elif mix is not None:
+        plan = load_mix(mix)
+    else:
+        return None
+    if not any(source.packed for source in plan.sources):
+        return None
+    if manifest.materialized is None:
+        return (
+            f"warning: {to} cuts the documents by itself: it takes the shares of this mix and not its packing. To keep "
+            "that, write the sequences (pretok mix --materialize) and export those"
+        )
+    return (
+        f"warning: sequences of this mix end in runs of end-of-document tokens, which pretok's own trainer does not "
+        f"learn; {to} will learn them, unless its loss leaves out a target that is one behind one"
+    )

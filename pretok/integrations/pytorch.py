@@ -43,8 +43,12 @@ class Batch(NamedTuple):
 
 
 def make_batch(view: View, ids: Tensor, documents: bool) -> Batch:
-    """What a model gets of (n, L + 1) ids: here alone labels and starts of documents are made."""
+    """What a model gets of (n, L + 1) ids: here alone labels and starts of documents are made.
+
+    An EOD behind an EOD only fills a sequence up, and is not learned (`pretok.stream`, rule of the stream).
+    """
     inputs, labels = (part.long().contiguous() for part in (ids[:, :-1], ids[:, 1:]))
+    labels = labels.masked_fill((inputs == view.eod_id) & (labels == view.eod_id), IGNORE)
     if not documents:
         return Batch(inputs, labels)
     position_ids, cu_seqlens = document_boundaries(inputs.numpy(), view.eod_id)

@@ -1,4 +1,4 @@
-"""Compiled loops over the bytes of text: words, hashes, classes of code points. Everything here is exact and stateless.
+"""Compiled loops over bytes of text (words, hashes, classes of code points) and over lengths; exact and stateless.
 
 compile.py      compilation and its cache
 characters.py   names of the bytes that loops look for
@@ -8,4 +8,5 @@ unicode.py      classes of code points
 pretokenize.py  documents -> words, by the published patterns
 folding.py      what spellings of one text have in common: no case, accents, compatibility forms
 ngrams.py       runs of words that two sets of texts share, however they are spelled
+packing.py      lengths of documents -> bins of a capacity
 """

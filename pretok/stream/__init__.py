@@ -10,6 +10,7 @@ read, and the number of open files is bounded. numpy, msgspec and the standard l
     view.origin(i)          # (source, epoch, index of the sequence inside the source)
     view.positions(source, first, end)  # back: (n, 3) the positions that read some of its tokens, epoch and sequence
     view.prefix_counts(n)   # {source: sequences among the first n positions}
+    view.boundaries(i)      # where documents start in the inputs view[i][:-1]
 
 In this folder:
 
@@ -19,6 +20,8 @@ In this folder:
     mix_file.py     a mix and its file
     tapes.py        where the sequences of a source lie
     members.py      which documents a class has, and where they lie
+    packed.py       sequences of whole documents, by their index
+    pack.py         lengths of documents -> that index
     side_file.py    sealed arrays that belong to a mix, read a block at a time
     growth.py       sources that grow while they are read
     flat_tokens.py  many shards as one array of tokens
@@ -45,13 +48,14 @@ import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import to_json
-from pretok.base.tokens import Ints, Tokens
+from pretok.base.tokens import Ints, Tokens, document_starts
 from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.digests import data_hash, digest
 from pretok.stream.flat_tokens import FlatTokens
 from pretok.stream.members import ClassTape, DocumentStarts, Members
 from pretok.stream.mix_file import Mix, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
+from pretok.stream.packed import PackedTape, open_packed
 from pretok.stream.side_file import FOLDER
 from pretok.stream.tapes import MixedTape, Pieces, Tape, WholeSources
 
@@ -155,7 +159,7 @@ class View:
     mix: the plan it follows; fingerprint: identifies the shards, the mix and the order together; manifest_fingerprint:
     identifies the shards the mix was made of; tokenizer: what the manifest says of it; materialized: whether the shards
     hold the sequences in the order of the mix. The fingerprints of a mix and of its materialized form are the same, so
-    a run may go on with either.
+    a run may go on with either. folder: of the mix's file, beside which its side files are.
 
     It may be forked and pickled: every process opens its own files. One thread at a time.
     """
@@ -182,43 +186,49 @@ class View:
         sizes = [sum(shard.tokens for shard in some) for some in held.values()]
         begins = dict(zip(held, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
         bases = np.array([begins.get(source.held_in, 0) for source in mix.sources], np.int64)
+        self._classes: dict[int, ClassTape] = {}
+        self._packed: dict[int, PackedTape] = {}
         if materialized:  # the sequences are the documents, each with its target
             self._tape: Tape = WholeSources(bases[:1], self.seq_len + 1, self.seq_len + 1)
         else:
             self._tape = WholeSources(bases, self.seq_len, self.seq_len + 1)
             self._held, self._bases = held, bases
             self._starts = DocumentStarts(shards, self.dtype)
-            self._classes = self._open_classes(folder)
-            if self._classes:
-                self._tape = MixedTape(self._tape, self._classes, len(bases))
+            self._open_tapes(folder)
+            if self._classes or self._packed:
+                self._tape = MixedTape(self._tape, {**self._classes, **self._packed}, len(bases))
         self._ahead = Pieces(*[np.empty(0, np.int64)] * 4)  # of positions _ahead_start to _ahead_end - 1
         self._ahead_start = self._ahead_end = self._expected = 0
 
-    def _open_classes(self, folder: Path | None) -> dict[int, ClassTape]:
-        """The tape of each entry of the mix that is a class or a rest, by its number."""
-        found = {}
+    def _open_tapes(self, folder: Path | None) -> None:
+        """The tape of each entry of the mix that is a class, a rest or packed, by its number."""
         first = dict(zip(self._held, accumulate(map(len, self._held.values()), initial=0), strict=False))
         for number, source in enumerate(self.mix.sources):
-            if not source.members:
+            if not source.members and not source.packed:
                 continue
             if folder is None:
+                kind = "packed" if source.packed else "a class"
                 raise UsageError(
-                    f"{source.name} is a class, whose side files lie beside its mix: name the mix"
+                    f"{source.name} is {kind}, whose side files lie beside its mix: name the mix"
                 )
             side = folder / FOLDER
             shards = self._held[source.held_in]
+            if source.packed:
+                at = first[source.held_in]
+                self._packed[number] = open_packed(side, source, shards, at, self._starts, self.seq_len)
+            if not source.members:
+                continue
             parts: list[Members] = []
             for name in source.members:
                 seen = sum(part.shards for part in parts)
                 parts.append(Members(side, name, shards[seen:], first[source.held_in] + seen, self._starts))
-            found[number] = tape = ClassTape(parts, self.seq_len)
+            self._classes[number] = tape = ClassTape(parts, self.seq_len)
             seen = sum(part.shards for part in parts)
             if (tape.tokens, seen) != (source.tokens, len(shards)):
                 raise IntegrityError(
                     f"{parts[0].path} has {tape.tokens} tokens in {seen} shards, the mix says {source.tokens} of "
                     f"{source.name} in {len(shards)}: make the mix again with pretok mix"
                 )
-        return found
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.mix.sources)
@@ -269,6 +279,11 @@ class View:
         source, epoch, number = self._order.locate(self._checked([position]))
         return self._order.names[source[0]], int(epoch[0]), int(number[0])
 
+    def boundaries(self, position: int) -> Ints:
+        """(documents,) where documents start in the inputs at one position, `view[position][:-1]`, 0 first: one may go
+        on there from another sequence. `loader.document_boundaries` says it of a batch, for attention kernels."""
+        return np.flatnonzero(document_starts(self[position][:-1], self.eod_id))
+
     def shard(self, position: int, token: int = 0) -> Path:
         """The file that holds a token, counted from 0, of the sequence at one position."""
         pieces = self._pieces(self._checked([position]))
@@ -287,6 +302,8 @@ class View:
         held = self.mix.sources[number]
         if not 0 <= index(first) <= index(end) <= held.tokens:
             raise IndexError(f"tokens {first} to {end}; source {source} has {held.tokens}")
+        if number in self._packed:
+            return self._packed_positions(number, first, end)
         found = [np.empty((0, 3), np.int64)]
         for epoch in range(self._order.epochs(number) if first < end else 0):
             for start, stop, token in self._order.parts(number, epoch):
@@ -297,6 +314,32 @@ class View:
                 found.append(np.column_stack([at, np.full_like(at, epoch), sequences])[at >= 0])
         rows = np.concatenate(found)
         return rows[np.argsort(rows[:, 0])]
+
+    def _packed_positions(self, number: int, first: int, end: int) -> Ints:
+        """As `positions`, of a packed source by its number."""
+        ranges = [(int(self._bases[number]) + first, int(self._bases[number]) + end)]
+        if number in self._classes:
+            pieces = self._classes[number].between(np.array([first]), np.array([end]))
+            ranges = list(
+                zip(pieces.address.tolist(), (pieces.address + pieces.length).tolist(), strict=True)
+            )
+        some = [self._packed[number].sequences(*one) for one in ranges]
+        having = np.unique(np.concatenate([np.empty(0, np.int64), *some]))
+        found = [np.empty((0, 3), np.int64)]
+        for epoch in range(self._order.epochs(number) if len(having) else 0):
+            size = self._order.parts(number, epoch)[-1][1]
+            sequences = having[having < size]  # the others came later
+            at = self._order.positions(number, epoch, sequences)
+            found.append(np.column_stack([at, np.full_like(at, epoch), sequences])[at >= 0])
+        rows = np.concatenate(found)
+        return rows[np.argsort(rows[:, 0])]
+
+    def stretches(self, source: str, sequences: Ints) -> Ints:
+        """(n, 2): first and one past the last of the tokens of a packed source in its sequences (m,)."""
+        number = self._number(source)
+        pieces = self._packed[number].pieces(sequences, sequences, sequences)
+        begins = pieces.address - self._bases[number]
+        return np.column_stack([begins, begins + pieces.length])
 
     def entries(self, source: str) -> tuple[str, ...]:
         """What the mix takes of the documents of a source: the source by its name, or its classes and its rest."""
@@ -328,7 +371,7 @@ class View:
         return self._tokens.parts(self._pieces(self._checked([position])))
 
     def cut(self, source: str, epoch: int, sequence: int = 0) -> int:
-        """Where an epoch of a source begins: its sequence i holds the source's tokens cut + i * seq_len to
+        """Where an epoch of a source begins that is cut: its sequence i holds the source's tokens cut + i * seq_len to
         cut + (i + 1) * seq_len, both included. Sequences of what was appended in the epoch have another cut than its
         first. UsageError for an unknown source."""
         number, of, at = (np.array([index(one)]) for one in (self._number(source), epoch, sequence))
@@ -336,7 +379,7 @@ class View:
 
     def parts(self, source: str, epoch: int) -> list[tuple[int, int, int]]:
         """(first, end, token): sequences `first` to `end - 1` of an epoch follow each other from a token of the source
-        on. One part, and one more for each time that the source was appended to in the epoch."""
+        on, if it is cut. One part, and one more for each time that the source was appended to in the epoch."""
         return self._order.parts(self._number(source), index(epoch))
 
     def epoch(self, source: str, drawn: int) -> int:
@@ -376,6 +419,8 @@ class View:
 
     def _read(self, positions: Ints, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         out = np.empty((len(positions), self.seq_len + 1), self.dtype)
+        if self._packed:  # what no piece fills
+            out.fill(self.eod_id)
         if len(positions):
             self._tokens.read(self._pieces(positions), out)
         return out.astype(dtype, copy=False)

@@ -10,7 +10,6 @@ The shards may have grown since: the history of their manifest proves it.
 from __future__ import annotations
 
 import re
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest
-from pretok.stream.mix_file import Earlier, Mix, check_sources, load_mix, mix_sources, parse_mix
+from pretok.stream.mix_file import Mix, check_sources, load_mix, mix_sources, parse_mix
 
 _CHECKPOINT = re.compile(r"step-\d{8}")
 
@@ -52,25 +51,17 @@ def _shards(mix: Mix) -> dict[str, int]:
     return {part.manifest: part.length for part in mix.earlier} | {mix.manifest: mix.length}
 
 
-def _stages(mix: Mix) -> list[list[tuple[str, str | None, int, tuple[str, ...], int]]]:
+def _stages(mix: Mix) -> list[list[tuple[object, ...]]]:
     """What each stage reads: name, source, tokens, side files and quota of its sources, in the order that decides
     between equal times."""
-    now = Earlier(
-        mix.manifest,
-        mix.length,
-        tuple(source.tokens for source in mix.sources),
-        tuple(len(source.members) for source in mix.sources),
-    )
-    stages = []
-    for quotas, start in zip(mix.stages, accumulate(mix.lengths, initial=0), strict=False):
-        then = next((part for part in mix.earlier if start < part.length), now)
-        members = then.members or (0,) * len(then.tokens)
+    stages: list[list[tuple[object, ...]]] = []
+    for quotas, then in zip(mix.stages, mix.then, strict=True):
+        none = (0,) * len(then.tokens)
+        held = zip(mix.sources, then.tokens, then.members or none, then.packed or none, quotas, strict=False)
         stages.append(
             [
-                (source.name, source.of, tokens, source.members[:files], quota)
-                for source, tokens, files, quota in zip(
-                    mix.sources, then.tokens, members, quotas, strict=False
-                )
+                (source.name, source.of, tokens, source.members[:files], source.packed[:indexes], quota)
+                for source, tokens, files, indexes, quota in held
                 if quota
             ]
         )
@@ -94,11 +85,9 @@ def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = Non
     if mix.manifest != manifest.fingerprint:
         earlier = mix.earlier
         if not earlier or earlier[-1].length < at:
-            held = tuple(source.tokens for source in mix.sources)
-            files = tuple(len(source.members) for source in mix.sources)
-            earlier = (*earlier, Earlier(mix.manifest, at, held, files if any(files) else ()))
-        # What was appended to a class is known when its condition is evaluated (`mix_job`).
-        whole = [source.name for source in mix.sources if not source.members]
+            earlier = (*earlier, mix.now)
+        # What was appended to a class, and how it is packed, is known when that is done (`mix_job`).
+        whole = [source.name for source in mix.sources if not (source.members or source.packed)]
         now = {one.name: one for one in mix_sources(manifest, mix.split, mix.seq_len, whole, mix.cuts)}
         sources = tuple(now.get(source.name, source) for source in mix.sources)
         mix = replace(mix, manifest=manifest.fingerprint, earlier=earlier, sources=sources)

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
+from pretok.base.tokens import document_starts
 from pretok.stream import View, digest
 
 _Ids = npt.NDArray[np.integer[Any]]
@@ -237,13 +238,11 @@ class Boundaries(NamedTuple):
 def document_boundaries(tokens: npt.ArrayLike, eod_id: int) -> Boundaries:
     """Boundaries of the documents in `tokens`, (seq_len,) or (n, seq_len) ids: the model's input, without the target.
 
-    An EOD belongs to the document it ends; a document that goes on from the sequence before starts again at 0.
+    A document ends with its EOD and what more of them follows, which only fills the sequence up; one that goes on from
+    the sequence before starts again at 0.
     """
     array = np.asarray(tokens)
-    starts = np.zeros(array.shape, np.bool_)
-    starts[..., 0] = True
-    starts[..., 1:] = array[..., :-1] == eod_id
-    flat = np.flatnonzero(starts)
+    flat = np.flatnonzero(document_starts(array, eod_id))
     lengths = np.diff(flat, append=array.size)
     position_ids = np.arange(array.size) - np.repeat(flat, lengths)
     return Boundaries(position_ids.reshape(array.shape), np.append(flat, array.size).astype(np.int32))

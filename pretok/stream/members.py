@@ -19,7 +19,7 @@ is in memory, one block, and one read of pointers for each group: 64 in a row, o
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -152,7 +152,10 @@ class MembersWriter:
 
 
 class DocumentStarts:
-    """Where documents begin, as addresses in the tokens of `shards`, one shard after the other; from their `.idx`."""
+    """Where documents begin, as addresses in the tokens of `shards`, one shard after the other; from their `.idx`.
+
+    bases: (shards,), the address of the first token of each.
+    """
 
     def __init__(self, shards: Sequence[Shard], dtype: np.dtype[Any]) -> None:
         paths = [shard.index_path for shard in shards]
@@ -160,7 +163,7 @@ class DocumentStarts:
         self._width = dtype.itemsize
         self._documents: Ints = np.array([shard.documents for shard in shards], np.int64)
         self._tokens: Ints = np.array([shard.tokens for shard in shards], np.int64)
-        self._bases = np.cumsum(self._tokens) - self._tokens
+        self.bases: Ints = np.cumsum(self._tokens) - self._tokens
 
     def read(self, shard: Ints, first: Ints, count: int) -> Ints:
         """(n, count + 1): where documents `first` (n,) to `first + count - 1` of `shard` (n,) begin, and the last ends;
@@ -182,7 +185,7 @@ class DocumentStarts:
         if wrong.any():
             path = self._files.paths[int(shard[np.argmax(wrong)])]
             raise IntegrityError(f"{path} is damaged: documents overlap in it; run pretok verify")
-        addresses: Ints = starts + self._bases[shard][:, None]
+        addresses: Ints = starts + self.bases[shard][:, None]
         return addresses
 
     def _fill(self, which: int, rest: memoryview, place: int) -> None:
@@ -243,6 +246,22 @@ class Members:
     def verify(self) -> None:
         """Read the whole side file. IntegrityError where it is not as it was sealed."""
         self._file.verify()
+
+    def every(self) -> Iterator[tuple[Ints, Ints]]:
+        """(numbers, lengths) of all members, rising, in parts: documents of these shards, and their tokens."""
+        for block in range(-(-self._groups // self._each)):
+            groups = np.arange(block * self._each, min((block + 1) * self._each, self._groups))
+            records, before = self._load(np.array([block]))
+            rows = records[0, : len(groups)]
+            _, length = self._members(groups, rows, np.diff(before[0])[: len(groups)])
+            if self.dense:
+                shard = np.searchsorted(self._shard_groups, groups, side="right") - 1
+                first = np.concatenate([[0], self._document_ends])[shard]
+                first += (groups - self._shard_groups[shard]) * WORD
+                numbers = first[:, None] + np.arange(WORD)
+            else:
+                numbers = self._bases[block] + rows["documents"].astype(np.int64)
+            yield numbers[length > 0], length[length > 0]
 
     def pieces(self, first: Ints, end: Ints) -> Pieces:
         """The tokens `first` (n,) to `end - 1` (n,) of the members' tape, 0 <= first < end <= tokens: where they are,

@@ -10,12 +10,16 @@ file. numpy, msgspec and the standard library only.
     cuts        "epoch": each epoch of a source is cut at another place; "fixed": all at its first token
     sources     [{name, tokens, sequences}]    what the shards hold, in the order of quotas; {.., of, members} for a
                                                class of the source `of` and for its rest: digests of the side files
-                                               beside mix.json that say which documents it has
+                                               beside mix.json that say which documents it has; {.., packed, targets}
+                                               where sequences are whole documents: digests of its packing indexes
+                                               (`stream.packed`), and tokens that an epoch learns
     stages      [{quotas: [n, ...], length}]   sequences that each source gives; `length` only where the next stage
                                                begins after so many positions, before all quotas are given
     earlier     [{manifest, length, tokens}]   only where the shards have grown since a mix that this one goes on with:
                                                until that position each source held so many tokens; those that came
-                                               later are left out; and `members`, how many side files of classes
+                                               later are left out; and `members`, how many side files of classes;
+                                               where some are packed `sequences` of an epoch then, and `packed`, how
+                                               many indexes
     report      what follows from these (`mix_job.MixReport`), for people and other programs; outside of the fingerprint
 
 With fixed cuts a source of T tokens holds (T - 1) // seq_len sequences: sequence i is its tokens i * seq_len up to and
@@ -31,6 +35,7 @@ never continued has the file it always had.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -53,29 +58,39 @@ MAX_STAGES = 1 << 20
 class MixSource(Record, frozen=True, omit_defaults=True):
     """What a mix weighs: a source, a class or the rest of a source; its tokens in the split, how many sequences they
     make. of: the source whose documents a class or a rest takes; members: digests of its side files
-    (`stream.members`), one for each generation of shards."""
+    (`stream.members`), one for each generation of shards; packed: those of its packing indexes, empty where it is cut;
+    targets: tokens that an epoch of packed sequences learns."""
 
     name: str
     tokens: Count
     sequences: Count
     of: str | None = None
     members: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()
+    targets: Count = 0
 
     @property
     def held_in(self) -> str:
         """The source whose documents it takes."""
         return self.of or self.name
 
+    def learned(self, seq_len: int) -> Fraction:
+        """Tokens that a sequence learns, on average over an epoch; of a packed one not what fills it up."""
+        return Fraction(self.targets, max(self.sequences, 1)) if self.packed else Fraction(seq_len)
+
 
 class Earlier(Record, frozen=True, omit_defaults=True):
     """The first `length` positions were planned for shards with this fingerprint, all of which the mix's own have;
     tokens: of each source in them, as many of the sources as there were; members: how many side files each had, none
-    where no source had any."""
+    where no source had any; packed, sequences: how many packing indexes each had, and sequences of an epoch, none where
+    no source was packed."""
 
     manifest: str
     length: Count
     tokens: tuple[Count, ...]
     members: tuple[Count, ...] = ()
+    packed: tuple[Count, ...] = ()
+    sequences: tuple[Count, ...] = ()
 
 
 class Mix(Record, frozen=True, dict=True):
@@ -122,23 +137,45 @@ class Mix(Record, frozen=True, dict=True):
         return self.earlier[0].manifest if self.earlier else self.manifest
 
     @property
-    def _tokens(self) -> tuple[int, ...]:
-        """What each source holds."""
-        return tuple(source.tokens for source in self.sources)
+    def now(self) -> Earlier:
+        """What its sources hold, as `earlier` says it of before."""
+        members, packed = ([len(part) for part in parts] for parts in zip(*self._files, strict=True))
+        sizes = tuple(source.sequences for source in self.sources) if any(packed) else ()
+        return Earlier(
+            self.manifest,
+            self.length,
+            tuple(source.tokens for source in self.sources),
+            tuple(members) if any(members) else (),
+            tuple(packed) if any(packed) else (),
+            sizes,
+        )
 
     @property
-    def held(self) -> list[tuple[int, ...]]:
-        """What each source held in each stage, as many sources as there were."""
+    def _files(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        return [(source.members, source.packed) for source in self.sources]
+
+    @property
+    def then(self) -> list[Earlier]:
+        """What the sources held in each stage."""
         starts = accumulate(self.lengths[:-1], initial=0)
-        return [
-            next((part.tokens for part in self.earlier if start < part.length), self._tokens)
-            for start in starts
-        ]
+        return [next((part for part in self.earlier if start < part.length), self.now) for start in starts]
 
     @property
     def length(self) -> int:
         """Sequences in all stages; of any size, unlike `len`."""
         return sum(self.lengths)
+
+    @property
+    def packs(self) -> bool:
+        """Whether some of its sources are packed."""
+        return any(source.packed for source in self.sources)
+
+    @property
+    def learned(self) -> int:
+        """Tokens that all its sequences learn, where packed epochs are read in part by their mean."""
+        drawn = self.order().prefix(self.length).tolist()
+        parts = (source.learned(self.seq_len) * n for source, n in zip(self.sources, drawn, strict=True))
+        return int(sum(parts))
 
     def __len__(self) -> int:
         return self.length
@@ -189,7 +226,7 @@ class Mix(Record, frozen=True, dict=True):
         """The order of its positions."""
         names = [source.name for source in self.sources]
         sizes = [source.sequences for source in self.sources]
-        shifts = [self._shift(source.tokens) for source in self.sources]
+        shifts = [0 if source.packed else self._shift(source.tokens) for source in self.sources]
         order = Order(names, sizes, self.stages, self.seed, self.lengths, shifts)
         if not self.earlier:
             return order
@@ -197,18 +234,34 @@ class Mix(Record, frozen=True, dict=True):
         grown = {}
         for number, source in enumerate(self.sources):
             # Of several with nothing drawn between them the first counts: what came and went was never read.
-            held = {given[number]: part.tokens[number] for part, given in reversed(drawn) if given[number]}
-            if growth := self._growth([*sorted(held.items()), (-1, source.tokens)]):
+            held = {
+                given[number]: (part.tokens[number], self._had(part, number))
+                for part, given in reversed(drawn)
+                if given[number]
+            }
+            now = source.tokens, source.sequences
+            if growth := self._growth(number, [*sorted(held.items()), (-1, now)]):
                 grown[number] = Epochs(growth, sizes[number], shifts[number])
         return Order(names, sizes, self.stages, self.seed, self.lengths, shifts, grown)
 
-    def _growth(self, held: Sequence[tuple[int, int]]) -> list[Growth]:
-        """held: (drawn, tokens until then) of a source, the last of them what it holds now."""
-        return [
-            Growth(drawn, tokens, *self._cut(tokens), *self._cut(after - tokens))
-            for (drawn, tokens), (_, after) in pairwise(held)
-            if after > tokens
-        ]
+    def _growth(self, number: int, held: Sequence[tuple[int, tuple[int, int]]]) -> list[Growth]:
+        """held: (drawn, tokens and sequences until then) of a source, the last of them what it holds now. Of a packed
+        one the sequences of what came stand behind those of before, and nothing is moved."""
+        found = []
+        for (drawn, (tokens, size)), (_, (after, whole)) in pairwise(held):
+            if after > tokens and self.sources[number].packed:
+                found.append(Growth(drawn, tokens, size, 0, whole - size, 0))
+            elif after > tokens:
+                found.append(Growth(drawn, tokens, *self._cut(tokens), *self._cut(after - tokens)))
+        return found
+
+    def _had(self, then: Earlier, number: int) -> int:
+        """Sequences of an epoch of a source then."""
+        return (
+            then.sequences[number]
+            if then.sequences
+            else sequences(then.tokens[number], self.seq_len, self.cuts)
+        )
 
     def _cut(self, tokens: int) -> tuple[int, int]:
         """Sequences that so many tokens make, and how far their cuts are moved."""
@@ -238,7 +291,7 @@ class Mix(Record, frozen=True, dict=True):
         for number, source in enumerate(self.sources):
             if (source.of is None) != (not source.members):
                 return f"{source.name} is a class without members or without a source"
-            if source.sequences != sequences(source.tokens, self.seq_len, self.cuts):
+            if not self._fits(source, source.tokens, source.sequences):
                 return f"source {source.name} has {source.tokens} tokens, not {source.sequences} sequences"
             if not source.sequences and any(quotas[number] for quotas in self.stages):
                 return f"source {source.name} has not one sequence to give"
@@ -253,18 +306,47 @@ class Mix(Record, frozen=True, dict=True):
             return f"its segments cannot end at {ends[1:]}"
         if not set(ends) <= {0, *accumulate(self.lengths)}:
             return f"its shards did not grow between two stages, but at {ends[1:-1]}"
-        for held, after in pairwise([*(part.tokens for part in self.earlier), self._tokens]):
-            if len(held) > len(after) or any(one > other for one, other in zip(held, after, strict=False)):
-                return "its sources have lost tokens since an earlier manifest"
-        for held, quotas in zip(self.held, self.stages, strict=True):
+        if problem := self._grown_problem():
+            return problem
+        for then, quotas in zip(self.then, self.stages, strict=True):
             for number, quota in enumerate(quotas):
-                if quota and (number >= len(held) or not sequences(held[number], self.seq_len, self.cuts)):
+                if quota and (number >= len(then.tokens) or not self._had(then, number)):
                     return f"source {self.sources[number].name} had not one sequence to give yet"
         try:
             self.order()
         except UsageError as error:
             return str(error)
         return None
+
+    def _grown_problem(self) -> str | None:
+        """What of `earlier` contradicts itself or what the sources hold."""
+        for part, after in pairwise([*self.earlier, self.now]):
+            for held, more in zip(_counts(part), _counts(after), strict=True):
+                if len(held) > len(more or held) or any(a > b for a, b in zip(held, more, strict=False)):
+                    return "its sources have lost tokens since an earlier manifest"
+        for part in self.earlier:
+            if any(len(counts) not in (0, len(part.tokens)) for counts in _counts(part)):
+                return "it does not say of each source what it held"
+            if bool(part.packed) != bool(part.sequences):
+                return "it does not say of each source what it held"
+            for source, tokens, count, size in zip(
+                self.sources, part.tokens, part.packed, part.sequences, strict=False
+            ):
+                then = replace(source, packed=source.packed[:count], targets=0)
+                if not self._fits(then, tokens, size):
+                    return f"source {source.name} had {tokens} tokens, not {size} sequences"
+        return None
+
+    def _fits(self, source: MixSource, tokens: int, size: int) -> bool:
+        """Whether so many tokens can make so many sequences."""
+        if not source.packed:
+            return not source.targets and size == sequences(tokens, self.seq_len, self.cuts)
+        least = -(-tokens // (self.seq_len + 1))
+        return 0 < least <= size <= tokens and source.targets <= tokens - size
+
+
+def _counts(part: Earlier) -> tuple[tuple[int, ...], ...]:
+    return part.tokens, part.members, part.packed, part.sequences
 
 
 class _StageEntry(Record, frozen=True):

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from pretok.base.console import Console, table
 from pretok.base.errors import MismatchError, UsageError
@@ -24,11 +25,14 @@ from pretok.base.html import html_table
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, replace
 from pretok.base.units import listed
-from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.unfinished import failures
+from pretok.stream.members import DocumentStarts, Members
 from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, sequences, write_mix
 from pretok.stream.order import prefix_bound
-from pretok.stream.quota import most_that_fits, one_epoch, shares_of, stage_quotas
+from pretok.stream.pack import pack
+from pretok.stream.packed import Packing, packings_of, together
+from pretok.stream.quota import learned_of, most_that_fits, one_epoch, shares_of, stage_quotas
 from pretok.stream.side_file import FOLDER, SideFile
 
 if TYPE_CHECKING:
@@ -58,6 +62,10 @@ class MixRequest:
     after: Mix | None = None
     made: dict[tuple[str, Path | None], Divided] = field(default_factory=dict, compare=False)
     """Shards and folder -> the classes there: they are evaluated once."""
+    packings: dict[tuple[str, str], tuple[tuple[str, ...], Packing]] = field(
+        default_factory=dict, compare=False
+    )
+    """Shards and source -> its packing indexes, and what they say, where no folder keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +100,24 @@ class ClassReport(Record, frozen=True):
     tokens: Count
 
 
-class SourceReport(Record, frozen=True):
-    """What a mix takes of a source; of one that was appended to, epochs, repeated and unused are counted as if it had
-    always held what it holds now. unused_tokens: whole sequences not drawn even once; tail_tokens: what an
-    epoch leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew."""
+class PackedReport(Record, frozen=True):
+    """How the documents of a source were packed. tokens, sequences: of an epoch; cut_documents: those longer than a
+    sequence; padding_tokens: what an epoch has of them; spread_tokens: standard deviation of the learned tokens of a
+    sequence, whose sum is exact at the end of each epoch."""
+
+    documents: Count
+    tokens: Count
+    sequences: Count
+    cut_documents: Count
+    padding_tokens: Count
+    spread_tokens: float
+
+
+class SourceReport(Record, frozen=True, omit_defaults=True):
+    """What a mix takes of a source, in learned tokens; of one that was appended to, epochs, repeated and unused are
+    counted as if it had always held what it holds now. unused_tokens: whole sequences not drawn even once; tail_tokens:
+    what an epoch leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew;
+    packed: None where it is cut."""
 
     sequences: Count
     tokens: Count
@@ -103,6 +125,7 @@ class SourceReport(Record, frozen=True):
     repeated_tokens: Count
     unused_tokens: Count
     tail_tokens: Count
+    packed: PackedReport | None = None
 
 
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -121,8 +144,8 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     failed: tuple[Failure, ...]
 
     def _repr_html_(self) -> str:
-        columns = tuple(name.replace("_", " ") for name in SourceReport.__struct_fields__)
-        rows = [(name, *msgspec.structs.astuple(source)) for name, source in self.sources.items()]
+        columns = tuple(name.replace("_", " ") for name in SourceReport.__struct_fields__[:-1])
+        rows = [(name, *msgspec.structs.astuple(source)[:-1]) for name, source in self.sources.items()]
         title = f"mix: {self.tokens:,} tokens in {self.sequences:,} sequences"
         return html_table(title, ("source", *columns), rows, " ".join(self.notes))
 
@@ -139,7 +162,7 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     standing = out.exists() and request.after is None
     manifest = (now.as_of(load_mix(out).manifest) if standing else None) or now
     mix, report = plan_mix(manifest, request, folder)
-    for digest in (digest for source in mix.sources for digest in source.members):
+    for digest in (digest for source in mix.sources for digest in (*source.members, *source.packed)):
         SideFile(folder, digest)  # of a mix that is continued they must be there
     if manifest is not now:
         told = f"{out} reads the shards as they were before they grew; pretok mix --continue {out} reads the rest too"
@@ -166,11 +189,14 @@ def refuse_another_mix(out: Path, request: MixRequest) -> None:
         ("seed", old.seed, request.table.seed),
         ("split", old.split, request.split),
         ("number of stages", len(old.stages), len(request.table.all_stages)),
+        ("packing", "best-fit" if old.packs else "none", request.table.pack),
     ):
         if there != asked:
             raise _another(out, old, f"its {what} is {there}, not {asked}")
     for length, stage in zip(old.lengths, request.table.all_stages, strict=True):
-        if stage.tokens != "all" and length != (asked := stage.tokens // request.table.seq_len):
+        if old.packs or stage.tokens == "all":  # how long it is depends on the shards
+            continue
+        if length != (asked := stage.tokens // request.table.seq_len):
             raise _another(out, old, f"a stage of it has {length:,} sequences, not {asked:,}")
 
 
@@ -182,10 +208,9 @@ def _another(out: Path, old: Mix, difference: str) -> MismatchError:
 
 
 def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> tuple[Mix, MixReport]:
-    """The mix and its report. folder: where side files of classes go, None: nowhere. Raises UsageError for unknown
-    sources, or budgets and weights that do not fit."""
-    divided = _divided(manifest, request, folder)
-    sources = _sources(manifest, request, divided)
+    """The mix and its report. folder: where side files go, None: nowhere. Raises UsageError for unknown sources, or
+    budgets and weights that do not fit."""
+    sources, divided, packings = _weighable(manifest, request, folder)
     table, cuts = _weighed(request.table, sources), _cuts(request)
     empty = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, sources, ())
     start = empty if request.after is None else _with_sources(request.after, sources)
@@ -204,22 +229,105 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
         f"{name}: every token of its conversations is learned, whatever `learn` says"
         for name in sorted(chats)
     ]
-    return mix, replace(_report(manifest, request, table, mix, notes), classes=divided.reports or None)
+    report = _report(manifest, request, table, mix, notes, packings)
+    return mix, replace(report, classes=divided.reports or None)
 
 
-def _divided(manifest: Manifest, request: MixRequest, folder: Path | None) -> Divided:
-    """The classes that the mix asks for and does not have from the mix before. Raises UsageError."""
+def _weighable(
+    manifest: Manifest, request: MixRequest, folder: Path | None
+) -> tuple[tuple[MixSource, ...], Divided, dict[str, Packing]]:
+    """The entries of a mix, and how they were divided and packed; without a folder by side files that do not stay."""
+    with ExitStack() as held:
+        classes = request.table.classes or any(entry.members for entry in _before(request).values())
+        if folder is None and (classes or _packs(request)):
+            where = Path(held.enter_context(TemporaryDirectory(dir=manifest.folder.parent)))
+        else:
+            where = folder or Path()
+        divided = _divided(manifest, request, where, folder)
+        sources = _sources(manifest, request, divided)
+        packed, packings = _packed(manifest, request, where, folder, sources)
+    return packed, divided, packings
+
+
+def _before(request: MixRequest) -> dict[str, MixSource]:
+    """The entries of the mix before."""
+    return {entry.name: entry for entry in request.after.sources} if request.after else {}
+
+
+def _divided(manifest: Manifest, request: MixRequest, where: Path, folder: Path | None) -> Divided:
+    """The classes that the mix asks for and does not have from the mix before, made in `where`. Raises UsageError."""
     key = manifest.fingerprint, folder
     divided = request.after is not None and any(source.members for source in request.after.sources)
     if not request.table.classes and not divided:
         return Divided({}, {}, ())
     if key not in request.made:
-        with ExitStack() as held:
-            if folder is None:
-                folder = Path(held.enter_context(TemporaryDirectory(dir=manifest.folder.parent)))
-            held.enter_context(hold(folder, "mix"))
-            request.made[key] = _divide(manifest, request, folder)
+        with hold(where, "mix"):
+            request.made[key] = _divide(manifest, request, where)
     return request.made[key]
+
+
+def _packed(
+    manifest: Manifest,
+    request: MixRequest,
+    where: Path,
+    folder: Path | None,
+    sources: Sequence[MixSource],
+) -> tuple[tuple[MixSource, ...], dict[str, Packing]]:
+    """The same where those that are packed say how; and what their indexes say. Of a source that a mix goes on with
+    only what was appended is packed. Raises UsageError."""
+    before, packs = _before(request), _packs(request)
+    found, packings = [], {}
+    for source in sources:
+        old = before.get(source.name)
+        packed = old.packed if old else ()
+        if not packed and (not packs or source.tokens < 2 or (old and old.sequences)):
+            found.append(source)
+            continue
+        if folder is None and packed:
+            raise UsageError(
+                f"{source.name} is packed, by side files beside the mix before: say with --out where the mix that goes "
+                "on goes, beside it"
+            )
+        key = manifest.fingerprint, source.name
+        made = request.packings.get(key) if folder is None else None
+        made = made or _indexes(manifest, request, where, source, packed)
+        if folder is None:
+            request.packings[key] = made
+        packed, about = made
+        packings[source.name] = about
+        tokens, bins, targets = about.tokens, about.bins, about.targets
+        found.append(replace(source, tokens=tokens, sequences=bins, packed=packed, targets=targets))
+    return tuple(found), packings
+
+
+def _packs(request: MixRequest) -> bool:
+    return request.after.packs if request.after else request.table.pack == "best-fit"
+
+
+def _indexes(
+    manifest: Manifest, request: MixRequest, folder: Path, source: MixSource, packed: tuple[str, ...]
+) -> tuple[tuple[str, ...], Packing]:
+    """The packing indexes of an entry, and what they say together; `packed`: those of its first shards."""
+    shards, seq_len = manifest.of(source.held_in, request.split), request.table.seq_len
+    about = list(packings_of(folder, packed, shards, seq_len))
+    if rest := shards[(seen := sum(one.shards for one in about)) :]:
+        digest, new = pack(folder, rest, seq_len, _members_of(manifest, folder, source, shards, seen))
+        packed, about = (*packed, digest), [*about, new]
+    return packed, together(about)
+
+
+def _members_of(
+    manifest: Manifest, folder: Path, source: MixSource, shards: Sequence[Shard], skip: int
+) -> list[Members] | None:
+    """Those of a class in its shards behind the first `skip`; None for a whole source."""
+    if not source.members:
+        return None
+    starts = DocumentStarts(shards, np.dtype(manifest.tokenizer.dtype).newbyteorder("<"))
+    parts, at = [], 0
+    for digest in source.members:
+        parts.append((at, Members(folder, digest, shards[at:], at, starts)))
+        at += parts[-1][1].shards
+    return [part for at, part in parts if at >= skip]
 
 
 def _divide(manifest: Manifest, request: MixRequest, folder: Path) -> Divided:
@@ -321,8 +429,10 @@ def _weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:
     total = sum(read.values(), Fraction(0))
     if total < 1:
         raise UsageError(f"the sources hold no sequence of {table.seq_len} + 1 tokens")
-    weights = {name: count / total for name, count in read.items()}
-    return table.model_copy(update={"weights": weights, "tokens": int(total) * table.seq_len})
+    tokens = {source.name: read[source.name] * source.learned(table.seq_len) for source in sources}
+    learned = sum(tokens.values(), Fraction(0))
+    weights = {name: count / learned for name, count in tokens.items()}
+    return table.model_copy(update={"weights": weights, "tokens": math.ceil(int(total) * learned / total)})
 
 
 def _with_sources(mix: Mix, sources: tuple[MixSource, ...]) -> Mix:
@@ -352,8 +462,9 @@ def what_if(manifest: Manifest, request: MixRequest, folder: Path | None = None)
     planned = sum(mix.stages[-1])
     lengths = {planned * 2**power // 4 for power in range(5)}
     lengths |= {one_epoch(weights, mix.sources, before), most_that_fits(weights, room)}
+    learned = learned_of(weights, mix.sources, mix.seq_len)
     return [
-        _what_if(mix, before, last.model_copy(update={"tokens": length * mix.seq_len}), table)
+        _what_if(mix, before, last.model_copy(update={"tokens": math.ceil(length * learned)}), table)
         for length in sorted(lengths - {0})
     ]
 
@@ -370,7 +481,10 @@ def _what_if(mix: Mix, before: Sequence[int], stage: StageTable, table: MixTable
         source.name: (drawn + quota) / source.sequences if source.sequences else 0.0
         for source, drawn, quota in zip(mix.sources, before, quotas, strict=True)
     }
-    return WhatIf(sum(quotas) * mix.seq_len, epochs, bool(notes), problem)
+    tokens = sum(
+        quota * source.learned(mix.seq_len) for quota, source in zip(quotas, mix.sources, strict=True)
+    )
+    return WhatIf(int(tokens), epochs, bool(notes), problem)
 
 
 def _sources(manifest: Manifest, request: MixRequest, divided: Divided) -> tuple[MixSource, ...]:
@@ -404,9 +518,15 @@ def _cuts(request: MixRequest) -> str:
 
 
 def _report(
-    manifest: Manifest, request: MixRequest, table: MixTable, mix: Mix, notes: list[str]
+    manifest: Manifest,
+    request: MixRequest,
+    table: MixTable,
+    mix: Mix,
+    notes: list[str],
+    packings: Mapping[str, Packing],
 ) -> MixReport:
     names = [source.name for source in mix.sources]
+    learned = [source.learned(mix.seq_len) for source in mix.sources]
     given = _given(mix)
     asked = [shares_of(stage, mix.sources, mix.seq_len) for stage in table.all_stages]
     kept = mix.stages[: -len(asked)]  # what was asked for of the mix before is not known any more
@@ -417,30 +537,36 @@ def _report(
         given,
         strict=True,
     ):
+        tokens = [count * each for count, each in zip(counts, learned, strict=True)]
         stages.append(
             StageReport(
-                tokens=sum(counts) * mix.seq_len,
+                tokens=int(sum(tokens)),
                 weights=dict(zip(names, map(str, weights), strict=True)),
-                shares={name: count / max(sum(counts), 1) for name, count in zip(names, counts, strict=True)},
+                shares={
+                    name: float(part / max(sum(tokens), 1)) for name, part in zip(names, tokens, strict=True)
+                },
                 prefix_bound_tokens={
-                    name: prefix_bound(quotas, quota) * mix.seq_len
-                    for name, quota in zip(names, quotas, strict=True)
+                    name: prefix_bound(quotas, quota) * float(each)
+                    for name, quota, each in zip(names, quotas, learned, strict=True)
                 },
             )
         )
     sources = {}
-    for source, spent, *drawn in zip(mix.sources, mix.order().spent(len(mix)), *given, strict=True):
+    spends = mix.order().spent(len(mix))
+    for source, each, spent, *drawn in zip(mix.sources, learned, spends, *given, strict=True):
+        packing = packings.get(source.name)
         sources[source.name] = SourceReport(
             sequences=sum(drawn),
-            tokens=sum(drawn) * mix.seq_len,
+            tokens=int(sum(drawn) * each),
             epochs=spent / source.sequences if source.sequences else 0.0,
-            repeated_tokens=max(spent - source.sequences, 0) * mix.seq_len,
-            unused_tokens=max(source.sequences - spent, 0) * mix.seq_len,
-            tail_tokens=source.tokens - source.sequences * mix.seq_len,
+            repeated_tokens=int(max(spent - source.sequences, 0) * each),
+            unused_tokens=int(max(source.sequences - spent, 0) * each),
+            tail_tokens=0 if packing else source.tokens - source.sequences * mix.seq_len,
+            packed=_packed_report(packing) if packing else None,
         )
     return MixReport(
         sequences=len(mix),
-        tokens=len(mix) * mix.seq_len,
+        tokens=sum(stage.tokens for stage in stages),
         stages=tuple(stages),
         sources=sources,
         left_out={
@@ -474,6 +600,28 @@ def show_mix(
     _show_what_if(manifest, request, report, console, folder)
 
 
+def _packed_report(packing: Packing) -> PackedReport:
+    return PackedReport(
+        packing.documents,
+        packing.tokens,
+        packing.bins,
+        packing.cut,
+        packing.padding,
+        round(packing.spread, 3),
+    )
+
+
+def _packed_words(name: str, packed: PackedReport) -> str:
+    """What packing did to a source. Over a random half of an epoch the sum of its sequences is farthest from exact."""
+    padding = packed.padding_tokens / max(packed.padding_tokens + packed.tokens, 1)
+    spread = packed.spread_tokens * math.sqrt(packed.sequences) / 2
+    return (
+        f"{name} is packed: {packed.documents:,} documents in {packed.sequences:,} sequences, {packed.cut_documents:,} "
+        f"longer ones cut, padding {padding:.3%}; its learned tokens are exact at the end of each epoch, inside of one "
+        f"within some {math.ceil(3 * spread):,} more"
+    )
+
+
 def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None:
     """A line for each stage, and one for all that is left out or was changed."""
     for number, stage in enumerate(report.stages, 1):
@@ -485,6 +633,9 @@ def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None
         console.notice(
             f"{what}: {stage.tokens:,} tokens: {shares}; at every point within {math.ceil(bound):,} tokens of it"
         )
+    for name, source in report.sources.items():
+        if source.packed is not None:
+            console.notice(_packed_words(name, source.packed))
     if at := report.continued_at:
         console.notice(
             f"the first {at:,} sequences are those of the mix before, and its sources go on from there"

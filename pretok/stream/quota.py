@@ -67,7 +67,8 @@ def stage_quotas(
     """
     seq_len, most = mix.seq_len, mix.max_epochs
     weights = shares_of(stage, sources, seq_len)
-    total = one_epoch(weights, sources, drawn) if stage.tokens == "all" else stage.tokens // seq_len
+    learned = learned_of(weights, sources, seq_len)
+    total = one_epoch(weights, sources, drawn) if stage.tokens == "all" else int(stage.tokens / learned)
     if total < 1:
         raise UsageError(
             "the scarcest source is used up by the stages before: give this stage a number of tokens"
@@ -78,17 +79,18 @@ def stage_quotas(
     if not over:
         return quotas, []
     if not mix.cap:
-        raise UsageError(_too_much(over[0], total, weights, sources, room, seq_len, most))
+        raise UsageError(_too_much(over[0], total, weights, sources, room, learned, most))
     capped = _fill_up(total, weights, room)
     if capped is None:
-        given = sum(r for r, weight in zip(room, weights, strict=True) if weight) * seq_len
+        given = int(sum(r for r, weight in zip(room, weights, strict=True) if weight) * learned)
         raise UsageError(
-            f"the budget is {total * seq_len:,} tokens, but read {float(most):g} times the sources give "
+            f"the budget is {int(total * learned):,} tokens, but read {float(most):g} times the sources give "
             f"{given:,}: take at most that many, or allow more with max_epochs (--max-epochs)"
         )
+    each = [source.learned(seq_len) for source in sources]
     notes = [
-        f"{sources[number].name} is held at {float(most):g} epochs: {capped[number] * seq_len} tokens "
-        f"instead of {quotas[number] * seq_len}; the other sources fill up"
+        f"{sources[number].name} is held at {float(most):g} epochs: {int(capped[number] * each[number])} tokens "
+        f"instead of {int(quotas[number] * each[number])}; the other sources fill up"
         for number in range(len(sources))
         if capped[number] < quotas[number]
     ]
@@ -96,7 +98,8 @@ def stage_quotas(
 
 
 def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> list[Fraction]:
-    """The weights of `sources` in a stage, in order, adding up to 1."""
+    """The shares of `sources` in the sequences of a stage, in order, adding up to 1, so that their learned tokens are
+    as the weights say."""
     if stage.weights == "natural":
         total = sum(source.sequences for source in sources)
         if not total:
@@ -104,12 +107,22 @@ def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> 
         return [Fraction(source.sequences, total) for source in sources]
     weights = [stage.weights.get(source.name, Fraction(0)) for source in sources]
     for source, weight in zip(sources, weights, strict=True):
-        if weight and not source.sequences:
+        if weight and not (source.sequences and source.learned(seq_len)):
             raise UsageError(
                 f"source {source.name} has {source.tokens} tokens, not one sequence of {seq_len} + 1; "
                 "leave it out or take a smaller sequence length"
             )
-    return weights
+    rates = [
+        weight / source.learned(seq_len) if weight else weight
+        for source, weight in zip(sources, weights, strict=True)
+    ]
+    return [rate / sum(rates) for rate in rates]
+
+
+def learned_of(weights: Sequence[Fraction], sources: Sequence[MixSource], seq_len: int) -> Fraction:
+    """Learned tokens of a sequence, on average over sources with these shares of the sequences."""
+    learned = (source.learned(seq_len) * weight for source, weight in zip(sources, weights, strict=True))
+    return sum(learned, Fraction(0))
 
 
 def one_epoch(weights: Sequence[Fraction], sources: Sequence[MixSource], drawn: Sequence[int]) -> int:
@@ -149,7 +162,7 @@ def _too_much(
     weights: Sequence[Fraction],
     sources: Sequence[MixSource],
     room: Sequence[int],
-    seq_len: int,
+    learned: Fraction,
     max_epochs: Fraction,
 ) -> str:
     source = sources[number]
@@ -157,7 +170,7 @@ def _too_much(
     lower = f", give {source.name!r} a weight of at most {room[number] / total:.4g}"
     others = f"{lower}, let the other sources fill up (--cap)" if weights[number] < 1 else ""
     return (
-        f"{total * seq_len:,} tokens would read the source {source.name!r} {float(epochs):,.2f} times, and "
-        f"{float(max_epochs):g} times are allowed: take at most {most_that_fits(weights, room) * seq_len:,} "
+        f"{int(total * learned):,} tokens would read the source {source.name!r} {float(epochs):,.2f} times, and "
+        f"{float(max_epochs):g} times are allowed: take at most {int(most_that_fits(weights, room) * learned):,} "
         f"tokens{others}, or allow more with max_epochs (--max-epochs)"
     )

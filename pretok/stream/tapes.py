@@ -1,7 +1,7 @@
 """Where the sequences of a mix lie: source, cut and number -> pieces of shards.
 
 Input: the sources of a mix and their first addresses among all its tokens (`flat_tokens`). Output: a tape, which says
-from which addresses the tokens of any sequence come. numpy and the standard library only.
+from which addresses the tokens of any sequence come; what no piece fills is EOD. numpy and the standard library only.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def _mix(path: Path, shards: Path, job: LoggedJob | None) -> Iterator[StepStatus
         return
     try:
         mix = settled(lambda: load_mix(path))
-        for digest in {digest for source in mix.sources for digest in source.members}:
+        for digest in {one for source in mix.sources for one in (*source.members, *source.packed)}:
             SideFile(path.parent / FOLDER, digest)
         manifest = settled(lambda: load_manifest(shards) if has_manifest(shards) else None)
     except PretokError as error:
@@ -238,7 +238,7 @@ def _mix(path: Path, shards: Path, job: LoggedJob | None) -> Iterator[StepStatus
         yield StepStatus(
             "mix",
             FINISHED,
-            detail=f"{mix.length * mix.seq_len:,} tokens in {plural(mix.length, 'sequence')}",
+            detail=f"{mix.learned:,} tokens in {plural(mix.length, 'sequence')}{', packed' if mix.packs else ''}",
         )
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from mixing import write_segment
+from mixing import stretches, write_segment
 from support import needs
 from tokenizing import recipe, run
 
@@ -133,8 +133,12 @@ def walk(documents: Figures, view: pretok.stream.View, length: int) -> Figures:
     read = {source.name: np.zeros(max(source.tokens, 1), np.int64) for source in view.mix.sources}
     for position in range(length):
         source, epoch, index = view.origin(position)
-        first = view.cut(source, epoch) + index * SEQ_LEN
-        read[source][first : first + SEQ_LEN] += 1
+        if view.mix.packs:
+            for _, first, tokens in stretches(view, position):
+                read[source][first : first + tokens] += 1
+        else:
+            first = view.cut(source, epoch) + index * SEQ_LEN
+            read[source][first : first + SEQ_LEN] += 1
     found: Figures = {}
     for name, counts in read.items():
         at, found[name] = 0, []
@@ -206,6 +210,28 @@ def test_shards_are_every_training_document_once(
         assert unread == {"tokens": val.tokens, "documents": val.documents, "bytes": val.bytes}
         assert source["epochs"] is None
     assert said["processing"]["rejected"] == {"en": {"empty_text": 1}, "it": {"empty_text": 1}}
+
+
+@pytest.mark.parametrize("part", [0.4, 1.6])
+def test_a_packed_mix_is_what_its_positions_read(
+    made: Recipe, documents: Figures, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: float
+) -> None:
+    """In whole epochs every token, in the last one the documents of its sequences."""
+    tokens = int(load_manifest(made.shards_dir).sources["it"].train.tokens * part)
+    mix = tmp_path / "mix.json"
+    command = [
+        "mix",
+        str(made.shards_dir),
+        "--out",
+        str(mix),
+        "--seq-len",
+        str(SEQ_LEN),
+        "--pack",
+        "best-fit",
+    ]
+    assert run_command([*command, "--tokens", str(tokens), "--weights", "it=1"]) == 0
+    view = pretok.stream.open(made.shards_dir, mix)
+    check(ask(capsys, made.out, "--mix", mix), walk(documents, view, len(view)))
 
 
 def test_a_mix_is_what_its_positions_read(

@@ -321,6 +321,15 @@ def test_labels_and_starts_of_documents(view: View, workers: int) -> None:
     assert loader.state_dict()["position"] == 5  # though others are read ahead
 
 
+def test_what_fills_a_sequence_up_is_not_learned(view: View) -> None:
+    """An EOD behind an EOD, which belongs to the document before it."""
+    ids = torch.tensor([[5, EOD, EOD, EOD, 6, EOD, 7, EOD, EOD]])
+    batch = pytorch.make_batch(view, ids, True)
+    assert batch.labels.tolist() == [[EOD, -100, -100, 6, EOD, 7, EOD, -100]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 0, 1]]
+    assert batch.cu_seqlens.tolist() == [0, 4, 6, 8]
+
+
 def test_torchtitan_gets_positions_and_refuses_what_is_not_the_mixes(
     module: Any, shards: Path, mix: Path, view: View, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from mixing import request, write_segment
+from mixing import best_fit, request, write_segment
 from support import EOD, make_shards
 
 import pretok.stream
@@ -104,8 +104,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Documents, dic
     return make(tmp_path_factory.mktemp("classes"), LENGTHS, 1)
 
 
-def check(mix: Path, documents: Documents, held: dict[str, list[tuple[str, int]]]) -> None:
-    """Every position against the concatenation of the documents of its class."""
+Held = dict[str, list[tuple[str, int]]]
+
+
+def check(mix: Path, documents: Documents, held: Held, generations: list[Held] | None = None) -> None:
+    """Every position against the concatenation of the documents of its class; or, where the mix packs, against those
+    that are packed of each generation."""
     view = pretok.stream.open(mix.parent / "shards", mix)
     tapes = {
         name: np.array([t for source, number in some for t in (*documents[source][number], EOD)])
@@ -114,6 +118,17 @@ def check(mix: Path, documents: Documents, held: dict[str, list[tuple[str, int]]
     assert {entry.name: entry.tokens for entry in view.mix.sources} == {
         entry.name: len(tapes.get(entry.name, ())) for entry in view.mix.sources
     }
+    bins = defaultdict(list)
+    for name in tapes if view.mix.packs else ():
+        begin = 0
+        for part in generations or [held]:
+            sizes = [len(documents[source][number]) + 1 for source, number in part.get(name, [])]
+            starts = begin + np.cumsum([0, *sizes])
+            for one in best_fit(sizes, view.seq_len + 1):
+                pieces = [tapes[name][starts[n] + first : starts[n] + first + size] for n, first, size in one]
+                fill = [EOD] * (view.seq_len + 1 - sum(map(len, pieces)))
+                bins[name].append([*np.concatenate(pieces).tolist(), *fill])
+            begin = int(starts[-1])
     batch = view.batch(np.random.default_rng(0).permutation(len(view)))
     batch = batch[np.argsort(np.random.default_rng(0).permutation(len(view)))]
     seen: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -121,7 +136,7 @@ def check(mix: Path, documents: Documents, held: dict[str, list[tuple[str, int]]
     for position in range(len(view)):
         name, epoch, number = view.origin(position)
         first = view.cut(name, epoch, number) + number * view.seq_len
-        expected = tapes[name][first : first + view.seq_len + 1].tolist()
+        expected = bins[name][number] if bins else tapes[name][first : first + view.seq_len + 1].tolist()
         assert view[position].tolist() == expected == batch[position].tolist()
         assert number not in seen[name, epoch], "a sequence twice in an epoch"
         seen[name, epoch].add(number)
@@ -139,6 +154,7 @@ def check(mix: Path, documents: Documents, held: dict[str, list[tuple[str, int]]
     weights=st.lists(st.integers(0, 5), min_size=5, max_size=5).filter(any),
     seq_len=st.integers(1, 40),
     seed=st.integers(0, 99),
+    pack=st.sampled_from(("none", "best-fit")),
 )
 @settings(max_examples=8, deadline=None, phases=[Phase.generate])
 def test_any_mix_of_classes_reads_their_documents_in_a_row(
@@ -148,6 +164,7 @@ def test_any_mix_of_classes_reads_their_documents_in_a_row(
     weights: list[int],
     seq_len: int,
     seed: int,
+    pack: str,
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     lengths = {
@@ -163,11 +180,11 @@ def test_any_mix_of_classes_reads_their_documents_in_a_row(
     stage = f"{50 * seq_len}:" + ",".join(
         f"{n}={w}/{total}" for n, w in zip(names, weights, strict=True) if w
     )
-    wish = request(stage, seq_len=seq_len, seed=seed, max_epochs=999, classes=CLASSES)
+    wish = request(stage, seq_len=seq_len, seed=seed, max_epochs=999, classes=CLASSES, pack=pack)
     report = run_mix(shards, folder / "mix.json", wish)
     check(folder / "mix.json", texts, held)
     view = pretok.stream.open(shards, folder / "mix.json")
-    for length in range(len(view) + 1):
+    for length in range(len(view) + 1 if pack == "none" else 0):  # else shares are of learned tokens
         for name, given_ in view.prefix_counts(length).items():
             bound = report.stages[0].prefix_bound_tokens[name] / seq_len
             assert abs(given_ - length * report.stages[0].shares[name]) <= bound + 1e-9
@@ -176,13 +193,14 @@ def test_any_mix_of_classes_reads_their_documents_in_a_row(
     }
 
 
+@pytest.mark.parametrize("pack", ["none", "best-fit"])
 def test_every_document_is_found_where_it_is_read(
-    made: tuple[Path, Documents, dict[str, list[int | None]]],
+    made: tuple[Path, Documents, dict[str, list[int | None]]], pack: str
 ) -> None:
     shards, documents, _ = made
-    path = shards.parent / "found.json"
-    wish = request("9000:good=0.4,it=0.2,short=0.3,en=0.1", seq_len=16, max_epochs=99, classes=CLASSES)
-    run_mix(shards, path, wish)
+    path = shards.parent / f"found-{pack}.json"
+    stage = "9000:good=0.4,it=0.2,short=0.3,en=0.1"
+    run_mix(shards, path, request(stage, seq_len=16, max_epochs=99, classes=CLASSES, pack=pack))
     view, manifest = pretok.stream.open(shards, path), load_manifest(shards)
     traced = Traced(view, manifest)
     expected: dict[int, dict[int, int]] = defaultdict(dict)
@@ -194,8 +212,10 @@ def test_every_document_is_found_where_it_is_read(
             tokens = [*documents[passage.source][passage.document], EOD]
             for token in tokens[passage.first : passage.first + passage.tokens]:
                 back[token] += 1
-        assert back == expected[position]
-    inputs = np.bincount(np.concatenate([view[p][:-1] for p in range(len(view))]), minlength=60_000)
+        back[EOD] += 17 - _tokens(view, position)
+        assert +Counter(back) == expected[position]
+    read = slice(None, -1 if pack == "none" else None)  # the last token of a cut sequence is only predicted
+    inputs = np.bincount(np.concatenate([view[p][read] for p in range(len(view))]), minlength=60_000)
     reading = read_mix(manifest, path).sources
     for source, some in documents.items():
         assert view.entries(source) == tuple(sorted(view.entries(source)))
@@ -215,7 +235,12 @@ def test_every_document_is_found_where_it_is_read(
         )
     assert sum(
         reading[s].tokens(np.cumsum([0, *(len(d) + 1 for d in documents[s])]), 0).sum() for s in documents
-    ) == (len(view) * 16)
+    ) == sum(_tokens(view, p) - (pack == "none") for p in range(len(view)))
+
+
+def _tokens(view: pretok.stream.View, position: int) -> int:
+    """Those that are of documents."""
+    return sum(tokens for *_, tokens in view.pieces(position))
 
 
 def test_other_members_are_another_stream(
@@ -270,12 +295,14 @@ def test_a_mix_that_goes_on_keeps_its_classes(
     check(path.with_name("more.json"), documents, held)
 
 
-def test_classes_grow_with_their_source(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pack", ["none", "best-fit"])
+def test_classes_grow_with_their_source(tmp_path: Path, pack: str) -> None:
     shards, documents, quality = make(tmp_path, LENGTHS, 2)
     mixes = [tmp_path / f"{n}.json" for n in range(3)]
     stage = "1600:good=0.5,it=0.2,short=0.3"
-    run_mix(shards, mixes[0], request(stage, seq_len=16, max_epochs=99, classes=CLASSES))
+    run_mix(shards, mixes[0], request(stage, seq_len=16, max_epochs=99, classes=CLASSES, pack=pack))
     held, ends = members(documents, quality), [0]
+    generations = [{name: list(some) for name, some in held.items()}]
     for before, mix in pairwise(mixes):
         was = pretok.stream.open(shards, before)
         more = {"it": [[5000 + len(ends)] * length for length in LENGTHS["it"]]}
@@ -296,9 +323,10 @@ def test_classes_grow_with_their_source(tmp_path: Path) -> None:
             mix,
             request("3200:good=0.7,it=0.2,en=0.1", seq_len=16, max_epochs=99, after=after, classes=CLASSES),
         )
-        held["good"] += [("it", len(documents["it"]) + n) for n in range(len(more["it"]))]
+        generations.append({"good": [("it", len(documents["it"]) + n) for n in range(len(more["it"]))]})
+        held["good"] += generations[-1]["good"]
         documents["it"] += more["it"]
-        check(mix, documents, held)
+        check(mix, documents, held, generations)
         assert pretok.stream.open(shards, mix)[:at].tolist() == was[:at].tolist()
         assert (
             same_until(load_mix(before), load_mix(mix)) == at == same_until(load_mix(mix), load_mix(before))

@@ -314,7 +314,7 @@ def test_command(shards: Path, old: Path, tmp_path: Path, capsys: pytest.Capture
     for more, message in (
         ([], "give either --at or --run"),
         (["--at", "7", "--run", str(tmp_path / "run")], "give either --at or --run"),
-        (["--at", "7", "--seed", "3"], "keeps its seed and split"),
+        (["--at", "7", "--seed", "3"], "keeps its seed, split and packing"),
         (["--at", "7", "--seq-len", "10"], "For 10 make a mix of its own"),
         (["--at", "7"], "holds another mix"),
     ):

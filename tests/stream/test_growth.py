@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixing import request
+from mixing import best_fit, request
 from support import EOD, make_shards
 
 import pretok.stream
@@ -27,8 +27,10 @@ from train.steps.evaluate import validation_sources
 Documents = dict[str, list[list[int]]]
 
 
-def count(tokens: int, seq_len: int, fixed: bool) -> int:
-    """Sequences of so many tokens."""
+def count(tokens: int, seq_len: int, fixed: bool, packed: bool) -> int:
+    """Sequences of so many tokens; of packed ones `tokens` are how many there are."""
+    if packed:
+        return tokens
     sequences = max(tokens - 1, 0) // seq_len
     return sequences if fixed or sequences < 2 else (tokens - seq_len) // seq_len
 
@@ -39,9 +41,10 @@ def shuffled(size: int, seed: int, name: str, epoch: int, grown: int) -> list[in
 
 
 def draws(
-    name: str, held: Sequence[int], seed: int, seq_len: int, fixed: bool
+    name: str, held: Sequence[int], seed: int, seq_len: int, fixed: bool, packed: bool
 ) -> Iterator[tuple[int, int, int]]:
-    """(epoch, sequence, first token) of each draw of a source; held: its tokens when each is drawn."""
+    """(epoch, sequence, first token) of each draw of a source; held: its tokens when each is drawn, or its sequences if
+    they are packed, which have no first token."""
 
     def begin(tokens: int) -> int:
         moved = not fixed and max(tokens - 1, 0) // seq_len > 1
@@ -55,10 +58,10 @@ def draws(
         grown += now > before > 0
         if drawn == len(order):
             epoch, drawn = epoch + 1, 0
-            order = shuffled(count(now, seq_len, fixed), seed, name, epoch, 0)
+            order = shuffled(count(now, seq_len, fixed, packed), seed, name, epoch, 0)
             starts = [begin(now) + i * seq_len for i in range(len(order))]
         elif now > before:
-            new = count(now - before, seq_len, fixed)
+            new = count(now - before, seq_len, fixed, packed)
             rest = [*order[drawn:], *range(len(order), len(order) + new)]  # one pool, under one permutation
             starts += [before + begin(now - before) + i * seq_len for i in range(new)]
             order[drawn:] = [rest[i] for i in shuffled(len(rest), seed, name, epoch, grown)]
@@ -88,7 +91,7 @@ steps = st.lists(
 @settings(max_examples=max(20, settings().max_examples // 2))
 @given(
     st.fixed_dictionaries({"a": documents, "b": documents}), steps,
-    st.integers(2, 6), st.integers(0, 9), st.sampled_from(("train", "val")),
+    st.integers(2, 6), st.integers(0, 9), st.sampled_from(("train", "val")), st.booleans(),
 )  # fmt: skip
 def test_random_histories(
     tmp_path_factory: pytest.TempPathFactory,
@@ -97,68 +100,101 @@ def test_random_histories(
     seq_len: int,
     seed: int,
     split: str,
+    packed: bool,
 ) -> None:
-    """Appends, new sources, weights and epochs: every position is what the model says, what was read stays, each
-    epoch has every sequence once, and the way back finds them all."""
+    """Appends, new sources, weights, epochs and packing: every position is what the model says, what was read stays,
+    each epoch has every sequence once, and the way back finds them all."""
     folder, fixed = tmp_path_factory.mktemp("grown"), split == "val"
     texts = {name: [*first[name], [7] * 3 * seq_len] for name in "ab"}  # at least two sequences
     shards = grow(folder / "0", None, texts, split)
-    wish = request(f"{30 * seq_len}:a=0.5,b=0.5", seq_len=seq_len, seed=seed, max_epochs=1000, split=split)
+    options = {"seq_len": seq_len, "seed": seed, "max_epochs": 1000, "split": split}
+    wish = request(f"{30 * seq_len}:a=0.5,b=0.5", pack="best-fit" if packed else "none", **options)
     run_mix(shards, folder / "0.json", wish)
     view = pretok.stream.open(shards, folder / "0.json")
-    lengths = {name: len(flat(texts[name])) for name in texts}
+    bins = {name: packed_alone(texts[name], 0, seq_len) for name in texts}
+    lengths = {name: len(bins[name] if packed else flat(texts[name])) for name in texts}
     held = [dict(lengths)] * len(view)  # at each position
     for number, (more, share, length, weight) in enumerate(history, 1):
         if more:
             shards = grow(folder / str(number), shards, more, split)
+            for name in more:
+                begin = len(flat(texts.get(name, [])))
+                bins[name] = [*bins.get(name, []), *packed_alone(more[name], begin, seq_len)]
             texts = {name: [*texts.get(name, []), *more.get(name, [])] for name in {**texts, **more}}
         at = 1 + int(share * (len(view) - 1))
         after = beginning(load_manifest(shards), folder / f"{number - 1}.json", at)
         stage = f"{length * seq_len}:" + ("a=1" if weight == 0 else f"a={weight / 4},b={1 - weight / 4}")
-        wish = request(stage, seq_len=seq_len, seed=seed, max_epochs=1000, after=after, split=split)
+        wish = request(stage, after=after, **options)
         run_mix(shards, folder / f"{number}.json", wish)
         before, view = view, pretok.stream.open(shards, folder / f"{number}.json")
         np.testing.assert_array_equal(view[:at], before[:at])
         assert at <= same_until(before.mix, view.mix) == same_until(view.mix, before.mix)
         same = same_until(before.mix, view.mix)
         np.testing.assert_array_equal(view[:same], before[:same])
-        lengths = {name: len(flat(texts[name])) for name in texts}
+        lengths = {name: len(bins[name] if packed else flat(texts[name])) for name in texts}
         held = [*held[:at], *[dict(lengths)] * (len(view) - at)]
-        check(view, texts, held, seed, fixed)
+        check(view, texts, held, seed, fixed, bins if packed else None)
     assert len(view) == len(pretok.stream.open(shards, folder / f"{number}.json", seq_len=seq_len))
-    check_disclosed(shards, folder / f"{number}.json", view, texts)
+    for one in (0, number):  # in the shards of the last
+        check_disclosed(shards, folder / f"{one}.json", texts, bins if packed else None)
 
 
-def check(view: View, texts: Documents, held: list[dict[str, int]], seed: int, fixed: bool) -> None:
+Bins = dict[str, list[list[int]]]
+"""Source -> which of its tokens each packed sequence has."""
+
+
+def packed_alone(texts: list[list[int]], begin: int, seq_len: int) -> list[list[int]]:
+    """Which tokens of a source the packed sequences of some documents have, the first token being number `begin`."""
+    lengths = [len(text) + 1 for text in texts]
+    starts = [begin + sum(lengths[:number]) for number in range(len(lengths))]
+    return [
+        [
+            token
+            for document, first, tokens in one
+            for token in range(starts[document] + first, starts[document] + first + tokens)
+        ]
+        for one in best_fit(lengths, seq_len + 1)
+    ]
+
+
+def check(
+    view: View, texts: Documents, held: list[dict[str, int]], seed: int, fixed: bool, bins: Bins | None
+) -> None:
     origins = [view.origin(position) for position in range(len(view))]
     everything = view[:]
     for name in {name for name, _, _ in origins}:
         mine = [position for position, origin in enumerate(origins) if origin[0] == name]
         tape, last = flat(texts[name]), view.seq_len + 1
-        expected = list(draws(name, [held[p][name] for p in mine], seed, view.seq_len, fixed))
+        given = [held[p][name] for p in mine]
+        expected = list(draws(name, given, seed, view.seq_len, fixed, bins is not None))
+        tokens = [
+            bins[name][sequence] if bins else range(start, start + last) for _, sequence, start in expected
+        ]
         assert [origins[position][1:] for position in mine] == [one[:2] for one in expected]
         assert len({one[:2] for one in expected}) == len(expected)  # no repeat before an epoch ends
         assert view.drawn(name, 0, len(mine)).tolist() == [one[1] for one in expected]
-        for position, (epoch, sequence, start) in zip(mine, expected, strict=True):
-            assert everything[position].tolist() == tape[start : start + last]
-            assert view.cut(name, epoch, sequence) + sequence * view.seq_len == start
+        for position, one, (epoch, sequence, start) in zip(mine, tokens, expected, strict=True):
+            assert everything[position].tolist() == [tape[n] for n in one] + [EOD] * (last - len(one))
+            assert bins or view.cut(name, epoch, sequence) + sequence * view.seq_len == start
         for low, high in ((0, len(tape)), (3, 4), (len(tape) // 2, len(tape) - 1)):
             found = [
                 [position, epoch, sequence]
-                for position, (epoch, sequence, start) in zip(mine, expected, strict=True)
-                if start < high and start + last > low
+                for position, one, (epoch, sequence, _) in zip(mine, tokens, expected, strict=True)
+                if any(low <= n < high for n in one)
             ]
             assert view.positions(name, low, high).tolist() == found
 
 
-def check_disclosed(shards: Path, mix: Path, view: View, texts: Documents) -> None:
+def check_disclosed(shards: Path, mix: Path, texts: Documents, bins: Bins | None) -> None:
     """How often each token was the input of a prediction."""
-    extent = read_mix(load_manifest(shards), mix)
+    extent, view = read_mix(load_manifest(shards), mix), pretok.stream.open(shards, mix)
     for name, reading in extent.sources.items():
         expected = np.zeros(len(flat(texts[name])), np.int64)
         for position in range(len(view)):
             source, epoch, sequence = view.origin(position)
-            if source == name:
+            if source == name and bins:
+                expected[bins[name][sequence]] += 1
+            elif source == name:
                 start = view.cut(name, epoch, sequence) + sequence * view.seq_len
                 expected[start : start + view.seq_len] += 1
         np.testing.assert_array_equal(reading.tokens(np.arange(len(expected) + 1), 0), expected)

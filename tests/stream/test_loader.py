@@ -228,22 +228,24 @@ def test_number_of_workers_may_change(view: View, torch: Any, before: int, after
 
 
 def test_document_boundaries() -> None:
-    tokens = np.array([[7, 8, EOD, 9, EOD], [EOD, 5, 5, 5, EOD]])
+    tokens = np.array([[7, 8, EOD, 9, EOD, EOD], [EOD, 5, 5, 5, 5, EOD]])
     position_ids, cu_seqlens = document_boundaries(tokens, EOD)
-    assert position_ids.tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]]
-    assert cu_seqlens.tolist() == [0, 3, 5, 6, 10]
+    assert position_ids.tolist() == [[0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 4]]
+    assert cu_seqlens.tolist() == [0, 3, 6, 7, 12]
     assert (position_ids.dtype, cu_seqlens.dtype) == (np.int64, np.int32)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=6, max_size=6), min_size=1, max_size=4), st.booleans())
 @settings(max_examples=50)
-def test_boundaries_cut_after_every_eod_and_at_every_row(rows: list[list[int]], single: bool) -> None:
+def test_boundaries_cut_where_a_document_follows_eods_and_at_every_row(
+    rows: list[list[int]], single: bool
+) -> None:
     tokens = rows[0] if single else rows
     position_ids, cu_seqlens = document_boundaries(tokens, EOD)
     at, expected = 0, []
     for row in [rows[0]] if single else rows:
         for column, _ in enumerate(row):
-            at = 0 if column == 0 or row[column - 1] == EOD else at + 1
+            at = 0 if column == 0 or row[column - 1] == EOD != row[column] else at + 1
             expected.append(at)
     assert position_ids.shape == np.shape(tokens)
     assert position_ids.ravel().tolist() == expected

@@ -429,3 +429,11 @@ def test_cuts_of_an_epoch_never_change_and_differ() -> None:
     found = [cut(5, "it", epoch, 4096) for epoch in range(100)]
     assert len(set(found)) > 90
     assert max(found) > 3900
+
+
+def test_boundaries_of_a_position_are_where_documents_start(tmp_path):
+    """Of cut sequences: its first token, and what follows an EOD."""
+    folder = make_shards(tmp_path / "s", {"it": [[5, 5], [6], [7, 7, 7, 7, 7, 7], [8, EOD, EOD, 9]]})
+    view = pretok.stream.open(folder, seq_len=16)
+    assert [view[0].tolist(), len(view)] == [[5, 5, 0, 6, 0, 7, 7, 7, 7, 7, 7, 0, 8, 0, 0, 9, 0], 1]
+    assert view.boundaries(0).tolist() == [0, 3, 5, 12, 15]

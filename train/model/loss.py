@@ -24,6 +24,16 @@ IGNORE = -100
 """A target that carries no loss, as torch's cross_entropy has it."""
 
 
+def targets_of(tokens: Tensor, eod_id: int) -> Tensor:
+    """What each token but the last is to predict: (n, L + 1) ids -> (n, L) int64.
+
+    IGNORE where an end-of-document token follows another one: what fills a sequence up is not learned
+    (`pretok.stream`, rule of the stream).
+    """
+    ends = tokens == eod_id
+    return tokens[:, 1:].long().masked_fill(ends[:, :-1] & ends[:, 1:], IGNORE)
+
+
 def _exponentials(
     logits: Tensor, target: Tensor, columns: int, offset: int, group: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -72,9 +72,12 @@ def _flex() -> tuple[Any, Any]:
 
 
 def document_ids(tokens: Tensor, eod_id: int) -> Tensor:
-    """(n, L) number of end-of-document tokens before each position: equal inside one document."""
-    ends = (tokens == eod_id).to(torch.int32)
-    return ends.cumsum(1) - ends
+    """(n, L) number of documents that ended before each position: equal inside one document, to which all the
+    end-of-document tokens that follow it belong."""
+    ends = tokens == eod_id
+    starts = torch.zeros_like(tokens, dtype=torch.int32)
+    starts[:, 1:] = ends[:, :-1] & ~ends[:, 1:]
+    return starts.cumsum(1, dtype=torch.int32)
 
 
 def document_mask(documents: Tensor) -> Any:

@@ -97,8 +97,9 @@ class Pipeline(nn.Module):
     def passes(self, inputs: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
         """Forward and backward passes of all micro-batches of a step, one after another.
 
-        inputs, targets, documents: of all sequences, as for the Decoder. The gradient is that of the mean loss of a
-        token. Returns the sum of the losses, float32, the same on all ranks of the pipeline.
+        inputs, targets, documents: of all sequences, as for the Decoder. The gradient is that of the summed loss
+        divided by all tokens, learned or not. Returns the sum of the losses, float32, the same on all ranks of the
+        pipeline.
         """
         self._nll = torch.zeros((), device=inputs.device)
         others = {} if documents is None else {"documents": documents}

@@ -234,6 +234,7 @@ def _record(run: Run, done: Readback) -> None:
         {
             "step": numbers.step,
             "loss": numbers.loss,
+            "learned": numbers.learned,
             "tokens": run.segment.tokens_after(numbers.step),
             "grad_norm": numbers.grad_norm,
             "lr": run.segment.rate(numbers.step - 1),
@@ -256,8 +257,8 @@ def _record(run: Run, done: Readback) -> None:
     if numbers.skipped_in_a_row > config.max_skips:
         raise PretokError(
             f"steps {numbers.step - numbers.skipped_in_a_row + 1} to {numbers.step} were skipped (last "
-            f"gradient norm {numbers.grad_norm}); the newest checkpoint holds only good steps. "
-            "Lower --lr, or raise --skip-sigma"
+            f"gradient norm {numbers.grad_norm}, of {numbers.learned} learned tokens); the newest checkpoint holds "
+            "only good steps. Lower --lr, or raise --skip-sigma"
         )
 
 

@@ -21,7 +21,7 @@ from pretok.base.stop import SIGNALS
 from pretok.stream import View
 from pretok.stream.loader import Collate, Fetch, PositionSampler, identity_of, read_batch
 from train.config import TrainConfig
-from train.model.loss import IGNORE
+from train.model.loss import IGNORE, targets_of
 from train.parallel.context import Context
 from train.parallel.layout import Batch
 
@@ -127,6 +127,6 @@ def validation_batches(
         first = (number * ranks + rank) * micro_batch
         positions = np.arange(first, first + micro_batch)
         tokens = torch.from_numpy(read_batch(view, (positions % sequences).tolist(), np.int64)).to(device)
-        targets = tokens[:, 1:].clone()
+        targets = targets_of(tokens, view.eod_id)
         targets[torch.from_numpy(positions >= sequences).to(device)] = IGNORE
         yield tokens[:, :-1], targets

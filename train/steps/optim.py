@@ -247,16 +247,20 @@ def update(
     config: TrainConfig,
     rate: float,
     loss: Tensor,
+    scale: Tensor,
 ) -> Tensor:
-    """Clip, judge, step and clear the gradients; loss: the step's, equal on all ranks.
+    """Scale, clip, judge, step and clear the gradients; loss: the step's, scale: a factor, both equal on all ranks.
 
     Returns the gradient norm before clipping, on the device.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = global_norm(gradients, share)
+    scale = scale.to(norm)
+    norm *= scale
     skip = guard.judge(norm, loss, config)
     if config.clip:
-        torch._foreach_mul_(local_tensors(gradients), (config.clip / (norm + 1e-6)).clamp(max=1.0))
+        scale = scale * (config.clip / (norm + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_(local_tensors(gradients), scale)
     for group in optimizer.param_groups:
         group["lr"] = rate
     # The fused kernel reads this flag on the device, as it does for torch.amp's scaler: 1 leaves everything

@@ -3,6 +3,10 @@
 Input: micro-batches on the device. Output: updated parameters and StepNumbers, read one step later, when the
 device has long finished it. What ranks must agree on (stop now, save now) travels in the same all-reduce as
 the loss, so all ranks read the same decision for the same step.
+
+Loss and gradient are means over the learned tokens of the global batch, whose targets are not IGNORE. How many they
+are is known when all passes are done: passes divide by all tokens, and `update` scales what the all-reduce then says.
+Where every token is learned that factor is 1.0, and changes no bit.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from train.checkpoint.restore import named_state
 from train.config import TrainConfig
+from train.model.loss import targets_of
 from train.model.transformer import Decoder, document_ids
 from train.parallel.context import Context
 from train.parallel.layout import Batch
@@ -78,10 +83,12 @@ class Trainee:
 
 @dataclass(frozen=True, slots=True)
 class StepNumbers:
-    """A finished step, equal on all ranks. loss: mean over tokens in nats; checksum: of all sequences consumed."""
+    """A finished step, equal on all ranks. loss: mean over its learned tokens in nats, nan without any; checksum: of
+    all sequences consumed."""
 
     step: int
     loss: float
+    learned: int
     grad_norm: float
     skipped: int
     skipped_in_a_row: int
@@ -112,7 +119,8 @@ class Readback:
     """Numbers on their way from the device: a float64 vector, equal on all ranks, copied without blocking."""
 
     def __init__(self, step: int, packed: Tensor, copies: int) -> None:
-        """packed: (loss, checksum, stop, save, norm, skipped, in a row), the checksum `copies` times what it is."""
+        """packed: (loss, learned, checksum, stop, save, norm, skipped, in a row), the two of tokens `copies` times
+        what they are."""
         self._step, self._copies = step, copies
         self.waited = 0.0  # seconds for which the host waited for its sequences
         self._host = packed
@@ -125,10 +133,11 @@ class Readback:
         """Wait for the step to be done and return its numbers."""
         if self.end.event is not None:
             self.end.event.synchronize()
-        loss, checksum, stop, save, norm, skipped, in_a_row = self._host.tolist()
+        loss, learned, checksum, stop, save, norm, skipped, in_a_row = self._host.tolist()
         return StepNumbers(
             step=self._step,
             loss=loss,
+            learned=round(learned / self._copies),
             grad_norm=norm,
             skipped=int(skipped),
             skipped_in_a_row=int(in_a_row),
@@ -150,14 +159,15 @@ def train_step(
     """Read, compute and apply step `step` (counted from 1). Asks the device for nothing."""
     batch = trainee.batch
     rank_tokens = batch.accumulation * batch.micro_batch * trainee.seq_len // trainee.context.ranks
-    loss, checksums = _passes(trainee, batches, rank_tokens)
+    sums, checksums = _passes(trainee, batches, rank_tokens)
     copies = dist.get_world_size() // batch.ranks // trainee.context.ranks  # ranks that read the same data
     host = torch.tensor([float(checksums), float(stop), float(save)], dtype=torch.float64)
     if trainee.device.type == "cuda":
         host = host.pin_memory()
-    numbers = torch.cat([loss[None], host.to(trainee.device, non_blocking=True)])
+    numbers = torch.cat([sums, host.to(trainee.device, non_blocking=True)])
     dist.all_reduce(numbers)
-    numbers[0] /= rank_tokens * dist.get_world_size()
+    learned = numbers[1]
+    numbers[0] /= learned
     norm = update(
         trainee.optimizer,
         trainee.parameters,
@@ -166,20 +176,24 @@ def train_step(
         trainee.config,
         rate,
         numbers[0],
+        rank_tokens * dist.get_world_size() / learned.clamp(min=1),
     )
     shared = torch.stack([norm, trainee.guard.skipped, trainee.guard.in_a_row])
     return Readback(step, torch.cat([numbers, shared.to(numbers, non_blocking=True)]), copies)
 
 
 def _passes(trainee: Trainee, batches: Iterator[tuple[Tensor, int]], rank_tokens: int) -> tuple[Tensor, int]:
-    """All passes of a step; returns the sum of this rank's losses, float64, and of its checksums."""
+    """All passes of a step; returns this rank's sum of losses and its learned tokens, (2,) float64, and the sum of its
+    checksums."""
     batch, model = trainee.batch, trainee.model
-    loss = torch.zeros((), dtype=torch.float64, device=trainee.device)
+    sums = torch.zeros(2, dtype=torch.float64, device=trainee.device)
     if isinstance(model, Pipeline):
         read = [next(batches) for _ in range(batch.accumulation)]
         tokens = torch.cat([tokens for tokens, _ in read])
-        loss += model.passes(*trainee.given(tokens[:, :-1], tokens[:, 1:].long()))
-        return loss, sum(checksum for _, checksum in read)
+        inputs, targets, documents = trainee.given(tokens[:, :-1], targets_of(tokens, trainee.eod_id))
+        sums[0] += model.passes(inputs, targets, documents)
+        sums[1] += (targets >= 0).sum()
+        return sums, sum(checksum for _, checksum in read)
     checksums = 0
     for number in range(batch.accumulation):
         tokens, checksum = next(batches)
@@ -187,9 +201,10 @@ def _passes(trainee: Trainee, batches: Iterator[tuple[Tensor, int]], rank_tokens
         if batch.accumulation > 1:
             last, config = number == batch.accumulation - 1, trainee.config
             gradient_sync(model, last=last, sync=config.sync, reshard=config.reshard)
-        total, nll = model(*trainee.given(tokens[:, :-1], tokens[:, 1:].long()))
-        (
-            total / rank_tokens
-        ).backward()  # fully_shard averages over the ranks that share and replicate parameters
-        loss += nll
-    return loss, checksums
+        inputs, targets, documents = trainee.given(tokens[:, :-1], targets_of(tokens, trainee.eod_id))
+        total, nll = model(inputs, targets, documents)
+        # fully_shard averages over the ranks that share and replicate parameters
+        (total / rank_tokens).backward()
+        sums[0] += nll
+        sums[1] += (targets >= 0).sum()
+    return sums, checksums

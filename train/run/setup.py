@@ -129,7 +129,7 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     trainee = Trainee.fresh(model, mesh, context, phase.batch, config, device.device, *data)
     if source is not None and not exported:
         moments = trainee.optimizer if config.init_moments else None
-        load_weights(model, moments, source, plan.model, report)
+        load_weights(model, moments, mesh, source, plan.model, report)
     return trainee
 
 

@@ -1,7 +1,7 @@
 """A stream of `pretok` -> this rank's micro-batches on its device.
 
-Input: a View, the batch sizes, a position. Output: (tokens, checksum) pairs in order. The checksum is
-`pretok.stream.digest`.
+Input: a View, the batch sizes, a position. Output: (tokens, checksum, documents) in order. The checksum is
+`pretok.stream.digest`, documents are where those of the inputs end, or None where nobody asks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pretok.base.stop import SIGNALS
+from pretok.base.tokens import document_starts
 from pretok.stream import View
 from pretok.stream.loader import Collate, Fetch, PositionSampler, identity_of, read_batch
 from train.config import TrainConfig
 from train.model.loss import IGNORE, targets_of
 from train.parallel.context import Context
 from train.parallel.layout import Batch
+
+MicroBatch = tuple[Tensor, int, Tensor | None]
+"""Tokens, their checksum, documents."""
 
 
 def _ignore_signals(_worker: int) -> None:
@@ -35,11 +39,28 @@ def _ignore_signals(_worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def documents_of(inputs: Tensor, eod_id: int, config: TrainConfig) -> Tensor | None:
+    """Where documents of (n, L) inputs on the host end, (1, N + 1) int32, for `train.model.attention.Spans`; None where
+    attention does not ask.
+
+    Between two starts in a row stands an EOD and behind it what is none, so at most n (L // 2 + 1) documents begin in
+    it. N is the next power of two: kernels take room for each, and few sizes let memory be used again. What is left has
+    no tokens.
+    """
+    if config.attention != "document":
+        return None
+    starts = np.flatnonzero(document_starts(inputs.numpy(), eod_id))
+    ends = np.full((1, (1 << (len(starts) - 1).bit_length()) + 1), inputs.numel(), np.int32)
+    ends[0, : len(starts)] = starts
+    return torch.from_numpy(ends)
+
+
 class Feed:
-    """Iterates over (tokens (n, seq_len + 1) on the device, checksum).
+    """Iterates over (tokens (n, seq_len + 1) on the device, checksum, `documents_of` the inputs on the device).
 
     `waited` adds up the seconds spent waiting, to those of a feed before. Of ranks that share sequences the first reads
-    them; the others get them from it, without a checksum (0) and without an end.
+    them; the others get them from it, without a checksum (0) and without an end. How many documents there are goes from
+    host to host: the device of none is waited for.
     """
 
     def __init__(
@@ -56,6 +77,7 @@ class Feed:
     ) -> None:
         self._device, self._context = device, context
         self._shape = batch.micro_batch, view.seq_len + 1
+        self._config, self._eod_id = config, view.eod_id
         self.waited = waited
         # On a stream of its own the copy runs beside the previous micro-batch, which the host has only queued.
         self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -83,11 +105,11 @@ class Feed:
             **options,
         )
 
-    def __iter__(self) -> Generator[tuple[Tensor, int], None, None]:
+    def __iter__(self) -> Generator[MicroBatch, None, None]:
         while self._loader is None:
             tokens = torch.empty(self._shape, dtype=torch.int32, device=self._device)
             dist.broadcast(tokens, group=self._context.group, group_src=0)
-            yield tokens, 0
+            yield tokens, 0, self._shared(None)
         batches = iter(self._loader)
         try:
             while True:
@@ -98,12 +120,24 @@ class Feed:
                     return
                 if isinstance(fetched, Exception):
                     raise fetched
+                documents = documents_of(fetched[0][:, :-1], self._eod_id, self._config)
                 tokens = self._copy(fetched[0])
                 if self._context.group is not None:
                     dist.broadcast(tokens, group=self._context.group, group_src=0)
-                yield tokens, fetched[1]
+                yield tokens, fetched[1], self._shared(documents)
         finally:
             del batches  # and with it its processes, also where an exception keeps this frame
+
+    def _shared(self, documents: Tensor | None) -> Tensor | None:
+        """What the rank that reads has found, on the device."""
+        if self._config.attention == "document" and self._context.group is not None:
+            found = [documents]
+            host = torch.device("cpu")
+            dist.broadcast_object_list(found, group=self._context.group, group_src=0, device=host)
+            [documents] = found
+        if documents is not None and self._copies is not None:
+            documents = documents.pin_memory()
+        return None if documents is None else self._copy(documents)
 
     def _copy(self, tokens: Tensor) -> Tensor:
         if self._copies is None:
@@ -116,9 +150,10 @@ class Feed:
 
 
 def validation_batches(
-    view: View, sequences: int, micro_batch: int, rank: int, ranks: int, device: torch.device
+    view: View, sequences: int, micro_batch: int, rank: int, ranks: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(inputs, targets) of this rank's part of the first `sequences` positions; every rank gets equally many.
+    """(inputs, targets) of this rank's part of the first `sequences` positions, on the host; every rank gets equally
+    many.
 
     Where the sequences do not divide, the first ones are repeated with targets that carry no loss.
     """
@@ -126,7 +161,7 @@ def validation_batches(
     for number in range(rounds):
         first = (number * ranks + rank) * micro_batch
         positions = np.arange(first, first + micro_batch)
-        tokens = torch.from_numpy(read_batch(view, (positions % sequences).tolist(), np.int64)).to(device)
+        tokens = torch.from_numpy(read_batch(view, (positions % sequences).tolist(), np.int64))
         targets = targets_of(tokens, view.eod_id)
-        targets[torch.from_numpy(positions >= sequences).to(device)] = IGNORE
+        targets[torch.from_numpy(positions >= sequences)] = IGNORE
         yield tokens[:, :-1], targets

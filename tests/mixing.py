@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from benchmarks.train_shards import bare_manifest
 from pretok.base.records import replace, to_json
 from pretok.config import make_mix
+from pretok.shards.ledger import SCHEMA
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
 from pretok.stream.mix_file import Mix, mix_json
@@ -23,6 +28,20 @@ def manifest_of(tokens: dict[str, int]) -> Manifest:
         Shard(f"{name}/{name}-00000.bin", name, "train", n, 1, 2 * n, 0, "", "") for name, n in tokens.items()
     ]
     return bare_manifest(50_000, shards).at(Path("/x"))
+
+
+def write_ledgers(shards: Path, quality: dict[str, list[int | None]] | None = None) -> None:
+    """The ledger of each shard; quality: a kept column, of each document of a source."""
+    manifest = load_manifest(shards)
+    for shard, before in manifest.numbered:
+        count, tokens = shard.documents, np.diff(shard.open().offsets)
+        columns = ["f"] * count, [0] * count, range(count), tokens, tokens * 4, [b"0" * 16] * count
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        table = pa.table(arrays, schema=SCHEMA)
+        if quality is not None:
+            rows = quality[shard.source][before : before + count]
+            table = table.append_column("quality", pa.array(rows, pa.int64()))
+        pq.write_table(table, shard.ledger_path)
 
 
 def write_segment(run: Path, shards: Path, view: View, batch: int, **changes: Any) -> None:

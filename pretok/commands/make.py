@@ -413,16 +413,18 @@ def mix(
         split = after.split
     elif at is not None or run is not None:
         raise UsageError("--at and --run say where a mix is continued: name it with --continue")
-    request = MixRequest(make_mix(table, "command line", options), split or "train", after)
+    beside = continued and continued.parent
+    request = MixRequest(make_mix(table, "command line", options), split or "train", after, beside)
     report = run_mix(shards, out, request) if out else plan_mix(manifest, request)[1]
     if json:
         print_json(report)
     else:
         show_mix(manifest, request, report, console, out and out.parent / FOLDER)
     if out is None:
-        again = shlex.join(
-            ["pretok", *console.arguments, "--out", str(shards.absolute().parent / "mix.json")]
-        )
+        written = shards.absolute().parent / "mix.json"
+        if continued and after:
+            written = continued.absolute().with_stem(f"{continued.stem}-from-{len(after)}")
+        again = shlex.join(["pretok", *console.arguments, "--out", str(written)])
         console.notice(f"nothing was written; to write it:\n\n  {again}")
     else:
         console.notice(f"{out}: {plural(report.sequences, 'sequence')}, {plural(report.tokens, 'token')}")
@@ -490,14 +492,15 @@ def export(
     """
     from json import dumps as to_text  # other commands here have an option `json`
 
-    from pretok.export.text import megatron_blend, packing_notice, source_tokens
+    from pretok.export.text import megatron_blend, mix_notices, source_tokens
     from pretok.shards.manifest import load_manifest
 
     manifest = load_manifest(shards)
     for name in manifest.conversations:
         lost = "holds conversations: nothing in the export says which of its tokens are learned"
         terminal(context).notice(f"{name} {lost}")
-    if warning := packing_notice(manifest, mix, to):
+    wanted = source_tokens(manifest, mix, stage)
+    for warning in mix_notices(manifest, mix, to):
         terminal(context).notice(warning)
     if merge is None and to == "megatron":
         text = to_text(megatron_blend(shards, mix, stage), indent=1) + "\n"
@@ -520,7 +523,6 @@ def export(
     if out is None:
         raise UsageError(f"files for {to} are written into a folder: say which with --out")
     console = terminal(context, out)
-    wanted = source_tokens(manifest, mix, stage)
     with start_engine(workers, address) as engine:
         made = run_export(manifest, to, out, most, wanted, engine, console)
     console.notice(

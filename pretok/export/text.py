@@ -62,7 +62,8 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
     if classes := [s.name for s, quota in zip(plan.sources, quotas, strict=True) if quota and s.members]:
         raise UsageError(
             f"{mix} weighs classes ({', '.join(classes)}), and this format takes whole files of a source: write the "
-            "mix as shards in its order (pretok mix --materialize) and export those, or export to nanogpt or litgpt"
+            "mix as shards in its order (pretok mix --materialize) and export those, or read it in Python: "
+            "docs/trainers.md"
         )
     return {
         source.name: round(quota * source.learned(plan.seq_len))
@@ -71,22 +72,26 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
     }
 
 
-def packing_notice(manifest: Manifest, mix: Path | None, to: str) -> str | None:
-    """What another trainer does with a packed mix, if it is one: a sentence, or None."""
+def mix_notices(manifest: Manifest, mix: Path | None, to: str) -> list[str]:
+    """What another trainer does otherwise with a mix: a sentence each."""
     if manifest.materialized is not None:
-        plan = parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
-    elif mix is not None:
-        plan = load_mix(mix)
-    else:
-        return None
-    if not any(source.packed for source in plan.sources):
-        return None
-    if manifest.materialized is None:
-        return (
+        if not parse_mix(manifest.materialized, manifest.folder / FILE_NAME).packs:
+            return []
+        return [
+            f"warning: sequences of this mix end in runs of end-of-document tokens, which pretok's own trainer does "
+            f"not learn; {to} will learn them, unless its loss leaves out a target that is one behind one"
+        ]
+    if mix is None:
+        return []
+    plan, told = load_mix(mix), []
+    if plan.packs:
+        told.append(
             f"warning: {to} cuts the documents by itself: it takes the shares of this mix and not its packing. To keep "
             "that, write the sequences (pretok mix --materialize) and export those"
         )
-    return (
-        f"warning: sequences of this mix end in runs of end-of-document tokens, which pretok's own trainer does not "
-        f"learn; {to} will learn them, unless its loss leaves out a target that is one behind one"
-    )
+    if plan.manifest != manifest.fingerprint:
+        told.append(
+            f"warning: {mix} reads the shards as they were before they grew; the export has all of them, in the shares "
+            "of this mix"
+        )
+    return told

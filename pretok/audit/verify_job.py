@@ -21,7 +21,7 @@ from pretok.base.errors import IntegrityError, PretokError
 from pretok.base.execute import Engine, Report
 from pretok.base.failures import Failure
 from pretok.base.lock import is_lock, share
-from pretok.base.records import to_json
+from pretok.base.records import replace, to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, reading
 from pretok.base.tasks import Step, open_step
 from pretok.base.tree import root_of
@@ -226,7 +226,7 @@ def _check_totals(manifest: Manifest) -> list[str]:
     problems = []
     for name, counts in manifest.sources.items():
         shards = [shard for shard in manifest.shards if shard.source == name]
-        found = count_source(shards, counts.read, counts.rejected)
+        found = replace(count_source(shards, counts.read, counts.rejected), compared=counts.compared)
         for part, stated, true in (
             ("in all", counts, found), ("train", counts.train, found.train), ("val", counts.val, found.val)
         ):  # fmt: skip

@@ -8,7 +8,8 @@ value was checked, read by verify, stats, mix, stream and train.
     seal         of everything below: any change by another hand is seen
     tokenizer    {fingerprint, vocab_size, eod_id, dtype}, and bos_id where documents begin with a token
     totals       counts, as in each source
-    sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...}}}
+    sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...},
+                 compared: {documents, bytes, encoded_again: [{shard, file, position}]}}}    by `tokenizers` again
     failed       [{partition, file, error}]
     shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, root, index_root}]
     side_files   [{path, source, file_bytes, root}]    every other file of the folder: ledgers, inputs, rejects
@@ -97,8 +98,26 @@ class SplitCounts(Record, frozen=True, omit_defaults=True):
         return self.tokens if self.kinds is None else sum(self.kinds.get(kind, 0) for kind in LEARNED)
 
 
-class SourceCounts(Record, frozen=True):
-    """What a source holds; read: records, of which `documents` were written and the others rejected, by reason."""
+class EncodedAgain(Record, frozen=True):
+    """A shard that `tokenizers` encoded as a whole, as did the documents for validation beside it; and the one that the
+    engine had given other tokens: its file, and its line or row from 1."""
+
+    shard: str
+    file: str
+    position: Count
+
+
+class Compared(Record, frozen=True):
+    """Documents that `tokenizers` encoded again before their shards counted, bytes: of their text."""
+
+    documents: Count
+    bytes: Count
+    encoded_again: tuple[EncodedAgain, ...]
+
+
+class SourceCounts(Record, frozen=True, omit_defaults=True):
+    """What a source holds; read: records, of which `documents` were written and the others rejected, by reason.
+    compared: None where documents were not encoded, as in shards of a mix."""
 
     tokens: Count
     documents: Count
@@ -107,6 +126,7 @@ class SourceCounts(Record, frozen=True):
     rejected: dict[str, Count]
     train: SplitCounts
     val: SplitCounts
+    compared: Compared | None = None
 
 
 class Shard(Record, frozen=True, omit_defaults=True):
@@ -564,6 +584,7 @@ def sum_sources(sources: Iterable[SourceCounts]) -> SourceCounts:
         rejected=dict(rejected),
         train=_add_splits([counts.train for counts in sources]),
         val=_add_splits([counts.val for counts in sources]),
+        compared=_add_compared([counts.compared for counts in sources if counts.compared]),
     )
 
 
@@ -573,6 +594,13 @@ def _add_splits(splits: Sequence[SplitCounts]) -> SplitCounts:
         documents=sum(split.documents for split in splits),
         bytes=sum(split.bytes for split in splits),
     )
+
+
+def _add_compared(parts: Sequence[Compared]) -> Compared | None:
+    if not parts:
+        return None
+    again = tuple(shard for part in parts for shard in part.encoded_again)
+    return Compared(sum(part.documents for part in parts), sum(part.bytes for part in parts), again)
 
 
 def _add_kinds(parts: Iterable[dict[str, int] | None]) -> dict[str, int] | None:

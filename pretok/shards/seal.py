@@ -40,6 +40,8 @@ from pretok.shards.manifest import (
     SHARD_SUFFIXES,
     SPANS_SUFFIX,
     SPLITS,
+    Compared,
+    EncodedAgain,
     Manifest,
     MismatchEntry,
     Shard,
@@ -242,7 +244,7 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         if one.spans is not None
     ]
     read = sum_pieces((number, part.records) for number, part in parts)
-    told = any(part.rejected or part.mismatches for _, part in parts)
+    told = any(part.rejected or part.mismatches or part.differed for _, part in parts)
     # The last part of a piece says how many lines it has.
     lines = {(number, int(piece)): end for number, part in parts for piece, end in part.lines.items()}
     starts = piece_starts(plan, lines) if told else {}
@@ -251,7 +253,7 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
     table = inputs_path(shards, plan.name, plan.append)
     write_inputs(table, plan, read, rejected, lines)
     found = write_found(shards, plan.unit, (part.contaminated for _, part in parts))
-    counts = count_source(entries, read.total(), reasons)
+    counts = replace(count_source(entries, read.total(), reasons), compared=_compared(parts, starts))
     if counts.read != counts.documents + sum(reasons.values()):
         raise AssertionError(
             f"source {plan.name}: read {counts.read}, wrote {counts.documents}, rejected {reasons}"
@@ -267,6 +269,19 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         ),
         mismatches=_sum_mismatches(parts, starts),
     )
+
+
+def _compared(
+    parts: Sequence[tuple[int, PartRecord]], starts: dict[tuple[int, int], tuple[str, int]]
+) -> Compared:
+    """What `tokenizers` encoded again of all parts."""
+    again = []
+    for number, part in parts:
+        if part.differed is not None:
+            file, start = starts[number, part.differed.piece]
+            again.append(EncodedAgain(part.name, file, start + part.differed.record + 1))
+    documents = sum(part.compared for _, part in parts)
+    return Compared(documents, sum(part.compared_bytes for _, part in parts), tuple(again))
 
 
 def _sum_mismatches(

@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from benchmarks.train_shards import bare_manifest
 from pretok.base.records import replace, to_json
 from pretok.config import make_mix
+from pretok.shards.ledger import SCHEMA
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
 from pretok.stream.mix_file import Mix, mix_json
@@ -43,6 +48,27 @@ def stretches(view: View, position: int) -> list[tuple[int, int, int]]:
         found.append((column, sum(shard.tokens for shard in shards[:number]) + first, tokens))
         column += tokens
     return found
+
+
+def write_ledgers(shards: Path, quality: dict[str, list[int | None]]) -> None:
+    """Ledgers of documents without inputs, with a kept column `quality`."""
+    manifest = load_manifest(shards)
+    for shard, before in manifest.numbered:
+        rows = quality[shard.source][before : before + shard.documents]
+        tokens = np.diff(shard.open().offsets)
+        columns = (
+            ["f"] * len(rows),
+            [0] * len(rows),
+            range(len(rows)),
+            tokens,
+            tokens * 4,
+            [b"0" * 16] * len(rows),
+        )
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        table = pa.table(
+            [*arrays, pa.array(rows, pa.int64())], schema=SCHEMA.append(pa.field("quality", pa.int64()))
+        )
+        pq.write_table(table, shard.ledger_path)
 
 
 def request(*stages: str, split: str = "train", after: Mix | None = None, **table: object) -> MixRequest:

@@ -65,7 +65,7 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
             "mix as shards in its order (pretok mix --materialize) and export those, or export to nanogpt or litgpt"
         )
     return {
-        source.name: round(quota * source.learned(plan.seq_len))
+        source.name: round(quota * source.predicted(plan.seq_len))
         for source, quota in zip(plan.sources, quotas, strict=True)
         if quota
     }

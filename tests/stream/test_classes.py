@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from mixing import best_fit, request, write_segment
+from mixing import best_fit, request, write_ledgers, write_segment
 from support import EOD, make_shards
 
 import pretok.stream
@@ -27,7 +25,6 @@ from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.cli import run_command
 from pretok.disclosure.read import read_mix
-from pretok.shards.ledger import SCHEMA
 from pretok.shards.manifest import load_manifest
 from pretok.stream import same_until
 from pretok.stream.continued import beginning
@@ -60,26 +57,6 @@ def make(
     )
     write_ledgers(folder / "shards", quality)
     return folder / "shards", documents, quality
-
-
-def write_ledgers(shards: Path, quality: dict[str, list[int | None]]) -> None:
-    manifest = load_manifest(shards)
-    for shard, before in manifest.numbered:
-        rows = quality[shard.source][before : before + shard.documents]
-        tokens = np.diff(shard.open().offsets)
-        columns = (
-            ["f"] * len(rows),
-            [0] * len(rows),
-            range(len(rows)),
-            tokens,
-            tokens * 4,
-            [b"0" * 16] * len(rows),
-        )
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-        table = pa.table(
-            [*arrays, pa.array(rows, pa.int64())], schema=SCHEMA.append(pa.field("quality", pa.int64()))
-        )
-        pq.write_table(table, shard.ledger_path)
 
 
 def members(documents: Documents, quality: dict[str, list[int | None]]) -> dict[str, list[tuple[str, int]]]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from pretok.base.errors import MismatchError, PretokError, Stopped
 from pretok.base.records import replace
@@ -40,6 +39,7 @@ from train.run.report import Reporter
 from train.run.setup import make_plan
 from train.run.start import Run, enter_segment, start_run
 from train.run.stragglers import NOTABLE
+from train.steps.data import Fed
 from train.steps.evaluate import evaluate
 from train.steps.optim import global_norm
 from train.steps.score import score
@@ -175,7 +175,7 @@ def _profiler(out: Path, steps: int) -> Any:
     return profiler
 
 
-def _one_step(run: Run, batches: Iterator[tuple[Tensor, int]]) -> None:
+def _one_step(run: Run, batches: Iterator[Fed]) -> None:
     """Queue one step, then read the numbers of the one before, which is done by then."""
     progress, segment = run.progress, run.segment
     waited, began = run.data.feed.waited, time.perf_counter()

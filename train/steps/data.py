@@ -1,7 +1,6 @@
 """A stream of `pretok` -> this rank's micro-batches on its device.
 
-Input: a View, the batch sizes, a position. Output: (tokens, checksum) pairs in order. The checksum is
-`pretok.stream.digest`.
+Input: a View, the batch sizes, a position. Output: `Fed` in order.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +34,17 @@ def _ignore_signals(_worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+class Fed(NamedTuple):
+    """A micro-batch on the device. tokens: (n, seq_len + 1); learned: (n, seq_len) bool, which targets are, None where
+    all are that the rule of the stream leaves; checksum: `pretok.stream.digest`, or 0 where nobody compares it."""
+
+    tokens: Tensor
+    learned: Tensor | None = None
+    checksum: int = 0
+
+
 class Feed:
-    """Iterates over (tokens (n, seq_len + 1) on the device, checksum).
+    """Iterates over `Fed`.
 
     `waited` adds up the seconds spent waiting, to those of a feed before. Of ranks that share sequences the first reads
     them; the others get them from it, without a checksum (0) and without an end.
@@ -56,6 +64,7 @@ class Feed:
     ) -> None:
         self._device, self._context = device, context
         self._shape = batch.micro_batch, view.seq_len + 1
+        self._masked = view.masked
         self.waited = waited
         # On a stream of its own the copy runs beside the previous micro-batch, which the host has only queued.
         self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -83,11 +92,14 @@ class Feed:
             **options,
         )
 
-    def __iter__(self) -> Generator[tuple[Tensor, int], None, None]:
+    def __iter__(self) -> Generator[Fed, None, None]:
+        n, length = self._shape
         while self._loader is None:
             tokens = torch.empty(self._shape, dtype=torch.int32, device=self._device)
-            dist.broadcast(tokens, group=self._context.group, group_src=0)
-            yield tokens, 0
+            mask = (
+                torch.empty((n, length - 1), dtype=torch.bool, device=self._device) if self._masked else None
+            )
+            yield Fed(*self._shared(tokens, mask))
         batches = iter(self._loader)
         try:
             while True:
@@ -98,12 +110,19 @@ class Feed:
                     return
                 if isinstance(fetched, Exception):
                     raise fetched
-                tokens = self._copy(fetched[0])
-                if self._context.group is not None:
-                    dist.broadcast(tokens, group=self._context.group, group_src=0)
-                yield tokens, fetched[1]
+                tokens, learned, checksum = fetched
+                learned = None if learned is None else self._copy(learned)
+                yield Fed(*self._shared(self._copy(tokens), learned), checksum)
         finally:
             del batches  # and with it its processes, also where an exception keeps this frame
+
+    def _shared(self, tokens: Tensor, learned: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What the first of the ranks that share sequences has."""
+        if self._context.group is not None:
+            for part in (tokens, learned):
+                if part is not None:
+                    dist.broadcast(part, group=self._context.group, group_src=0)
+        return tokens, learned
 
     def _copy(self, tokens: Tensor) -> Tensor:
         if self._copies is None:
@@ -126,7 +145,9 @@ def validation_batches(
     for number in range(rounds):
         first = (number * ranks + rank) * micro_batch
         positions = np.arange(first, first + micro_batch)
-        tokens = torch.from_numpy(read_batch(view, (positions % sequences).tolist(), np.int64)).to(device)
-        targets = targets_of(tokens, view.eod_id)
+        ids, mask = read_batch(view, (positions % sequences).tolist(), np.int64)
+        tokens = torch.from_numpy(ids).to(device)
+        learned = None if mask is None else torch.from_numpy(mask).to(device)
+        targets = targets_of(tokens, view.eod_id, learned)
         targets[torch.from_numpy(positions >= sequences).to(device)] = IGNORE
         yield tokens[:, :-1], targets

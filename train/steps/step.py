@@ -29,6 +29,7 @@ from train.parallel.context import Context
 from train.parallel.layout import Batch
 from train.parallel.mesh import gradient_sync
 from train.parallel.pipeline import Pipeline
+from train.steps.data import Fed
 from train.steps.optim import Guard, NormShare, build_optimizer, update
 
 
@@ -149,7 +150,7 @@ class Readback:
 
 def train_step(
     trainee: Trainee,
-    batches: Iterator[tuple[Tensor, int]],
+    batches: Iterator[Fed],
     step: int,
     rate: float,
     *,
@@ -182,26 +183,29 @@ def train_step(
     return Readback(step, torch.cat([numbers, shared.to(numbers, non_blocking=True)]), copies)
 
 
-def _passes(trainee: Trainee, batches: Iterator[tuple[Tensor, int]], rank_tokens: int) -> tuple[Tensor, int]:
+def _passes(trainee: Trainee, batches: Iterator[Fed], rank_tokens: int) -> tuple[Tensor, int]:
     """All passes of a step; returns this rank's sum of losses and its learned tokens, (2,) float64, and the sum of its
     checksums."""
     batch, model = trainee.batch, trainee.model
     sums = torch.zeros(2, dtype=torch.float64, device=trainee.device)
     if isinstance(model, Pipeline):
         read = [next(batches) for _ in range(batch.accumulation)]
-        tokens = torch.cat([tokens for tokens, _ in read])
-        inputs, targets, documents = trainee.given(tokens[:, :-1], targets_of(tokens, trainee.eod_id))
+        tokens = torch.cat([fed.tokens for fed in read])
+        masks = [fed.learned for fed in read if fed.learned is not None]
+        expected = targets_of(tokens, trainee.eod_id, torch.cat(masks) if masks else None)
+        inputs, targets, documents = trainee.given(tokens[:, :-1], expected)
         sums[0] += model.passes(inputs, targets, documents)
         sums[1] += (targets >= 0).sum()
-        return sums, sum(checksum for _, checksum in read)
+        return sums, sum(fed.checksum for fed in read)
     checksums = 0
     for number in range(batch.accumulation):
-        tokens, checksum = next(batches)
+        tokens, learned, checksum = next(batches)
         checksums += checksum
         if batch.accumulation > 1:
             last, config = number == batch.accumulation - 1, trainee.config
             gradient_sync(model, last=last, sync=config.sync, reshard=config.reshard)
-        inputs, targets, documents = trainee.given(tokens[:, :-1], targets_of(tokens, trainee.eod_id))
+        expected = targets_of(tokens, trainee.eod_id, learned)
+        inputs, targets, documents = trainee.given(tokens[:, :-1], expected)
         total, nll = model(inputs, targets, documents)
         # fully_shard averages over the ranks that share and replicate parameters
         (total / rank_tokens).backward()

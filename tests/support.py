@@ -15,9 +15,12 @@ import pytest
 
 from benchmarks.train_shards import bare_manifest
 from pretok.base.lock import hold
+from pretok.base.records import replace
 from pretok.base.tokens import token_dtype
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import Shard, load_manifest, shard_entry, write_manifest
+from pretok.shards.seal import side_files
+from pretok.shards.spans import SpanWriter
 
 ROOT = Path(__file__).parent.parent
 """The checkout."""
@@ -69,9 +72,11 @@ def make_shards(
     vocab_size: int = 1000,
     documents_per_shard: int = 3,
     since: Path | None = None,
+    chats: Mapping[str, int] | None = None,
 ) -> Path:
     """Write a shards folder with its manifest. Documents come without EOD (id 0), which is added; returns `folder`.
-    since: a folder from which this one has grown by these documents."""
+    since: a folder from which this one has grown by these documents; chats: sources that hold conversations, in which
+    id i is of the kind (i - 1) % 7, and the kind of their EOD."""
     shards: list[Shard] = []
     dtype = token_dtype(vocab_size)
     old = load_manifest(shutil.copytree(since, folder, dirs_exist_ok=True)) if since else None
@@ -81,9 +86,21 @@ def make_shards(
             documents = list(given.get(name, ()))
             shards += [
                 *held,
-                *_write_split(folder, name, split, documents, dtype, documents_per_shard, len(held)),
+                *_write_split(
+                    folder,
+                    name,
+                    split,
+                    documents,
+                    dtype,
+                    documents_per_shard,
+                    len(held),
+                    (chats or {}).get(name),
+                ),
             ]
     manifest = bare_manifest(vocab_size, shards, {**(old.sources if old else {}), **sources})
+    spans = [(s.source, replace(s, folder=folder).spans_path) for s in shards if s.kinds is not None]
+    listed = [file for source, path in spans for file in side_files(folder, source, [path])]
+    manifest = replace(manifest, side_files=tuple(listed))
     write_manifest(folder, manifest.remembering([*old.history, old.event]) if old else manifest)
     return folder
 
@@ -96,6 +113,7 @@ def _write_split(
     dtype: np.dtype[Any],
     documents_per_shard: int,
     held: int,
+    chat: int | None,
 ) -> list[Shard]:
     entries = []
     for number, start in enumerate(range(0, len(documents), documents_per_shard), held):
@@ -106,5 +124,12 @@ def _write_split(
                 writer.append(tokens, np.array([len(tokens)], np.int32))
             sealed = writer.seal()
         text_bytes = 4 * (sealed.tokens - sealed.documents)
-        entries.append(shard_entry(f"{name}/{stem}.bin", name, split, sealed, text_bytes))
+        kinds = None
+        if chat is not None:
+            spans = SpanWriter(folder / name / stem)
+            for document in documents[start : start + documents_per_shard]:
+                of = np.array([*((i - 1) % 7 for i in document), chat], np.uint8)
+                spans.append(of, np.array([len(of)], np.int32))
+            kinds = spans.seal().kinds
+        entries.append(shard_entry(f"{name}/{stem}.bin", name, split, sealed, text_bytes, kinds))
     return entries

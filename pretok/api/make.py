@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,14 +88,21 @@ def tokenize(
     return open_work(recipe.out)
 
 
-def mix(work: Path_, out: Path_ | None = None, **settings: object) -> MixReport:
+def mix(
+    work: Path_,
+    out: Path_ | None = None,
+    *,
+    learn: Mapping[str, Collection[str]] | None = None,
+    **settings: object,
+) -> MixReport:
     """Fix the order of sequences of finished shards in WORK/mix.json, or `out`, as `pretok mix` does; its report.
 
-    work: WORK or its folder of shards. settings: keys of [mix], such as weights, tokens, seq_len, stages. Nothing is
-    shown: a notebook shows the report. Raises PretokError.
+    work: WORK or its folder of shards. learn: what is learned of conversations, such as `{"chat": ["answer"]}`.
+    settings: keys of [mix], such as weights, tokens, seq_len, stages. Nothing is shown: a notebook shows the report.
+    Raises PretokError.
     """
     names = {f"mix.{key}": key for key in settings}
-    request = MixRequest(make_mix(settings, "pretok.mix", names))
+    request = MixRequest(make_mix(settings, "pretok.mix", names), learn=learn or {})
     shards = shards_of(Path(work))
     target = shards.absolute().parent / "mix.json" if out is None else Path(out)
     with _told("mix", work_of(target), {"shards": shards, "out": target, **settings}, quiet=True) as console:

@@ -5,10 +5,14 @@ Input: nothing. Output: KINDS, whose order is that of the numbers in files.
 
 from __future__ import annotations
 
-KINDS = ("template", "system", "user", "tool result", "thinking", "tool call", "answer")
-"""Number -> kind. `template` is what the chat template puts around messages; the end marker of an answer is answer."""
-LEARNED = ("answer", "tool call", "thinking")
-"""What an assistant writes: learned unless a recipe says otherwise."""
+CHAT_KINDS = ("template", "system", "user", "tool result", "thinking", "tool call", "answer")
+"""Of a conversation. `template` is what the chat template puts around messages; the end marker of an answer is
+answer."""
+KINDS = (*CHAT_KINDS, "text")
+"""Number -> kind. `text` is of no conversation, and always learned."""
+TEXT = len(CHAT_KINDS)
+LEARNED = ("thinking", "tool call", "answer")
+"""What an assistant writes, in the order of KINDS: learned unless a recipe or a mix says otherwise."""
 MARKERS = (
     "<|im_start|>",
     "<|im_end|>",

@@ -4,7 +4,7 @@ Input: pieces of documents. Output: one 64-bit number a span. A document with sp
 byte to its last; in a batch they are a large_list<int64> column beside the texts, so that whatever drops, takes or
 joins documents does the same to it.
 
-    bits 0 to 3    the kind, an index of KINDS
+    bits 0 to 3    the kind, an index of CHAT_KINDS
     bits 4 to 27   0, or one more than the id of the marker that the span is as a whole
     bits 28 to 62  bytes
 """
@@ -14,11 +14,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from pretok.base.kinds import KINDS
+from pretok.base.kinds import CHAT_KINDS
 from pretok.base.tokens import Ints
 from pretok.read.batches import buffers, from_buffers
 
-TEMPLATE, SYSTEM, USER, RESULT, THINKING, CALL, ANSWER = range(len(KINDS))
+TEMPLATE, SYSTEM, USER, RESULT, THINKING, CALL, ANSWER = range(len(CHAT_KINDS))
 """A token of several kinds is of the last of them here: what is learned comes after what is not."""
 MARKER_BITS = 24
 _KIND_BITS = 4

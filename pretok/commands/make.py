@@ -320,6 +320,7 @@ def verify(
     "mix.overlap",
     "mix.rest",
     "mix.pack",
+    "mix.count",
 )
 def mix(
     context: typer.Context,
@@ -350,6 +351,13 @@ def mix(
         typer.Option(
             metavar="NAME=TIMES",
             help="How often a class or source is read, instead of --weights and --tokens. May be repeated.",
+        ),
+    ] = None,
+    learn: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE=KIND,KIND",
+            help="What is learned of conversations, as `learn` in a recipe. May be repeated.",
         ),
     ] = None,
     split: Annotated[str | None, typer.Option(help="train or val.", show_default="train")] = None,
@@ -414,7 +422,9 @@ def mix(
     elif at is not None or run is not None:
         raise UsageError("--at and --run say where a mix is continued: name it with --continue")
     beside = continued and continued.parent
-    request = MixRequest(make_mix(table, "command line", options), split or "train", after, beside)
+    kinds = dict(_named(pair, "--learn") for pair in learn or ())
+    learned = {name: tuple(kind.strip() for kind in text.split(",")) for name, text in kinds.items()}
+    request = MixRequest(make_mix(table, "command line", options), split or "train", after, beside, learned)
     report = run_mix(shards, out, request) if out else plan_mix(manifest, request)[1]
     if json:
         print_json(report)

@@ -17,7 +17,7 @@ from pretok.base.errors import IntegrityError
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
 from pretok.cluster.chain import recipe_flags
-from pretok.config import Recipe
+from pretok.config import MixTable, Recipe
 from pretok.shards.contamination import contamination_table
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import has_manifest, load_manifest
@@ -55,6 +55,14 @@ def verify_step(recipe: Recipe, engine: Engine, console: Console) -> None:
         raise IntegrityError("\n".join(problems))
 
 
+def _mix_request(recipe: Recipe, table: MixTable) -> MixRequest:
+    """The mix of a recipe; what is learned of conversations stands in their sources."""
+    learn = {
+        name: source.learn for name, source in recipe.sources.items() if source.messages and source.learn
+    }
+    return MixRequest(table, learn=learn)
+
+
 def check_steps(recipe: Recipe) -> None:
     """UsageError or MismatchError for what can be known of later steps before the first: the tokenizer, the mix that is
     there already, the budget over shards that are finished."""
@@ -62,7 +70,7 @@ def check_steps(recipe: Recipe) -> None:
         load_vocab(recipe.vocab.path, recipe.vocab.eod, recipe.vocab.bos)
     if recipe.mix is None:
         return
-    request = MixRequest(recipe.mix)
+    request = _mix_request(recipe, recipe.mix)
     refuse_another_mix(recipe.mix_path, request)
     if has_manifest(recipe.shards_dir) and not unfinished(recipe.shards_dir):
         manifest = load_manifest(recipe.shards_dir)
@@ -73,7 +81,7 @@ def check_steps(recipe: Recipe) -> None:
 def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
     """Every step in order; at the end what to type next. All that later steps write is held from the start."""
     check_steps(recipe)
-    request = MixRequest(recipe.mix) if recipe.mix is not None else None
+    request = _mix_request(recipe, recipe.mix) if recipe.mix is not None else None
     with ExitStack() as held:
         held.enter_context(hold(recipe.shards_dir, "run"))
         if request is not None:
@@ -89,6 +97,7 @@ def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
             console.notice(f"next: pretok mix {recipe.shards_dir} --out {recipe.mix_path}")
             return
         report = run_mix(recipe.shards_dir, recipe.mix_path, request)
-        show_stages(load_manifest(recipe.shards_dir), report, console)
+        by_learned = request.table.count == "learned"
+        show_stages(load_manifest(recipe.shards_dir), report, console, by_learned)
     command = ["train", *recipe_flags(recipe), "--out", str(recipe.out / "run")]
     console.notice(f"next: {shlex.join(command)}")

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from pretok.base.kinds import KINDS, MARKERS
+from pretok.base.kinds import CHAT_KINDS, MARKERS
 from pretok.base.units import parse_count, parse_share, scaled
 
 if TYPE_CHECKING:
@@ -205,8 +205,8 @@ class Source(Part):
             raise ValueError("plain text has no fields, and so no conversations")
         if self.template:
             self._check_template()
-        elif unknown := sorted(set(self.learn) - set(KINDS)):
-            raise ValueError(f"learn: {unknown[0]!r} is none of {', '.join(KINDS)}")
+        elif unknown := sorted(set(self.learn) - set(CHAT_KINDS)):
+            raise ValueError(f"learn: {unknown[0]!r} is none of {', '.join(CHAT_KINDS)}")
         if self.date:
             try:
                 datetime.date.fromisoformat(self.date)
@@ -447,6 +447,8 @@ class MixTable(StageTable):
     """How often classes and sources are read, instead of weights; once where nothing is said. | {good = 3} | mix.md"""
     pack: Literal["none", "best-fit"] = "none"
     """`best-fit`: sequences of whole documents, none of them cut unless it is longer than one. | "best-fit" | mix.md"""
+    count: Literal["tokens", "learned"] = "tokens"
+    """What weights and budgets count: all tokens, or those of conversations that are learned. | "learned" | mix.md"""
     stages: tuple[StageTable, ...] = ()
     """Several stages, one after the other, each a table `[[mix.stages]]`, instead of tokens and weights
     here. | [{tokens = "1T"}, {tokens = "300B", weights = {it = 1}}] | mix.md"""

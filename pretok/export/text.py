@@ -66,7 +66,7 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
             "docs/trainers.md"
         )
     return {
-        source.name: round(quota * source.learned(plan.seq_len))
+        source.name: round(quota * source.predicted(plan.seq_len))
         for source, quota in zip(plan.sources, quotas, strict=True)
         if quota
     }

@@ -58,8 +58,10 @@ class PretokDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
         """A micro-batch at once."""
-        ids = torch.from_numpy(read_batch(self.view, indices, np.int64))
-        batch = sample(make_batch(self.view, ids, resets(self.config)), self.view, self.config)
+        ids, mask = read_batch(self.view, indices, np.int64)
+        learned = None if mask is None else torch.from_numpy(mask)
+        made = make_batch(self.view, torch.from_numpy(ids), resets(self.config), learned)
+        batch = sample(made, self.view, self.config)
         return [{name: tensor[row] for name, tensor in batch.items()} for row in range(len(indices))]
 
 

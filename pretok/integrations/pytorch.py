@@ -42,13 +42,16 @@ class Batch(NamedTuple):
     cu_seqlens: Tensor | None = None
 
 
-def make_batch(view: View, ids: Tensor, documents: bool) -> Batch:
-    """What a model gets of (n, L + 1) ids: here alone labels and starts of documents are made.
+def make_batch(view: View, ids: Tensor, documents: bool, learned: Tensor | None = None) -> Batch:
+    """What a model gets of (n, L + 1) ids, of which the targets `learned` (n, L) count, None being all: here alone
+    labels and starts of documents are made.
 
     An EOD behind an EOD only fills a sequence up, and is not learned (`pretok.stream`, rule of the stream).
     """
     inputs, labels = (part.long().contiguous() for part in (ids[:, :-1], ids[:, 1:]))
     labels = labels.masked_fill((inputs == view.eod_id) & (labels == view.eod_id), IGNORE)
+    if learned is not None:
+        labels = labels.masked_fill(~learned, IGNORE)
     if not documents:
         return Batch(inputs, labels)
     position_ids, cu_seqlens = document_boundaries(inputs.numpy(), view.eod_id)
@@ -130,11 +133,11 @@ class Loader:
             for fetched in batches:
                 if isinstance(fetched, Exception):
                     raise fetched
-                ids, digest = fetched
+                ids, learned, digest = fetched
                 if log is not None:
                     log.add(self.position + self.rank * self.micro_batch, self.micro_batch, digest)
                 self.position += self.ranks * self.micro_batch
-                yield self._form(make_batch(self.view, ids, self._documents))
+                yield self._form(make_batch(self.view, ids, self._documents, learned))
         finally:
             if log is not None:
                 log.close()

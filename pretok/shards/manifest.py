@@ -40,7 +40,7 @@ from typing import Any
 from pretok.base.errors import IntegrityError
 from pretok.base.failures import Failure
 from pretok.base.html import html_table
-from pretok.base.kinds import KINDS, LEARNED
+from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.records import Count, Record, check_version, read_record, replace, to_json
 from pretok.base.storage import (
     canonical_json,
@@ -95,7 +95,9 @@ class SplitCounts(Record, frozen=True, omit_defaults=True):
     @property
     def learned(self) -> int:
         """Tokens that are learned unless a mix says otherwise: all of text, what an assistant wrote."""
-        return self.tokens if self.kinds is None else sum(self.kinds.get(kind, 0) for kind in LEARNED)
+        if self.kinds is None:
+            return self.tokens
+        return sum(self.kinds.get(kind, 0) for kind in (*LEARNED, KINDS[TEXT]))
 
 
 class EncodedAgain(Record, frozen=True):

@@ -103,8 +103,9 @@ class ShardSpans:
         self.kinds: Bytes = np.empty(0, np.uint8)
         if count:
             with reading(path):
-                self.ends = np.memmap(path, "<i8", "r", HEADER.size, (count,))
-                self.kinds = np.memmap(path, np.uint8, "r", HEADER.size + 8 * count, (count,))
+                held = np.asarray(np.memmap(path, np.uint8, "r"))  # one mapping, so one open file
+            self.ends = held[HEADER.size : HEADER.size + 8 * count].view("<i8")
+            self.kinds = held[HEADER.size + 8 * count :]
             if self.ends[-1] != self.tokens:
                 raise IntegrityError(
                     f"{path}: its spans end at token {self.ends[-1]}, the shard at {self.tokens}"

@@ -11,6 +11,8 @@ read, and the number of open files is bounded. numpy, msgspec and the standard l
     view.positions(source, first, end)  # back: (n, 3) the positions that read some of its tokens, epoch and sequence
     view.prefix_counts(n)   # {source: sequences among the first n positions}
     view.boundaries(i)      # where documents start in the inputs view[i][:-1]
+    view.loss(i)            # (seq_len,) which of the targets view[i][1:] are learned
+    view.batch(positions, loss=True)  # tokens and (n, seq_len), one call for both
 
 In this folder:
 
@@ -19,6 +21,7 @@ In this folder:
     quota.py        weights -> whole sequences by source
     mix_file.py     a mix and its file
     tapes.py        where the sequences of a source lie
+    learned.py      which of their tokens are learned
     members.py      which documents a class has, and where they lie
     packed.py       sequences of whole documents, by their index
     pack.py         lengths of documents -> that index
@@ -36,23 +39,24 @@ In this folder:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from html import escape
 from itertools import accumulate
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import to_json
-from pretok.base.tokens import Ints, Tokens, document_starts
-from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
+from pretok.base.tokens import Bytes, Ints, Tokens, document_starts
+from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.digests import data_hash, digest
 from pretok.stream.flat_tokens import FlatTokens
+from pretok.stream.learned import Learned, Mask
 from pretok.stream.members import ClassTape, DocumentStarts, Members
 from pretok.stream.mix_file import Mix, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
 from pretok.stream.packed import PackedTape, open_packed
@@ -76,12 +80,14 @@ def open(
     source: str | None = None,
     seed: int = 0,
     manifest: str | None = None,
+    learn: Mapping[str, Collection[str]] | None = None,
 ) -> View:
     """Open a stream over a shards folder.
 
     With `mix`, the path of a mix.json, everything comes from that file; `seq_len`, when given, must agree. Without,
     `seq_len` is needed and the stream is every sequence of `split` once, of `source` or of all sources in natural
-    proportion, in the order that `seed` gives.
+    proportion, in the order that `seed` gives. Of its conversations what an assistant writes is learned, or the kinds
+    that `learn` names by source.
 
     Shards that have grown since the mix was made are read as they were then; without a mix, as they were when they
     had the fingerprint `manifest`, where one is given.
@@ -106,7 +112,9 @@ def open(
                 f"{now.folder} never had the fingerprint {manifest}; it has {now.fingerprint}"
             )
         names = then.sources if source is None else (source,)
-        return View(now, natural_mix(then, split, seq_len, names, seed))
+        return View(now, natural_mix(then, split, seq_len, names, seed, learn))
+    if learn is not None:
+        raise UsageError(f"what is learned stands in the mix ({mix}): leave `learn` out")
     if source is not None:
         raise UsageError(f"either a mix ({mix}) or one source ({source}), not both")
     plan = load_mix(Path(mix))
@@ -158,8 +166,9 @@ class View:
     seq_len, vocab_size, eod_id; bos_id: of the token that begins each document, or None; dtype: that of the shards;
     mix: the plan it follows; fingerprint: identifies the shards, the mix and the order together; manifest_fingerprint:
     identifies the shards the mix was made of; tokenizer: what the manifest says of it; materialized: whether the shards
-    hold the sequences in the order of the mix. The fingerprints of a mix and of its materialized form are the same, so
-    a run may go on with either. folder: of the mix's file, beside which its side files are.
+    hold the sequences in the order of the mix; masked: whether it leaves out more than the rule of the stream does. The
+    fingerprints of a mix and of its materialized form are the same, so a run may go on with either. folder: of the
+    mix's file, beside which its side files are.
 
     It may be forked and pickled: every process opens its own files. One thread at a time.
     """
@@ -197,6 +206,8 @@ class View:
             self._open_tapes(folder)
             if self._classes or self._packed:
                 self._tape = MixedTape(self._tape, {**self._classes, **self._packed}, len(bases))
+        self._learned = self._open_learned(manifest, shards)
+        self.masked = self._learned is not None
         self._ahead = Pieces(*[np.empty(0, np.int64)] * 4)  # of positions _ahead_start to _ahead_end - 1
         self._ahead_start = self._ahead_end = self._expected = 0
 
@@ -230,6 +241,21 @@ class View:
                     f"{source.name} in {len(shards)}: make the mix again with pretok mix"
                 )
 
+    def _open_learned(self, manifest: Manifest, shards: Sequence[Shard]) -> Learned | None:
+        """Which tokens are learned; None where all are."""
+        if not any(source.learn for source in self.mix.sources):
+            return None
+        if self.materialized:
+            return Learned(manifest.shards, [source.learn for source in self.mix.sources])
+        learn = {source.held_in: source.learn for source in self.mix.sources}
+        for name, kinds in learn.items():
+            if kinds and name not in manifest.conversations:
+                raise IntegrityError(
+                    f"the mix says what is learned of {name}, and {manifest.folder} holds no conversations of it: make "
+                    "the mix again with pretok mix"
+                )
+        return Learned(shards, list(learn.values()), [list(learn).index(shard.source) for shard in shards])
+
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.mix.sources)
         return (
@@ -259,15 +285,54 @@ class View:
     def __iter__(self) -> Iterator[Tokens]:
         return (self[position] for position in range(len(self)))
 
-    def batch(self, positions: Sequence[int] | Ints, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
-        """Token ids at (n,) positions in any order: (n, seq_len + 1) of `dtype`. IndexError outside 0..len-1, TypeError
-        for positions that are no whole numbers, UsageError for a dtype that does not hold every id."""
+    @overload
+    def batch(
+        self, positions: Sequence[int] | Ints, dtype: npt.DTypeLike = ..., loss: Literal[False] = ...
+    ) -> npt.NDArray[Any]: ...
+
+    @overload
+    def batch(
+        self, positions: Sequence[int] | Ints, dtype: npt.DTypeLike = ..., *, loss: Literal[True]
+    ) -> tuple[npt.NDArray[Any], Mask]: ...
+
+    def batch(
+        self, positions: Sequence[int] | Ints, dtype: npt.DTypeLike = np.int64, loss: bool = False
+    ) -> npt.NDArray[Any] | tuple[npt.NDArray[Any], Mask]:
+        """Token ids at (n,) positions in any order: (n, seq_len + 1) of `dtype`; with `loss` also which targets are
+        learned, (n, seq_len) bool, see `loss`. IndexError outside 0..len-1, TypeError for positions that are no whole
+        numbers, UsageError for a dtype that does not hold every id."""
         kind = np.dtype(dtype)
         if kind.kind not in "iu" or np.iinfo(kind).max < self.vocab_size - 1:
             raise UsageError(
                 f"{kind.name} does not hold ids up to {self.vocab_size - 1}; take int64 or {self.dtype.name}"
             )
-        return self._read(self._checked(positions), kind)
+        at = self._checked(positions)
+        tokens = self._read(at, kind)
+        return (tokens, self._loss(at, tokens)) if loss else tokens
+
+    def loss(self, position: int) -> Mask:
+        """(seq_len,) bool: which of the targets at one position, `view[position][1:]`, are learned. All but an EOD
+        whose input is EOD (the rule of the stream), and of conversations the kinds that the mix names."""
+        learned: Mask = self.batch([position], self.dtype, loss=True)[1][0]
+        return learned
+
+    def _loss(self, positions: Ints, tokens: npt.NDArray[Any]) -> Mask:
+        ends = tokens == self.eod_id
+        if self._learned is None:
+            learned = np.ones((len(positions), self.seq_len), np.bool_)
+        else:
+            chosen = self._order.locate(positions)[0] if self.materialized and len(positions) else None
+            rows, width = tokens.shape
+            learned = self._learned.mask(self._pieces(positions), rows, width, chosen)[:, 1:]
+        found: Mask = learned & ~(ends[:, 1:] & ends[:, :-1])
+        return found
+
+    def kinds(self, positions: Sequence[int] | Ints) -> Bytes:
+        """(n, seq_len + 1) uint8: of which kind each token at (n,) positions of a masked stream is, in the numbers of
+        `base.kinds`. What fills a sequence up is as what is before it."""
+        assert self._learned is not None
+        at = self._checked(positions)
+        return self._learned.kinds(self._pieces(at), len(at), self.seq_len + 1)
 
     def __getitems__(self, positions: Sequence[int]) -> npt.NDArray[Any]:
         """`batch` by the name torch's DataLoader calls; use `collate_fn=torch.from_numpy`, or `loader.Narrow` where
@@ -369,6 +434,36 @@ class View:
     def pieces(self, position: int) -> list[tuple[Path, int, int]]:
         """(`.bin`, first token in it, tokens) of what one position reads, in its order."""
         return self._tokens.parts(self._pieces(self._checked([position])))
+
+    def learned_tokens(self, source: str) -> tuple[int, float]:
+        """Learned tokens of a source of conversations, and the standard deviation of those of a sequence: where it is
+        packed the targets of an epoch, else all its tokens. The spans are read, no tokens. UsageError for an unknown
+        source."""
+        assert self._learned is not None
+        number, width = self._number(source), self.seq_len + 1
+        held, packed = self.mix.sources[number], number in self._packed
+        counts = [np.empty(0, np.int64)]
+        for first in range(0, held.sequences, AHEAD):
+            sequences = np.arange(first, min(first + AHEAD, held.sequences))
+            zeros = np.zeros_like(sequences)
+            pieces = self._tape.pieces(zeros + number, zeros, sequences)
+            counts.append(self._learned.counts(pieces, len(sequences), width, packed))
+        learned = np.concatenate(counts)
+        spread = float(learned.std()) if len(learned) else 0.0
+        if packed:
+            return int(learned.sum()), spread
+        total = 0
+        for first in range(0, held.tokens, AHEAD * width):
+            ends = np.array([first]), np.array([min(first + AHEAD * width, held.tokens)])
+            if number in self._classes:
+                pieces = self._classes[number].between(*ends)
+            else:
+                zero = np.zeros(1, np.int64)
+                pieces = Pieces(zero, zero, ends[0] + self._bases[number], ends[1] - ends[0])
+            # A column further, as here the first of all is one of them.
+            pieces = pieces._replace(column=pieces.column + 1)
+            total += int(self._learned.counts(pieces, 1, AHEAD * width + 1, False)[0])
+        return total, spread
 
     def cut(self, source: str, epoch: int, sequence: int = 0) -> int:
         """Where an epoch of a source begins that is cut: its sequence i holds the source's tokens cut + i * seq_len to

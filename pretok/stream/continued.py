@@ -23,7 +23,8 @@ _CHECKPOINT = re.compile(r"step-\d{8}")
 
 
 def same_until(one: Mix, other: Mix) -> int:
-    """How many first positions of two mixes are the same by their files: the same tokens from the same sequences.
+    """How many first positions of two mixes are the same by their files: the same tokens from the same sequences,
+    of which the same are learned.
 
     That is so as far as their stages are the same, in shards that one grew out of the other or both out of third ones.
     Sources that neither has drawn from by then do not matter.
@@ -52,15 +53,23 @@ def _shards(mix: Mix) -> dict[str, int]:
 
 
 def _stages(mix: Mix) -> list[list[tuple[object, ...]]]:
-    """What each stage reads: name, source, tokens, side files and quota of its sources, in the order that decides
-    between equal times."""
+    """What each stage reads: name, source, tokens, side files and quota of its sources, and what it learns of them, in
+    the order that decides between equal times."""
     stages: list[list[tuple[object, ...]]] = []
     for quotas, then in zip(mix.stages, mix.then, strict=True):
         none = (0,) * len(then.tokens)
         held = zip(mix.sources, then.tokens, then.members or none, then.packed or none, quotas, strict=False)
         stages.append(
             [
-                (source.name, source.of, tokens, source.members[:files], source.packed[:indexes], quota)
+                (
+                    source.name,
+                    source.of,
+                    tokens,
+                    source.members[:files],
+                    source.packed[:indexes],
+                    quota,
+                    source.learn,
+                )
                 for source, tokens, files, indexes, quota in held
                 if quota
             ]
@@ -88,7 +97,9 @@ def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = Non
             earlier = (*earlier, mix.now)
         # What was appended to a class, and how it is packed, is known when that is done (`mix_job`).
         whole = [source.name for source in mix.sources if not (source.members or source.packed)]
-        now = {one.name: one for one in mix_sources(manifest, mix.split, mix.seq_len, whole, mix.cuts)}
+        learn = {source.held_in: source.learn for source in mix.sources}
+        found = mix_sources(manifest, mix.split, mix.seq_len, whole, mix.cuts, learn)
+        now = {one.name: one for one in found}
         sources = tuple(now.get(source.name, source) for source in mix.sources)
         mix = replace(mix, manifest=manifest.fingerprint, earlier=earlier, sources=sources)
     return mix

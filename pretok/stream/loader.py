@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ import numpy.typing as npt
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
 from pretok.base.tokens import document_starts
 from pretok.stream import View, digest
+from pretok.stream.learned import Mask
 
 _Ids = npt.NDArray[np.integer[Any]]
 
@@ -144,10 +146,10 @@ class PositionSampler:
 class Narrow:
     """A `collate_fn`: token ids as they were read, (n, seq_len + 1) of any integer dtype -> make(ids), a tensor.
 
-    Out of a loader process they go as `dtype`, that of the shards, through the pipe, and are widened to what they were
-    where they arrive. A tensor would go by a file in shared memory of its own, made, mapped and faulted in on both
-    sides for every batch: a multiple of the time of reading it. make: `torch.from_numpy`, or another top-level function
-    of an array that may be written to.
+    Out of a loader process they go as `dtype`, that of the shards, bool in bits, through the pipe, and are widened to
+    what they were where they arrive. A tensor would go by a file in shared memory of its own, made, mapped and faulted
+    in on both sides for every batch: a multiple of the time of reading it. make: `torch.from_numpy`, or another
+    top-level function of an array that may be written to.
     """
 
     def __init__(self, make: Callable[[npt.NDArray[Any]], Any], dtype: npt.DTypeLike) -> None:
@@ -172,31 +174,40 @@ class _Sent:
         self.make, self.ids, self.dtype = make, ids, dtype
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _arrive, (self.make, self.ids.tobytes(), self.ids.dtype.str, self.ids.shape, self.dtype.str)
+        ids = np.packbits(self.ids) if self.ids.dtype == np.bool_ else self.ids
+        return _arrive, (self.make, ids.tobytes(), self.ids.dtype.str, self.ids.shape, self.dtype.str)
 
 
 def _arrive(
     make: Callable[[npt.NDArray[Any]], Any], raw: bytes, sent: str, shape: tuple[int, ...], dtype: str
 ) -> Any:
+    if np.dtype(sent) == np.bool_:
+        return make(
+            np.unpackbits(np.frombuffer(raw, np.uint8), count=prod(shape)).view(np.bool_).reshape(shape)
+        )
     return make(np.frombuffer(raw, sent).reshape(shape).astype(dtype))
 
 
-def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> _Ids:
-    """(n, seq_len + 1) ids at n positions. IntegrityError names the shard with an id outside of the vocabulary: the
-    model would fail without naming it, on a GPU by an assertion of the device."""
-    tokens: _Ids = view.batch(positions, dtype)
+def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> tuple[_Ids, Mask | None]:
+    """(n, seq_len + 1) ids at n positions and, of a stream that is masked, which targets are learned, (n, seq_len);
+    else None. IntegrityError names the shard with an id outside of the vocabulary: the model would fail without naming
+    it, on a GPU by an assertion of the device."""
+    tokens, learned = (
+        view.batch(positions, dtype, loss=True) if view.masked else (view.batch(positions, dtype), None)
+    )
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < view.vocab_size:
         row, column = np.argwhere((tokens < 0) | (tokens >= view.vocab_size))[0].tolist()
         raise IntegrityError(
             f"{view.shard(positions[row], column)} holds the id {tokens[row, column]}, and the vocabulary ends at "
             f"{view.vocab_size - 1}: the shard was damaged. `pretok verify` compares checksums, which reading does not"
         )
-    return tokens
+    return tokens, learned
 
 
 class Fetch:
-    """Dataset whose one call reads a micro-batch: (n, seq_len + 1) int32 ids and their digest, or what is wrong: an
-    exception that a loader process raises would arrive with a traceback in its text."""
+    """Dataset whose one call reads a micro-batch: (n, seq_len + 1) int32 ids, which targets are learned or None (see
+    `read_batch`), and the digest of both; or what is wrong: an exception that a loader process raises would arrive with
+    a traceback in its text."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -204,24 +215,29 @@ class Fetch:
     def __len__(self) -> int:
         return len(self.view)
 
-    def __getitems__(self, positions: list[int]) -> tuple[_Ids, int] | Exception:
+    def __getitems__(self, positions: list[int]) -> tuple[_Ids, Mask | None, int] | Exception:
         try:
-            tokens = read_batch(self.view, positions, np.int32)
+            tokens, learned = read_batch(self.view, positions, np.int32)
         except (PretokError, OSError) as error:
             return error
-        return tokens, digest(positions, tokens)
+        return tokens, learned, digest(positions, tokens, learned)
 
 
 class Collate:
-    """make(ids) beside their digest; out of a loader process they go in the dtype of the shards (see `Narrow`)."""
+    """make(ids) and make(learned), or None, beside their digest; out of a loader process ids go in the dtype of the
+    shards, masks in bits (see `Narrow`)."""
 
     def __init__(self, view: View, make: Callable[[npt.NDArray[Any]], Any]) -> None:
         self._narrow = Narrow(make, view.dtype)
+        self._bits = Narrow(make, np.bool_)
 
-    def __call__(self, fetched: tuple[_Ids, int] | Exception) -> tuple[Any, int] | Exception:
+    def __call__(
+        self, fetched: tuple[_Ids, Mask | None, int] | Exception
+    ) -> tuple[Any, Any, int] | Exception:
         if isinstance(fetched, Exception):
             return fetched
-        return self._narrow(fetched[0]), fetched[1]
+        ids, learned, found = fetched
+        return self._narrow(ids), None if learned is None else self._bits(learned), found
 
 
 class Boundaries(NamedTuple):

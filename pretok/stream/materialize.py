@@ -3,8 +3,9 @@
 Input: a shards folder and its mix.json. Output: another shards folder with one source, `mix`, whose documents are the
 sequences of the mix, seq_len + 1 tokens each (the last one is the next sequence's first only by chance, so it is
 stored), and a manifest that carries the mix under `materialized`. `pretok.stream.open` on it gives the same view as on
-the plan, position by position, without a permutation. Text bytes are not known here and stand as 0; there are
-no ledgers, as the sequences are no documents.
+the plan, position by position, without a permutation. Where the mix has conversations `.spans` say of all tokens what
+they are, of text that it is text, so that the view has the same masks. Text bytes are not known here and stand as 0;
+there are no ledgers, as the sequences are no documents.
 
 The shards that are read are compared with their roots first. Each shard is one task and is the same whoever writes
 it; OUT/.state holds the records of finished ones until the manifest is written, so a killed run goes on where it
@@ -23,10 +24,10 @@ import numpy as np
 
 import pretok.stream
 from pretok.base.console import Console
-from pretok.base.errors import MismatchError, UsageError
+from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
-from pretok.base.records import read_record, to_json
+from pretok.base.records import read_record, replace, to_json
 from pretok.base.storage import copy_file, read_json, write_json
 from pretok.base.tasks import open_step
 from pretok.base.tree import compare_root
@@ -43,6 +44,7 @@ from pretok.shards.manifest import (
     write_manifest,
 )
 from pretok.shards.seal import side_files
+from pretok.shards.spans import SpanWriter
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.stream import View
 from pretok.stream.mix_file import mix_json, mixed_shards, parse_mix
@@ -80,7 +82,7 @@ def run_materialize(
 ) -> None:
     """Write the sequences of `mix` into `out` in order, or finish what an earlier run began.
 
-    Raises UsageError for conversations, MismatchError when `out` holds another mix, FolderInUse while another job
+    Raises MismatchError when `out` holds another mix, FolderInUse while another job
     writes there, PartitionsFailed when shards could not be written, Stopped.
     """
     manifest = load_manifest(shards)
@@ -90,11 +92,6 @@ def run_materialize(
         open_step("materialize", engine, console) as step,
     ):
         view = pretok.stream.open(shards, mix)
-        if chats := {source.name for source in view.mix.sources} & set(manifest.conversations):
-            raise UsageError(
-                f"the sources {', '.join(sorted(chats))} hold conversations, and a materialized mix does not say which "
-                "of its tokens are learned: train from the mix itself"
-            )
         if has_manifest(out):
             held = load_manifest(out).materialized
             found = None if held is None else parse_mix(held, out / FILE_NAME).fingerprint
@@ -122,9 +119,13 @@ def run_materialize(
         step.engine.choose(
             sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize
         )
-        read = list(chain(*mixed_shards(view.mix, manifest).values()))
+        read = [
+            (path, manifest.roots[path])
+            for shard in chain(*mixed_shards(view.mix, manifest).values())
+            for path in (shard.bin_path, *([shard.spans_path] if view.masked and shard.kinds else []))
+        ]
         for _ in step.map(
-            check_shard, read if todo else [], "shard", lambda shard: shard.prefix.name, kept=False
+            check_file, read if todo else [], "file", lambda sealed: sealed[0].name, kept=False
         ):
             pass
         done = len(tasks) - len(todo)
@@ -137,34 +138,40 @@ def run_materialize(
         _seal(view, manifest, out, entries)
 
 
-def check_shard(shard: Shard, report: Report) -> None:  # noqa: ARG001
-    """Raises IntegrityError unless the tokens of a shard are as they were sealed: the copy gets a seal of its own."""
-    compare_root(shard.bin_path, shard.root)
+def check_file(sealed: tuple[Path, str], report: Report) -> None:  # noqa: ARG001
+    """Raises IntegrityError unless a file has the root it was sealed with: the copy gets a seal of its own."""
+    compare_root(*sealed)
 
 
 def write_shard(task: MaterializeTask, report: Report) -> None:
     """Write one shard and, last, its record."""
     view = pretok.stream.open(task.shards, task.mix)
     length = view.seq_len + 1
+    spans = SpanWriter(task.out / "mix" / task.name) if view.masked else None
     with ShardWriter(task.out / "mix" / task.name, view.dtype) as writer:
         for first in range(task.first, task.last, READ_SEQUENCES):
-            batch = view.batch(range(first, min(first + READ_SEQUENCES, task.last)), view.dtype)
-            writer.append(batch.reshape(-1), np.full(len(batch), length, np.int32))
+            positions = range(first, min(first + READ_SEQUENCES, task.last))
+            batch, lengths = view.batch(positions, view.dtype), np.full(len(positions), length, np.int32)
+            writer.append(batch.reshape(-1), lengths)
+            if spans is not None:
+                spans.append(view.kinds(positions).reshape(-1), lengths)
             report({"documents": len(batch), "tokens": batch.size})
         sealed = writer.seal()
-    entry = shard_entry(f"mix/{task.name}.bin", "mix", "train", sealed, 0)
+    kinds = spans.seal().kinds if spans is not None else None
+    entry = shard_entry(f"mix/{task.name}.bin", "mix", "train", sealed, 0, kinds)
     write_json(task.record, to_json(entry))
 
 
 def _seal(view: View, manifest: Manifest, out: Path, entries: list[Shard]) -> None:
     counts = count_source(entries, sum(entry.documents for entry in entries), {})
+    spans = [replace(entry, folder=out).spans_path for entry in entries if entry.kinds is not None]
     mixed = Manifest(
         tokenizer=manifest.tokenizer,
         totals=counts,
         sources={"mix": counts},
         failed=(),
         shards=tuple(entries),
-        side_files=side_files(out, None, [out / TOKENIZER_FILE]),
+        side_files=(*side_files(out, None, [out / TOKENIZER_FILE]), *side_files(out, "mix", spans)),
         config={},
         software={
             "python": platform.python_version(),

@@ -12,7 +12,9 @@ file. numpy, msgspec and the standard library only.
                                                class of the source `of` and for its rest: digests of the side files
                                                beside mix.json that say which documents it has; {.., packed, targets}
                                                where sequences are whole documents: digests of its packing indexes
-                                               (`stream.packed`), and tokens that an epoch learns
+                                               (`stream.packed`), and targets of an epoch; {.., learn, learned_tokens}
+                                               of conversations: the kinds of tokens that are learned, and how many
+                                               tokens these are, of an epoch where it is packed, else of all its tokens
     stages      [{quotas: [n, ...], length}]   sequences that each source gives; `length` only where the next stage
                                                begins after so many positions, before all quotas are given
     earlier     [{manifest, length, tokens}]   only where the shards have grown since a mix that this one goes on with:
@@ -34,7 +36,7 @@ never continued has the file it always had.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -42,6 +44,7 @@ from pathlib import Path
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.html import html_table
+from pretok.base.kinds import CHAT_KINDS, LEARNED
 from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
 from pretok.shards.manifest import MAX_TOKENS, SPLITS, Manifest, Shard
@@ -59,7 +62,8 @@ class MixSource(Record, frozen=True, omit_defaults=True):
     """What a mix weighs: a source, a class or the rest of a source; its tokens in the split, how many sequences they
     make. of: the source whose documents a class or a rest takes; members: digests of its side files
     (`stream.members`), one for each generation of shards; packed: those of its packing indexes, empty where it is cut;
-    targets: tokens that an epoch of packed sequences learns."""
+    targets: what an epoch of packed sequences predicts; learn: of conversations the kinds that are learned, in the
+    order of `base.kinds`, empty where every token is; learned_tokens: how many tokens these are, see the module."""
 
     name: str
     tokens: Count
@@ -68,15 +72,25 @@ class MixSource(Record, frozen=True, omit_defaults=True):
     members: tuple[str, ...] = ()
     packed: tuple[str, ...] = ()
     targets: Count = 0
+    learn: tuple[str, ...] = ()
+    learned_tokens: Count = 0
 
     @property
     def held_in(self) -> str:
         """The source whose documents it takes."""
         return self.of or self.name
 
-    def learned(self, seq_len: int) -> Fraction:
-        """Tokens that a sequence learns, on average over an epoch; of a packed one not what fills it up."""
+    def predicted(self, seq_len: int) -> Fraction:
+        """Targets of a sequence, on average over an epoch; of a packed one not what fills it up."""
         return Fraction(self.targets, max(self.sequences, 1)) if self.packed else Fraction(seq_len)
+
+    def learned(self, seq_len: int) -> Fraction:
+        """Those of them that are learned."""
+        if not self.learn:
+            return self.predicted(seq_len)
+        if self.packed:
+            return Fraction(self.learned_tokens, max(self.sequences, 1))
+        return Fraction(self.learned_tokens * seq_len, max(self.tokens, 1))
 
 
 class Earlier(Record, frozen=True, omit_defaults=True):
@@ -174,14 +188,19 @@ class Mix(Record, frozen=True, dict=True):
         return any(source.packed for source in self.sources)
 
     @property
+    def predicted(self) -> int:
+        """Targets of all its sequences, where packed epochs are read in part by their mean."""
+        return int(sum(self.predicted_by(self.length)))
+
+    @property
     def learned(self) -> int:
-        """Tokens that all its sequences learn, where packed epochs are read in part by their mean."""
+        """Those of them that are learned."""
         return int(sum(self.learned_by(self.length)))
 
-    def learned_by(self, length: int) -> list[Fraction]:
-        """Tokens that the first `length` positions learn, of each source. Of a packed one that is right at the end of
-        each epoch, and inside of it as if its sequences learned alike: those that it had and, from where it grew on,
-        those that were left with those that came."""
+    def predicted_by(self, length: int) -> list[Fraction]:
+        """Targets of the first `length` positions, of each source. Of a packed one that is right at the end of each
+        epoch, and inside of it as if its sequences had as many: those that it had and, from where it grew on, those
+        that were left with those that came."""
         order = self.order()
         drawn = order.prefix(length).tolist()
         grown = [(order.prefix(part.length).tolist(), part) for part in self.earlier]
@@ -195,8 +214,17 @@ class Mix(Record, frozen=True, dict=True):
                 for given, part in grown
                 if part.sequences and given[number]
             ]
-            found.append(_learned(drawn[number], [*spans, (drawn[number], source.sequences, source.targets)]))
+            found.append(
+                _predicted(drawn[number], [*spans, (drawn[number], source.sequences, source.targets)])
+            )
         return found
+
+    def learned_by(self, length: int) -> list[Fraction]:
+        """Those of them that are learned, by the mean of each source."""
+        rates = (
+            source.learned(self.seq_len) / (source.predicted(self.seq_len) or 1) for source in self.sources
+        )
+        return [count * rate for count, rate in zip(self.predicted_by(length), rates, strict=True)]
 
     def __len__(self) -> int:
         return self.length
@@ -314,6 +342,9 @@ class Mix(Record, frozen=True, dict=True):
                 return f"{source.name} is a class without members or without a source"
             if not self._fits(source, source.tokens, source.sequences):
                 return f"source {source.name} has {source.tokens} tokens, not {source.sequences} sequences"
+            unknown = set(source.learn) - set(CHAT_KINDS)
+            if unknown or source.learned_tokens > (source.tokens if source.learn else 0):
+                return f"source {source.name} cannot learn {source.learned_tokens} tokens of {source.learn}"
             if not source.sequences and any(quotas[number] for quotas in self.stages):
                 return f"source {source.name} has not one sequence to give"
         if len(self.lengths) != len(self.stages) or any(
@@ -370,21 +401,21 @@ def _counts(part: Earlier) -> tuple[tuple[int, ...], ...]:
     return part.tokens, part.members, part.packed, part.sequences, part.targets
 
 
-def _learned(drawn: int, spans: Sequence[tuple[int, int, int]]) -> Fraction:
-    """Tokens that the first `drawn` sequences of a packed source learn, see `Mix.learned_by`. spans: ever more draws,
-    and until then the sequences and learned tokens of an epoch."""
-    learned = inside = Fraction(0)  # all, and in the epoch that is on
+def _predicted(drawn: int, spans: Sequence[tuple[int, int, int]]) -> Fraction:
+    """Targets of the first `drawn` sequences of a packed source, see `Mix.predicted_by`. spans: ever more draws, and
+    until then the sequences and targets of an epoch."""
+    predicted = inside = Fraction(0)  # all, and in the epoch that is on
     at = index = 0
     for until, size, targets in spans:
         more = min(min(until, drawn) - at, size - index)
         if more > 0:
             part = (targets - inside) * Fraction(more, size - index)
-            learned, inside, at, index = learned + part, inside + part, at + more, index + more
+            predicted, inside, at, index = predicted + part, inside + part, at + more, index + more
         if index == size:
             whole, index = divmod(min(until, drawn) - at, size)
             inside = Fraction(targets * index, size)
-            learned, at = learned + whole * targets + inside, min(until, drawn)
-    return learned
+            predicted, at = predicted + whole * targets + inside, min(until, drawn)
+    return predicted
 
 
 class _StageEntry(Record, frozen=True):
@@ -422,10 +453,39 @@ def sequences(tokens: int, seq_len: int, cuts: str) -> int:
     return (tokens - seq_len) // seq_len if cuts == "epoch" and fixed > 1 else fixed
 
 
+def learn_of(manifest: Manifest, source: str, learn: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """The kinds that are learned of a source: as `learn` says by its name, or what an assistant writes; () where it
+    holds no conversations, as all of it is learned."""
+    if source not in manifest.conversations:
+        return ()
+    return tuple(kind for kind in CHAT_KINDS if kind in learn.get(source, LEARNED))
+
+
+def check_learn(manifest: Manifest, learn: Mapping[str, Collection[str]]) -> None:
+    """UsageError for what nobody can learn."""
+    for name, kinds in learn.items():
+        if name not in manifest.sources:
+            raise UsageError(
+                f"learn names {name!r}, which is no source; there are {', '.join(manifest.sources)}"
+            )
+        if manifest.sources[name].tokens and name not in manifest.conversations:
+            raise UsageError(f"learn names {name}, which holds no conversations: plain text is learned whole")
+        if unknown := sorted(set(kinds) - set(CHAT_KINDS)):
+            raise UsageError(f"learn: {unknown[0]!r} is none of {', '.join(CHAT_KINDS)}")
+        if not kinds:
+            raise UsageError(f"learn names nothing of {name}; there are {', '.join(CHAT_KINDS)}")
+
+
 def mix_sources(
-    manifest: Manifest, split: str, seq_len: int, names: Iterable[str], cuts: str
+    manifest: Manifest,
+    split: str,
+    seq_len: int,
+    names: Iterable[str],
+    cuts: str,
+    learn: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[MixSource, ...]:
-    """What the shards hold for sequences of `seq_len`. Raises UsageError for an unknown source, split or bad length."""
+    """What the shards hold for sequences of `seq_len`. learn: see `learn_of`. Raises UsageError for an unknown source,
+    split or bad length."""
     if split not in SPLITS:
         raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
     if seq_len < 1:
@@ -436,14 +496,26 @@ def mix_sources(
             raise UsageError(
                 f"{manifest.folder} has no source {name!r}; its sources are {', '.join(manifest.sources)}"
             )
-        tokens = sum(shard.tokens for shard in manifest.of(name, split))
-        found.append(MixSource(name, tokens, sequences(tokens, seq_len, cuts)))
+        shards = manifest.of(name, split)
+        tokens, kinds = sum(shard.tokens for shard in shards), learn_of(manifest, name, learn or {})
+        learned = sum((shard.kinds or {}).get(kind, 0) for shard in shards for kind in kinds)
+        found.append(
+            MixSource(name, tokens, sequences(tokens, seq_len, cuts), learn=kinds, learned_tokens=learned)
+        )
     return tuple(found)
 
 
-def natural_mix(manifest: Manifest, split: str, seq_len: int, names: Iterable[str], seed: int) -> Mix:
+def natural_mix(
+    manifest: Manifest,
+    split: str,
+    seq_len: int,
+    names: Iterable[str],
+    seed: int,
+    learn: Mapping[str, Collection[str]] | None = None,
+) -> Mix:
     """Every sequence of the named sources once, in natural proportion; cuts are fixed, as there is one epoch."""
-    sources = mix_sources(manifest, split, seq_len, names, "fixed")
+    check_learn(manifest, learn or {})
+    sources = mix_sources(manifest, split, seq_len, names, "fixed", learn)
     quotas = tuple(source.sequences for source in sources)
     if not sum(quotas):
         held = ", ".join(f"{source.name} {source.tokens}" for source in sources)

@@ -6,7 +6,7 @@ Input: a shards folder and a `MixRequest`. Output: mix.json (see `stream.mix_fil
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -27,8 +27,19 @@ from pretok.base.records import Count, Record, replace
 from pretok.base.units import listed
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.unfinished import failures
+from pretok.stream import View
 from pretok.stream.members import DocumentStarts, Members
-from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_sources, possible, sequences, write_mix
+from pretok.stream.mix_file import (
+    Mix,
+    MixSource,
+    check_learn,
+    learn_of,
+    load_mix,
+    mix_sources,
+    possible,
+    sequences,
+    write_mix,
+)
 from pretok.stream.order import prefix_bound
 from pretok.stream.pack import pack
 from pretok.stream.packed import Packing, packings_of, together
@@ -56,18 +67,22 @@ class Divided:
 class MixRequest:
     """What a mix is asked to be: a [mix] table, of one split. `after`: its stages follow these positions
     (`stream.continued`), which have its sequence length, seed and split; `beside`: the folder where the mix of these
-    is, to look at what would follow where nothing is written."""
+    is, to look at what would follow where nothing is written. `learn`: kinds of tokens that are learned of sources of
+    conversations, by their names; of the others what an assistant writes."""
 
     table: MixTable
     split: str = "train"
     after: Mix | None = None
     beside: Path | None = None
+    learn: Mapping[str, Collection[str]] = field(default_factory=dict)
     made: dict[tuple[str, Path | None], Divided] = field(default_factory=dict, compare=False)
     """Shards and folder -> the classes there: they are evaluated once."""
     packings: dict[tuple[str, str], tuple[tuple[str, ...], Packing]] = field(
         default_factory=dict, compare=False
     )
     """Shards and source -> its packing indexes, and what they say, where no folder keeps them."""
+    counted: dict[tuple[str, MixSource], tuple[int, float]] = field(default_factory=dict, compare=False)
+    """Shards and source -> learned tokens and their spread: they are counted once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +98,16 @@ class WhatIf:
     problem: str | None
 
 
-class StageReport(Record, frozen=True):
+class StageReport(Record, frozen=True, omit_defaults=True):
     """A stage by source. weights: as asked for, exact fractions; shares: as given; prefix_bound_tokens: how far any
-    prefix of it may be from them."""
+    prefix of it may be from them. These three are of learned tokens where `count` is so. learned_tokens: None where
+    all are learned."""
 
     tokens: Count
     weights: dict[str, str]
     shares: dict[str, float]
     prefix_bound_tokens: dict[str, float]
+    learned_tokens: Count | None = None
 
 
 class ClassReport(Record, frozen=True, omit_defaults=True):
@@ -116,11 +133,21 @@ class PackedReport(Record, frozen=True):
     spread_tokens: float
 
 
+class LearnedReport(Record, frozen=True):
+    """What is learned of conversations. tokens: of all that the mix takes; share: of its tokens; spread_tokens:
+    standard deviation of what a sequence learns, whose sum is right at the end of each epoch."""
+
+    kinds: tuple[str, ...]
+    tokens: Count
+    share: float
+    spread_tokens: float
+
+
 class SourceReport(Record, frozen=True, omit_defaults=True):
-    """What a mix takes of a source, in learned tokens; of one that was appended to, epochs, repeated and unused are
-    counted as if it had always held what it holds now. unused_tokens: whole sequences not drawn even once; tail_tokens:
-    what an epoch leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew;
-    packed: None where it is cut."""
+    """What a mix takes of a source, in tokens that are predicted; of one that was appended to, epochs, repeated and
+    unused are counted as if it had always held what it holds now. unused_tokens: whole sequences not drawn even once;
+    tail_tokens: what an epoch leaves before its first and behind its last sequence, other tokens in each where epochs
+    are cut anew; packed: None where it is cut; learned: None where all of it is."""
 
     sequences: Count
     tokens: Count
@@ -129,12 +156,13 @@ class SourceReport(Record, frozen=True, omit_defaults=True):
     unused_tokens: Count
     tail_tokens: Count
     packed: PackedReport | None = None
+    learned: LearnedReport | None = None
 
 
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What follows from a mix. left_out: tokens of sources without a place in it; notes: what --cap changed;
-    continued_at: sequences that are those of the mix it goes on with; classes: those it has; failed: inputs that the
-    shards lack."""
+    learned_tokens: None where all are learned; continued_at: sequences that are those of the mix it goes on with;
+    classes: those it has; failed: inputs that the shards lack."""
 
     sequences: Count
     tokens: Count
@@ -142,13 +170,14 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     sources: dict[str, SourceReport]
     left_out: dict[str, Count]
     notes: tuple[str, ...]
+    learned_tokens: Count | None = None
     continued_at: Count | None = None
     classes: dict[str, ClassReport] | None = None
     failed: tuple[Failure, ...]
 
     def _repr_html_(self) -> str:
-        columns = tuple(name.replace("_", " ") for name in SourceReport.__struct_fields__[:-1])
-        rows = [(name, *msgspec.structs.astuple(source)[:-1]) for name, source in self.sources.items()]
+        columns = tuple(name.replace("_", " ") for name in SourceReport.__struct_fields__[:-2])
+        rows = [(name, *msgspec.structs.astuple(source)[:-2]) for name, source in self.sources.items()]
         title = f"mix: {self.tokens:,} tokens in {self.sequences:,} sequences"
         return html_table(title, ("source", *columns), rows, " ".join(self.notes))
 
@@ -196,8 +225,15 @@ def refuse_another_mix(out: Path, request: MixRequest) -> None:
     ):
         if there != asked:
             raise _another(out, old, f"its {what} is {there}, not {asked}")
+    for source in old.sources:
+        learn = request.learn.get(source.held_in, source.learn)
+        if source.learn and set(learn) != set(source.learn):
+            raise _another(
+                out, old, f"of {source.held_in} it learns {', '.join(source.learn)}, not {', '.join(learn)}"
+            )
     for length, stage in zip(old.lengths, request.table.all_stages, strict=True):
-        if old.packs or stage.tokens == "all":  # how long it is depends on the shards
+        # How long it is depends on the shards.
+        if old.packs or request.table.count == "learned" or stage.tokens == "all":
             continue
         if length != (asked := stage.tokens // request.table.seq_len):
             raise _another(out, old, f"a stage of it has {length:,} sequences, not {asked:,}")
@@ -213,37 +249,35 @@ def _another(out: Path, old: Mix, difference: str) -> MismatchError:
 def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> tuple[Mix, MixReport]:
     """The mix and its report. folder: where side files go, None: nowhere. Raises UsageError for unknown sources, or
     budgets and weights that do not fit."""
-    sources, divided, packings = _weighable(manifest, request, folder)
-    table, cuts = weighed(request.table, sources), _cuts(request)
+    sources, divided, packings, spreads = _weighable(manifest, request, folder)
+    counted, cuts = _counted(request.table, sources), _cuts(request)
+    table = weighed(request.table, counted)
     empty = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, sources, ())
     start = empty if request.after is None else _with_sources(request.after, sources)
     drawn = [0] * len(sources) if request.after is None else start.order().spent(len(start))
     quotas = list(start.stages)
     notes = list(divided.notes)
     for stage in table.all_stages:
-        given, changed = stage_quotas(stage, table, sources, drawn)
+        given, changed = stage_quotas(stage, table, counted, drawn)
         drawn = [before + quota for before, quota in zip(drawn, given, strict=True)]
         quotas.append(tuple(given))
         notes += changed
     taken = (*start.taken, *map(sum, quotas[len(start.stages) :])) if start.taken else ()
     mix = possible(replace(start, stages=tuple(quotas), taken=taken))
-    chats = {source.held_in for source in mix.sources} & set(manifest.conversations)
-    notes += [
-        f"{name}: every token of its conversations is learned, whatever `learn` says"
-        for name in sorted(chats)
-    ]
-    report = _report(manifest, request, table, mix, notes, packings)
+    report = _report(manifest, request, table, mix, notes, packings, spreads)
     return mix, replace(report, classes=divided.reports or None)
 
 
 def _weighable(
     manifest: Manifest, request: MixRequest, folder: Path | None
-) -> tuple[tuple[MixSource, ...], Divided, dict[str, Packing]]:
-    """The entries of a mix, and how they were divided and packed; without a folder by side files that do not stay."""
+) -> tuple[tuple[MixSource, ...], Divided, dict[str, Packing], dict[str, float]]:
+    """The entries of a mix, how they were divided and packed, and the spread of what is learned of conversations;
+    without a folder by side files that do not stay."""
     with ExitStack() as held:
         standing = {digest for one in _before(request).values() for digest in (*one.members, *one.packed)}
         if folder is None and (standing or request.table.classes or _packs(request)):
-            where = Path(held.enter_context(TemporaryDirectory(dir=manifest.folder.parent)))
+            where = Path(held.enter_context(TemporaryDirectory(dir=manifest.folder.parent))) / FOLDER
+            where.mkdir()
             if standing and request.beside is None:
                 raise UsageError(
                     "the mix before has classes or is packed, by side files beside it: say with --out where the mix "
@@ -257,7 +291,53 @@ def _weighable(
         divided = _divided(manifest, request, where, folder)
         sources = _sources(manifest, request, divided)
         packed, packings = _packed(manifest, request, where, folder, sources)
-    return packed, divided, packings
+        entries, spreads = _learning(manifest, request, where, packed)
+    return entries, divided, packings, spreads
+
+
+def _learn(manifest: Manifest, request: MixRequest) -> dict[str, Collection[str]]:
+    """The kinds that are learned of each source that was asked for, or is in the mix before. Raises UsageError."""
+    check_learn(manifest, request.learn)
+    learn = dict(request.learn)
+    for entry in _before(request).values():
+        if set(learn.setdefault(entry.held_in, entry.learn)) != set(entry.learn):
+            kept = ", ".join(entry.learn) or "all of it"
+            raise UsageError(
+                f"the mix before learns {kept} of {entry.held_in}, and a mix that goes on keeps what it learns: leave "
+                "--learn out, or make a mix of its own"
+            )
+    return learn
+
+
+def _learning(
+    manifest: Manifest, request: MixRequest, folder: Path, sources: Sequence[MixSource]
+) -> tuple[tuple[MixSource, ...], dict[str, float]]:
+    """The same where those of conversations say what is learned of them; and how much the sequences of each spread."""
+    learn = _learn(manifest, request)
+    entries = tuple(replace(one, learn=learn_of(manifest, one.held_in, learn)) for one in sources)
+    if not any(entry.learn and entry.sequences for entry in entries):
+        return entries, {}
+    keys = [(manifest.fingerprint, replace(entry, learned_tokens=0)) for entry in entries]
+    if any(entry.learn and key not in request.counted for entry, key in zip(entries, keys, strict=True)):
+        table, bare = request.table, tuple(entry for _, entry in keys)
+        quotas = tuple(entry.sequences for entry in bare)
+        mix = Mix(manifest.fingerprint, request.split, table.seq_len, 0, _cuts(request), bare, (quotas,))
+        view = View(manifest, mix, folder=folder.parent)
+        for key, entry in zip(keys, bare, strict=True):
+            if entry.learn:
+                request.counted[key] = view.learned_tokens(entry.name)
+    found = [request.counted.get(key, (0, 0.0)) for key in keys]
+    spreads = {entry.name: spread for entry, (_, spread) in zip(entries, found, strict=True) if entry.learn}
+    return tuple(
+        replace(entry, learned_tokens=tokens) for entry, (tokens, _) in zip(entries, found, strict=True)
+    ), spreads
+
+
+def _counted(table: MixTable, sources: Sequence[MixSource]) -> tuple[MixSource, ...]:
+    """The sources as quotas count them: by all tokens, unless by those that are learned."""
+    if table.count == "learned":
+        return tuple(sources)
+    return tuple(replace(source, learn=(), learned_tokens=0) for source in sources)
 
 
 def _before(request: MixRequest) -> dict[str, MixSource]:
@@ -451,10 +531,11 @@ def _with_sources(mix: Mix, sources: tuple[MixSource, ...]) -> Mix:
 def what_if(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> list[WhatIf]:
     """The last stage with a quarter, half, twice and four times its budget, one epoch, and the most that fits."""
     mix, _ = plan_mix(manifest, request, folder)
-    table = weighed(request.table, mix.sources)
+    table = weighed(request.table, _counted(request.table, mix.sources))
     last = table.all_stages[-1]
     before = mix.order().spent(len(mix) - mix.lengths[-1])
-    weights = shares_of(last, mix.sources, mix.seq_len)
+    sources = _counted(table, mix.sources)
+    weights = shares_of(last, sources, mix.seq_len)
     room = [
         int(table.max_epochs * source.sequences) - drawn
         for source, drawn in zip(mix.sources, before, strict=True)
@@ -462,7 +543,7 @@ def what_if(manifest: Manifest, request: MixRequest, folder: Path | None = None)
     planned = sum(mix.stages[-1])
     lengths = {planned * 2**power // 4 for power in range(5)}
     lengths |= {one_epoch(weights, mix.sources, before), most_that_fits(weights, room)}
-    learned = learned_of(weights, mix.sources, mix.seq_len)
+    learned = learned_of(weights, sources, mix.seq_len)
     return [
         _what_if(mix, before, last.model_copy(update={"tokens": math.ceil(length * learned)}), table)
         for length in sorted(lengths - {0})
@@ -471,19 +552,17 @@ def what_if(manifest: Manifest, request: MixRequest, folder: Path | None = None)
 
 def _what_if(mix: Mix, before: Sequence[int], stage: StageTable, table: MixTable) -> WhatIf:
     anything = table.model_copy(update={"max_epochs": Fraction(10**9), "cap": False})
-    problem = None
+    problem, sources = None, _counted(table, mix.sources)
     try:
-        quotas, notes = stage_quotas(stage, table, mix.sources, before)
+        quotas, notes = stage_quotas(stage, table, sources, before)
     except UsageError as error:
         problem = str(error)
-        quotas, notes = stage_quotas(stage, anything, mix.sources, before)
+        quotas, notes = stage_quotas(stage, anything, sources, before)
     epochs = {
         source.name: (drawn + quota) / source.sequences if source.sequences else 0.0
         for source, drawn, quota in zip(mix.sources, before, quotas, strict=True)
     }
-    tokens = sum(
-        quota * source.learned(mix.seq_len) for quota, source in zip(quotas, mix.sources, strict=True)
-    )
+    tokens = sum(quota * source.learned(mix.seq_len) for quota, source in zip(quotas, sources, strict=True))
     return WhatIf(int(tokens), epochs, bool(notes), problem)
 
 
@@ -507,7 +586,7 @@ def _sources(manifest: Manifest, request: MixRequest, divided: Divided) -> tuple
     names |= {name for name in held if parts[name].held_in in read}
     named = [*before, *sorted(names - before.keys())]
     plain = [name for name in named if name not in parts]
-    found = mix_sources(manifest, request.split, request.table.seq_len, plain, _cuts(request))
+    found = mix_sources(manifest, request.split, request.table.seq_len, plain, _cuts(request), {})
     entries = parts | {entry.name: entry for entry in found}
     return tuple(entries[name] for name in named)
 
@@ -524,36 +603,44 @@ def _report(
     mix: Mix,
     notes: list[str],
     packings: Mapping[str, Packing],
+    spreads: Mapping[str, float],
 ) -> MixReport:
     names = [source.name for source in mix.sources]
-    learned = [source.learned(mix.seq_len) for source in mix.sources]
-    asked = [shares_of(stage, mix.sources, mix.seq_len) for stage in table.all_stages]
-    read = [mix.learned_by(end) for end in accumulate(mix.lengths, initial=0)]
+    predicted = [source.predicted(mix.seq_len) for source in mix.sources]
+    sized = [source.learned(mix.seq_len) for source in _counted(table, mix.sources)]
+    asked = [shares_of(stage, _counted(table, mix.sources), mix.seq_len) for stage in table.all_stages]
+    ends = list(accumulate(mix.lengths, initial=0))
+    read, known = ([by(end) for end in ends] for by in (mix.predicted_by, mix.learned_by))
     kept = mix.stages[: -len(asked)]  # what was asked for of the mix before is not known any more
     stages = []
-    for weights, quotas, tokens in zip(
+    for weights, quotas, tokens, learned in zip(
         [*([Fraction(quota, max(sum(quotas), 1)) for quota in quotas] for quotas in kept), *asked],
         mix.stages,
-        [[b - a for a, b in zip(*ends, strict=True)] for ends in pairwise(read)],
+        *([[b - a for a, b in zip(*pair, strict=True)] for pair in pairwise(each)] for each in (read, known)),
         strict=True,
     ):
+        counted = learned if table.count == "learned" else tokens
         stages.append(
             StageReport(
                 tokens=int(sum(tokens)),
+                learned_tokens=int(sum(learned)) if spreads else None,
                 weights=dict(zip(names, map(str, weights), strict=True)),
                 shares={
-                    name: float(part / max(sum(tokens), 1)) for name, part in zip(names, tokens, strict=True)
+                    name: float(part / max(sum(counted), 1))
+                    for name, part in zip(names, counted, strict=True)
                 },
                 prefix_bound_tokens={
                     name: prefix_bound(quotas, quota) * float(each)
-                    for name, quota, each in zip(names, quotas, learned, strict=True)
+                    for name, quota, each in zip(names, quotas, sized, strict=True)
                 },
             )
         )
     sources = {}
     order = mix.order()
     drawn, spends = order.prefix(len(mix)).tolist(), order.spent(len(mix))
-    for source, each, taken, spent, count in zip(mix.sources, learned, read[-1], spends, drawn, strict=True):
+    for source, each, taken, total, spent, count in zip(
+        mix.sources, predicted, read[-1], known[-1], spends, drawn, strict=True
+    ):
         packing = packings.get(source.name)
         sources[source.name] = SourceReport(
             sequences=count,
@@ -563,6 +650,14 @@ def _report(
             unused_tokens=int(max(source.sequences - spent, 0) * each),
             tail_tokens=0 if packing else source.tokens - source.sequences * mix.seq_len,
             packed=_packed_report(packing) if packing else None,
+            learned=LearnedReport(
+                source.learn,
+                int(total),
+                round(float(total / max(taken, 1)), 6),
+                round(spreads.get(source.name, 0.0), 3),
+            )
+            if source.learn
+            else None,
         )
     return MixReport(
         sequences=len(mix),
@@ -575,6 +670,7 @@ def _report(
             if name not in {source.held_in for source in mix.sources}
         },
         notes=tuple(notes),
+        learned_tokens=sum(stage.learned_tokens or 0 for stage in stages) if spreads else None,
         continued_at=len(request.after) if request.after else None,
         failed=manifest.failed,
     )
@@ -584,8 +680,17 @@ def show_mix(
     manifest: Manifest, request: MixRequest, report: MixReport, console: Console, folder: Path | None = None
 ) -> None:
     """Show the stages, the sources, what is left out or was changed, and the what-if table. folder: see `plan_mix`."""
-    show_stages(manifest, report, console)
-    columns = ("source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail")
+    show_stages(manifest, report, console, request.table.count == "learned")
+    columns: tuple[str, ...] = (
+        "source",
+        "sequences",
+        "tokens",
+        "epochs",
+        "repeated tokens",
+        "unused tokens",
+        "tail",
+    )
+    masked = report.learned_tokens is not None
     rows = [
         (
             name,
@@ -593,9 +698,11 @@ def show_mix(
             f"{part.tokens:,}",
             f"{part.epochs:.4f}",
             *(f"{tokens:,}" for tokens in (part.repeated_tokens, part.unused_tokens, part.tail_tokens)),
+            *([f"{part.learned.tokens if part.learned else part.tokens:,}"] if masked else []),
         )
         for name, part in report.sources.items()
     ]
+    columns += ("learned",) if masked else ()
     console.show(table(f"{report.tokens:,} tokens in sequences of {request.table.seq_len}", columns, rows))
     _show_what_if(manifest, request, report, console, folder)
 
@@ -622,7 +729,16 @@ def _packed_words(name: str, packed: PackedReport) -> str:
     )
 
 
-def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None:
+def _learned_words(name: str, source: SourceReport, learned: LearnedReport, in_epoch: float) -> str:
+    """What is learned of a source. As for packing, half an epoch is farthest from exact."""
+    return (
+        f"of {name} {listed(learned.kinds, len(learned.kinds))} {'is' if len(learned.kinds) == 1 else 'are'} learned: "
+        f"{learned.tokens:,} of {source.tokens:,} tokens ({learned.share:.1%}), so at the end of each epoch, inside of "
+        f"one within some {math.ceil(3 * learned.spread_tokens * math.sqrt(in_epoch) / 2):,} more"
+    )
+
+
+def show_stages(manifest: Manifest, report: MixReport, console: Console, by_learned: bool = False) -> None:
     """A line for each stage, and one for all that is left out or was changed."""
     for number, stage in enumerate(report.stages, 1):
         largest = sorted(stage.shares, key=lambda name: -stage.shares[name])[:SHOWN]
@@ -630,12 +746,18 @@ def show_stages(manifest: Manifest, report: MixReport, console: Console) -> None
         shares = listed(named, SHOWN, count=len(stage.shares))
         bound = max(stage.prefix_bound_tokens.values())
         what = f"stage {number}" if len(report.stages) > 1 else "mix"
+        learned = f", {stage.learned_tokens:,} of them learned" if stage.learned_tokens is not None else ""
+        unit = "learned tokens" if by_learned else "tokens"
         console.notice(
-            f"{what}: {stage.tokens:,} tokens: {shares}; at every point within {math.ceil(bound):,} tokens of it"
+            f"{what}: {stage.tokens:,} tokens{learned}: {shares}; at every point within {math.ceil(bound):,} {unit} of "
+            "it"
         )
     for name, source in report.sources.items():
         if source.packed is not None:
             console.notice(_packed_words(name, source.packed))
+        if source.learned is not None:
+            in_epoch = source.sequences / source.epochs if source.epochs else 0
+            console.notice(_learned_words(name, source, source.learned, in_epoch))
     if at := report.continued_at:
         console.notice(
             f"the first {at:,} sequences are those of the mix before, and its sources go on from there"

@@ -238,7 +238,8 @@ def _mix(path: Path, shards: Path, job: LoggedJob | None) -> Iterator[StepStatus
         yield StepStatus(
             "mix",
             FINISHED,
-            detail=f"{mix.learned:,} tokens in {plural(mix.length, 'sequence')}{', packed' if mix.packs else ''}",
+            detail=f"{mix.predicted:,} tokens in {plural(mix.length, 'sequence')}{', packed' if mix.packs else ''}"
+            + (f", {mix.learned:,} of them learned" if mix.learned < mix.predicted else ""),
         )
 
 

@@ -24,14 +24,15 @@ IGNORE = -100
 """A target that carries no loss, as torch's cross_entropy has it."""
 
 
-def targets_of(tokens: Tensor, eod_id: int) -> Tensor:
+def targets_of(tokens: Tensor, eod_id: int, learned: Tensor | None = None) -> Tensor:
     """What each token but the last is to predict: (n, L + 1) ids -> (n, L) int64.
 
     IGNORE where an end-of-document token follows another one: what fills a sequence up is not learned
-    (`pretok.stream`, rule of the stream).
+    (`pretok.stream`, rule of the stream); and where `learned`, (n, L) bool, is false.
     """
     ends = tokens == eod_id
-    return tokens[:, 1:].long().masked_fill(ends[:, :-1] & ends[:, 1:], IGNORE)
+    ignored = ends[:, :-1] & ends[:, 1:]
+    return tokens[:, 1:].long().masked_fill(ignored if learned is None else ignored | ~learned, IGNORE)
 
 
 def _exponentials(

@@ -11,8 +11,9 @@ are tokens and no bytes; bytes are of text in UTF-8),
 
 (Gao et al. 2020, The Pile, section 3.1). What an end-of-document token costs is in the sum: a model of text must also
 say where it ends. The bytes of what was scored are thus S tokens at the split's mean bytes per token, which is exact
-when the whole split is scored but for its first token and the last, incomplete sequence. Over all sources nats and
-bytes are summed first.
+when the whole split is scored but for its first token and the last, incomplete sequence. Of conversations the learned
+tokens are scored, those that the mix names, and their bytes are counted token by token: a marker has none. Over all
+sources nats and bytes are summed first; a source of whose sequences nothing is learned has no loss.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch.distributed as dist
 
 import pretok.stream
 from pretok.base.errors import UsageError
-from pretok.shards.manifest import load_manifest
+from pretok.shards.manifest import Manifest, load_manifest
 from pretok.stream import View
 from pretok.stream.mix_file import Mix
 from train.config import TrainConfig
@@ -49,10 +50,12 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class ValidationSource:
-    """The validation split of one source, and the bytes of text that a token of it stands for on average."""
+    """The validation split of one source, and the bytes of text that a token of it stands for on average; sizes:
+    (vocabulary,) int64, the bytes of each token, where those that are scored are counted."""
 
     view: View
     bytes_per_token: float
+    sizes: torch.Tensor | None = None
 
 
 def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSource]:
@@ -60,19 +63,40 @@ def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSou
     the split of those that the mix began with, so that losses before and after are of the same text."""
     now, seq_len = load_manifest(Path(config.shards)), mix.seq_len
     manifest = now.as_of(mix.began) or now
-    found = {}
+    learn = {
+        source.held_in: source.learn
+        for source in mix.sources
+        if source.learn and source.held_in in manifest.sources
+    }
+    found, sizes = {}, None
     for name, held in manifest.sources.items():
         if (counts := held.val).tokens > seq_len:
             view = pretok.stream.open(
-                config.shards, seq_len=seq_len, split="val", source=name, manifest=manifest.fingerprint
+                config.shards,
+                seq_len=seq_len,
+                split="val",
+                source=name,
+                manifest=manifest.fingerprint,
+                learn=learn,
             )
-            found[name] = ValidationSource(view, counts.bytes / counts.tokens)
+            if view.masked and sizes is None:
+                sizes = _token_sizes(now)
+            found[name] = ValidationSource(view, counts.bytes / counts.tokens, sizes if view.masked else None)
     if not found:
         raise UsageError(
             f"{config.shards} holds no validation sequence of {seq_len} tokens: "
             "tokenize with --val-fraction, or do without --val-every and --keep-best"
         )
     return found
+
+
+def _token_sizes(manifest: Manifest) -> torch.Tensor:
+    """(vocabulary,) int64: bytes of text of each token, 0 of added ones."""
+    from pretok.shards.texts import load_vocabulary
+
+    vocab = load_vocabulary(manifest)
+    added = set(vocab.added_tokens.values())
+    return torch.tensor([0 if i in added else len(vocab.token_bytes(i)) for i in range(vocab.size)])
 
 
 def bits_per_byte(nats: float, text_bytes: float) -> float:
@@ -94,7 +118,8 @@ def evaluate(
     sums: dict[str, torch.Tensor] = {}
     try:
         for name, source in sources.items():
-            total = torch.zeros(2, dtype=torch.float64, device=trainee.device)
+            total = torch.zeros(3, dtype=torch.float64, device=trainee.device)
+            sizes = None if source.sizes is None else source.sizes.to(trainee.device)
             batches = validation_batches(
                 source.view,
                 min(len(source.view), trainee.config.val_sequences),
@@ -107,7 +132,10 @@ def evaluate(
                 with torch.no_grad():
                     _, nll = trainee.model(*given)
                 total[0] += nll
-                total[1] += (given[1] >= 0).sum()
+                scored = given[1] >= 0
+                total[1] += scored.sum()
+                if sizes is not None:
+                    total[2] += sizes[given[1][scored]].sum()
                 if stop_agreed(stop, trainee.device):
                     return None
             dist.all_reduce(total)
@@ -118,12 +146,21 @@ def evaluate(
 
 
 def _summarize(sums: Mapping[str, list[float]], sources: Mapping[str, ValidationSource]) -> Validation:
-    """sums: (nats, tokens) by source, each a sum over all ranks, those that share their data too."""
-    text_bytes = {name: tokens * sources[name].bytes_per_token for name, (_, tokens) in sums.items()}
-    all_nats, all_tokens = (sum(column) for column in zip(*sums.values(), strict=True))
+    """sums: (nats, tokens, bytes that were counted) by source, each a sum over all ranks, those that share their data
+    too."""
+    sums = {n: part for n, part in sums.items() if part[1] and (sources[n].sizes is None or part[2])}
+    if not sums:
+        raise UsageError(
+            "of the first --val-sequences of each source nothing is learned: validate more of them, or do without"
+        )
+    text_bytes = {
+        name: tokens * sources[name].bytes_per_token if sources[name].sizes is None else counted
+        for name, (_, tokens, counted) in sums.items()
+    }
+    all_nats, all_tokens, _ = (sum(column) for column in zip(*sums.values(), strict=True))
     return Validation(
-        {name: nats / tokens for name, (nats, tokens) in sums.items()},
+        {name: nats / tokens for name, (nats, tokens, _) in sums.items()},
         all_nats / all_tokens,
-        {name: bits_per_byte(nats, text_bytes[name]) for name, (nats, _) in sums.items()},
+        {name: bits_per_byte(nats, text_bytes[name]) for name, (nats, *_) in sums.items()},
         bits_per_byte(all_nats, sum(text_bytes.values())),
     )

@@ -29,7 +29,7 @@ from train.parallel.context import Context
 from train.parallel.layout import Batch
 from train.parallel.mesh import gradient_sync
 from train.parallel.pipeline import Pipeline
-from train.steps.data import MicroBatch, documents_of
+from train.steps.data import Fed, documents_of
 from train.steps.optim import Guard, NormShare, build_optimizer, update
 
 
@@ -76,9 +76,9 @@ class Trainee:
         inputs, targets = (self.context.part(ids).to(self.device) for ids in (inputs, targets))
         return inputs, targets, None if documents is None else documents.to(self.device)
 
-    def part(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of this rank of (n, L + 1) tokens on the device."""
-        inputs, targets = tokens[:, :-1], targets_of(tokens, self.eod_id)
+    def part(self, tokens: Tensor, learned: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of this rank of (n, L + 1) tokens on the device; learned: see `Fed`."""
+        inputs, targets = tokens[:, :-1], targets_of(tokens, self.eod_id, learned)
         return self.context.part(inputs), self.context.part(targets)
 
     def state(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Readback:
 
 def train_step(
     trainee: Trainee,
-    batches: Iterator[MicroBatch],
+    batches: Iterator[Fed],
     step: int,
     rate: float,
     *,
@@ -187,25 +187,28 @@ def train_step(
     return Readback(step, torch.cat([numbers, shared.to(numbers, non_blocking=True)]), copies)
 
 
-def _passes(trainee: Trainee, batches: Iterator[MicroBatch], rank_tokens: int) -> tuple[Tensor, int]:
+def _passes(trainee: Trainee, batches: Iterator[Fed], rank_tokens: int) -> tuple[Tensor, int]:
     """All passes of a step; returns this rank's sum of losses and its learned tokens, (2,) float64, and the sum of its
     checksums."""
     batch, model = trainee.batch, trainee.model
     sums = torch.zeros(2, dtype=torch.float64, device=trainee.device)
     if isinstance(model, Pipeline):
         read = [next(batches) for _ in range(batch.accumulation)]
-        inputs, targets = trainee.part(torch.cat([tokens for tokens, *_ in read]))
-        sums[0] += model.passes(inputs, targets, [documents for *_, documents in read])
+        masks = [fed.learned for fed in read if fed.learned is not None]
+        inputs, targets = trainee.part(
+            torch.cat([fed.tokens for fed in read]), torch.cat(masks) if masks else None
+        )
+        sums[0] += model.passes(inputs, targets, [fed.documents for fed in read])
         sums[1] += (targets >= 0).sum()
-        return sums, sum(checksum for _, checksum, _ in read)
+        return sums, sum(fed.checksum for fed in read)
     checksums = 0
     for number in range(batch.accumulation):
-        tokens, checksum, documents = next(batches)
+        tokens, learned, checksum, documents = next(batches)
         checksums += checksum
         if batch.accumulation > 1:
             last, config = number == batch.accumulation - 1, trainee.config
             gradient_sync(model, last=last, sync=config.sync, reshard=config.reshard)
-        inputs, targets = trainee.part(tokens)
+        inputs, targets = trainee.part(tokens, learned)
         total, nll = model(inputs, targets, documents)
         # fully_shard averages over the ranks that share and replicate parameters
         (total / rank_tokens).backward()

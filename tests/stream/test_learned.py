@@ -1,0 +1,265 @@
+"""Which tokens of a mix are learned, against a plain model: in these shards an id says of which kind it is."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mixing import request, write_ledgers
+from support import EOD, make_shards
+
+import pretok.stream
+from pretok.audit.verify_job import run_verify
+from pretok.base.console import Silent
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.execute import Engine
+from pretok.base.kinds import CHAT_KINDS, LEARNED
+from pretok.cli import run_command
+from pretok.shards.manifest import load_manifest
+from pretok.stream import View, digest, same_until
+from pretok.stream.continued import beginning
+from pretok.stream.loader import Fetch, PositionSampler
+from pretok.stream.materialize import run_materialize
+from pretok.stream.mix_file import load_mix
+from pretok.stream.mix_job import MixRequest, plan_mix, run_mix
+
+CHATS = {"chat": 0, "talk": CHAT_KINDS.index("answer")}
+"""Sources of conversations, and of which kind their EOD is: of the template, or the end marker of answers."""
+CLASSES = {"long": "chat where tokens > 6", "brief": "it where tokens < 6"}
+Learn = Mapping[str, Sequence[str]]
+
+
+def expected(view: View, position: int, learn: Learn) -> list[bool]:
+    """Token by token."""
+    name = view.origin(position)[0]
+    source = next(entry.held_in for entry in view.mix.sources if entry.name == name)
+    tokens, found = view[position].tolist(), []
+    for before, token in pairwise(tokens):
+        if source in CHATS:
+            kind = CHAT_KINDS[CHATS[source] if token == EOD else (token - 1) % 7]
+            learned = kind in learn.get(source, LEARNED)
+        else:
+            learned = True
+        found.append(learned and not before == token == EOD)
+    return found
+
+
+def check(view: View, learn: Learn) -> np.ndarray:
+    """Every mask of a view, however it is asked for."""
+    masks = np.array([expected(view, position, learn) for position in range(len(view))])
+    order = np.random.default_rng(0).permutation(len(view))
+    tokens, found = view.batch(order, np.int32, loss=True)
+    np.testing.assert_array_equal(found, masks[order])
+    np.testing.assert_array_equal(tokens, view.batch(order))
+    assert [view.loss(position).tolist() for position in range(len(view))] == masks.tolist()
+    for world in (1, 3):
+        for rank in range(world):
+            sampler = PositionSampler(len(view), global_batch=6, micro_batch=2, rank=rank, world_size=world)
+            for positions in sampler:
+                ids, learned, checksum = Fetch(view).__getitems__(positions)  # type: ignore[misc]
+                held = masks[positions] if view.masked else None
+                assert checksum == digest(positions, ids, held)
+                np.testing.assert_array_equal(
+                    masks[positions] if learned is None else learned, masks[positions]
+                )
+                assert (learned is None) != view.masked
+    return masks
+
+
+def check_counts(view: View, masks: np.ndarray) -> None:
+    """Where a source is packed its file says what an epoch of it learns, else what all its tokens have."""
+    origins = [view.origin(position) for position in range(len(view))]
+    for entry in view.mix.sources:
+        epoch = [n for n, (name, e, _) in enumerate(origins) if name == entry.name and e == 0]
+        if not entry.learn or len(epoch) < entry.sequences or not entry.sequences:
+            continue
+        if entry.packed:
+            assert masks[epoch].sum() == entry.learned_tokens
+            assert masks[epoch].sum() == entry.sequences * entry.learned(view.seq_len)
+        else:  # what an epoch leaves before its first and behind its last sequence
+            assert (
+                0
+                <= entry.learned_tokens - masks[epoch].sum()
+                <= entry.tokens - view.seq_len * entry.sequences
+            )
+
+
+def of_lengths(lengths: Sequence[int], seed: int) -> list[list[int]]:
+    """Documents of tokens of random kinds, mostly several in a row."""
+    rng = np.random.default_rng(seed)
+    return [
+        (1 + np.repeat(rng.integers(0, 7, size), 3)[:size] + 7 * rng.integers(0, 99, size)).tolist()
+        for size in lengths
+    ]
+
+
+lengths = st.lists(st.integers(1, 25), min_size=1, max_size=5)
+kinds = st.lists(st.sampled_from(CHAT_KINDS), min_size=1, max_size=7, unique=True)
+
+
+@settings(max_examples=max(8, settings().max_examples // 4))
+@given(
+    st.fixed_dictionaries({"chat": lengths, "it": st.lists(st.integers(0, 25), min_size=1), "talk": lengths}),
+    st.fixed_dictionaries({}, optional={"chat": kinds, "talk": kinds}),
+    st.fixed_dictionaries({}, optional={"chat": lengths, "it": lengths, "talk": lengths}),
+    st.integers(2, 9), st.booleans(), st.booleans(), st.floats(0, 1), st.booleans(),
+)  # fmt: skip
+def test_every_target_is_learned_by_its_kind(
+    tmp_path_factory: pytest.TempPathFactory,
+    first: dict[str, list[int]],
+    learn: Learn,
+    more: dict[str, list[int]],
+    seq_len: int,
+    packed: bool,
+    divided: bool,
+    share: float,
+    by_learned: bool,
+) -> None:
+    """Text, conversations and classes of both, cut or packed, several epochs, and what comes behind an append."""
+    folder = tmp_path_factory.mktemp("learned")
+    texts = {name: of_lengths([*some, 3 * seq_len, 9, *[3] * seq_len], 1) for name, some in first.items()}
+    shards = make_shards(folder / "shards", texts, chats=CHATS, documents_per_shard=2)
+    write_ledgers(shards, {name: [None] * len(some) for name, some in texts.items()})
+    options = {"seq_len": seq_len, "max_epochs": 1000, "pack": "best-fit" if packed else "none"}
+    options |= {"classes": CLASSES} if divided else {}
+    stage = f"{24 * seq_len}:it=0.3,talk=0.3," + ("long=0.4" if divided else "chat=0.4")
+    wish = replace_learn(request(stage, **options), learn)
+    run_mix(shards, folder / "0.json", wish)
+    view = pretok.stream.open(shards, folder / "0.json")
+    check_counts(view, check(view, learn))
+    check(pickle.loads(pickle.dumps(view)), learn)
+    if not more or divided:
+        return
+    added = {name: of_lengths(some, 2) for name, some in more.items()}
+    grown = make_shards(folder / "grown", added, chats=CHATS, since=shards, documents_per_shard=2)
+    at = 1 + int(share * (len(view) - 1))
+    count = "learned" if by_learned else "tokens"
+    after = request(
+        stage, after=beginning(load_manifest(grown), folder / "0.json", at), count=count, **options
+    )
+    run_mix(grown, folder / "1.json", after)
+    later = pretok.stream.open(grown, folder / "1.json")
+    masks = check(later, learn)
+    np.testing.assert_array_equal(masks[:at], view.batch(range(at), loss=True)[1])
+    assert same_until(view.mix, later.mix) == at
+
+
+def replace_learn(wish: MixRequest, learn: Learn) -> MixRequest:
+    from dataclasses import replace as changed
+
+    return changed(wish, learn=learn)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = np.random.default_rng(0).integers(1, 60, 90).tolist()
+    texts = {name: of_lengths(sizes, number) for number, name in enumerate(("chat", "it", "talk"))}
+    val = {name: of_lengths(sizes[:20], 5) for name in texts}
+    return make_shards(tmp_path_factory.mktemp("shards"), texts, val=val, chats=CHATS, documents_per_shard=20)
+
+
+@pytest.mark.parametrize("pack", ["none", "best-fit"])
+def test_a_materialized_mix_has_the_same_masks(shards: Path, tmp_path: Path, here: Engine, pack: str) -> None:
+    wish = request("9000:it=0.3,chat=0.4,talk=0.3", seq_len=31, pack=pack, max_epochs=99)
+    learn = {"chat": ["user"], "talk": ["answer"]}
+    run_mix(shards, tmp_path / "mix.json", replace_learn(wish, learn))
+    view = pretok.stream.open(shards, tmp_path / "mix.json")
+    run_materialize(shards, tmp_path / "mix.json", tmp_path / "out", here, Silent(), shard_bytes=3000)
+    masks = check(pretok.stream.open(tmp_path / "out"), learn)
+    np.testing.assert_array_equal(masks, check(view, learn))
+    assert 0 < masks.sum() < masks.size
+    assert not [told for told in run_verify(tmp_path / "out", 0, here, Silent())[1] if "spans" in told]
+
+
+@pytest.mark.parametrize("pack", ["none", "best-fit"])
+def test_quotas_by_learned_tokens_are_right_at_the_end_of_each_epoch(
+    shards: Path, tmp_path: Path, pack: str
+) -> None:
+    wish = request("all:it=0.5,chat=0.5", seq_len=31, pack=pack, max_epochs=99, count="learned")
+    report = run_mix(shards, tmp_path / "mix.json", replace_learn(wish, {"chat": ["answer"]}))
+    view = pretok.stream.open(shards, tmp_path / "mix.json")
+    masks, names = check(view, {"chat": ["answer"]}), [view.origin(n)[0] for n in range(len(view))]
+    learned = {name: int(masks[[one == name for one in names]].sum()) for name in ("it", "chat")}
+    chat = view.mix.sources[0]
+    assert report.sources["chat"].epochs == 1
+    assert learned["chat"] == pytest.approx(chat.learned_tokens, abs=0 if pack == "best-fit" else 62)
+    assert learned["it"] == pytest.approx(learned["chat"], abs=62)  # two sequences
+    assert report.learned_tokens == pytest.approx(masks.sum(), abs=62)
+    told = report.sources["chat"].learned
+    assert told is not None
+    assert told.spread_tokens == pytest.approx(
+        masks[[one == "chat" for one in names]].sum(axis=1).std(), rel=1e-3 if pack == "best-fit" else 0.2
+    )
+
+
+def test_another_learn_is_another_stream(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only in its masks: a mix that goes on keeps what it learns."""
+    wish = request("1000:it=1", "3000:chat=1", seq_len=31)
+    for name, kinds in (("a", ["answer"]), ("b", ["answer", "user"])):
+        run_mix(shards, tmp_path / f"{name}.json", replace_learn(wish, {"chat": kinds}))
+    a, b = (pretok.stream.open(shards, tmp_path / f"{name}.json") for name in "ab")
+    np.testing.assert_array_equal(a[:], b[:])
+    assert (a.batch(range(len(a)), loss=True)[1] != b.batch(range(len(a)), loss=True)[1]).any()
+    assert same_until(a.mix, b.mix) == 1000 // 31
+    with pytest.raises(MismatchError, match="of chat it learns answer, not user"):
+        run_mix(shards, tmp_path / "a.json", replace_learn(wish, {"chat": ["user"]}))
+    command = [
+        "mix",
+        str(shards),
+        "--continue",
+        str(tmp_path / "a.json"),
+        "--at",
+        "40",
+        "--weights",
+        "chat=1",
+    ]
+    command += ["--tokens", "2000", "--out", str(tmp_path / "c.json")]
+    assert run_command([*command, "--learn", "chat=user"]) == 2
+    assert "keeps what it learns" in capsys.readouterr().err
+    assert run_command([*command, "--learn", "chat=answer,"[:-1]]) == 0
+    assert load_mix(tmp_path / "c.json").sources[0].learn == ("answer",)
+
+
+def test_what_nobody_can_learn_is_refused(shards: Path, tmp_path: Path) -> None:
+    wish, manifest = request("1000:it=1", seq_len=31), load_manifest(shards)
+    for learn, told in (
+        ({"it": ["answer"]}, "plain text is learned whole"),
+        ({"none": ["answer"]}, "which is no source"),
+        ({"chat": ["text"]}, "'text' is none of template"),
+        ({"chat": []}, "names nothing of chat"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            plan_mix(manifest, replace_learn(wish, learn))
+    with pytest.raises(UsageError, match="stands in the mix"):
+        pretok.stream.open(shards, tmp_path / "mix.json", learn={"chat": ["answer"]})
+
+
+def test_a_stream_without_a_mix_learns_what_is_asked_for(shards: Path) -> None:
+    for learn in ({}, {"chat": ["user", "system"]}):
+        check(pretok.stream.open(shards, seq_len=31, learn=learn), learn)
+        check(pretok.stream.open(shards, seq_len=31, split="val", source="chat", learn=learn), learn)
+    assert not pretok.stream.open(shards, seq_len=31, source="it").masked
+
+
+@pytest.mark.parametrize(
+    ("place", "byte"),
+    [(0, 1), (16, 1), (32, 255), (39, 127), (-1, 99)],
+    ids=["magic", "tokens", "end", "end+", "kind"],
+)
+def test_damaged_spans_are_named(tmp_path: Path, place: int, byte: int) -> None:
+    shards = make_shards(tmp_path, {"chat": of_lengths([40], 1)}, chats=CHATS)
+    path = load_manifest(shards).of("chat")[0].spans_path
+    data = bytearray(path.read_bytes())
+    data[place] ^= byte
+    path.write_bytes(data)
+    view = pretok.stream.open(shards, seq_len=40)
+    with pytest.raises(IntegrityError, match=path.name):
+        view.loss(0)

@@ -500,15 +500,20 @@ def export(
     """
     from json import dumps as to_text  # other commands here have an option `json`
 
-    from pretok.export.text import megatron_blend, packing_notice, source_tokens
+    from pretok.export.text import (
+        learned_kinds,
+        learned_notice,
+        megatron_blend,
+        packing_notice,
+        source_tokens,
+    )
     from pretok.shards.manifest import load_manifest
 
     manifest = load_manifest(shards)
-    for name in manifest.conversations:
-        lost = "holds conversations: nothing in the export says which of its tokens are learned"
-        terminal(context).notice(f"{name} {lost}")
-    if warning := packing_notice(manifest, mix, to):
-        terminal(context).notice(warning)
+    learn = learned_kinds(manifest, mix)
+    for told in (learned_notice(manifest, to, learn), packing_notice(manifest, mix, to)):
+        if told:
+            terminal(context).notice(told)
     if merge is None and to == "megatron":
         text = to_text(megatron_blend(shards, mix, stage), indent=1) + "\n"
         if out is None:
@@ -532,7 +537,8 @@ def export(
     console = terminal(context, out)
     wanted = source_tokens(manifest, mix, stage)
     with start_engine(workers, address) as engine:
-        made = run_export(manifest, to, out, most, wanted, engine, console)
+        masks = learn if FORMATS[to].mask else {}
+        made = run_export(manifest, to, out, most, wanted, engine, console, masks)
     console.notice(
         f"{out}: {plural(len(made.files), 'file')}, {plural(made.tokens, 'token')}, see {EXPORT_FILE}"
     )

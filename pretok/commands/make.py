@@ -502,16 +502,14 @@ def export(
     """
     from json import dumps as to_text  # other commands here have an option `json`
 
-    from pretok.export.text import megatron_blend, mix_notices, source_tokens
+    from pretok.export.text import learned_kinds, learned_notice, megatron_blend, mix_notices, source_tokens
     from pretok.shards.manifest import load_manifest
 
     manifest = load_manifest(shards)
-    for name in manifest.conversations:
-        lost = "holds conversations: nothing in the export says which of its tokens are learned"
-        terminal(context).notice(f"{name} {lost}")
-    wanted = source_tokens(manifest, mix, stage)
-    for warning in mix_notices(manifest, mix, to):
-        terminal(context).notice(warning)
+    learn, wanted = learned_kinds(manifest, mix), source_tokens(manifest, mix, stage)
+    for told in (learned_notice(manifest, to, learn), *mix_notices(manifest, mix, to)):
+        if told:
+            terminal(context).notice(told)
     if merge is None and to == "megatron":
         text = to_text(megatron_blend(shards, mix, stage), indent=1) + "\n"
         if out is None:
@@ -534,7 +532,8 @@ def export(
         raise UsageError(f"files for {to} are written into a folder: say which with --out")
     console = terminal(context, out)
     with start_engine(workers, address) as engine:
-        made = run_export(manifest, to, out, most, wanted, engine, console)
+        masks = learn if FORMATS[to].mask else {}
+        made = run_export(manifest, to, out, most, wanted, engine, console, masks)
     console.notice(
         f"{out}: {plural(len(made.files), 'file')}, {plural(made.tokens, 'token')}, see {EXPORT_FILE}"
     )

@@ -9,6 +9,10 @@ of the files beside it. Ids are uint16 or int32 in every one; a reader that call
                                                 datatrove writes it, datatrove/pipeline/tokens/tokenizer.py
     litdata   .bin, index.json in the folder    one item a chunk: u32 1 | u32 start | u32 end | ids; litdata,
                                                 litdata/streaming/writer.py
+
+Which tokens are learned has a place in two: a byte a token, 1 or 0, in `.mask` for OLMo-core (`label_mask_paths`, one
+for each path, olmo_core/data/numpy_dataset.py) and in `.ds.loss` as datatrove writes it. It is that of the token, not
+of the one before.
 """
 
 from __future__ import annotations
@@ -51,12 +55,14 @@ class ExportedFile(Record, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Format:
     """A format. suffix: of the token files; most: bytes of ids that fit into one; head: what stands before so many
-    bytes of ids; beside: {suffix: bytes} of the files that go with each, from the lengths of its documents, the bytes
-    of an id and the name of the tokenizer; index: {name: JSON} of the files that go with a folder of them."""
+    bytes of ids; mask: suffix of the file that says which tokens are learned, empty where the reader has no place for
+    it; beside: {suffix: bytes} of the files that go with each, from the lengths of its documents, the bytes of an id
+    and the name of the tokenizer; index: {name: JSON} of the files that go with a folder of them."""
 
     suffix: str
     beside: Callable[[npt.NDArray[np.int32], int, str], dict[str, bytes]]
     most: int = 1 << 62
+    mask: str = ""
     head: Callable[[int], bytes] = lambda size: b""
     index: Callable[[Sequence[ExportedFile], int], dict[str, Any]] = lambda files, width: {}
 
@@ -112,8 +118,8 @@ def _litdata_index(files: Sequence[ExportedFile], width: int) -> dict[str, Any]:
 
 FORMATS = {
     "megatron": Format(".bin", _megatron),
-    "olmo": Format(".npy", _olmo),
-    "nanotron": Format(".ds", _nanotron),
+    "olmo": Format(".npy", _olmo, mask=".mask"),
+    "nanotron": Format(".ds", _nanotron, mask=".ds.loss"),
     "litdata": Format(
         ".bin",
         lambda lengths, width, tokenizer: {},

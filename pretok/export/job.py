@@ -24,13 +24,22 @@ from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, read_record, replace, to_json
-from pretok.base.storage import NewFile, copy_file, damaged, read_json, write_bytes, write_json
+from pretok.base.storage import (
+    NewFile,
+    compare_checksum,
+    copy_file,
+    damaged,
+    read_json,
+    write_bytes,
+    write_json,
+)
 from pretok.base.tasks import Step, open_step
 from pretok.base.tree import Tree
 from pretok.base.units import human_bytes
 from pretok.export.formats import FORMATS, ExportedFile
 from pretok.export.text import blend
 from pretok.shards.manifest import STATE, Manifest, Shard
+from pretok.shards.spans import ShardSpans
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
@@ -43,7 +52,8 @@ BLOCK = 1 << 22
 class Export(Record, frozen=True, omit_defaults=True):
     """What OUT/export.json says. to: whose format; shards, tokenizer: fingerprints; dtype: of the ids; merged: most
     bytes of ids in a file, 0 for one file a shard; weights: share of each source in training; bos_id: of the token that
-    begins each document, None where none does."""
+    begins each document, None where none does; learn: kinds of tokens that masks say are learned of sources of
+    conversations, None where there are no masks."""
 
     to: str
     shards: str
@@ -57,17 +67,22 @@ class Export(Record, frozen=True, omit_defaults=True):
     weights: dict[str, float]
     files: tuple[ExportedFile, ...]
     bos_id: Count | None = None
+    learn: dict[str, tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """One file: `shards` in a row, written as `prefix` and the suffixes of the format."""
+    """One file: `shards` in a row, written as `prefix` and the suffixes of the format. spans: checksums of theirs,
+    "" where all is learned; learn: of these the kinds that are; masks: whether any file of the export has a mask."""
 
     to: str
     shards: tuple[Shard, ...]
     tokenizer: str
     out: Path
     name: str
+    spans: tuple[str, ...]
+    learn: tuple[str, ...]
+    masks: bool
 
     @property
     def prefix(self) -> Path:
@@ -89,20 +104,23 @@ def run_export(
     wanted: Mapping[str, int],
     engine: Engine,
     console: Console,
+    learn: dict[str, tuple[str, ...]] | None = None,
 ) -> Export:
     """Write the tokens of all sources into `out`, or finish what an earlier run began.
 
-    merge: most bytes of ids in a file, 0 for one file a shard; wanted: tokens of each source in training. Raises
+    merge: most bytes of ids in a file, 0 for one file a shard; wanted: tokens of each source in training; learn: kinds
+    that are learned of each source of conversations, for which the format has masks (`text.learned_kinds`). Raises
     UsageError where a shard is larger than a file of the format may be, MismatchError when `out` holds another export,
     IntegrityError for damaged shards, FolderInUse while another job writes there, PartitionsFailed, Stopped.
     """
+    learn = learn or {}
     with reading(manifest, "export"), hold(out, "export"), open_step("export", engine, console) as step:
         path = out / EXPORT_FILE
         if path.exists():
             export = read_record(Export, read_json(path), path)
-            _same_plan(export, out, to, manifest.fingerprint, merge)
+            _same_plan(export, out, to, manifest.fingerprint, merge, learn)
         else:
-            export = _export(manifest, to, out, merge, step)
+            export = _export(manifest, to, out, merge, learn, step)
         total = sum(wanted.values()) or 1
         export = replace(export, weights={name: tokens / total for name, tokens in wanted.items()})
         if to == "megatron":
@@ -113,30 +131,41 @@ def run_export(
         return export
 
 
-def _same_plan(export: Export, out: Path, to: str, shards: str, merge: int) -> None:
+def _same_plan(
+    export: Export, out: Path, to: str, shards: str, merge: int, learn: dict[str, tuple[str, ...]]
+) -> None:
     if (export.to, export.shards, export.merged) != (to, shards, merge):
         raise MismatchError(
             f"{out} holds an export of the shards {export.shards} to {export.to} in files of {export.merged} bytes; "
             f"this one is of {shards} to {to} in files of {merge}: choose another folder"
         )
+    if (export.learn or {}) != learn:
+        raise MismatchError(
+            f"{out} has masks for {export.learn}, these are for {learn}: choose another folder"
+        )
 
 
-def _export(manifest: Manifest, to: str, out: Path, merge: int, step: Step) -> Export:
-    tasks = list(_plan(manifest, to, out.absolute(), merge))
-    keep_plan(out, {"to": to, "shards": manifest.fingerprint, "merged": merge})
+def _export(
+    manifest: Manifest, to: str, out: Path, merge: int, learn: dict[str, tuple[str, ...]], step: Step
+) -> Export:
+    tasks = list(_plan(manifest, to, out.absolute(), merge, learn))
+    named = {name: list(kinds) for name, kinds in learn.items()}
+    keep_plan(out, {"to": to, "shards": manifest.fingerprint, "merged": merge, "learn": named})
     todo = [task for task in tasks if not task.record.exists()]
     step.engine.choose(sum(_id_bytes(task.shards, manifest) for task in todo))
     done = len(tasks) - len(todo)
     for _ in step.map(write_tokens, todo, "file", lambda task: task.name, done=done, folder=out):
         pass
-    return _finish(manifest, to, out, merge, tasks)
+    return replace(_finish(manifest, to, out, merge, tasks), learn=learn or None)
 
 
 def _id_bytes(shards: Sequence[Shard], manifest: Manifest) -> int:
     return sum(shard.tokens for shard in shards) * np.dtype(manifest.tokenizer.dtype).itemsize
 
 
-def _plan(manifest: Manifest, to: str, out: Path, merge: int) -> Iterator[ExportTask]:
+def _plan(
+    manifest: Manifest, to: str, out: Path, merge: int, learn: Mapping[str, tuple[str, ...]]
+) -> Iterator[ExportTask]:
     """The files to write: shards of one source and split in a row, as many as fit."""
     most = FORMATS[to].most
     for (_, split), ours in groupby(manifest.shards, lambda shard: (shard.source, shard.split)):
@@ -154,7 +183,13 @@ def _plan(manifest: Manifest, to: str, out: Path, merge: int) -> Iterator[Export
         for number, group in enumerate(groups):
             mark = "-val" if split == "val" else ""
             name = f"{group[0].source}{mark}-{number:05d}"
-            yield ExportTask(to, tuple(group), manifest.tokenizer.fingerprint, out, name)
+            kinds = learn.get(group[0].source, ())
+            spans = tuple(
+                manifest.checksums[one.spans_path] if kinds and one.kinds is not None else "" for one in group
+            )
+            yield ExportTask(
+                to, tuple(group), manifest.tokenizer.fingerprint, out, name, spans, kinds, bool(learn)
+            )
 
 
 def write_tokens(task: ExportTask, report: Report) -> None:
@@ -173,6 +208,8 @@ def write_tokens(task: ExportTask, report: Report) -> None:
     sizes, checksums = {kind.suffix: file.size}, {kind.suffix: file.checksum}
     for suffix, data in kind.beside(lengths, width, task.tokenizer).items():
         sizes[suffix], checksums[suffix] = len(data), write_bytes(_with(task.prefix, suffix), data)
+    if task.masks:
+        sizes[kind.mask], checksums[kind.mask] = _write_mask(task, _with(task.prefix, kind.mask))
     exported = ExportedFile(
         path=_with(task.prefix, kind.suffix).relative_to(task.out).as_posix(),
         source=task.shards[0].source,
@@ -184,6 +221,23 @@ def write_tokens(task: ExportTask, report: Report) -> None:
         checksums=checksums,
     )
     write_json(task.record, to_json(exported))
+
+
+def _write_mask(task: ExportTask, path: Path) -> tuple[int, str]:
+    """A byte for each token of the file, 1 where it is learned; its size and checksum. Raises IntegrityError where the
+    spans are not as they were sealed."""
+    with NewFile(path) as file:
+        for number, shard in enumerate(task.shards):
+            spans = None
+            if task.spans[number]:
+                compare_checksum(shard.spans_path, task.spans[number])
+                spans = ShardSpans(shard.spans_path)
+            for first in range(0, shard.tokens, BLOCK):
+                end = min(first + BLOCK, shard.tokens)
+                ones = np.ones(end - first, np.bool_)
+                file.write((ones if spans is None else spans.learned(first, end, task.learn)).tobytes())
+        file.seal()
+    return file.size, file.checksum
 
 
 def _with(prefix: Path, suffix: str) -> Path:

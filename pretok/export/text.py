@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pretok.stream
 from pretok.base.errors import UsageError
-from pretok.export.formats import ExportedFile
+from pretok.base.kinds import CHAT_KINDS, KINDS, LEARNED, TEXT
+from pretok.export.formats import FORMATS, ExportedFile
 from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
 from pretok.stream.mix_file import load_mix, parse_mix
 
@@ -70,6 +71,40 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
         for source, quota in zip(plan.sources, quotas, strict=True)
         if quota
     }
+
+
+def learned_kinds(manifest: Manifest, mix: Path | None) -> dict[str, tuple[str, ...]]:
+    """The kinds that are learned of each source of conversations: as a mix says, or what an assistant writes; text
+    always. UsageError where a materialized mix learns other kinds of one source than of another."""
+    text = (KINDS[TEXT],)
+    if manifest.materialized is not None:
+        plan = parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
+        found = {source.learn for source in plan.sources if source.learn}
+        if len(found) > 1:
+            raise UsageError(
+                f"{manifest.folder} is a mix that learns other kinds of one source than of another, and its files hold "
+                "both: export the shards that it was made of, or read it with pretok.integrations"
+            )
+        return {name: (*found.pop(), *text) for name in manifest.conversations}
+    learn = {} if mix is None else {source.held_in: source.learn for source in load_mix(mix).sources}
+    return {name: (*(learn.get(name, LEARNED) or CHAT_KINDS), *text) for name in manifest.conversations}
+
+
+def learned_notice(manifest: Manifest, to: str, learn: Mapping[str, Sequence[str]]) -> str | None:
+    """What another trainer learns of conversations, if there are any: a sentence, or None."""
+    if not learn:
+        return None
+    names = ", ".join(learn)
+    if not (mask := FORMATS[to].mask if to in FORMATS else ""):
+        return (
+            f"warning: {names} holds conversations, and what {to} reads has no place for what is learned of them: it "
+            "will learn every token, of users too. To keep the masks export to olmo or nanotron, or read the mix "
+            "itself (docs/trainers.md)"
+        )
+    return (
+        f"{names} holds conversations: {mask} beside each file says which tokens are learned, in a byte a token of all "
+        f"{manifest.totals.tokens:,}"
+    )
 
 
 def mix_notices(manifest: Manifest, mix: Path | None, to: str) -> list[str]:

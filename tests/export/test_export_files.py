@@ -245,3 +245,32 @@ def test_litdata_reads_the_files(
         json.loads((tmp_path / "out/it/train/index.json").read_text())["config"]["item_loader"]
         == "TokensLoader"
     )
+
+
+@pytest.mark.parametrize(("to", "mask"), [("olmo", ".mask"), ("nanotron", ".ds.loss"), ("litdata", "")])
+def test_masks_go_along_where_the_reader_has_a_place(
+    tmp_path: Path, to: str, mask: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A byte for each token of every file; ids of conversations say of which kind they are."""
+    shards = make_shards(tmp_path / "shards", DOCUMENTS, documents_per_shard=4, chats={"en": 6})
+    mix, out = tmp_path / "mix.json", tmp_path / "out"
+    command = ["mix", str(shards), "--out", str(mix), "--seq-len", "8", "--learn", "en=user,answer"]
+    assert run_command([*command, "--weights", "it=0.5,en=0.5", "--tokens", "320"]) == 0
+    export = ["export", str(shards), "--mix", str(mix), "--to", to, "--merge", str(MERGE), "--out", str(out)]
+    assert run_command([*export, "--workers", "0"]) == 0
+    told = capsys.readouterr().err
+    assert ("it will learn every token" in told) != bool(mask)
+    for file in read_json(out / "export.json")["files"]:
+        stem = str(out / file["path"]).removesuffix(FORMATS[to].suffix)
+        if not mask:
+            assert not [suffix for suffix in file["sizes"] if suffix in (".mask", ".ds.loss")]
+            continue
+        learned = np.frombuffer(Path(stem + mask).read_bytes(), np.bool_).tolist()
+        tokens = np.fromfile(out / file["path"], np.uint16).tolist()
+        assert len(learned) == len(tokens)
+        kinds = [6 if token == EOD else (token - 1) % 7 for token in tokens]
+        assert learned == [file["source"] == "it" or kind in (2, 6) for kind in kinds]
+    again = [*command[:-1], "en=user", "--weights", "it=0.5,en=0.5", "--tokens", "320"]
+    again[again.index("--out") + 1] = export[export.index("--mix") + 1] = str(tmp_path / "other.json")
+    assert run_command(again) == 0
+    assert run_command([*export, "--workers", "0"]) == (2 if mask else 0)

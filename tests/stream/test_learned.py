@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from pretok.stream.continued import beginning
 from pretok.stream.loader import Fetch, PositionSampler
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import load_mix
-from pretok.stream.mix_job import MixRequest, plan_mix, run_mix
+from pretok.stream.mix_job import plan_mix, run_mix
 
 CHATS = {"chat": 0, "talk": CHAT_KINDS.index("answer")}
 """Sources of conversations, and of which kind their EOD is: of the template, or the end marker of answers."""
@@ -129,7 +130,7 @@ def test_every_target_is_learned_by_its_kind(
     options = {"seq_len": seq_len, "max_epochs": 1000, "pack": "best-fit" if packed else "none"}
     options |= {"classes": CLASSES} if divided else {}
     stage = f"{24 * seq_len}:it=0.3,talk=0.3," + ("long=0.4" if divided else "chat=0.4")
-    wish = replace_learn(request(stage, **options), learn)
+    wish = replace(request(stage, **options), learn=learn)
     run_mix(shards, folder / "0.json", wish)
     view = pretok.stream.open(shards, folder / "0.json")
     check_counts(view, check(view, learn))
@@ -150,12 +151,6 @@ def test_every_target_is_learned_by_its_kind(
     assert same_until(view.mix, later.mix) == at
 
 
-def replace_learn(wish: MixRequest, learn: Learn) -> MixRequest:
-    from dataclasses import replace as changed
-
-    return changed(wish, learn=learn)
-
-
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = np.random.default_rng(0).integers(1, 60, 90).tolist()
@@ -168,7 +163,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_materialized_mix_has_the_same_masks(shards: Path, tmp_path: Path, here: Engine, pack: str) -> None:
     wish = request("9000:it=0.3,chat=0.4,talk=0.3", seq_len=31, pack=pack, max_epochs=99)
     learn = {"chat": ["user"], "talk": ["answer"]}
-    run_mix(shards, tmp_path / "mix.json", replace_learn(wish, learn))
+    run_mix(shards, tmp_path / "mix.json", replace(wish, learn=learn))
     view = pretok.stream.open(shards, tmp_path / "mix.json")
     run_materialize(shards, tmp_path / "mix.json", tmp_path / "out", here, Silent(), shard_bytes=3000)
     masks = check(pretok.stream.open(tmp_path / "out"), learn)
@@ -182,7 +177,7 @@ def test_quotas_by_learned_tokens_are_right_at_the_end_of_each_epoch(
     shards: Path, tmp_path: Path, pack: str
 ) -> None:
     wish = request("all:it=0.5,chat=0.5", seq_len=31, pack=pack, max_epochs=99, count="learned")
-    report = run_mix(shards, tmp_path / "mix.json", replace_learn(wish, {"chat": ["answer"]}))
+    report = run_mix(shards, tmp_path / "mix.json", replace(wish, learn={"chat": ["answer"]}))
     view = pretok.stream.open(shards, tmp_path / "mix.json")
     masks, names = check(view, {"chat": ["answer"]}), [view.origin(n)[0] for n in range(len(view))]
     learned = {name: int(masks[[one == name for one in names]].sum()) for name in ("it", "chat")}
@@ -204,13 +199,13 @@ def test_another_learn_is_another_stream(
     """Only in its masks: a mix that goes on keeps what it learns."""
     wish = request("1000:it=1", "3000:chat=1", seq_len=31)
     for name, kinds in (("a", ["answer"]), ("b", ["answer", "user"])):
-        run_mix(shards, tmp_path / f"{name}.json", replace_learn(wish, {"chat": kinds}))
+        run_mix(shards, tmp_path / f"{name}.json", replace(wish, learn={"chat": kinds}))
     a, b = (pretok.stream.open(shards, tmp_path / f"{name}.json") for name in "ab")
     np.testing.assert_array_equal(a[:], b[:])
     assert (a.batch(range(len(a)), loss=True)[1] != b.batch(range(len(a)), loss=True)[1]).any()
     assert same_until(a.mix, b.mix) == 1000 // 31
     with pytest.raises(MismatchError, match="of chat it learns answer, not user"):
-        run_mix(shards, tmp_path / "a.json", replace_learn(wish, {"chat": ["user"]}))
+        run_mix(shards, tmp_path / "a.json", replace(wish, learn={"chat": ["user"]}))
     command = [
         "mix",
         str(shards),
@@ -237,7 +232,7 @@ def test_what_nobody_can_learn_is_refused(shards: Path, tmp_path: Path) -> None:
         ({"chat": []}, "names nothing of chat"),
     ):
         with pytest.raises(UsageError, match=told):
-            plan_mix(manifest, replace_learn(wish, learn))
+            plan_mix(manifest, replace(wish, learn=learn))
     with pytest.raises(UsageError, match="stands in the mix"):
         pretok.stream.open(shards, tmp_path / "mix.json", learn={"chat": ["answer"]})
 

@@ -1,5 +1,5 @@
-"""Tokens that fill sequences up are not learned: loss and gradient are means over those that are, however ranks,
-micro-batches and stages divide them."""
+"""Tokens that fill sequences up are not learned, nor what a mix leaves out of conversations: loss and gradient are
+means over those that are, however ranks, micro-batches and stages divide them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch = needs("torch")
 import pretok.stream
 from pretok.stream.mix_file import load_mix
 from pretok.stream.mix_job import run_mix
-from tests.train_support import column, filled, mix_of, model_file, run_jobs, tiny_config
+from tests.train_support import add_tokenizer, column, filled, mix_of, model_file, run_jobs, tiny_config
 from train.config import TrainConfig
 from train.model.loss import IGNORE, targets_of
 from train.model.sizes import model_config
@@ -30,6 +30,7 @@ RUNS: dict[str, tuple[int, tuple[object, ...]]] = {
     "1x8": (1, ("--micro-batch", 1)),
     "4x2": (4, ("--micro-batch", 1)),
     "last": (4, ("--micro-batch", 1, "--sync", "last", "--shard", 2, "--clip", 0)),
+    "context": (4, ("--shard", 2, "--context", 2, "--micro-batch", 2)),
     "tensor": (4, ("--shard", 2, "--tensor", 2, "--micro-batch", 2)),
     "pipeline": (4, ("--shard", 2, "--pipeline", 2, "--micro-batch", 1)),
 }
@@ -38,14 +39,18 @@ RUNS: dict[str, tuple[int, tuple[object, ...]]] = {
 
 @pytest.fixture(scope="module")
 def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """it: documents, each with 0 to 40 further ends behind its own; en: nothing but ends."""
+    """it: conversations, each with 0 to 40 further ends behind its own, whose ids say of which kind they are; en:
+    nothing but ends."""
     rng = np.random.default_rng(0)
 
     def document() -> list[int]:
         return [*rng.integers(1, 60, rng.integers(5, 40)).tolist(), *[EOD] * int(rng.integers(0, 40))]
 
     sources = {"it": [document() for _ in range(60)], "en": [[EOD] * 400]}
-    return make_shards(tmp_path_factory.mktemp("padded"), sources, val={"it": [document() for _ in range(9)]})
+    val = {"it": [document() for _ in range(9)]}
+    folder = make_shards(tmp_path_factory.mktemp("padded"), sources, val=val, chats={"it": 6})
+    add_tokenizer(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +105,10 @@ def test_one_process_equals_a_plain_loop(padded: Path, tmp_path: Path, clip: flo
     for number in range(STEPS):
         tokens = torch.from_numpy(view.batch(range(8 * number, 8 * number + 8)))
         targets = torch.tensor(
-            [[b if a or b else IGNORE for a, b in pairwise(row)] for row in tokens.tolist()]
+            [
+                [b if (a or b) and (not b or (b - 1) % 7 > 3) else IGNORE for a, b in pairwise(row)]
+                for row in tokens.tolist()
+            ]
         )
         logits = model(tokens[:, :-1])[..., :1000]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())  # a mean over them

@@ -14,11 +14,15 @@ from pathlib import Path
 
 from pretok.base.errors import UsageError
 from pretok.base.html import page_environment
+from pretok.base.records import replace
 from pretok.base.visible import visible_json
+from pretok.disclosure.answers import FILE_NAME as ANSWERS
+from pretok.disclosure.answers import Answers, answered, load_answers
 from pretok.disclosure.count import count_sources
 from pretok.disclosure.croissant import croissant
 from pretok.disclosure.read import read_mix, read_shards, read_steps
-from pretok.disclosure.summary import Summary, disclosed
+from pretok.disclosure.since import changes, load_summary
+from pretok.disclosure.summary import FORMAT, VERSION, Summary, disclosed
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import refuse_unfinished
 
@@ -28,13 +32,16 @@ FORMATS = ("json", "html", "croissant")
 @dataclass(frozen=True, slots=True)
 class DisclosureRequest:
     """What a summary is asked of. mix, run: None where not of those, a run knows its mix; columns: kind -> kept column
-    that tells it; domains: how many are listed."""
+    that tells it; domains: how many are listed; answers: a file of them, None: WORK/disclosure.toml where there is one;
+    since: the JSON of an earlier summary, whose differences are told."""
 
     work: Path
     mix: Path | None = None
     run: Path | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     domains: int = 1000
+    answers: Path | None = None
+    since: Path | None = None
 
 
 def run_disclose(request: DisclosureRequest, kind: str) -> str:
@@ -62,8 +69,15 @@ def disclose(request: DisclosureRequest) -> tuple[Manifest, Summary]:
         extent = read_steps(manifest, request.run, request.mix)
     else:
         extent = read_mix(manifest, request.mix) if request.mix is not None else read_shards(manifest)
+    given = request.answers or work / ANSWERS
+    answers = load_answers(given) if request.answers or given.exists() else Answers()
+    before = None if request.since is None else load_summary(request.since, FORMAT, VERSION)
     figures = count_sources(manifest, extent, request.columns)
-    return manifest, disclosed(manifest, extent, figures, request.domains)
+    summary = disclosed(manifest, extent, figures, request.domains)
+    summary = answered(summary, answers, set(manifest.sources), given)
+    if before is not None:
+        summary = replace(summary, since=changes(before, summary.as_json()))
+    return manifest, summary
 
 
 def _page(summary: Summary) -> str:

@@ -139,7 +139,11 @@ def disclose(
         Path | None, typer.Option(metavar="RUN", help="Of what this training run read up to its last step.")
     ] = None,
     format: Annotated[
-        str, typer.Option(metavar="json|html|croissant", help="croissant: JSON-LD of Croissant 1.1.")
+        str,
+        typer.Option(
+            metavar="json|html|croissant|csv",
+            help="croissant: JSON-LD of Croissant 1.1. csv: all registrable domains.",
+        ),
     ] = "json",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where it goes. Default: standard output.")

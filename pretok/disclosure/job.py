@@ -1,4 +1,4 @@
-"""disclose: WORK, and a mix or a run -> the summary as JSON, HTML or Croissant.
+"""disclose: WORK, and a mix or a run -> the summary as JSON, HTML or Croissant, or its domains as CSV.
 
 Input: folders and files by name. Output: text. The page shows the JSON as it is, key by key, so that the two cannot
 differ.
@@ -18,15 +18,16 @@ from pretok.base.records import replace
 from pretok.base.visible import visible_json
 from pretok.disclosure.answers import FILE_NAME as ANSWERS
 from pretok.disclosure.answers import Answers, answered, load_answers
-from pretok.disclosure.count import count_sources
+from pretok.disclosure.count import ReadFigures, count_sources
 from pretok.disclosure.croissant import croissant
+from pretok.disclosure.domains import domains_csv
 from pretok.disclosure.read import read_mix, read_shards, read_steps
 from pretok.disclosure.since import changes, load_summary
 from pretok.disclosure.summary import FORMAT, VERSION, Summary, disclosed
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import refuse_unfinished
 
-FORMATS = ("json", "html", "croissant")
+FORMATS = ("json", "html", "croissant", "csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +49,17 @@ def run_disclose(request: DisclosureRequest, kind: str) -> str:
     """The summary in a format of FORMATS. Raises UsageError, MismatchError, IntegrityError."""
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: known are {', '.join(FORMATS)}")
-    manifest, summary = disclose(request)
+    manifest, figures, summary = disclose(request)
+    if kind == "csv":
+        return domains_csv(figures)
     if kind == "html":
         return _page(summary)
     value = croissant(manifest, summary) if kind == "croissant" else summary.as_json()
     return visible_json(json.dumps(value, ensure_ascii=False, indent=2)) + "\n"
 
 
-def disclose(request: DisclosureRequest) -> tuple[Manifest, Summary]:
-    """The summary, and the manifest of the shards that it is of."""
+def disclose(request: DisclosureRequest) -> tuple[Manifest, list[ReadFigures], Summary]:
+    """The manifest of the shards, the figures of their sources, and the summary made of these."""
     work = request.work
     shards = work if has_manifest(work) else work / "shards"
     refuse_unfinished(shards)
@@ -77,7 +80,7 @@ def disclose(request: DisclosureRequest) -> tuple[Manifest, Summary]:
     summary = answered(summary, answers, set(manifest.sources), given)
     if before is not None:
         summary = replace(summary, since=changes(before, summary.as_json()))
-    return manifest, summary
+    return manifest, figures, summary
 
 
 def _page(summary: Summary) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import sys
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +24,7 @@ from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.cli import run_command
 from pretok.config import Recipe
+from pretok.disclosure import domains
 from pretok.disclosure.read import Coverage
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import load_manifest
@@ -502,3 +506,42 @@ def test_synthetic_text_is_told_by_a_column(made: Recipe, capsys: pytest.Capture
     assert ask(capsys, made.out)["general"]["synthetic"] is None
     found = ask(capsys, made.out, "--column", "synthetic=licence")["general"]
     assert found["synthetic"] == found["licences"]
+
+
+def test_registrable_domains_are_ranked_by_bytes(
+    made: Recipe, rows: dict[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hosts are host0.example to host10.example, each of its own; a mapped one merges all."""
+    needs("publicsuffixlist")
+    hosts = {one["value"]: one for one in ask(capsys, made.out)["sources"]["domains"]["listed"]}
+    assert run_command(["disclose", str(made.out), "--format", "csv"]) == 0
+    found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["domain"] or None for row in found} == set(hosts)
+    for row in found:
+        figures = {name: int(row[name]) for name in AMOUNTS}
+        assert figures == {name: hosts[row["domain"] or None][name] for name in AMOUNTS}
+    sizes = [int(row["document_bytes"]) for row in found[:-1]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert found[-1]["domain"] == ""
+
+
+def test_hosts_are_led_to_their_registrable_domain() -> None:
+    needs("publicsuffixlist")
+    of = domains._registrable()
+    hosts = ["news.bbc.co.uk", "a.b.github.io", "10.0.0.1", "localhost", "co.uk", "WWW.X.IT"]
+    assert [of(host) for host in hosts] == [
+        "bbc.co.uk",
+        "b.github.io",
+        "10.0.0.1",
+        "localhost",
+        "co.uk",
+        "x.it",
+    ]
+
+
+def test_no_list_of_domains_is_named(
+    made: Recipe, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "publicsuffixlist", None)
+    assert run_command(["disclose", str(made.out), "--format", "csv"]) == 2
+    assert "pip install publicsuffixlist" in capsys.readouterr().err

@@ -241,6 +241,28 @@ def test_a_block_is_compiled_once_for_any_number_of_documents(
     assert counter.frame_count == 1
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("window", [0, 5])
+def test_torchs_varlen_is_traced_as_one_graph(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without numbers, as a GPU alone has them."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    if attention._VARLEN is None:
+        pytest.skip("this torch has no varlen attention with windows")
+    monkeypatch.setattr(attention, "by_document", attention._torchs)
+    with torch.device("meta"):
+        block = Decoder(TINY).layers[0].bfloat16()
+        x = torch.randn(2, 16, 32, dtype=torch.bfloat16, requires_grad=True)
+        cos, sin = torch.randn(2, 16, 8)
+    counter = CompileCounterWithBackend("aot_eager")
+    block.compile(fullgraph=True, dynamic=False, backend=counter)
+    for documents in (2, 5, 9):
+        ends = torch.empty((1, documents), dtype=torch.int32, device="meta")
+        block(x, cos, sin, mask_of(ends, x, 16, window, 8)).sum().backward()
+    assert counter.frame_count == 1
+    assert x.grad.shape == x.shape
+
+
 def test_recomputation_keeps_what_varlen_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         attention, "by_document", lambda q, k, v, ends, *_: varlen(q, ends) + k.sum() + v.sum()

@@ -38,6 +38,13 @@ loop.find_device = found
 from train.__main__ import main
 main()
 EOF
+# Documents by flex_attention where varlen would be taken.
+cat >"$OUT/flex.py" <<'EOF'
+from train.model import attention
+attention._VARLEN = None
+from train.__main__ import main
+main()
+EOF
 # CASE CODE SECONDS RANKS ARGUMENTS -> one line of the table.
 cat >"$OUT/row.py" <<'EOF'
 import json, os, statistics, subprocess, sys
@@ -96,6 +103,7 @@ for size in $SIZES; do
     run "full-$size" "$RANKS" "-m train" $(sizes "$size") $short --checkpointing full
 done
 run document "$RANKS" "-m train" $(sizes "$first") $short --attention document
+run document-flex "$RANKS" "$OUT/flex.py" $(sizes "$first") $short --attention document
 run profile "$RANKS" "-m train" $(sizes "$first") $short --profile 3
 # The same training on one rank and on all: the last losses agree to about 0.01.
 for ranks in 1 "$RANKS"; do

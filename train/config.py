@@ -248,6 +248,11 @@ class TrainConfig:
         0, "checkpoints kept by validation loss; one among the best is saved at once", least=0
     )
     milestone: int = _option(0, "keep every checkpoint whose step is a multiple; 0: none", least=0)
+    copy_to: str | None = _option(
+        None,
+        "folder, of another file system perhaps, that milestones are copied to",
+        example='"/archive/run"',
+    )
 
     log_every: int = _option(10, "steps between lines on the terminal", least=1)
     gc_every: int = _option(50, "steps between garbage collections, on all ranks together", least=1)

@@ -123,7 +123,7 @@ def test_a_time_of_another_form_is_refused() -> None:
         parse_time("tomorrow")
 
 
-@pytest.mark.parametrize("name", ["generic", "leonardo", "lumi", "marenostrum5"])
+@pytest.mark.parametrize("name", ["generic", "jupiter", "leonardo", "lumi", "marenostrum5"])
 def test_shipped_profiles_run_and_are_refused_until_filled_in(name: str) -> None:
     profile = load_profile(name)
     with pytest.raises(UsageError, match="SITE_VENV"):
@@ -295,7 +295,7 @@ def test_wrong_arguments_end_with_code_two(
     path = tmp_path / "r.toml"
     path.write_text(f'out = "{recipe.out}"\n[sources.it]\ninputs = ["sample:it"]\n')
     assert run_command(["submit", str(path), "--profile", "nowhere"]) == 2
-    assert "known: generic, leonardo, lumi, marenostrum5" in capsys.readouterr().err
+    assert "known: generic, jupiter, leonardo, lumi, marenostrum5" in capsys.readouterr().err
     assert run_command(["submit", str(path), "--profile", str(profile), "--nodes", "4", "--dry-run"]) == 2
     assert "STAGE=VALUE" in capsys.readouterr().err
 

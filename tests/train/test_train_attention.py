@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import needs
 
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from pretok.base.records import replace
-from tests.train_support import filled
+from pretok.base.storage import read_lines
+from tests.support import make_shards
+from tests.train_support import column, filled, run_jobs
 from train.config import TrainConfig
 from train.model import attention
 from train.model.attention import Spans, attend, block_mask, by_document, mask_of, takes_spans
@@ -237,6 +241,28 @@ def test_a_block_is_compiled_once_for_any_number_of_documents(
     assert counter.frame_count == 1
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("window", [0, 5])
+def test_torchs_varlen_is_traced_as_one_graph(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without numbers, as a GPU alone has them."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    if attention._VARLEN is None:
+        pytest.skip("this torch has no varlen attention with windows")
+    monkeypatch.setattr(attention, "by_document", attention._torchs)
+    with torch.device("meta"):
+        block = Decoder(TINY).layers[0].bfloat16()
+        x = torch.randn(2, 16, 32, dtype=torch.bfloat16, requires_grad=True)
+        cos, sin = torch.randn(2, 16, 8)
+    counter = CompileCounterWithBackend("aot_eager")
+    block.compile(fullgraph=True, dynamic=False, backend=counter)
+    for documents in (2, 5, 9):
+        ends = torch.empty((1, documents), dtype=torch.int32, device="meta")
+        block(x, cos, sin, mask_of(ends, x, 16, window, 8)).sum().backward()
+    assert counter.frame_count == 1
+    assert x.grad.shape == x.shape
+
+
 def test_recomputation_keeps_what_varlen_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         attention, "by_document", lambda q, k, v, ends, *_: varlen(q, ends) + k.sum() + v.sum()
@@ -250,3 +276,49 @@ def test_recomputation_keeps_what_varlen_gives(monkeypatch: pytest.MonkeyPatch) 
     total, _ = model(tokens[:, :-1], tokens[:, 1:], documents_of(tokens[:, :-1], 0, DOCUMENT))
     total.backward()
     assert len(COMPUTED) == TINY.layers
+
+
+def compile_for_cpus() -> None:
+    """In a rank: without a compiler of C++."""
+    original = torch.nn.Module.compile
+    torch.nn.Module.compile = lambda self, **options: original(self, backend="aot_eager", **options)
+
+
+@pytest.mark.slow
+def test_every_way_to_divide_a_model_gives_documents_and_windows_alike(tmp_path: Path) -> None:
+    """Documents of 1 to 12 tokens: micro-batches of 3 to 9 of them, so of several lengths in one step."""
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(1, 60, rng.integers(1, 13)).tolist() for _ in range(900)]
+    shards = make_shards(tmp_path / "shards", {"it": documents}, val={"it": documents[:60]}, vocab_size=60)
+    sizes = "vocab_size = 60\ndim = 32\nlayers = 4\nheads = 4\nkv_heads = 4\nhidden = 32\ntied = false\nwindow = 5\n"
+    (tmp_path / "model.toml").write_text(sizes)
+    common: list[object] = [
+        "--shards",
+        shards,
+        "--model",
+        tmp_path / "model.toml",
+        "--seq-len",
+        16,
+        "--steps",
+        4,
+    ]
+    common += ["--global-batch", 8, "--workers", 0, "--lr", 0.01, "--warmup", 0, "--schedule", "constant"]
+    common += ["--save-every", "never", "--attention", "document", "--val-every", 2, "--eps", 0.001]
+    cases: dict[str, tuple[int, list[object]]] = {
+        "one": (1, []),
+        "context": (2, ["--context", 2, "--shard", 2, "--micro-batch", 2]),
+        "compiled": (2, ["--context", 2, "--shard", 2, "--compile", "--checkpointing", "ops"]),
+        "pipeline": (4, ["--pipeline", 2, "--tensor", 2, "--micro-batch", 2]),
+        "both": (4, ["--pipeline", 2, "--context", 2, "--shard", 2, "--micro-batch", 1]),
+    }
+    jobs = [(ranks, [*common, "--out", tmp_path / name, *own]) for name, (ranks, own) in cases.items()]
+    run_jobs(jobs, tmp_path, before=compile_for_cpus)
+    for name in cases:
+        for key, close in (("data_hash", None), ("loss", 1e-5), ("grad_norm", 1e-4)):
+            found, expected = column(tmp_path / name, key), column(tmp_path / "one", key)
+            assert found == (expected if close is None else pytest.approx(expected, rel=close)), (name, key)
+        losses = [
+            [record["val_loss"] for record in read_lines(tmp_path / of / "validation.jsonl")]
+            for of in (name, "one")
+        ]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5), name

@@ -343,6 +343,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     some.unlink()
     with pytest.raises(IntegrityError, match=some.name):
         read(folder)
-    for both in ({"qkv_bias": True, "qk_norm": True}, {"family": "qwen2"}):
+    for both in ({"qkv_bias": True, "qk_norm": True}, {"family": "qwen2"}, {"window": 4, "qk_norm": True}):
         with pytest.raises(UsageError, match="of transformers"):
             ModelConfig(dim=32, layers=1, heads=4, kv_heads=2, hidden=64, **both)

@@ -19,9 +19,12 @@ torch = needs("torch")
 from pretok.base.errors import UsageError
 from pretok.base.storage import read_lines
 from tests.train_support import Ranks, tiny_config, tiny_flags
+from train.config import TrainConfig
+from train.parallel.devices import Device
 from train.run import loop
 from train.run.goodput import Goodput, Restart
 from train.run.lines import Lines
+from train.run.metrics import MetricsLog
 from train.run.stragglers import NOTABLE, slowest
 
 
@@ -229,3 +232,26 @@ def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(shards: Path, tmp_p
         assert 30 <= look["seconds"] < 40  # at the first look one more was fetched than steps were done
         assert look["behind"] > NOTABLE
     assert f"slow: rank 1 on {os.uname().nodename} waits for data 3" in ranks.text()
+
+
+@pytest.mark.parametrize(
+    ("hip", "drawn", "watts"), [(None, 412_000, 412), ("6.4", 412, 412), ("6.4", 0, None)]
+)
+def test_a_gpu_tells_what_it_draws(
+    hip: str | None, drawn: int, watts: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda: 97)
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda: drawn)
+    device = Device(torch.device("cuda"), "made up", "nccl", None, "", None)
+    config, report = TrainConfig(log_every=5), types.SimpleNamespace()
+    log = MetricsLog(tmp_path, config, device, report, 0, 0, 10, "m")
+    assert log.sensors(10) == {"utilisation": 97, "watts": watts}
+    assert log.sensors(9) == {"utilisation": None, "watts": None}
+
+    def refused() -> int:
+        raise type("NVMLError_NoPermission", (Exception,), {})
+
+    monkeypatch.setattr(torch.cuda, "power_draw", refused)
+    assert log.sensors(10) == {"utilisation": 97, "watts": None}
+    log.close()

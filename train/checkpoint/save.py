@@ -9,6 +9,7 @@ disk; `latest` follows. A save that fails costs no step: rank 0 tells, and asks 
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -26,13 +27,19 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.device_mesh import DeviceMesh
 
-from pretok.base.errors import IntegrityError, OutputError, PretokError, Stopped, UsageError
+from pretok.base.errors import IntegrityError, PretokError, Stopped, UsageError
 from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open
 from pretok.base.units import duration
 from train.checkpoint import HungSave
 from train.checkpoint.meta import Meta, read_meta, write_meta
 from train.checkpoint.restore import first_failure, open_checkpoint, restore_everywhere
-from train.checkpoint.saved import LATEST, SummedWriter, cached_planner, complete_checkpoints
+from train.checkpoint.saved import (
+    LATEST,
+    SummedWriter,
+    cached_planner,
+    complete_checkpoints,
+    copy_checkpoint,
+)
 from train.config import TrainConfig, parse_save_every
 from train.parallel.group import first_problem
 
@@ -98,6 +105,9 @@ class Checkpoints:
         self._rank = dist.get_rank()
         self._deletes = ThreadPoolExecutor(1)  # a file system may need minutes for it
         self._deleted: Future[None] | None = None
+        self._copies = ThreadPoolExecutor(1)  # beside deletions, which make room
+        self.ending = threading.Event()  # set where the process is to end: nothing more is copied
+        self._copied: set[Path] = set()
         self._planner = f"{uuid4()}"
         self._stager = DefaultStager(StagingOptions(pinned, False, False, pinned))
         if self._rank == 0:
@@ -190,8 +200,12 @@ class Checkpoints:
             with suppress(PretokError):  # what ends the run is what to tell
                 self._finish(self._pending)
 
-    def close(self) -> None:
-        """Free the staging memory, and wait until what is no longer kept is deleted."""
+    def close(self, *, done: bool) -> None:
+        """Free the staging memory, and wait until what is no longer kept is deleted and, where the run is done,
+        milestones are copied: a run that was stopped has no time for it, and copies them when it goes on."""
+        if not done:
+            self.ending.set()
+        self._copies.shutdown()
         self._deletes.shutdown()
         if self._deleted is not None:
             self._deleted.result()
@@ -261,6 +275,8 @@ class Checkpoints:
         self._report(f"saved {final} ({size:.2f} GB in {self.save_seconds:.1f} s)")
         self._name_latest(final)
         self._deleted = self._deletes.submit(self._retain, final)
+        if self._config.copy_to is not None:
+            self._copies.submit(self._copy_milestones, Path(self._config.copy_to))
         return None
 
     def _name_latest(self, checkpoint: Path) -> None:
@@ -282,12 +298,24 @@ class Checkpoints:
             with self._telling("is no longer needed and cannot be deleted", path):
                 _delete(path)
 
+    def _copy_milestones(self, folder: Path) -> None:
+        """Those that are not there yet, a kill before may have left some. Beside training."""
+        for path in complete_checkpoints(self.folder):
+            if (
+                int(path.name.removeprefix("step-")) % self._config.milestone == 0
+                and path not in self._copied
+            ):
+                with self._telling(f"cannot be copied to {folder}", path):
+                    if copy_checkpoint(path, folder, self.ending.is_set):
+                        self._report(f"copied {path.name} to {folder}")
+                    self._copied.add(path)
+
     @contextmanager
     def _telling(self, what: str, path: Path) -> Iterator[None]:
         """Around what harms nothing when it fails: a line says so, and the next save tries again."""
         try:
             yield
-        except (OSError, OutputError) as error:
+        except (OSError, PretokError) as error:
             self._report(f"warning: {path} {what}: {getattr(error, 'strerror', None) or error}")
 
     def load_newest(

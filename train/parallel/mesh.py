@@ -82,7 +82,8 @@ def parallelize(
         # every length at once, which is slower, and after 8 times not at all.
         torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         for block in model.layers:
-            block.compile(fullgraph=config.attention == "causal", dynamic=False)
+            whole = config.attention == "causal" and not model.config.window
+            block.compile(fullgraph=whole, dynamic=False)
         model.fuse_loss = True
     options: dict[str, Any] = {
         "mesh": mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],

@@ -85,6 +85,7 @@ def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> No
                 run.checkpoints.settle()
             raise
         finally:
+            run.checkpoints.ending.set()
             gc.enable()
             gc.unfreeze()
             run.log.close()
@@ -126,7 +127,7 @@ def _loop(run: Run) -> None:
     with run.goodput.spent("saving"):
         while not run.checkpoints.wait():
             _save(run)
-        run.checkpoints.close()
+        run.checkpoints.close(done=run.progress.step == run.steps)
     _finish_files(run)
 
 
@@ -245,7 +246,7 @@ def _record(run: Run, done: Readback) -> None:
             "mfu": speed * phase.model.flops_per_token(phase.view.seq_len) / peak if peak else None,
             "data_wait": done.waited,
             "memory_peak": torch.cuda.max_memory_allocated() if run.device.is_gpu else None,
-            "utilisation": run.log.utilisation() if numbers.step % config.log_every == 0 else None,
+            **run.log.sensors(numbers.step),
             "data_hash": run.progress.data_hash,
             "slowest": slow and asdict(slow),
         }

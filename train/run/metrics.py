@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -175,14 +176,22 @@ class MetricsLog:
             for key, value in numbers.items():
                 self._tensorboard.add_scalar(key, value, step)
 
-    def utilisation(self) -> int | None:
-        """Per cent of time the GPU was busy of late, by NVML; None where there is none."""
-        if not self._device.is_gpu or self._rank:
-            return None
-        try:
-            return int(torch.cuda.utilization())
-        except (ImportError, RuntimeError, OSError):  # no NVML bindings, or no right to ask
-            return None
+    def sensors(self, step: int) -> dict[str, float | None]:
+        """Of rank 0's GPU, every `log_every` steps: per cent of time it was busy of late, and the watts it draws, by
+        NVML or amdsmi; None where nobody tells. amdsmi tells of a socket, which in an MI250X holds two devices."""
+        if not self._device.is_gpu or self._rank or step % self._config.log_every:
+            return {"utilisation": None, "watts": None}
+        busy, power = _asked(torch.cuda.utilization), _asked(torch.cuda.power_draw)
+        # NVML gives milliwatts, amdsmi watts (torch hands on what it gets), and torch 0 where that knows nothing.
+        watts = power / (1000 if torch.version.hip is None else 1) if power else None
+        return {"utilisation": busy, "watts": watts}
+
+
+def _asked(sensor: Callable[[], int]) -> int | None:
+    try:
+        return int(sensor())
+    except Exception:  # no bindings, no right to ask, no such sensor: each library has classes of its own
+        return None
 
 
 def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:

@@ -82,6 +82,8 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
         raise UsageError("--init-moments needs --init-from")
     if config.vocab_map is not None and config.init_from is None:
         raise UsageError("--vocab-map needs --init-from")
+    if config.copy_to is not None and not config.milestone:
+        raise UsageError("--copy-to copies milestones: state by --milestone every how many steps")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     layout = solve_layout(world, per_node, config.shard, config.tensor, config.pipeline, config.context)
     resumed = complete_checkpoints(Path(config.out) / "checkpoints")

@@ -1,6 +1,6 @@
 """What classes cost: to make, to open, to read.
 
-    python -m benchmarks.classes [--folder DIR] [--documents 10000000] [--read 2000000]
+    python -m benchmarks.classes [--folder DIR] [--documents 10000000] [--read 2000000] [--cold 300000]
 
 1. `divide` of `--documents` documents of simulated lengths into two classes and a rest, by quality and length: seconds.
 2. A mix of 20 classes of half the documents each over 3 trillion tokens in 3 billion documents of 3,000 shards, opened
@@ -9,37 +9,50 @@
 3. Two classes of half the documents each, at random, of `--read` documents: microseconds for a random sequence, and
    tokens a second of one process that reads forward, beside the same documents as one source. Tokens are holes of
    sparse files of the true sizes, pointers and masks are real; all comes from memory.
+4. Two such classes, the same packed, and one source, of `--cold` documents with tokens on the disk: milliseconds for a
+   random sequence, and bytes that the disk gave, where every file was evicted from memory before it (posix_fadvise).
+5. Memory of making classes, of packing and of `disclose` over half an epoch of packed sequences, each in a process of
+   its own, for an eighth of `--documents` and for a quarter of them: it should not grow as they do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.cold import _from_disk, evict
+from benchmarks.measure import fresh
 from benchmarks.stream import sparse
 from benchmarks.train_shards import bare_manifest
 from pretok.base.execute import peak_bytes
+from pretok.base.records import replace
+from pretok.base.storage import checksum
 from pretok.base.tokens import Ints
+from pretok.config import make_mix
 from pretok.shards.format import index_bytes
 from pretok.shards.ledger import SCHEMA, WINDOW
 from pretok.shards.manifest import Manifest, Shard, load_manifest, write_manifest
 from pretok.stream.members import DENSE, KIND, WORD
-from pretok.stream.mix_file import Mix, MixSource, sequences, write_mix
+from pretok.stream.mix_file import Mix, MixSource, load_mix, sequences, write_mix
 from pretok.stream.side_file import BLOCK, FOLDER, ROOM, SideFileWriter
 
 SEQ_LEN = 4096
 SHARD_DOCUMENTS = 1_000_000
 CLASSES = {"good": "quality >= 0.5 and tokens < 20000", "long": "quality >= 0.5 and tokens >= 20000"}
 HALVES = {"half": "quality >= 0.5"}
+COLD = 200
+"""Sequences that are read from evicted files."""
 QUALITY = pa.field("quality", pa.float32())
 
 
@@ -49,13 +62,16 @@ def lengths_of(documents: int, seed: int) -> Ints:
     return np.clip(drawn, 2, 1 << 20).astype(np.int64)
 
 
-def simulate(folder: Path, documents: int) -> Manifest:
-    """Shards of simulated documents: tokens are holes; indexes and ledgers with a quality are real."""
+def simulate(folder: Path, documents: int, *, holes: bool = True) -> Manifest:
+    """Shards of simulated documents: tokens are holes, or random; indexes and ledgers with a quality are real."""
     shards = []
     for number, first in enumerate(range(0, documents, SHARD_DOCUMENTS)):
         lengths = lengths_of(min(SHARD_DOCUMENTS, documents - first), number)
         shard = shard_entry(folder, number, len(lengths), int(lengths.sum()))
         sparse(shard.bin_path, shard.file_bytes)
+        if not holes:
+            ids = np.random.default_rng(number).integers(1, 50_000, shard.tokens, dtype=np.uint16)
+            ids.tofile(shard.bin_path)
         shard.index_path.write_bytes(index_bytes(lengths.astype(np.int32), np.dtype("<u2")))
         quality = np.random.default_rng(number).random(len(lengths), np.float32)
         zeros = np.zeros(len(lengths), np.int64)
@@ -69,14 +85,14 @@ def simulate(folder: Path, documents: int) -> Manifest:
         pq.write_table(
             pa.table(arrays, schema=SCHEMA.append(QUALITY)), shard.ledger_path, row_group_size=WINDOW
         )
-        shards.append(shard)
+        shards.append(replace(shard, index_checksum=checksum(shard.index_path)))
     write_manifest(folder, bare_manifest(50_000, shards))
     return load_manifest(folder)
 
 
 def shard_entry(folder: Path, number: int, documents: int, tokens: int) -> Shard:
     path = f"web/web-{number:05d}.bin"
-    return Shard(path, "web", "train", tokens, documents, 2 * tokens, 4 * tokens, "", "", folder)
+    return Shard(path, "web", "train", tokens, documents, 2 * tokens, 4 * tokens, "", "", folder=folder)
 
 
 def mix_of(manifest: Manifest, entries: list[MixSource], length: int) -> Mix:
@@ -177,6 +193,93 @@ def read(folder: Path, documents: int) -> None:
         )
 
 
+def cold(folder: Path, documents: int) -> None:
+    """Part 4."""
+    import pretok.stream
+    from pretok.stream.classes import divide
+    from pretok.stream.mix_job import MixRequest, run_mix
+
+    manifest = simulate(folder / "shards", documents, holes=False)
+    entries = divide(
+        manifest, "train", "web", HALVES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False, rest=None
+    ).entries
+    length = 2 * min(entry.sequences for entry in entries)
+    write_mix(folder / "classes.json", mix_of(manifest, list(entries), length), {})
+    write_mix(folder / "whole.json", mix_of(manifest, [MixSource("web", *_sizes(manifest))], length), {})
+    classes = {name: f"web where {condition}" for name, condition in HALVES.items()}
+    for name, table in (("packed", {}), ("packed-classes", {"classes": classes})):
+        wish = make_mix({"seq_len": SEQ_LEN, "pack": "best-fit", **table}, "benchmark")
+        run_mix(folder / "shards", folder / f"{name}.json", MixRequest(wish))
+    os.sync()
+    for name in ("whole", "classes", "packed", "packed-classes"):
+        view = pretok.stream.open(folder / "shards", folder / f"{name}.json")
+        times, before = [], _from_disk()
+        for position in np.random.default_rng(1).integers(0, len(view), COLD).tolist():
+            evict(path for path in folder.rglob("*") if path.is_file())
+            began = time.perf_counter()
+            view[position]
+            times.append(1e3 * (time.perf_counter() - began))
+        each = (_from_disk() - before) / COLD
+        print(
+            f"cold, {name}: a random sequence {np.median(times):.2f} ms, 99th percentile "
+            f"{np.percentile(times, 99):.2f} ms; {each / 1024:.0f} KiB from the disk"
+        )
+
+
+def memory(folder: Path, documents: int) -> None:
+    """Part 5."""
+    for count in (documents // 8, documents // 4):
+        here = folder / str(count)
+        fresh(simulate, here / "shards", count, quiet=True)
+        for what in (make_classes, make_packing, disclose_half):
+            seconds, peak, loaded = fresh(what, here, quiet=True)
+            print(
+                f"memory, {what.__name__}, {count:,} documents: {(peak - loaded) / 2**20:.0f} MiB beside "
+                f"{loaded / 2**20:.0f} of the libraries, in {seconds:.1f} s"
+            )
+
+
+def _measured(work: Callable[[], object]) -> tuple[float, int, int]:
+    """(seconds, peak, peak before) of the process in which something is done."""
+    loaded, began = peak_bytes(), time.perf_counter()
+    work()
+    return time.perf_counter() - began, peak_bytes(), loaded
+
+
+def make_classes(folder: Path) -> tuple[float, int, int]:
+    import duckdb  # noqa: F401
+
+    from pretok.stream.classes import divide
+
+    manifest = load_manifest(folder / "shards")
+    options = (SEQ_LEN, "epoch")
+    return _measured(
+        lambda: divide(manifest, "train", "web", CLASSES, folder / FOLDER, *options, overlap=False, rest=None)
+    )
+
+
+def make_packing(folder: Path) -> tuple[float, int, int]:
+    from pretok.stream.mix_job import MixRequest, run_mix
+    from pretok.stream.pack import pack_window
+
+    pack_window(np.ones(9, np.int64), 9)  # loads the kernel
+    wish = make_mix({"seq_len": SEQ_LEN, "pack": "best-fit"}, "benchmark")
+    return _measured(lambda: run_mix(folder / "shards", folder / "packed.json", MixRequest(wish)))
+
+
+def disclose_half(folder: Path) -> tuple[float, int, int]:
+    import duckdb  # noqa: F401
+
+    from pretok.disclosure.count import count_sources
+    from pretok.disclosure.read import read_mix
+    from pretok.stream.continued import beginning
+
+    manifest = load_manifest(folder / "shards")
+    half = beginning(manifest, folder / "packed.json", len(load_mix(folder / "packed.json")) // 2)
+    write_mix(folder / "half.json", half, {})
+    return _measured(lambda: count_sources(manifest, read_mix(manifest, folder / "half.json"), {}))
+
+
 def _sizes(manifest: Manifest) -> tuple[int, int]:
     tokens = manifest.totals.tokens
     return tokens, sequences(tokens, SEQ_LEN, "epoch")
@@ -191,11 +294,14 @@ def main() -> None:
     )
     parser.add_argument("--documents", type=int, default=10_000_000)
     parser.add_argument("--read", type=int, default=2_000_000)
+    parser.add_argument("--cold", type=int, default=300_000)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as work:
         opened(Path(work) / "open")
         read(Path(work) / "read", args.read)
         made(Path(work) / "make", args.documents)
+        cold(Path(work) / "cold", args.cold)
+        memory(Path(work) / "memory", args.documents)
 
 
 if __name__ == "__main__":

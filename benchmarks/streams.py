@@ -52,7 +52,7 @@ def write_formats(folder: Path) -> None:
 
 
 def ours(folder: Path, workers: int) -> Iterable[Any]:
-    """Ours, as `train` and docs/stream.md build it."""
+    """Ours, as `train` and docs/trainers.md build it."""
     import torch
     from torch.utils.data import DataLoader
 

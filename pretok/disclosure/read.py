@@ -67,25 +67,33 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class PackedCoverage:
-    """What is read of a packed source. whole: epochs that are complete, of its first `held` tokens; starts, ends: (n,),
-    rising each, where the stretches begin and end in the source that were read besides; before: as of `Coverage`."""
+    """What is read of a packed source, `name` in `view`. whole: epochs that are complete, of its first `held` tokens;
+    part: (n,) how often each of its sequences was read besides; before: as of `Coverage`."""
 
+    view: View
+    name: str
     whole: int
     held: int
-    starts: Ints
-    ends: Ints
+    part: npt.NDArray[np.uint16]
     before: Callable[[Ints], Ints] | None = None
 
     def tokens(self, bounds: Ints, own: Ints) -> Ints:
         """As of `Coverage`; own: the same places in its own tokens. A packed sequence reads all its tokens: its last
-        one is of no other."""
+        one is of no other. Memory holds what the sequences of these stretches have."""
         read = self.whole * np.minimum(own, self.held)
-        for sign, edges in ((1, self.starts), (-1, self.ends)):
-            reached = np.searchsorted(
-                edges, bounds
-            )  # of a stretch: bound - start, less bound - end behind it
-            before = np.concatenate([[0], np.cumsum(edges)])[reached]
-            read = read + sign * (reached * bounds - before)
+        if len(self.part):
+            stretches = self.view.stretches(self.name, int(bounds[0]), int(bounds[-1]), self.part)
+            places = bounds - bounds[0]
+            for sign, edges in ((1, stretches[:, 0]), (-1, stretches[:, 1])):
+                # Of a stretch, as often as it was read: bound - start, less bound - end behind it.
+                edges = np.clip(edges - bounds[0], 0, places[-1])
+                order = np.argsort(edges)
+                edges, times = edges[order], stretches[order, 2]
+                reached = np.searchsorted(edges, places)
+                count, before = (
+                    np.concatenate([[0], np.cumsum(numbers)])[reached] for numbers in (times, times * edges)
+                )
+                read = read + sign * (count * places - before)
         tokens: Ints = np.diff(read)
         return tokens
 
@@ -239,17 +247,16 @@ def _reading(name: str, spans: list[tuple[View, int, int]]) -> SourceReading:
 
 def _packed_coverage(view: View, entry: MixSource, low: int, high: int) -> list[PackedCoverage]:
     """As `_coverage`, of what is packed."""
-    whole, stretches = 0, [np.empty((0, 2), np.int64)]
+    whole, part = 0, np.zeros(0, np.uint16)
     for _, begin, start, end in _epochs(view, entry.name, low, high):
         if (start, end) == (begin, begin + entry.sequences):
             whole += 1
             continue
+        part = part if len(part) else np.zeros(entry.sequences, np.uint16)
         for at in range(start, end, BLOCK):  # of an epoch that was smaller too: not all it holds now
-            numbers = view.drawn(entry.name, at, min(at + BLOCK, end))
-            stretches.append(view.stretches(entry.name, numbers))
-    starts, ends = np.concatenate(stretches).T
+            part[view.drawn(entry.name, at, min(at + BLOCK, end))] += 1
     before = partial(view.before, entry.name) if entry.members else None
-    return [PackedCoverage(whole, entry.tokens, np.sort(starts), np.sort(ends), before)]
+    return [PackedCoverage(view, entry.name, whole, entry.tokens, part, before)]
 
 
 def _epochs(

@@ -399,12 +399,17 @@ class View:
         rows = np.concatenate(found)
         return rows[np.argsort(rows[:, 0])]
 
-    def stretches(self, source: str, sequences: Ints) -> Ints:
-        """(n, 2): first and one past the last of the tokens of a packed source in its sequences (m,)."""
+    def stretches(self, source: str, first: int, end: int, times: npt.NDArray[Any]) -> Ints:
+        """(n, 3): where what is packed of `source` begins and ends in it, of a class in the source whose documents it
+        takes, in all sequences with documents that have any of the tokens `first` to `end - 1`; and how often each was
+        read. times: that of every sequence; what was not read is left out."""
         number = self._number(source)
-        pieces = self._packed[number].pieces(sequences, sequences, sequences)
-        begins = pieces.address - self._bases[number]
-        return np.column_stack([begins, begins + pieces.length])
+        base, tape = int(self._bases[number]), self._packed[number]
+        near = tape.near(base + first, base + end)
+        near = near[times[near] > 0]
+        pieces = tape.pieces(near, near, near)
+        begins = pieces.address - base
+        return np.column_stack([begins, begins + pieces.length, times[near[pieces.row]].astype(np.int64)])
 
     def entries(self, source: str) -> tuple[str, ...]:
         """What the mix takes of the documents of a source: the source by its name, or its classes and its rest."""

@@ -5,14 +5,16 @@ of side files, and what it says (`stream.packed`). A document of more than seq_l
 seq_len + 1 tokens: these pieces fill a bin each, and what is left is packed as a document is.
 
 Windows of documents in a row are packed by themselves (`kernels.packing`), so a sequence has documents from one place
-of a source, memory holds one window, and the result is the same wherever it is computed. A finished index is noted in
-the folder as `packing-KEY.json`, by which a job that was killed, and another mix of the same shards, find it.
+of a source, memory holds the lengths of one shard, and the result is the same wherever it is computed. A finished index
+is noted in the folder as `packing-KEY.json`, by which a job that was killed, and another mix of the same shards, find
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 import numpy.typing as npt
@@ -130,24 +132,29 @@ def write_packing(
     held = sum(shard.documents for shard in shards)
     window = window_of(given, given_tokens, seq_len)
     entry = np.dtype("<u2" if given == held else "<u4")
-    windows, bins = [], []
+    windows = bytearray()
     count = tokens = entries = cut = targets = squares = bins_so_far = 0
     folder.mkdir(parents=True, exist_ok=True)
-    with SideFileWriter(folder, f"packing-{shards[0].source if shards else ''}-{seq_len}") as writer:
+    label = f"packing-{shards[0].source if shards else ''}-{seq_len}"
+    # Bins wait on the disk until all entries are written: of 3 billion documents they are gigabytes.
+    with TemporaryFile(dir=folder) as bins, SideFileWriter(folder, label) as writer:
         writer.append("entries", np.empty(0, entry))
         for numbers, lengths in _windows(documents, window):
             starts, members, full = pack_window(lengths, capacity)
-            windows.append((bins_so_far, entries, int(numbers[0]), full))
-            bins.append(starts)
+            windows += np.array((bins_so_far, entries, int(numbers[0]), full), WINDOW).tobytes()
+            bins.write(starts.astype("<u4").data)
             writer.append("entries", (numbers[members] - numbers[0]).astype(entry))
             learned = _targets(lengths, starts, members, full, capacity)
             targets, squares = targets + int(learned.sum()), squares + int((learned**2).sum())
             count, tokens = count + len(numbers), tokens + int(lengths.sum())
             cut += int((lengths > capacity).sum())
             bins_so_far, entries = bins_so_far + len(starts), entries + len(members)
-        writer.append("bins", np.concatenate([*bins, np.empty(0, np.int64)]).astype("<u4"))
-        windows.append((bins_so_far, entries, held, 0))
-        writer.append("windows", np.array(windows, WINDOW))
+        bins.seek(0)
+        writer.append("bins", np.empty(0, "<u4"))
+        while part := bins.read(1 << 22):
+            writer.append("bins", np.frombuffer(part, "<u4"))
+        windows += np.array((bins_so_far, entries, held, 0), WINDOW).tobytes()
+        writer.append("windows", np.frombuffer(windows, WINDOW))
         about = Packing(
             kind=KIND,
             shards=len(shards),

@@ -192,8 +192,9 @@ class PackedPart:
         found = self._starts.read(shard + self._first_shard, documents - self._documents[shard], 1)
         return found[:, 0], found[:, 1] - found[:, 0]
 
-    def sequences(self, first: int, end: int) -> Ints:
-        """(n,), rising: the sequences that have any of the tokens at addresses `first` to `end - 1`."""
+    def near(self, first: int, end: int) -> Ints:
+        """(n,), rising: the sequences that have any of the documents of which some token is at addresses `first` to
+        `end - 1`."""
         found = [np.empty(0, np.int64)]
         for number, shard in enumerate(self._shards):
             base = int(self._starts.bases[self._first_shard + number])
@@ -210,10 +211,7 @@ class PackedPart:
                 np.searchsorted(self._document, documents[1], side="left"),
             )
             found += [self._having(window, *documents) for window in range(*map(int, windows))]
-        candidates = np.unique(np.concatenate(found))
-        pieces = self.pieces(candidates)
-        hit = (pieces.address < end) & (pieces.address + pieces.length > first)
-        return candidates[np.unique(pieces.row[hit])]
+        return np.unique(np.concatenate(found))
 
     def _having(self, window: int, first: int, end: int) -> Ints:
         """The sequences of a window that have any of the documents `first` to `end - 1`."""
@@ -257,13 +255,21 @@ class PackedTape:
             found.append(pieces._replace(row=rows[pieces.row]))
         return found[0] if len(found) == 1 else in_rows(found)
 
-    def sequences(self, first: int, end: int) -> Ints:
-        """(n,), rising: the sequences that have any of the tokens at addresses `first` to `end - 1`."""
+    def near(self, first: int, end: int) -> Ints:
+        """(n,), rising: the sequences that have any of the documents of which some token is at addresses `first` to
+        `end - 1`."""
         found = [
-            begins + part.sequences(first, end)
+            begins + part.near(first, end)
             for part, begins in zip(self.parts, self._begins.tolist(), strict=False)
         ]
         return np.concatenate([np.empty(0, np.int64), *found])
+
+    def sequences(self, first: int, end: int) -> Ints:
+        """(n,), rising: the sequences that have any of the tokens at addresses `first` to `end - 1`."""
+        candidates = self.near(first, end)
+        pieces = self.pieces(candidates, candidates, candidates)
+        hit = (pieces.address < end) & (pieces.address + pieces.length > first)
+        return candidates[np.unique(pieces.row[hit])]
 
     def verify(self) -> None:
         """Read all of it. IntegrityError unless as many tokens as it states stand in its sequences, each once."""

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pretok.base.errors import FolderInUse, OutputError
-from pretok.base.storage import LOCK_FILE, digest, remove_leftovers, temporary_of, writing
+from pretok.base.storage import LOCK_FILE, TEMPORARY_SUFFIX, digest, remove_leftovers, temporary_of, writing
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,8 @@ def share(folder: Path, what: str) -> Iterator[None]:
 
 def refuse_readers(folder: Path) -> None:
     """FolderInUse that names a job that reads `folder`; what jobs that are gone left of theirs is removed."""
+    for path in folder.glob(f".{READERS}*{TEMPORARY_SUFFIX}"):  # who lives makes it again, see `_take`
+        path.unlink(missing_ok=True)
     for path in folder.glob(f"{READERS}*"):
         if found := _read(path):
             _refuse_living(path, found, folder, "must not change what another reads")

@@ -11,6 +11,7 @@ import typer
 
 from pretok.base.console import table
 from pretok.base.errors import UsageError
+from pretok.base.lock import hold
 from pretok.base.storage import atomic_open
 from pretok.base.terminal import print_json
 from pretok.base.visible import visible
@@ -183,8 +184,7 @@ def disclose(
     if out is None:
         sys.stdout.write(text)
         return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_open(out, "w") as file:
+    with hold(out, "disclose", beside=True), atomic_open(out, "w") as file:
         file.write(text)
     console.show(f"{out}", result=True)
 

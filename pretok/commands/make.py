@@ -10,6 +10,7 @@ import typer
 
 from pretok.audit import VERIFY_DOCUMENTS
 from pretok.base.errors import IntegrityError, PartitionsFailed, UsageError
+from pretok.base.lock import hold
 from pretok.base.records import to_json
 from pretok.base.storage import atomic_open
 from pretok.base.terminal import print_json
@@ -515,7 +516,7 @@ def export(
         if out is None:
             typer.echo(text, nl=False)
             return
-        with atomic_open(out, "w") as file:
+        with hold(out, "export", beside=True), atomic_open(out, "w") as file:
             file.write(text)
         terminal(context).notice(f"{out}: what {to} needs to read {shards}")
         return

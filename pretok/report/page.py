@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pretok.base.errors import Stopped
 from pretok.base.history import LoggedJob, RunHistory, read_jobs, read_run
 from pretok.base.html import page_environment
+from pretok.base.lock import hold
 from pretok.base.storage import atomic_open
 from pretok.base.units import duration, human, human_bytes
 from pretok.report import charts
@@ -47,8 +48,7 @@ class NodeRow:
 def run_report(work: Path, out: Path, run: Path | None = None) -> None:
     """Write the page of a WORK folder, and of a run. Raises IntegrityError, UsageError, OutputError."""
     page = fill_page(gather(work), read_jobs(work), read_run(run) if run else None)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_open(out, "w") as file:
+    with hold(out, "report", beside=True), atomic_open(out, "w") as file:
         file.write(page)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import os
 import shutil
@@ -36,7 +35,7 @@ from pretok.stream import same_until
 from pretok.stream.continued import beginning
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import load_mix
-from pretok.stream.mix_job import MixRequest, plan_mix, run_mix
+from pretok.stream.mix_job import plan_mix, run_mix
 from pretok.stream.segments import open_segments, written_segments
 from pretok.stream.side_file import FOLDER
 
@@ -402,42 +401,6 @@ def test_what_is_wrong_with_a_class_is_said_and_nothing_stands(
         run_mix(made[0], tmp_path / "mix.json", request("all:natural", seq_len=64, classes=classes))
     assert not (tmp_path / "mix.json").exists()
     assert not list(tmp_path.glob(f"{FOLDER}/*.side"))
-
-
-def test_a_job_that_is_killed_at_any_file_leaves_nothing_that_is_believed(
-    made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path
-) -> None:
-    def wish() -> MixRequest:
-        return request("1600:good=0.5,it=0.5", seq_len=16, max_epochs=99, classes=CLASSES)
-
-    run_mix(made[0], tmp_path / "whole" / "mix.json", wish())
-    expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").rglob("*.*") if path.is_file()}
-    mix, kills = tmp_path / "killed" / "mix.json", 0
-    for call in ("fsync", "close", "open"):
-        for when in range(1, 99):
-            if (pid := os.fork()) == 0:
-                calls = count(1)
-                real = getattr(os, call) if call != "open" else builtins.open
-
-                def dying(*args: Any, **more: Any) -> Any:
-                    if next(calls) == when:  # noqa: B023
-                        os._exit(9)
-                    return real(*args, **more)  # noqa: B023
-
-                setattr(os if call != "open" else builtins, call, dying)
-                run_mix(made[0], mix, wish())
-                os._exit(0)
-            if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
-                break
-            kills += 1
-            if mix.exists():
-                pretok.stream.open(made[0], mix)[3]
-        run_mix(made[0], mix, wish())
-        left = {path.name: path.read_bytes() for path in mix.parent.rglob("*.*") if path.is_file()}
-        assert left.keys() - {".lock"} == expected.keys() - {".lock"}
-        assert all(left[name] == data for name, data in expected.items())
-        shutil.rmtree(mix.parent)
-    assert kills > 5
 
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
 import re
 import shutil
@@ -267,44 +265,6 @@ def test_after_an_append_only_what_came_is_packed(tmp_path: Path) -> None:
         data["earlier"][0]["sequences"] = wrong
         with pytest.raises(IntegrityError, match="the mix is damaged"):
             parse_mix({**data, "fingerprint": _fingerprint(data)}, folder)
-
-
-def test_a_kill_anywhere_leaves_what_the_same_command_finishes(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before each rename: of the two indexes, of the two notes of them, of the mix."""
-    folder = shutil.copytree(made / "shards", tmp_path / "shards").parent
-    wish = request("9000:it=0.75,en=0.25", "1500:en=1", seq_len=31, max_epochs=20, pack="best-fit")
-    original, left = os.replace, [0]
-
-    def rename(source: Any, target: Any, **named: Any) -> None:
-        if "lock" not in str(source):
-            left[0] -= 1
-            if left[0] < 0:
-                raise KeyboardInterrupt
-        original(source, target, **named)
-
-    monkeypatch.setattr(os, "replace", rename)
-    monkeypatch.setattr(Path, "replace", lambda self, target: rename(self, target) or Path(target))
-    kills = 0
-    while not (folder / "mix.json").exists():
-        left[0] = kills
-        with contextlib.suppress(KeyboardInterrupt):
-            shutil.rmtree(folder / FOLDER, ignore_errors=True)
-            run_mix(folder / "shards", folder / "mix.json", wish)
-        left[0] = 99
-        kills += 1
-        assert kills < 30
-        if not (folder / "mix.json").exists() and kills % 2:  # as it was left; else from nothing
-            monkeypatch.undo()
-            run_mix(folder / "shards", tmp_path / f"mix-{kills}.json", wish)
-            assert load_mix(tmp_path / f"mix-{kills}.json") == load_mix(made / "mix.json")
-            monkeypatch.setattr(os, "replace", rename)
-            monkeypatch.setattr(Path, "replace", lambda self, target: rename(self, target) or Path(target))
-    assert kills > 4
-    assert (folder / "mix.json").read_bytes() == (made / "mix.json").read_bytes()
-    names = {path.name for path in (made / FOLDER).iterdir() if not path.name.startswith(".")}
-    assert {path.name for path in (folder / FOLDER).iterdir() if ".tmp" not in path.name} >= names
 
 
 def _missing(folder: Path, index: Path) -> None:

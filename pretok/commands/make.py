@@ -264,6 +264,56 @@ def annotate(
         tell_summary(summary, console)
 
 
+def remove(
+    context: typer.Context,
+    shards: Shards,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why; ledger and manifest keep it, with the date.")
+    ],
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="The documents for which it is true: SQL over the columns of the view `docs`.",
+        ),
+    ] = None,
+    ids: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The documents it names, one a line: a hash, a kept `id` or FILE:LINE."
+        ),
+    ] = None,
+    missing_ok: Annotated[
+        bool,
+        typer.Option("--missing-ok", help="Pass over names of no document. Default: list them, do nothing."),
+    ] = False,
+    all: Annotated[bool, typer.Option("--all", help="Let a condition take all that a source holds.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would go, and which mixes read it; change nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Take documents, and every copy of their texts, out of finished shards; all else stays as it was, bit for bit.
+
+    pretok remove work/shards --where "url like 'https://example.org/%'" --reason 'opted out' --dry-run
+
+    pretok remove work/shards --ids forget.txt --reason 'request 17'
+
+    End-of-document tokens stand in their place, which nothing learns: mixes stay valid and runs go on. The same texts
+    are rejected when inputs are tokenized again. A removal that was stopped is finished by the same command.
+    """
+    from pretok.removal.job import Request, run_remove, tell_removed
+    from pretok.removal.job import dry_run as look
+
+    request = Request(shards, reason, where, ids, missing_ok, all)
+    console = terminal(context, None if dry_run else work_of(shards))
+    report = look(request) if dry_run else run_remove(request, console)
+    if json:
+        print_json(report)
+    else:
+        tell_removed(report, request, console, done=not dry_run)
+
+
 def verify(
     context: typer.Context,
     shards: Shards,

@@ -43,7 +43,8 @@ Count = Annotated[int, BeforeValidator(parse_count)]
 LEDGER_NAMES = frozenset(
     (
         "file", "start", "record", "tokens", "bytes", "hash", "source", "split", "shard", "doc", "position",
-        "duplicate_of", "contaminated_share", "contaminated_by", "file_row_number", "pretok:file",
+        "duplicate_of", "contaminated_share", "contaminated_by", "removed", "removed_reason",
+        "file_row_number", "pretok:file",
     )
 )  # fmt: skip
 """Columns that a row of a ledger has anyway, there, in the view of `pretok query` or while DuckDB makes that."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import replace
 from pretok.base.sql import database, errors
 from pretok.base.storage import remove_leftovers
+from pretok.base.tokens import Ints
 from pretok.shards.annotations import open_annotations
 from pretok.shards.documents import OF_SHARD, scan
 from pretok.shards.ledger import SCHEMA, ledger_schema
@@ -138,7 +139,7 @@ def _written(
     with ExitStack() as held:
         writers = [held.enter_context(MembersWriter(folder, f"{n}", documents)) for n in range(len(names))]
         connection = held.enter_context(database(folder / ".duckdb", 1, SCRATCH))
-        for chosen, lengths in _evaluated(connection, manifest, shards, predicates):
+        for chosen, lengths in evaluated(connection, manifest, shards, predicates):
             counts = chosen.sum(axis=0)
             for writer, mask in zip(writers, (*chosen, counts == 0), strict=True):
                 writer.append(mask, lengths)
@@ -164,10 +165,16 @@ def _written(
     return Made(tuple(entries), held_by, twice)
 
 
-def _evaluated(
-    connection: Any, manifest: Manifest, shards: Sequence[tuple[Shard, int]], predicates: Mapping[str, str]
-) -> Any:
-    """(which class has each document: (classes, n) bool, tokens of each: (n,)), a window at a time."""
+def evaluated(
+    connection: Any,
+    manifest: Manifest,
+    shards: Sequence[tuple[Shard, int]],
+    predicates: Mapping[str, str],
+    what: str = "class ",
+) -> Iterator[tuple[npt.NDArray[np.bool_], Ints]]:
+    """(which predicate holds of each document: (predicates, n) bool, tokens of each: (n,)), a window at a time, in the
+    order of the shards. what: begins the name of each in a message. Raises UsageError, MismatchError, IntegrityError.
+    """
     import pyarrow as pa
 
     joined = open_annotations(manifest)
@@ -186,7 +193,7 @@ def _evaluated(
     hashed = " REPLACE (lower(hex(hash)) AS hash)"
     with errors():
         connection.execute("SET enable_external_access = false; SET lock_configuration = true")
-    _check(connection, empty, predicates, f"(SELECT *{hashed} FROM rows)", sorted(types))
+    _check(connection, empty, predicates, f"(SELECT *{hashed} FROM rows)", sorted(types), what)
     row = '"pretok:row"'
     wanted = ", ".join(f"coalesce(({p}\n), false) AS c{n}" for n, p in enumerate(predicates.values()))
     query = f"SELECT {wanted} FROM (SELECT *{hashed if 'hash' in columns else ''} FROM rows) ORDER BY {row}"
@@ -194,7 +201,7 @@ def _evaluated(
     for shard, _, batch in scan(manifest, columns, shards, joined):
         arrays = [array.cast(types[name]) for name, array in zip(columns, batch.columns, strict=True)]
         table = pa.table([*arrays, pa.array(np.arange(len(batch)))], names=[*columns, "pretok:row"])
-        chosen = _run(connection, table, query, predicates)
+        chosen = _run(connection, table, query, predicates, what)
         lengths = np.asarray(batch["tokens"]).astype(np.int64)
         seen[shard.path] = seen.get(shard.path, 0) + int(lengths.sum())
         yield chosen, lengths
@@ -206,7 +213,9 @@ def _evaluated(
             )
 
 
-def _run(connection: Any, table: Any, query: str, predicates: Mapping[str, str]) -> npt.NDArray[np.bool_]:
+def _run(
+    connection: Any, table: Any, query: str, predicates: Mapping[str, str], what: str
+) -> npt.NDArray[np.bool_]:
     """(classes, n): what the query says of each row."""
     import duckdb
 
@@ -217,14 +226,15 @@ def _run(connection: Any, table: Any, query: str, predicates: Mapping[str, str])
     except duckdb.OutOfMemoryException:
         raise
     except duckdb.Error as error:
-        raise UsageError(f"{_asked(predicates)}: {error}") from None
+        asked = ", ".join(f"{what}{name} where {predicate}" for name, predicate in predicates.items())
+        raise UsageError(f"{asked}: {error}") from None
     finally:
         connection.unregister("rows")
     return np.array([np.asarray(column, np.bool_) for column in found.values()])
 
 
 def _check(
-    connection: Any, empty: Any, predicates: Mapping[str, str], rows: str, columns: Sequence[str]
+    connection: Any, empty: Any, predicates: Mapping[str, str], rows: str, columns: Sequence[str], what: str
 ) -> None:
     """UsageError for what is no condition on the columns of one document."""
     import duckdb
@@ -245,13 +255,13 @@ def _check(
                 wrong = [told for kind, told in NOT_PLAIN.items() if kind in kinds]
                 if wrong := [*wrong, *sorted(called & changing)]:
                     raise UsageError(
-                        f"class {name}: {predicate!r} asks for {wrong[0]}; a class is told document by document"
+                        f"{what}{name}: {predicate!r} asks for {wrong[0]}; it is told document by document"
                     )
                 kind = connection.execute(f"DESCRIBE {query}").fetchall()[0][1]
         except (duckdb.Error, ValueError) as error:
-            raise UsageError(f"class {name}: {error}\nthe columns are {', '.join(columns)}") from None
+            raise UsageError(f"{what}{name}: {error}\nthe columns are {', '.join(columns)}") from None
         if kind != "BOOLEAN":
-            raise UsageError(f"class {name}: {predicate!r} is {kind}, not a condition that is true or false")
+            raise UsageError(f"{what}{name}: {predicate!r} is {kind}, not a condition that is true or false")
     connection.unregister("rows")
 
 
@@ -273,7 +283,3 @@ def _used(tree: str) -> tuple[set[str], set[str]]:
         elif isinstance(one, list):
             left += one
     return found
-
-
-def _asked(predicates: Mapping[str, str]) -> str:
-    return ", ".join(f"class {name} where {predicate}" for name, predicate in predicates.items())

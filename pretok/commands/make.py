@@ -325,7 +325,7 @@ def verify(
     address: Address = None,
     json: Json = False,
 ) -> None:
-    """Check shards against their manifest: sizes, checksums, ids, totals, and documents encoded again.
+    """Check shards against their manifest: sizes, roots, ids, totals, and documents encoded again.
 
     pretok verify work/shards --full
     """
@@ -349,8 +349,8 @@ def verify(
         again = 0  # they are sequences of a mix
     console.notice(
         f"{shards}: {plural(len(manifest.shards), 'shard')} of {plural(totals.documents, 'document')} and "
-        f"{plural(totals.tokens, 'token')} {sound} as sealed: sizes, checksums, ids and totals of all, "
-        f"{plural(again, 'document')} encoded again (manifest {manifest.fingerprint})"
+        f"{plural(totals.tokens, 'token')} {sound} as sealed: sizes, roots, ids and totals of all, "
+        f"{plural(again, 'document')} encoded again (manifest {manifest.fingerprint}, root {manifest.root})"
     )
     if failed := manifest.failed:
         unread = "was" if len(failed) == 1 else "were"

@@ -5,7 +5,7 @@ a size, in the order of the manifest; what the format wants beside them; last OU
 which shards it holds, its counts, sizes and checksums, and of all what a reader must be told. Text and ledgers stay
 where they are.
 
-Each file is one task, which compares what it copies with the checksums of the manifest. OUT/.state holds the records of
+Each file is one task, which compares what it copies with the roots of the manifest. OUT/.state holds the records of
 finished ones until the end, so a killed run goes on where it stopped.
 """
 
@@ -18,7 +18,6 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from pretok.base.console import Console
 from pretok.base.errors import MismatchError, UsageError
@@ -27,6 +26,7 @@ from pretok.base.lock import hold
 from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import NewFile, copy_file, damaged, read_json, write_bytes, write_json
 from pretok.base.tasks import Step, open_step
+from pretok.base.tree import Tree
 from pretok.base.units import human_bytes
 from pretok.export.formats import FORMATS, ExportedFile
 from pretok.export.text import blend
@@ -192,12 +192,12 @@ def _with(prefix: Path, suffix: str) -> Path:
 
 def _copy(shard: Shard, target: NewFile) -> None:
     """Append the ids of a shard. Raises IntegrityError where they are not what the manifest says."""
-    own = xxhash.xxh3_128()
+    own = Tree()
     with shard.bin_path.open("rb", buffering=0) as source:
         while block := source.read(BLOCK):
             own.update(block)
             target.write(block)
-    if f"xxh3:{own.hexdigest()}" != shard.checksum:
+    if own.hexdigest() != shard.root:
         raise damaged(shard.bin_path)
 
 

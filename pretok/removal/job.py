@@ -4,6 +4,7 @@ Input: SHARDS, which documents, and why. Output: the same folder, in which
 
     .bin         EOD stands for each of their tokens, BOS too, so they are no target (`stream`)
     .docs.parquet  their rows keep file, start, record, tokens, bytes and hash, say when and why, and lose what was kept
+    .nodes       the nodes of its tree; of the `.bin` only the MiBs that change are read
     annotations  what was joined to them is null; all are bound to the new ledgers
     manifest     counts what was removed, and its history says what the folder was before
     removed.parquet  the hashes of their texts: `tokenize` rejects these
@@ -21,6 +22,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,7 +32,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import xxhash
 
 from pretok.base.console import Console
 from pretok.base.errors import FolderInUse, UsageError
@@ -44,10 +45,12 @@ from pretok.base.storage import (
     output_error,
     read_json,
     reading,
+    write_bytes,
     write_json,
     writing,
 )
 from pretok.base.tokens import Ints
+from pretok.base.tree import NODE, fold, node_hash, prove_nodes
 from pretok.base.units import listed, plural
 from pretok.removal.reach import Reach, reach_of, tell_reach
 from pretok.removal.select import (
@@ -93,7 +96,7 @@ from pretok.shards.manifest import (
 from pretok.shards.unfinished import refuse_unfinished, unfinished
 
 BLOCK = 1 << 22
-"""Bytes of a `.bin` that are read, and ids that are overwritten, at a time."""
+"""Ids that are overwritten at a time."""
 GONE = "(removed)"
 """Stands for a value of a removed document that the manifest showed as an example."""
 
@@ -296,7 +299,7 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
         request.reason,
         sum(len(one.rows) for one in selection.chosen),
         0,
-        {one.shard.path: one.shard.checksum for one in selection.chosen},
+        {one.shard.path: one.shard.root for one in selection.chosen},
     )
     eod, dtype = manifest.tokenizer.eod_id, manifest.tokenizer.dtype
     changed: dict[str, Shard] = {}
@@ -306,11 +309,14 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
         offsets = one.shard.open().offsets
         stretches = _joined(offsets[one.rows], offsets[one.rows + 1])
         overwrites.append(Overwrite(one.shard.path, tuple(stretches)))
-        root = reseal(one.shard, stretches, eod, dtype)
+        nodes = reseal(one.shard, stretches, eod, dtype)
+        path = staging.path()
+        write_bytes(path, b"".join(nodes))
+        staging.take(path, one.shard.nodes_path)
         counts = RemovedCounts(
             len(one.rows), sum(end - first for first, end in stretches), int(one.sizes.sum())
         )
-        changed[one.shard.path] = _with_removed(one.shard, root, counts)
+        changed[one.shard.path] = _with_removed(one.shard, fold(nodes).hex(), counts)
         name = str(one.shard.ledger_path.relative_to(manifest.folder))
         sealed[name] = _strike_ledger(staging, one, name, removal)
     removal = replace(removal, tokens=sum(end - first for o in overwrites for first, end in o.stretches))
@@ -346,34 +352,33 @@ def _joined(starts: Ints, ends: Ints) -> list[tuple[int, int]]:
     return list(zip(starts[begins].tolist(), ends[finish].tolist(), strict=True))
 
 
-def reseal(shard: Shard, stretches: Sequence[tuple[int, int]], eod: int, dtype: str) -> str:
-    """The checksum of a `.bin` once EOD stands in these stretches of tokens. IntegrityError where it is not as it was
-    sealed: what was damaged must not get a seal of its own."""
-    width = np.dtype(dtype).itemsize
-    was, will = xxhash.xxh3_128(), xxhash.xxh3_128()
-    left, at = list(reversed(stretches)), 0
+def reseal(shard: Shard, stretches: Sequence[tuple[int, int]], eod: int, dtype: str) -> list[bytes]:
+    """The nodes of the tree of a `.bin` once EOD stands in these stretches of tokens; reads the MiBs that they touch.
+    IntegrityError where one of these is not as it was sealed: what was damaged must not get a seal of its own."""
+    nodes = prove_nodes(shard.bin_path, shard.file_bytes, shard.root)
+    kind, left = np.dtype(dtype), deque(stretches)
+    each = NODE // kind.itemsize
     with reading(shard.bin_path), shard.bin_path.open("rb", buffering=0) as file:
-        while block := file.read(BLOCK):
-            was.update(block)
-            ids = np.frombuffer(bytearray(block), np.uint8)
-            while left and left[-1][0] * width < at + len(block):
-                first, end = left[-1]
-                inside = ids[max(first * width - at, 0) : end * width - at]
-                inside.view(np.dtype(dtype))[:] = eod
-                if end * width > at + len(block):
-                    break
-                left.pop()
-            will.update(ids.data)
-            at += len(block)
-    if f"xxh3:{was.hexdigest()}" != shard.checksum:
-        raise damaged(shard.bin_path)
-    return f"xxh3:{will.hexdigest()}"
+        while left:
+            number = left[0][0] // each
+            file.seek(number * NODE)
+            block = bytearray(file.read(NODE))
+            if node_hash(block) != nodes[number]:
+                raise damaged(shard.bin_path)
+            ids = np.frombuffer(block, kind)
+            while left and left[0][0] < (number + 1) * each:
+                first, end = left.popleft()
+                ids[first - number * each : end - number * each] = eod
+                if end > (number + 1) * each:
+                    left.appendleft(((number + 1) * each, end))
+            nodes[number] = node_hash(block)
+    return nodes
 
 
 def _with_removed(shard: Shard, root: str, more: RemovedCounts) -> Shard:
     old = shard.removed or RemovedCounts(0, 0, 0)
     sums = RemovedCounts(old.documents + more.documents, old.tokens + more.tokens, old.bytes + more.bytes)
-    return replace(shard, checksum=root, removed=sums)
+    return replace(shard, root=root, removed=sums)
 
 
 def _strike_ledger(staging: _Staging, one: Chosen, name: str, removal: Removal) -> SideFile:
@@ -382,7 +387,7 @@ def _strike_ledger(staging: _Staging, one: Chosen, name: str, removal: Removal) 
     prefix = staging.path()
     made = strike(one.shard.ledger_path, prefix, mask, removal.at, removal.reason)
     staging.take(ledger_path(prefix), one.shard.ledger_path)
-    return SideFile(name, one.shard.source, made.file_bytes, made.checksum)
+    return SideFile(name, one.shard.source, made.file_bytes, made.root)
 
 
 def _manifest_of(

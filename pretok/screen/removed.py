@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError
-from pretok.base.storage import NewFile, reading
+from pretok.base.storage import reading
+from pretok.base.tree import TreeFile
 from pretok.read.batches import HASH, hash_column, hash_texts
 
 FILE_NAME = "removed.parquet"
@@ -48,13 +49,13 @@ def read_removed(paths: Sequence[Path]) -> pa.Table:
 
 
 def write_removed(path: Path, table: pa.Table) -> tuple[int, str]:
-    """Write the file atomically: (size, checksum)."""
-    with NewFile(path) as file:
+    """Write the file atomically: (size, root)."""
+    with TreeFile(path) as file:
         pq.write_table(
             table.cast(SCHEMA), pa.PythonFile(file, mode="w"), compression="zstd", store_schema=False
         )
         file.seal()
-    return file.size, file.checksum
+    return file.size, file.root
 
 
 def rows_of(hashes: pa.Array, at: str, reason: str) -> pa.Table:

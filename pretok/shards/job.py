@@ -47,8 +47,7 @@ from pretok.shards.copies_job import settle_copies
 from pretok.shards.inputs import SourcePlan, load_appends
 from pretok.shards.manifest import (
     FILE_NAME,
-    LEDGER_SUFFIX,
-    SPANS_SUFFIX,
+    SHARD_SUFFIXES,
     STATE,
     Manifest,
     has_manifest,
@@ -329,7 +328,7 @@ def _finished(task: TokenizeTask) -> bool:
     if (parts and parts[-1].last) or marker.exists():
         marker.touch()
         for part in reversed(parts):
-            for suffix in (".bin", ".idx", LEDGER_SUFFIX, SPANS_SUFFIX):
+            for suffix in SHARD_SUFFIXES:
                 (task.shards_dir / task.partition.source / f"{part.name}{suffix}").unlink(missing_ok=True)
                 (task.state_dir / f"{part.name}.val{suffix}").unlink(missing_ok=True)
             (task.state_dir / f"{part.name}.json").unlink()

@@ -10,20 +10,21 @@ value was checked, read by verify, stats, mix, stream and train.
     totals       counts, as in each source
     sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...}}}
     failed       [{partition, file, error}]
-    shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, checksum, index_checksum}]
-    side_files   [{path, source, file_bytes, checksum}]    every other file of the folder: ledgers, inputs, rejects
+    shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, root, index_root}]
+    side_files   [{path, source, file_bytes, root}]    every other file of the folder: ledgers, inputs, rejects
     mismatches   {NAME: [{column, count, file, position, value}]}    values of kept columns that had another type
     history      [{kind, fingerprint, shards: {NAME: {train, val}}}]    what the folder was before, the oldest first:
                  `appended` where it has grown since, by sources or in them, from that fingerprint and the first so many
                  shards of each source and split; `removed` where documents were removed, with `removal`: {at, reason,
-                 documents, tokens, former: {PATH: checksum of the `.bin` before}}
+                 documents, tokens, former: {PATH: root of the `.bin` before}}
     config, software, and materialized (the mix) where the shards hold a mix in its order
 
-`bytes` are of text in UTF-8, `file_bytes` of a file. `tokens`, `documents` and `bytes` of a source count both splits.
-They count documents that were removed too, which keep their place; `removed` of a shard and a split says how many.
-`shards[].path` is the `.bin`, relative to the folder. Shards are ordered by source name, split and number, and that
-order is the order of the source's flat token stream. A folder grows by shards behind those of the same source and
-split, so a flat stream of before is the beginning of the one of now.
+A root is that of the hash tree of a file (`pretok.base.tree`); the nodes beside a `.bin` are what its root follows
+from, and are not listed. `bytes` are of text in UTF-8, `file_bytes` of a file. `tokens`, `documents` and `bytes` of a
+source count both splits. They count documents that were removed too, which keep their place; `removed` of a shard and a
+split says how many. `shards[].path` is the `.bin`, relative to the folder. Shards are ordered by source name,
+split and number, and that order is the order of the source's flat token stream. A folder grows by shards behind those
+of the same source and split, so a flat stream of before is the beginning of the one of now.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ from pretok.base.kinds import KINDS, LEARNED
 from pretok.base.records import Count, Record, check_version, read_record, replace, to_json
 from pretok.base.storage import (
     canonical_json,
-    compare_checksum,
     digest,
     fingerprint,
     read_json,
@@ -52,10 +52,11 @@ from pretok.base.storage import (
     write_json,
 )
 from pretok.base.tokens import token_dtype
+from pretok.base.tree import NODES_SUFFIX, compare_root, entry_hash, fold, nodes_path
 from pretok.shards.format import SealedShard, ShardReader
 
 FORMAT = "pretok-shards"
-VERSION = 5
+VERSION = 6
 MAX_TOKENS = 1 << 62
 """More than any shards hold together; below it no address of a token leaves 64 bits."""
 SETTLED = 0.1
@@ -69,6 +70,8 @@ APPENDED, REMOVED = "appended", "removed"
 UNFINISHED_REMOVAL = ".removal/log.json"
 """File of a shards folder that stands while a removal is written (`pretok.removal`)."""
 INPUTS_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX = ".files.parquet", ".docs.parquet", ".spans"
+SHARD_SUFFIXES = (".bin", ".idx", NODES_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX)
+"""Of all files that a shard may have."""
 NOWHERE = Path()
 """The folder of what is not in one yet. It is told from others by identity and never written, see `Manifest.at`."""
 
@@ -126,9 +129,9 @@ class SourceCounts(Record, frozen=True):
 
 
 class Shard(Record, frozen=True, omit_defaults=True):
-    """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; index_checksum: of the `.idx`;
-    folder: where the shards are, which stands in no file; kinds: of conversations the tokens of each kind; removed: how
-    much of it was removed."""
+    """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; root, index_root: of its
+    tree and of that of its `.idx`; folder: where the shards are, which stands in no file; kinds: of conversations the
+    tokens of each kind; removed: how much of it was removed."""
 
     path: str
     source: str
@@ -137,8 +140,8 @@ class Shard(Record, frozen=True, omit_defaults=True):
     documents: Count
     file_bytes: Count
     text_bytes: Count
-    checksum: str
-    index_checksum: str
+    root: str
+    index_root: str
     kinds: dict[str, Count] | None = None
     removed: RemovedCounts | None = None
     folder: Path = NOWHERE
@@ -152,6 +155,11 @@ class Shard(Record, frozen=True, omit_defaults=True):
     def index_path(self) -> Path:
         """Where the `.idx` is."""
         return self.bin_path.with_suffix(".idx")
+
+    @property
+    def nodes_path(self) -> Path:
+        """Where the nodes of its tree are."""
+        return nodes_path(self.bin_path)
 
     @property
     def ledger_path(self) -> Path:
@@ -171,7 +179,7 @@ class Shard(Record, frozen=True, omit_defaults=True):
     def open(self) -> ShardReader:
         """Its reader. Raises IntegrityError unless its index is as it was sealed; its tokens are not compared."""
         reader = ShardReader(self.prefix)
-        compare_checksum(self.index_path, self.index_checksum)
+        compare_root(self.index_path, self.index_root)
         return reader
 
 
@@ -181,7 +189,7 @@ class SideFile(Record, frozen=True):
     path: str
     source: str | None
     file_bytes: Count
-    checksum: str
+    root: str
 
 
 class MismatchEntry(Record, frozen=True):
@@ -204,7 +212,7 @@ class ShardCounts(Record, frozen=True):
 
 class Removal(Record, frozen=True):
     """Documents that were removed together. at: when, UTC, as no other removal of the folder; former: path of each
-    shard that changed -> the checksum of its `.bin` before."""
+    shard that changed -> the root of its `.bin` before."""
 
     at: str
     reason: str
@@ -247,7 +255,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     @cached_property
     def fingerprint(self) -> str:
-        """What identifies the tokens: the tokenizer and, in order, every shard's path, sizes and checksums.
+        """What identifies the tokens: the tokenizer and, in order, every shard's path, sizes and roots.
 
         Taken of a form of its own, so that a mix of the same tokens stays valid where the manifest's keys change.
         """
@@ -255,24 +263,45 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     def _fingerprint_of(self, shards: Iterable[Shard]) -> str:
         """That of a manifest of some of the shards, as they are or were."""
-        parts = ((*self._canonical[shard.path], canonical_json(shard.checksum)) for shard in shards)
-        entries = b",".join(head + checksum + tail for head, tail, checksum in parts)
+        parts = ((*self._canonical[shard.path], canonical_json(shard.root)) for shard in shards)
+        entries = b",".join(head + root + tail for head, tail, root in parts)
         head = canonical_json({"format": FORMAT, "shards": []}).removesuffix(b"]}")
-        tail = canonical_json({"tokenizer": to_json(self.tokenizer), "version": 1}).removeprefix(b"{")
+        tail = canonical_json({"tokenizer": to_json(self.tokenizer), "version": 2}).removeprefix(b"{")
         return digest(b"".join((head, entries, b"],", tail)))
 
     @cached_property
+    def root(self) -> str:
+        """The root over all: of the tree (`pretok.base.tree`) whose leaves are the `entries`."""
+        return fold([entry_hash(entry) for entry in self.entries]).hex()
+
+    @cached_property
+    def entries(self) -> tuple[bytes, ...]:
+        """What the root over all is of, as canonical JSON: first the manifest without its files, but with their number
+        and the fingerprint; then each shard, with `first`, the tokens of its source and split before it, and the roots
+        of its ledger and spans; then each other file."""
+        body = to_json(self.at(NOWHERE))
+        shards, others = body.pop("shards"), body.pop("side_files")
+        roots = {file.path: file.root for file in self.side_files}
+        before: Counter[tuple[str, str]] = Counter()
+        for entry, shard in zip(shards, self.shards, strict=True):
+            entry["first"] = before[shard.source, shard.split]
+            before[shard.source, shard.split] += shard.tokens
+            for key, suffix in (("ledger", LEDGER_SUFFIX), ("spans", SPANS_SUFFIX)):
+                name = shard.path.removesuffix(".bin") + suffix
+                entry |= {key: roots.pop(name)} if name in roots else {}
+        others = [file for file in others if file["path"] in roots]
+        head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, **body}
+        head |= {"shards": len(shards), "side_files": len(others)}
+        return tuple(canonical_json(entry) for entry in (head, *shards, *others))
+
+    @cached_property
     def _canonical(self) -> dict[str, tuple[bytes, bytes]]:
-        """Path of each shard -> what the fingerprint has of it before and behind its checksum, which removals change:
-        made once, as the history has a fingerprint of many."""
-        entries = to_json(self.at(NOWHERE).shards)
-        for entry in entries:
-            entry["bytes"] = entry.pop("file_bytes")
+        """Path of each shard -> what the fingerprint has of it before and behind its root, which removals change: made
+        once, as the history has a fingerprint of many."""
+        key, found = b'"root":', {}
+        for entry in to_json(self.at(NOWHERE).shards):
             entry.pop("removed", None)  # follows from the tokens
-        key = b'"checksum":'
-        found = {}
-        for entry in entries:
-            head, tail = canonical_json({**entry, "checksum": 0}).split(key + b"0", 1)
+            head, tail = canonical_json({**entry, "root": 0}).split(key + b"0", 1)
             found[entry["path"]] = head + key, tail
         return found
 
@@ -304,7 +333,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     def as_of(self, fingerprint: str) -> Manifest | None:
         """The same folder when it had this fingerprint; None if it never had. The counts are those of its shards then,
-        of which it is not known what was rejected. The checksums are those of then, too."""
+        of which it is not known what was rejected. The roots are those of then, too."""
         if self.was(fingerprint) is None or fingerprint == self.fingerprint:
             return self if fingerprint == self.fingerprint else None
         number = [event.fingerprint for event in self.history].index(fingerprint)
@@ -333,13 +362,12 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return self._fingerprint_of(self._before(events)) == events[0].fingerprint
 
     def _before(self, events: tuple[Event, ...]) -> tuple[Shard, ...]:
-        """The shards, with the checksums of then, before the first of the events, which are the last of the history."""
+        """The shards, with the roots of then, before the first of the events, which are the last of the history."""
         former: dict[str, str] = {}
-        for event in reversed(events):  # of a shard that changed twice the older checksum counts
+        for event in reversed(events):  # of a shard that changed twice the older root counts
             former |= event.removal.former if event.removal else {}
         return tuple(
-            replace(shard, checksum=former.get(shard.path, shard.checksum))
-            for shard in self._first(events[0].shards)
+            replace(shard, root=former.get(shard.path, shard.root)) for shard in self._first(events[0].shards)
         )
 
     def _first(self, counts: Mapping[str, ShardCounts]) -> tuple[Shard, ...]:
@@ -414,18 +442,18 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return None
 
     @cached_property
-    def checksums(self) -> dict[Path, str]:
+    def roots(self) -> dict[Path, str]:
         """Of every file that the manifest names: shards, their indexes, ledgers, the tokenizer and the others."""
         return {
-            **{shard.bin_path: shard.checksum for shard in self.shards},
-            **{shard.index_path: shard.index_checksum for shard in self.shards},
-            **{self.folder / file.path: file.checksum for file in self.side_files},
+            **{shard.bin_path: shard.root for shard in self.shards},
+            **{shard.index_path: shard.index_root for shard in self.shards},
+            **{self.folder / file.path: file.root for file in self.side_files},
         }
 
     def check(self, path: Path) -> bool:
         """Whether a file is there. Raises IntegrityError where the manifest names it and it is not as it was sealed."""
-        if path in self.checksums:
-            compare_checksum(path, self.checksums[path])
+        if path in self.roots:
+            compare_root(path, self.roots[path])
         return path.exists()
 
     @property
@@ -575,8 +603,8 @@ def shard_entry(
         documents=sealed.documents,
         file_bytes=sealed.bin_bytes,
         text_bytes=text_bytes,
-        checksum=sealed.bin_checksum,
-        index_checksum=sealed.idx_checksum,
+        root=sealed.root,
+        index_root=sealed.index_root,
         kinds=kinds,
     )
 

@@ -27,8 +27,9 @@ from pretok.base.errors import FolderInUse, MismatchError
 from pretok.base.failures import Failure
 from pretok.base.lock import refuse_readers
 from pretok.base.records import replace
-from pretok.base.storage import atomic_open, checksum
+from pretok.base.storage import atomic_open
 from pretok.base.tokens import token_dtype
+from pretok.base.tree import root_of
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
 from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, sum_pieces, write_inputs
@@ -36,6 +37,7 @@ from pretok.shards.ledger import ledger_path, merge_ledgers
 from pretok.shards.manifest import (
     FILE_NAME,
     LEDGER_SUFFIX,
+    SHARD_SUFFIXES,
     SPANS_SUFFIX,
     SPLITS,
     Manifest,
@@ -207,7 +209,7 @@ def _assemble(common: Manifest, sources: dict[str, _Source], side_files: Iterabl
 def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple[SideFile, ...]:
     """What the manifest says of those of `paths` that are there; they belong to `source` or to none."""
     return tuple(
-        SideFile(str(path.relative_to(shards)), source, path.stat().st_size, checksum(path))
+        SideFile(str(path.relative_to(shards)), source, path.stat().st_size, root_of(path))
         for path in paths
         if path.exists()
     )
@@ -231,11 +233,11 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         for name, split, one in sealed
     ]
     ledgers = [
-        SideFile(f"{plan.name}/{name}{LEDGER_SUFFIX}", plan.name, one.ledger.file_bytes, one.ledger.checksum)
+        SideFile(f"{plan.name}/{name}{LEDGER_SUFFIX}", plan.name, one.ledger.file_bytes, one.ledger.root)
         for name, _, one in sealed
     ]
     spans = [
-        SideFile(f"{plan.name}/{name}{SPANS_SUFFIX}", plan.name, one.spans.file_bytes, one.spans.checksum)
+        SideFile(f"{plan.name}/{name}{SPANS_SUFFIX}", plan.name, one.spans.file_bytes, one.spans.root)
         for name, _, one in sealed
         if one.spans is not None
     ]
@@ -294,10 +296,8 @@ def _merge_validation(
     prefix = shards / plan.name / _numbered(f"{plan.name}-val", plan)
     sealed = [(state / f"{part.name}.val", part.val) for _, part in parts if part.val is not None]
     if not sealed:
-        for path in (
-            *(prefix.with_suffix(suffix) for suffix in (".bin", ".idx")), ledger_path(prefix), spans_path(prefix)
-        ):  # fmt: skip
-            path.unlink(missing_ok=True)  # of inputs that were fixed since
+        for suffix in SHARD_SUFFIXES:
+            prefix.with_suffix(suffix).unlink(missing_ok=True)  # of inputs that were fixed since
         return None
     with ShardWriter(prefix, token_dtype(vocab.size)) as shard:
         for part, _ in sealed:

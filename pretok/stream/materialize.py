@@ -6,7 +6,7 @@ stored), and a manifest that carries the mix under `materialized`. `pretok.strea
 the plan, position by position, without a permutation. Text bytes are not known here and stand as 0; there are
 no ledgers, as the sequences are no documents.
 
-The shards that are read are compared with their checksums first. Each shard is one task and is the same whoever writes
+The shards that are read are compared with their roots first. Each shard is one task and is the same whoever writes
 it; OUT/.state holds the records of finished ones until the manifest is written, so a killed run goes on where it
 stopped.
 """
@@ -27,8 +27,9 @@ from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import read_record, to_json
-from pretok.base.storage import compare_checksum, copy_file, read_json, write_json
+from pretok.base.storage import copy_file, read_json, write_json
 from pretok.base.tasks import open_step
+from pretok.base.tree import compare_root
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import (
     FILE_NAME,
@@ -138,7 +139,7 @@ def run_materialize(
 
 def check_shard(shard: Shard, report: Report) -> None:  # noqa: ARG001
     """Raises IntegrityError unless the tokens of a shard are as they were sealed: the copy gets a seal of its own."""
-    compare_checksum(shard.bin_path, shard.checksum)
+    compare_root(shard.bin_path, shard.root)
 
 
 def write_shard(task: MaterializeTask, report: Report) -> None:

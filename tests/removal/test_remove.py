@@ -294,7 +294,7 @@ def test_two_jobs_do_not_meet(removable: Path, tmp_path: Path, capsys: Any) -> N
 
 
 def test_shards_that_differ_otherwise_are_refused(removable: Path, tmp_path: Path) -> None:
-    """A history is proven: a former checksum that is none, another kind, a time that stands twice."""
+    """A history is proven: a former root that is none, another kind, a time that stands twice."""
     work = copy_of(removable, tmp_path / "work")
     remove(work, where="id = 'a3'")
     manifest = load_manifest(work / "shards")

@@ -159,6 +159,7 @@ def build_vocab(
         "sources.keep",
     ),
     *("shards.max_reject_share", "shards.against", "shards.reject_contaminated", "shards.duplicates"),
+    "shards.removed",
 )
 def tokenize(
     context: typer.Context,
@@ -321,6 +322,9 @@ def verify(
         int, typer.Option(min=0, help="Documents to decode and encode again.")
     ] = VERIFY_DOCUMENTS,
     full: Annotated[bool, typer.Option("--full", help="Decode and encode every document again.")] = False,
+    removed: Annotated[
+        bool, typer.Option("--removed", help="Decode every document and look for texts that were removed.")
+    ] = False,
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -334,7 +338,7 @@ def verify(
 
     console = terminal(context, work_of(shards))
     with start_engine(workers, address) as engine:
-        manifest, problems = run_verify(shards, None if full else sample, engine, console)
+        manifest, problems = run_verify(shards, None if full else sample, engine, console, removed=removed)
     for sentence in notes(manifest):
         console.notice(sentence)
     if json:
@@ -352,6 +356,14 @@ def verify(
         f"{plural(totals.tokens, 'token')} {sound} as sealed: sizes, roots, ids and totals of all, "
         f"{plural(again, 'document')} encoded again (manifest {manifest.fingerprint}, root {manifest.root})"
     )
+    if removed:
+        gone = manifest.totals.removed
+        console.notice(
+            f"{shards}: {gone.documents:,} documents of {gone.tokens:,} tokens were removed; every other was decoded, "
+            "and none has one of their texts"
+            if gone
+            else f"{shards}: nothing was removed from it"
+        )
     if failed := manifest.failed:
         unread = "was" if len(failed) == 1 else "were"
         raise PartitionsFailed(

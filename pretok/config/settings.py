@@ -401,6 +401,9 @@ class Shards(Part):
     duplicates: Literal["keep", "mark", "drop"] = "keep"
     """What becomes of a text that an earlier document of any source has: kept, marked in the ledger, or rejected; to
     mark or reject them the inputs are read twice. | "drop" | ledger.md"""
+    removed: ExpandedPath | None = None
+    """List of texts that another project removed, its shards/removed.parquet: they are rejected here too. |
+    "other/shards/removed.parquet" | removal.md"""
 
     @model_validator(mode="after")
     def _has_benchmark(self) -> Self:

@@ -331,6 +331,10 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         """All that was removed, in order."""
         return tuple(event.removal for event in self.history if event.removal is not None)
 
+    def removal_number(self, at: str | None) -> int:
+        """Which of the removals was at this time; for None, of what was never removed, one more than there are."""
+        return [*(removal.at for removal in self.removals), None].index(at)
+
     def as_of(self, fingerprint: str) -> Manifest | None:
         """The same folder when it had this fingerprint; None if it never had. The counts are those of its shards then,
         of which it is not known what was rejected. The roots are those of then, too."""

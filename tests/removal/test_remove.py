@@ -110,7 +110,7 @@ def remove(work: Path, **what: Any) -> Any:
     return run_remove(Request(work / "shards", "perché sì", **what), Silent())
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_random_removals_agree_with_brute_force(
     removable: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

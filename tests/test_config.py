@@ -166,7 +166,7 @@ def test_init_prints_a_recipe_that_is_the_defaults(capsys):
     plain = make_recipe({"out": "work", "sources": parse_inputs(["it=a/*.jsonl", "en=b"])}, "x")
     assert make_recipe(tomllib.loads(printed), "x") == plain
     on = re.sub(
-        r"^# (\[(?:mix|train|slurm.*)\]|(?!eod|bos|path|extend|add|reject|against|special|tools)[a-z_0-9]+ =)",
+        r"^# (\[(?:mix|train|slurm.*)\]|(?!eod|bos|path|extend|add|reject|against|removed|special|tools)[a-z_0-9]+ =)",
         r"\1",
         printed,
         flags=re.M,

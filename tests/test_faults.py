@@ -39,6 +39,7 @@ LINES = {
     "run": ("run", "{work}/recipe.toml", *HERE),
     "plan": ("plan", *INPUTS, "--out", "{work}/new"),
     "annotate": ("annotate", SHARDS, "{work}/rows.jsonl", "--name", "q", "--by", "id", *HERE),
+    "remove": ("remove", SHARDS, "--where", "id = 'it3'", "--reason", "why"),
     "verify": ("verify", SHARDS, *HERE),
     "stats": ("stats", SHARDS),
     "inspect": ("inspect", SHARDS, "--source", "it", "--doc", "3"),
@@ -170,8 +171,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
 
 
 @pytest.fixture
-def work(made: Path, tmp_path: Path) -> Path:
+def work(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it at a place of the same name in its folder: inputs are known by their paths."""
+    monkeypatch.setattr("pretok.removal.job._now", lambda manifest: "2026-01-01T00:00:00.000Z")
     return shutil.copytree(made, tmp_path / "work")
 
 

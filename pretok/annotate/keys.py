@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
-from pretok.shards.ledger import hash_texts, hex_digits
+from pretok.read.batches import hash_texts
+from pretok.shards.ledger import hex_digits
 
 HASHES = ("h0", "h1")
 

@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 
 from pretok.base.errors import UsageError
 from pretok.base.units import human_bytes
+from pretok.read.batches import HASH
 from pretok.shards.documents import PLACE_IN_FILE, Numbered, chosen_shards, lines_of_source, scan
-from pretok.shards.ledger import HASH, ledger_schema
+from pretok.shards.ledger import ledger_schema
 from pretok.shards.manifest import Manifest
 from pretok.shards.texts import load_decoder, shard_texts
 

@@ -31,7 +31,7 @@ class Traced:
 
     global_batch: sequences of a step, 0 where no run is known; before: steps of the run before the segment; last: steps
     at its end, None where no run is known; steps: how many the run has done, as far as its
-    checkpoints say.
+    checkpoints say; removals: how often documents had been removed before it read, None: as often as until now.
     """
 
     view: View
@@ -41,6 +41,7 @@ class Traced:
     before: int = 0
     first: int = 0
     last: int | None = None
+    removals: int | None = None
 
     @property
     def positions(self) -> range:
@@ -107,7 +108,14 @@ def _open_run(run: Path, shards: Path | None) -> list[Traced]:
             segment = segments[number]
             found.append(
                 Traced(
-                    view, manifest, segment.global_batch, done, segment.step, segment.position, ends[number]
+                    view,
+                    manifest,
+                    segment.global_batch,
+                    done,
+                    segment.step,
+                    segment.position,
+                    ends[number],
+                    segment.removals if segment.step < done else None,
                 )
             )
     return sorted(found, key=lambda traced: traced.before)
@@ -201,7 +209,8 @@ def passages(traced: Traced, position: int) -> Iterator[Passage]:
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """A document where it is read, for a person: `Reading` and `Passage` with the input it came from."""
+    """A document where it is read, for a person: `Reading` and `Passage` with the input it came from; removed: the
+    document was removed before, and end-of-document tokens are read in its place."""
 
     position: int
     step: int | None
@@ -215,6 +224,7 @@ class TraceRow:
     file: str
     line: int
     of_class: str | None = None
+    removed: bool = False
 
 
 def of_class(view: View, entry: str) -> str | None:
@@ -224,7 +234,7 @@ def of_class(view: View, entry: str) -> str | None:
 
 def document_rows(traced: Traced, source: str, split: str, document: int) -> list[TraceRow]:
     """A row for each sequence that reads the document."""
-    file, line, _ = origin(traced.manifest, *find_shard(traced.manifest, source, split, document))
+    file, line, kept = origin(traced.manifest, *find_shard(traced.manifest, source, split, document))
     return [
         TraceRow(
             r.position,
@@ -239,6 +249,7 @@ def document_rows(traced: Traced, source: str, split: str, document: int) -> lis
             file,
             line,
             r.of_class,
+            _was_removed(traced, kept),
         )
         for r in readings(traced, source, split, document)
     ]
@@ -250,7 +261,7 @@ def passage_rows(traced: Traced, position: int) -> list[TraceRow]:
     for passage in passages(traced, position):
         entry, epoch, sequence = traced.view.origin(position)
         shard = find_shard(traced.manifest, passage.source, passage.split, passage.document)
-        file, line, _ = origin(traced.manifest, *shard)
+        file, line, kept = origin(traced.manifest, *shard)
         step = traced.step_of(position)
         done = None if step is None else step <= traced.steps
         rows.append(
@@ -267,9 +278,17 @@ def passage_rows(traced: Traced, position: int) -> list[TraceRow]:
                 file,
                 line,
                 of_class(traced.view, entry),
+                _was_removed(traced, kept),
             )
         )
     return rows
+
+
+def _was_removed(traced: Traced, kept: dict[str, Any]) -> bool:
+    """Whether a document had been removed when it was read. kept: what its ledger keeps."""
+    number = traced.manifest.removal_number(kept.get("removed"))
+    seen = len(traced.manifest.removals) if traced.removals is None else traced.removals
+    return number < seen
 
 
 def reading_at(segments: Sequence[Traced], position: int) -> list[Traced]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pretok.audit.verify_annotations import JoinedFile, annotation_notes, check_records, verify_joined
+from pretok.audit.verify_removed import verify_removed
 from pretok.audit.verify_task import VerifyTask, verify_index, verify_shard
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, PretokError
@@ -47,14 +48,15 @@ SEED = 0
 
 
 def run_verify(
-    shards: Path, sample: int | None, engine: Engine, console: Console
+    shards: Path, sample: int | None, engine: Engine, console: Console, *, removed: bool = False
 ) -> tuple[Manifest, list[str]]:
-    """Check everything; `sample` documents are decoded and encoded again (None: all). (manifest, problems)."""
+    """Check everything; `sample` documents are decoded and encoded again (None: all). removed: whether all are decoded
+    and compared with the texts that were removed. (manifest, problems)."""
     with share(shards, "verify"), open_step("verify", engine, console) as step:
-        return _verify(shards, sample, step)
+        return _verify(shards, sample, step, removed)
 
 
-def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, list[str]]:
+def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tuple[Manifest, list[str]]:
     manifest = load_manifest(shards)
     tokenizer = _check_tokenizer(manifest)
     problems = tokenizer + _check_files(manifest) + _check_totals(manifest) + _check_plans(manifest)
@@ -98,6 +100,10 @@ def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, lis
     problems += found
     for _, found in step.map(verify_joined, joined, "file", lambda file: str(file.path), kept=False):
         problems += found
+    if removed and manifest.removals:
+        every = [(manifest.folder, shard.path) for shard in manifest.shards]
+        for _, found in step.map(verify_removed, every, "shard", lambda task: task[1], kept=False):
+            problems += found
     # Of the mixes beside the shards: the stream looks at a block when it reads it.
     sides = sorted((shards.absolute().parent / FOLDER).glob(f"*{SUFFIX}"))
     for _, found in step.map(verify_beside, sides, "file", str, kept=False):

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import reading
+from pretok.base.tokens import removed_documents
 from pretok.base.tree import NODE, differing, prove_nodes, root_of
 from pretok.chat.resolve import chat_tokenizer
+from pretok.read.batches import hash_column, hash_texts
 from pretok.shards.format import ShardReader
-from pretok.shards.ledger import hash_column, hash_texts, ledger_column
-from pretok.shards.manifest import Shard, TokenizerEntry
+from pretok.shards.ledger import ledger_column, ledger_schema
+from pretok.shards.manifest import RemovedCounts, Shard, TokenizerEntry
 from pretok.shards.spans import ShardSpans
 from pretok.stream.packed import verify_packing
 from pretok.tokenizer.encoder import Encoder
@@ -72,12 +75,14 @@ def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> 
             f"{shard.prefix}: {len(reader.tokens)} tokens in {len(reader)} documents, "
             f"the manifest says {shard.tokens} in {shard.documents}"
         )
-    problems += _check_ids(reader, task)
-    problems += _check_ledger(reader, task)
+    unsound = _check_ledger(reader, task)
+    gone = _removed(reader, task, sound=not unsound)
+    problems += _check_ids(reader, task, gone)
+    problems += unsound
     problems += _check_spans(reader, task)
     # ids of a damaged shard cannot be decoded in any useful way
     if not problems and task.documents_end and task.sample != ():
-        problems += _check_documents(reader, task, report)
+        problems += _check_documents(reader, task, gone, report)
     report({"shards": 1, "documents": len(reader), "tokens": len(reader.tokens)})
     return problems
 
@@ -138,7 +143,7 @@ def _check_spans(reader: ShardReader, task: VerifyTask) -> list[str]:
     return [f"{shard.spans_path}: {problem}"] if problem else []
 
 
-def _check_ids(reader: ShardReader, task: VerifyTask) -> list[str]:
+def _check_ids(reader: ShardReader, task: VerifyTask, gone: npt.NDArray[np.bool_]) -> list[str]:
     """Ids below the vocabulary size; EOD at the end of each document, BOS at its beginning, and neither elsewhere."""
     bos_id = task.tokenizer.bos_id
     kinds = [("end", task.tokenizer.eod_id, 1)] + ([] if bos_id is None else [("beginning", bos_id, 0)])
@@ -153,17 +158,40 @@ def _check_ids(reader: ShardReader, task: VerifyTask) -> list[str]:
             counts[number] += int(np.count_nonzero(block == token))
     if not task.documents_end:
         return []
+    whole, removed = ~gone, task.shard.removed or RemovedCounts(0, 0, 0)
+    lost = int(gone.sum()), int(reader.lengths[gone].sum(dtype=np.int64))
+    if lost != (removed.documents, removed.tokens):
+        return [
+            f"{task.shard.ledger_path}: {lost[0]} documents of {lost[1]} tokens are removed, the manifest says "
+            f"{removed.documents} of {removed.tokens}"
+        ]
+    for number in np.flatnonzero(gone).tolist():
+        if (np.asarray(reader[number]) != task.tokenizer.eod_id).any():
+            return [f"{task.shard.prefix}.bin: document {number} was removed, and tokens of it are there"]
     for (name, token, last), count in zip(kinds, counts, strict=True):
-        if count != len(reader):
+        if count != int(whole.sum()) + lost[1] * last:
             return [f"{task.shard.prefix}.bin: {count} {name}-of-document tokens for {len(reader)} documents"]
-        places = reader.offsets[1:] - 1 if last else reader.offsets[:-1]
+        places = (reader.offsets[1:] - 1 if last else reader.offsets[:-1])[whole]
         if not (np.asarray(reader.tokens[places]) == token).all():
             return [f"{task.shard.prefix}: the {name} of a document is not the {name}-of-document token"]
     return []
 
 
+def _removed(reader: ShardReader, task: VerifyTask, *, sound: bool) -> npt.NDArray[np.bool_]:
+    """(documents,): those that were removed, by the ledger, or by their tokens where it is not sound."""
+    path = task.shard.ledger_path
+    if not sound:
+        return removed_documents(reader.tokens, reader.offsets, task.tokenizer.eod_id)
+    if task.ledger_root is None or "removed" not in ledger_schema(path).names:
+        return np.zeros(len(reader), np.bool_)
+    return np.asarray(ledger_column(path, "removed").is_valid())
+
+
 def _check_documents(
-    reader: ShardReader, task: VerifyTask, report: Callable[[dict[str, int]], None]
+    reader: ShardReader,
+    task: VerifyTask,
+    gone: npt.NDArray[np.bool_],
+    report: Callable[[dict[str, int]], None],
 ) -> list[str]:
     """Decode documents and encode the text again with `tokenizers`: the ids must come back.
 
@@ -176,7 +204,7 @@ def _check_documents(
     names = {token: marker for marker, token in task.markers.items()}
     tokens = [vocab.token_bytes(i) for i in range(vocab.size)]
     head = int(task.tokenizer.bos_id is not None)
-    chosen = range(len(reader)) if task.sample is None else task.sample
+    chosen = [n for n in (range(len(reader)) if task.sample is None else task.sample) if not gone[n]]
     for at in range(0, len(chosen), ENCODE_DOCUMENTS):
         numbers = chosen[at : at + ENCODE_DOCUMENTS]
         expected = [np.asarray(reader[n][head:-1]) for n in numbers]

@@ -24,6 +24,16 @@ def token_dtype(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.int32]:
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<i4")
 
 
+def removed_documents(tokens: Tokens, offsets: npt.NDArray[np.int64], eod_id: int) -> npt.NDArray[np.bool_]:
+    """(documents,): which documents were removed: all their tokens are EOD, where a document has text before its own.
+
+    offsets: (documents + 1,), where each begins in `tokens`, and the last one ends."""
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    found = lengths > 1
+    found[found] = tokens[starts[found]] == eod_id
+    return found
+
+
 def document_starts(tokens: npt.NDArray[Any], eod_id: int) -> npt.NDArray[np.bool_]:
     """Which of the tokens of sequences (..., L) begin a document, the first ones always: what follows an EOD and is
     none. An EOD whose input is EOD fills a sequence up: no target, and of one document with the run it is in (the rule

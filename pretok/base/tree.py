@@ -142,7 +142,7 @@ def _leaf_hashes(data: memoryview) -> list[bytes]:
     return [leaf_hash(data[at : at + LEAF]) for at in range(0, len(data), LEAF)]
 
 
-def _node(data: bytes) -> bytes:
+def node_hash(data: bytes | bytearray) -> bytes:
     """The hash over the leaves of a MiB."""
     return fold(_leaf_hashes(memoryview(data)))
 
@@ -206,7 +206,7 @@ def differing(path: Path, nodes: Sequence[bytes]) -> Iterator[int]:
     """The numbers of the MiBs of a file that have another hash than their node; the file is read."""
     with path.open("rb", buffering=0) as file:
         for number, node in enumerate(nodes):
-            if _node(file.read(NODE)) != node:
+            if node_hash(file.read(NODE)) != node:
                 yield number
 
 
@@ -226,7 +226,7 @@ def rehash(path: Path, ranges: Iterable[tuple[int, int]]) -> str:
         raise ValueError(f"{path} has {size} bytes: there is nothing to hash beyond")
     with reading(path), path.open("rb", buffering=0) as file:
         for number in sorted(touched):
-            nodes[number] = _node(_read_at(file, number * NODE, min(NODE, size - number * NODE)))
+            nodes[number] = node_hash(_read_at(file, number * NODE, min(NODE, size - number * NODE)))
     write_nodes(path, nodes)
     return fold(nodes).hex()
 

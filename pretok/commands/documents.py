@@ -314,7 +314,9 @@ def trace(
         terminal(context).notice(f"{doc} is in the shards, but {target} never reads it")
     else:
         columns = tuple(
-            name for name in asdict(rows[0]) if name != "of_class" or any(row.of_class for row in rows)
+            name
+            for name in asdict(rows[0])
+            if name not in ("of_class", "removed") or any(getattr(row, name) for row in rows)
         )
         values = [[asdict(row)[name] for name in columns] for row in rows]
         shown = [tuple("" if value is None else str(value) for value in row) for row in values]

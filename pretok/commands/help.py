@@ -28,6 +28,7 @@ SECTIONS = {
         "build-vocab": "train a vocabulary on the counts",
         "tokenize": "turn sources into shards of tokens",
         "annotate": "join columns made afterwards to the documents",
+        "remove": "take documents out of finished shards, all else as it was",
         "verify": "check that shards are what their manifest says",
         "mix": "fix which sequences come in which order",
         "export": "write what another trainer needs",
@@ -48,7 +49,7 @@ SECTIONS = {
 """Heading -> command -> what it does, in one line of 80 columns."""
 MODULES = {
     "recipe": ("init", "plan", "run", "submit"),
-    "make": ("count", "build-vocab", "tokenize", "annotate", "verify", "mix", "export"),
+    "make": ("count", "build-vocab", "tokenize", "annotate", "remove", "verify", "mix", "export"),
     "look": ("watch", "status", "report", "disclose", "stats", "preflight"),
     "documents": ("inspect", "query", "trace", "certify"),
 }

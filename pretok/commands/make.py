@@ -160,6 +160,7 @@ def build_vocab(
         "sources.keep",
     ),
     *("shards.max_reject_share", "shards.against", "shards.reject_contaminated", "shards.duplicates"),
+    "shards.removed",
 )
 def tokenize(
     context: typer.Context,
@@ -265,6 +266,56 @@ def annotate(
         tell_summary(summary, console)
 
 
+def remove(
+    context: typer.Context,
+    shards: Shards,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why; ledger and manifest keep it, with the date.")
+    ],
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="The documents for which it is true: SQL over the columns of the view `docs`.",
+        ),
+    ] = None,
+    ids: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The documents it names, one a line: a hash, a kept `id` or FILE:LINE."
+        ),
+    ] = None,
+    missing_ok: Annotated[
+        bool,
+        typer.Option("--missing-ok", help="Pass over names of no document. Default: list them, do nothing."),
+    ] = False,
+    all: Annotated[bool, typer.Option("--all", help="Let a condition take all that a source holds.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would go, and which mixes read it; change nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Take documents, and every copy of their texts, out of finished shards; all else stays as it was, bit for bit.
+
+    pretok remove work/shards --where "url like 'https://example.org/%'" --reason 'opted out' --dry-run
+
+    pretok remove work/shards --ids forget.txt --reason 'request 17'
+
+    End-of-document tokens stand in their place, which nothing learns: mixes stay valid and runs go on. The same texts
+    are rejected when inputs are tokenized again. A removal that was stopped is finished by the same command.
+    """
+    from pretok.removal.job import Request, run_remove, tell_removed
+    from pretok.removal.job import dry_run as look
+
+    request = Request(shards, reason, where, ids, missing_ok, all)
+    console = terminal(context, None if dry_run else work_of(shards))
+    report = look(request) if dry_run else run_remove(request, console)
+    if json:
+        print_json(report)
+    else:
+        tell_removed(report, request, console, done=not dry_run)
+
+
 def verify(
     context: typer.Context,
     shards: Shards,
@@ -272,6 +323,9 @@ def verify(
         int, typer.Option(min=0, help="Documents to decode and encode again.")
     ] = VERIFY_DOCUMENTS,
     full: Annotated[bool, typer.Option("--full", help="Decode and encode every document again.")] = False,
+    removed: Annotated[
+        bool, typer.Option("--removed", help="Decode every document and look for texts that were removed.")
+    ] = False,
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -285,7 +339,7 @@ def verify(
 
     console = terminal(context, work_of(shards))
     with start_engine(workers, address) as engine:
-        manifest, problems = run_verify(shards, None if full else sample, engine, console)
+        manifest, problems = run_verify(shards, None if full else sample, engine, console, removed=removed)
     for sentence in notes(manifest):
         console.notice(sentence)
     if json:
@@ -303,6 +357,14 @@ def verify(
         f"{plural(totals.tokens, 'token')} {sound} as sealed: sizes, roots, ids and totals of all, "
         f"{plural(again, 'document')} encoded again (manifest {manifest.fingerprint}, root {manifest.root})"
     )
+    if removed:
+        gone = manifest.totals.removed
+        console.notice(
+            f"{shards}: {gone.documents:,} documents of {gone.tokens:,} tokens were removed; every other was decoded, "
+            "and none has one of their texts"
+            if gone
+            else f"{shards}: nothing was removed from it"
+        )
     if failed := manifest.failed:
         unread = "was" if len(failed) == 1 else "were"
         raise PartitionsFailed(

@@ -43,7 +43,8 @@ Count = Annotated[int, BeforeValidator(parse_count)]
 LEDGER_NAMES = frozenset(
     (
         "file", "start", "record", "tokens", "bytes", "hash", "source", "split", "shard", "doc", "position",
-        "duplicate_of", "contaminated_share", "contaminated_by", "file_row_number", "pretok:file",
+        "duplicate_of", "contaminated_share", "contaminated_by", "removed", "removed_reason",
+        "file_row_number", "pretok:file",
     )
 )  # fmt: skip
 """Columns that a row of a ledger has anyway, there, in the view of `pretok query` or while DuckDB makes that."""
@@ -400,6 +401,9 @@ class Shards(Part):
     duplicates: Literal["keep", "mark", "drop"] = "keep"
     """What becomes of a text that an earlier document of any source has: kept, marked in the ledger, or rejected; to
     mark or reject them the inputs are read twice. | "drop" | ledger.md"""
+    removed: ExpandedPath | None = None
+    """List of texts that another project removed, its shards/removed.parquet: they are rejected here too. |
+    "other/shards/removed.parquet" | removal.md"""
 
     @model_validator(mode="after")
     def _has_benchmark(self) -> Self:

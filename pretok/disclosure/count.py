@@ -97,7 +97,8 @@ class DateRange(msgspec.Struct, kw_only=True, omit_defaults=True):
 @dataclass(slots=True)
 class ReadFigures:
     """Of one source. columns: kind -> the kept column that tells it; values: kind -> sums of (documents, tokens,
-    document_bytes, token_bytes); duplicates: documents that the ledger names as copies."""
+    document_bytes, token_bytes); duplicates: documents that the ledger names as copies; removed: of `amount` the
+    documents that were removed since, of which nothing else is known."""
 
     name: str
     extent: SourceReading
@@ -106,6 +107,7 @@ class ReadFigures:
     values: dict[str, ValueCounts]
     dates: DateRange | None = None
     duplicates: Amount | None = field(default=None)
+    removed: Amount = field(default_factory=Amount)
 
 
 def count_sources(manifest: Manifest, extent: Extent, named: Mapping[str, str]) -> list[ReadFigures]:
@@ -163,12 +165,18 @@ def _count(
     figures = ReadFigures(name, source, Amount(), columns, counted)
     figures.dates = DateRange(dated=0, other=0, none=0) if "date" in columns else None
     figures.duplicates = Amount() if "duplicate" in columns else None
+    order = {at: number for number, at in enumerate([*(r.at for r in manifest.removals), None])}
     first = 0  # of the window among the flat tokens of the source
-    wanted = ["tokens", "bytes", *sorted(set(columns.values()))]
+    wanted = ["tokens", "bytes", "removed", *sorted(set(columns.values()) - {"removed"})]
     for _, number, rows in scan(manifest, wanted, chosen_shards(manifest, name, extent.split), joined):
         lengths = np.asarray(rows["tokens"]).astype(np.int64)
         bounds: Ints = first + np.concatenate([[0], np.cumsum(lengths)])
-        tokens = source.tokens(bounds, number)
+        removed = None
+        if rows["removed"].null_count < len(rows):
+            removed = np.array([order[at] for at in rows["removed"].to_pylist()])
+        tokens = source.tokens(bounds, number, removed)
+        if source.coverage is None and removed is not None:  # shards are what they are now
+            tokens = np.where(removed < order[None], 0, tokens)
         first = int(bounds[-1])
         read = tokens > 0
         _add(figures, rows.filter(pa.array(read)), tokens[read], lengths[read])
@@ -182,6 +190,8 @@ def _add(figures: ReadFigures, rows: pa.RecordBatch, tokens: Ints, lengths: Ints
     held = np.asarray(sizes)
     bytes_read = pa.array(held * whole + held * rest // lengths)  # of a document read in part, in proportion
     figures.amount.add(_amount(rows, tokens, bytes_read))
+    gone = rows["removed"].is_valid()
+    figures.removed.add(_amount(rows.filter(gone), tokens[np.asarray(gone)], bytes_read.filter(gone)))
     for kind, column in figures.columns.items():
         values = rows[column]
         if kind == "date":

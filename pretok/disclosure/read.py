@@ -32,6 +32,8 @@ from pretok.stream.segments import RunSegment, open_segments, read_segments, rea
 
 BLOCK = 1 << 20
 """Sequences whose places are computed at once."""
+Span = tuple[View, int, int, int]
+"""A stream, its first position that is read, one past the last, and how often documents had been removed by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Coverage:
 
     cut: at which token they begin; seq_len: of a sequence; whole: epochs that are complete; part: (n,) how often each
     of the n sequences was read besides: not at all, once, or twice where the reading neither begins nor ends with an
-    epoch; before: of a class, its tokens before documents of the source.
+    epoch; before: of a class, its tokens before documents of the source; removals: how often documents had been removed
+    by then.
     """
 
     cut: int
@@ -48,6 +51,7 @@ class Coverage:
     whole: int
     part: npt.NDArray[np.uint8]
     before: Callable[[Ints], Ints] | None = None
+    removals: int = 0
 
     def tokens(self, bounds: Ints) -> Ints:
         """How many tokens were read of each stretch between neighbours, repetitions counted.
@@ -68,7 +72,7 @@ class Coverage:
 @dataclass(frozen=True, slots=True)
 class PackedCoverage:
     """What is read of a packed source, `name` in `view`. whole: epochs that are complete, of its first `held` tokens;
-    part: (n,) how often each of its sequences was read besides; before: as of `Coverage`."""
+    part: (n,) how often each of its sequences was read besides; before, removals: as of `Coverage`."""
 
     view: View
     name: str
@@ -76,6 +80,7 @@ class PackedCoverage:
     held: int
     part: npt.NDArray[np.uint16]
     before: Callable[[Ints], Ints] | None = None
+    removals: int = 0
 
     def tokens(self, bounds: Ints, own: Ints) -> Ints:
         """As of `Coverage`; own: the same places in its own tokens. A packed sequence reads all its tokens: its last
@@ -110,15 +115,17 @@ class SourceReading:
     epochs: float | None = None
     coverage: tuple[Coverage | PackedCoverage, ...] | None = None
 
-    def tokens(self, bounds: Ints, first: int) -> Ints:
-        """As of `Coverage`, of all of them, where the stretches are the documents from number `first` on."""
+    def tokens(self, bounds: Ints, first: int, removed: Ints | None = None) -> Ints:
+        """As of `Coverage`, of all of them, where the stretches are the documents from number `first` on. removed (n,):
+        by which of the removals each went; what was read of it since is not of it."""
         if self.coverage is None:
             return np.diff(bounds)
         documents = np.arange(first, first + len(bounds))
         found = np.zeros(len(bounds) - 1, np.int64)
         for one in self.coverage:
             own = one.before(documents) if one.before else bounds
-            found += one.tokens(own) if isinstance(one, Coverage) else one.tokens(bounds, own)
+            read = one.tokens(own) if isinstance(one, Coverage) else one.tokens(bounds, own)
+            found += read if removed is None else np.where(removed >= one.removals, read, 0)
         return found
 
 
@@ -162,7 +169,7 @@ def read_shards(manifest: Manifest) -> Extent:
 def read_mix(manifest: Manifest, mix: Path) -> Extent:
     """All sequences of a mix. Raises MismatchError when it belongs to other shards."""
     view = pretok.stream.open(manifest.folder, mix)
-    return _extent("mix", [(view, 0, len(view))], None)
+    return _extent("mix", [(view, 0, len(view), view.removals)], None)
 
 
 def read_steps(manifest: Manifest, folder: Path, mix: Path | None) -> Extent:
@@ -176,7 +183,7 @@ def read_steps(manifest: Manifest, folder: Path, mix: Path | None) -> Extent:
     segments = tuple(segment for segment in run.segments if segment.step < run.steps)
     ends = [*(segment.step for segment in segments[1:]), run.steps]
     for segment, view, end in zip(segments, open_segments(segments, manifest, mix), ends, strict=True):
-        spans.append((view, segment.position, segment.position_after(end)))
+        spans.append((view, segment.position, segment.position_after(end), segment.removals))
     return _extent("run", spans, run)
 
 
@@ -209,35 +216,37 @@ def load_run(folder: Path) -> RunRecord:
     )
 
 
-def _extent(scope: str, spans: list[tuple[View, int, int]], run: RunRecord | None) -> Extent:
-    """What is read of (view, first position, one past the last)."""
-    names = dict.fromkeys(entry.held_in for view, _, _ in spans for entry in view.mix.sources)
-    splits, lengths = ({getattr(view.mix, name) for view, _, _ in spans} for name in ("split", "seq_len"))
+def _extent(scope: str, spans: list[Span], run: RunRecord | None) -> Extent:
+    """What is read of some spans."""
+    views = [view for view, *_ in spans]
+    names = dict.fromkeys(entry.held_in for view in views for entry in view.mix.sources)
+    splits, lengths = ({getattr(view.mix, name) for view in views} for name in ("split", "seq_len"))
     if len(splits) > 1:
         raise UsageError(f"the run read the splits {' and '.join(sorted(splits))}; a summary is of one")
-    orders = dict.fromkeys(view.fingerprint for view, _, _ in spans)
+    orders = dict.fromkeys(view.fingerprint for view in views)
     return Extent(
         scope,
         min(splits),
         {name: _reading(name, spans) for name in names},
         ", ".join(orders),
-        sum(end - first for _, first, end in spans),
+        sum(end - first for _, first, end, _ in spans),
         min(lengths) if len(lengths) == 1 else None,
         run,
     )
 
 
-def _reading(name: str, spans: list[tuple[View, int, int]]) -> SourceReading:
+def _reading(name: str, spans: list[Span]) -> SourceReading:
     """What is read of one source, all its classes together."""
     coverage: list[Coverage | PackedCoverage] = []
     sizes, epochs, taken = set(), 0.0, 0
-    for view, first, end in spans:
+    for view, first, end, removals in spans:
         entries = [entry for entry in view.mix.sources if entry.held_in == name]
         size = sum(entry.sequences for entry in entries)
         counts = [view.prefix_counts(length) for length in (first, end)]
         for entry in entries:
             low, high = (count[entry.name] for count in counts)
-            coverage += (_packed_coverage if entry.packed else _coverage)(view, entry, low, high)
+            parts = (_packed_coverage if entry.packed else _coverage)(view, entry, low, high)
+            coverage += [replace(part, removals=removals) for part in parts]
             taken, epochs = taken + high - low, epochs + ((high - low) / size if size else 0)
         if entries:
             sizes.add(size)

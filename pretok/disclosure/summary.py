@@ -22,7 +22,7 @@ from pretok.shards.manifest import Manifest, SplitCounts
 from pretok.shards.unfinished import incomplete
 from pretok.shards.values import Sums, ValueCounts
 
-FORMAT, VERSION = "pretok-disclosure", 2
+FORMAT, VERSION = "pretok-disclosure", 3
 COUNTED = {
     "documents": "each document once, however often it is read, if at least one of its tokens is",
     "document_bytes": "of the whole texts of these documents in UTF-8, as they were tokenized, each document once",
@@ -166,6 +166,17 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovedFrom:
+    """What was removed of a source. refused: records that had a text which was removed, here or elsewhere; documents,
+    tokens: of all splits; read_before: of what is read here, and counts as read, what was removed after it was."""
+
+    refused: int
+    documents: int
+    tokens: int
+    read_before: Amount
+
+
+@dataclass(frozen=True, slots=True)
 class Processing:
     """Part 3. records_read, rejected: by source, of all its splits; settings: the same for every source."""
 
@@ -176,6 +187,7 @@ class Processing:
     settings: dict[str, Any]
     records_read: dict[str, int]
     rejected: dict[str, dict[str, int]]
+    removed: dict[str, RemovedFrom]
     incomplete: tuple[str, ...]
 
 
@@ -224,8 +236,20 @@ def disclosed(manifest: Manifest, extent: Extent, figures: Sequence[ReadFigures]
             settings=manifest.config,
             records_read={source.name: manifest.sources[source.name].read for source in figures},
             rejected={source.name: manifest.sources[source.name].rejected for source in figures},
+            removed={source.name: _removed(manifest, source) for source in figures},
             incomplete=tuple(incomplete(manifest)),
         ),
+    )
+
+
+def _removed(manifest: Manifest, figures: ReadFigures) -> RemovedFrom:
+    counts = manifest.sources[figures.name]
+    gone = counts.removed
+    return RemovedFrom(
+        refused=counts.rejected.get("removed", 0),
+        documents=gone.documents if gone else 0,
+        tokens=gone.tokens if gone else 0,
+        read_before=figures.removed,
     )
 
 

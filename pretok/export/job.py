@@ -26,7 +26,6 @@ from pretok.base.lock import hold
 from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import (
     NewFile,
-    compare_checksum,
     copy_file,
     damaged,
     read_json,
@@ -34,7 +33,7 @@ from pretok.base.storage import (
     write_json,
 )
 from pretok.base.tasks import Step, open_step
-from pretok.base.tree import Tree
+from pretok.base.tree import Tree, compare_root
 from pretok.base.units import human_bytes
 from pretok.export.formats import FORMATS, ExportedFile
 from pretok.export.text import blend
@@ -72,8 +71,9 @@ class Export(Record, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """One file: `shards` in a row, written as `prefix` and the suffixes of the format. spans: checksums of theirs,
-    "" where all is learned; learn: of these the kinds that are; masks: whether any file of the export has a mask."""
+    """One file: `shards` in a row, written as `prefix` and the suffixes of the format. spans: roots of theirs,
+    "" where all is learned; learn: of these the kinds that are; masks: whether any file of the export has a mask;
+    eod: the id of EOD."""
 
     to: str
     shards: tuple[Shard, ...]
@@ -83,6 +83,7 @@ class ExportTask:
     spans: tuple[str, ...]
     learn: tuple[str, ...]
     masks: bool
+    eod: int
 
     @property
     def prefix(self) -> Path:
@@ -185,10 +186,18 @@ def _plan(
             name = f"{group[0].source}{mark}-{number:05d}"
             kinds = learn.get(group[0].source, ())
             spans = tuple(
-                manifest.checksums[one.spans_path] if kinds and one.kinds is not None else "" for one in group
+                manifest.roots[one.spans_path] if kinds and one.kinds is not None else "" for one in group
             )
             yield ExportTask(
-                to, tuple(group), manifest.tokenizer.fingerprint, out, name, spans, kinds, bool(learn)
+                to,
+                tuple(group),
+                manifest.tokenizer.fingerprint,
+                out,
+                name,
+                spans,
+                kinds,
+                bool(learn),
+                manifest.tokenizer.eod_id,
             )
 
 
@@ -224,18 +233,24 @@ def write_tokens(task: ExportTask, report: Report) -> None:
 
 
 def _write_mask(task: ExportTask, path: Path) -> tuple[int, str]:
-    """A byte for each token of the file, 1 where it is learned; its size and checksum. Raises IntegrityError where the
-    spans are not as they were sealed."""
+    """A byte for each token of the file, 1 where it is learned, which an EOD behind an EOD is not; its size and
+    checksum. Raises IntegrityError where the spans are not as they were sealed."""
     with NewFile(path) as file:
         for number, shard in enumerate(task.shards):
-            spans = None
+            spans, tokens = None, shard.open().tokens
             if task.spans[number]:
-                compare_checksum(shard.spans_path, task.spans[number])
+                compare_root(shard.spans_path, task.spans[number])
                 spans = ShardSpans(shard.spans_path)
             for first in range(0, shard.tokens, BLOCK):
                 end = min(first + BLOCK, shard.tokens)
-                ones = np.ones(end - first, np.bool_)
-                file.write((ones if spans is None else spans.learned(first, end, task.learn)).tobytes())
+                ended = np.ones(
+                    end - first + 1, np.bool_
+                )  # whether the token before each is EOD, as before a shard
+                ended[int(first == 0) :] = tokens[max(first - 1, 0) : end] == task.eod
+                learned = ~(ended[1:] & ended[:-1])
+                file.write(
+                    (learned if spans is None else learned & spans.learned(first, end, task.learn)).tobytes()
+                )
         file.seal()
     return file.size, file.checksum
 

@@ -16,8 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.base.records import replace
+from pretok.base.tokens import Hashes
+from pretok.kernels.hashing import hash_documents
 from pretok.read.kept import Mismatch
 from pretok.read.rejects import REASONS
+
+HASH = pa.binary(16)
+"""Of the hash of a text, as ledgers have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +156,17 @@ def from_buffers(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) ->
     """Inverse of `buffers`, without a copy. The bytes are not checked for UTF-8."""
     array: Any = pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(data))
     return array
+
+
+def hash_texts(texts: pa.LargeStringArray) -> Hashes:
+    """The hashes of texts: (texts, 2) uint64, XXH64 with seeds 0 and 1.
+
+    Two hashes of 64 bits in compiled code: the library's XXH3 of 128 bits costs a call of 0.4 us a document, a third of
+    the speed where documents have 100 bytes.
+    """
+    return np.stack([hash_documents(*buffers(texts), seed) for seed in (0, 1)], axis=1)
+
+
+def hash_column(hashes: Hashes) -> pa.Array:
+    """What `hash_texts` gave as a column of a ledger."""
+    return pa.FixedSizeBinaryArray.from_buffers(HASH, len(hashes), [None, pa.py_buffer(hashes.astype(">u8"))])

@@ -41,9 +41,10 @@ REASONS = (
     "unencodable",
     "bad_messages",
     "template_refused",
+    "removed",
 )
 """Reason in the rejects ledger for each status, and those that come after reading."""
-NOT_LOST = frozenset(("blank_line", "too_long", "other_type", "duplicate", "contaminated"))
+NOT_LOST = frozenset(("blank_line", "too_long", "other_type", "duplicate", "contaminated", "removed"))
 """Reasons that do not count: a setting asked for the refusal, or there was nothing to lose."""
 CONVERT = "iconv -f ISO-8859-1 -t UTF-8"
 """What makes UTF-8 of most text that is none and of these languages."""

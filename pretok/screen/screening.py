@@ -1,7 +1,7 @@
 """Batches of documents -> the same without what is not wanted, and with what was found out about the rest.
 
 Input: batches as `read` gives them, and a `Screening`. Output: batches whose refused documents are rejects, with the
-reasons `duplicate` and `contaminated`, and whose others have more kept columns, where these are looked for:
+reasons `removed`, `duplicate` and `contaminated`, and whose others have more kept columns, where these are looked for:
 
     duplicate_of        text   where the first document with this text is, as FILE:LINE; null where this is the first
     contaminated_share  float  the largest share of a benchmark item that the document holds, see `benchmark`
@@ -17,14 +17,16 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pretok.base.records import replace
 from pretok.chat.spans import content_of
-from pretok.read.batches import Reject, TextBatch, buffers
+from pretok.read.batches import Reject, TextBatch, buffers, hash_column, hash_texts
 from pretok.read.kept import TYPES, KeptColumn
 from pretok.read.readers import Damage
 from pretok.screen.benchmark import ContaminationFinder, ItemCount, load_benchmark
 from pretok.screen.copies import CopiesOfPartition, load_copies
+from pretok.screen.removed import COLUMNS, read_removed
 
 DUPLICATE = (KeptColumn("duplicate_of", "", "text"),)
 CONTAMINATED = (KeptColumn("contaminated_share", "", "float"), KeptColumn("contaminated_by", "", "text"))
@@ -34,12 +36,13 @@ CONTAMINATED = (KeptColumn("contaminated_share", "", "float"), KeptColumn("conta
 class Screening:
     """What is looked for. benchmark: the file of a `Benchmark`, and its fingerprint, "" for none; reject: documents
     that hold at least this share of an item are refused, None for none; duplicates: whether copies of earlier
-    documents are kept as any other, marked as such, or dropped."""
+    documents are kept as any other, marked as such, or dropped; removed: the file of texts that were removed."""
 
     benchmark: Path | None = None
     fingerprint: str = ""
     reject: Fraction | None = None
     duplicates: Literal["keep", "mark", "drop"] = "keep"
+    removed: Path | None = None
 
     @property
     def columns(self) -> tuple[KeptColumn, ...]:
@@ -56,6 +59,7 @@ class Screen:
         self._drop = screening.duplicates == "drop"
         self._finder: ContaminationFinder | None = None
         self._copies: CopiesOfPartition | None = None
+        self._removed = read_removed([screening.removed]) if screening.removed else None
         if screening.benchmark:
             self._finder = ContaminationFinder(load_benchmark(screening.benchmark, screening.fingerprint))
         if screening.duplicates != "keep":
@@ -65,6 +69,8 @@ class Screen:
         """The batch without refused documents, with what was found of the others."""
         if isinstance(batch, Damage):
             return batch
+        if self._removed is not None:  # first: a copy of what was removed is no copy, but gone too
+            batch = self._without_removed(batch, self._removed)
         if self._copies is not None:
             batch = self._without_copies(batch, self._copies.of(batch.piece, batch.numbers))
         if self._finder is None:
@@ -83,6 +89,17 @@ class Screen:
                 for row in refused_too
             ]
         )
+
+    def _without_removed(self, batch: TextBatch, removed: pa.Table) -> TextBatch:
+        hashes = hash_column(hash_texts(batch.texts))
+        at = pc.index_in(hashes, value_set=removed["hash"])
+        if at.null_count == len(at):
+            return batch
+        rejects = []
+        for row in np.flatnonzero(np.asarray(at.is_valid())).tolist():
+            when, why = (removed[name][at[row].as_py()].as_py() for name in COLUMNS)
+            rejects.append(Reject(int(batch.numbers[row]), "removed", f"{when}: {why}"))
+        return batch.without(rejects)
 
     def _without_copies(self, batch: TextBatch, copies: list[tuple[int, str]]) -> TextBatch:
         if self._drop:

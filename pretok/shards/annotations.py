@@ -203,10 +203,15 @@ def annotations_folder(shards: Path, name: str) -> Path:
 
 def write_annotations(folder: Path, record: AnnotationRecord) -> Annotations:
     """Write the record, which makes its files count."""
+    write_json(folder / RECORD, annotations_data(record))
+    return Annotations(folder, record)
+
+
+def annotations_data(record: AnnotationRecord) -> dict[str, Any]:
+    """The file as JSON."""
     body = to_json(record)
     head = {"format": FORMAT, "version": VERSION, "seal": fingerprint(body)}
-    write_json(folder / RECORD, {**head, **body})
-    return Annotations(folder, record)
+    return {**head, **body}
 
 
 def read_annotations(folder: Path) -> Annotations:

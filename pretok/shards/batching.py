@@ -17,8 +17,7 @@ import pyarrow as pa
 from pretok.base.tokens import Bytes, Hashes, Ints, Tokens
 from pretok.chat.encode import encode_spans
 from pretok.kernels.hashing import hash_documents, select
-from pretok.read.batches import Reject, TextBatch, buffers
-from pretok.shards.ledger import hash_texts
+from pretok.read.batches import Reject, TextBatch, buffers, hash_texts
 from pretok.tokenizer.encoder import MOST_PER_BYTE, Encoder
 from pretok.tokenizer.reference import Unencodable
 

@@ -15,12 +15,11 @@ import numpy.typing as npt
 from pretok.base.execute import Report
 from pretok.base.storage import atomic_open
 from pretok.base.tokens import Hashes
-from pretok.read.batches import buffers
+from pretok.read.batches import buffers, hash_texts
 from pretok.read.kept import Keep
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat, read_partition
-from pretok.shards.ledger import hash_texts
 
 
 @dataclass(frozen=True, slots=True)

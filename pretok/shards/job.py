@@ -41,6 +41,7 @@ from pretok.read.partition_runs import run_partitions
 from pretok.read.readers import RecordFormat
 from pretok.read.rejects import poor_sources
 from pretok.screen.benchmark import Benchmark, read_benchmark
+from pretok.screen.removed import read_removed, removed_path, write_removed
 from pretok.screen.screening import Screening
 from pretok.shards.contamination import keep_benchmark, kept_benchmark
 from pretok.shards.copies_job import settle_copies
@@ -183,11 +184,13 @@ def _prepare(
         not old or not (shards / TOKENIZER_FILE).exists()
     ):  # the shards then need nothing else; workers read this copy
         vocab.copy_to(shards / TOKENIZER_FILE)
+    gone = _keep_removed(recipe, shards, state)
     screening = Screening(
         benchmark=kept_benchmark(state).absolute() if benchmark else None,
         fingerprint=benchmark.fingerprint if benchmark else "",
         reject=recipe.shards.reject_contaminated,
         duplicates=recipe.shards.duplicates,
+        removed=gone,
     )
     records = _records(recipe, vocab)
     tasks = [
@@ -204,6 +207,18 @@ def _prepare(
     # The manifests of shards without one have no such key.
     config = {key: value for key, value in config.items() if key != "bos_id" or value is not None}
     return _Work(config, old, plans, tasks, [task for task in tasks if not _finished(task)])
+
+
+def _keep_removed(recipe: Recipe, shards: Path, state: Path) -> Path | None:
+    """Where workers find the texts that were removed, of these shards and of the list that the recipe names; None where
+    there are none."""
+    own, named = removed_path(shards), recipe.shards.removed
+    paths = [path for path in (own, named) if path is not None and (path == named or path.exists())]
+    if not paths or not state.exists():
+        return None
+    kept = removed_path(state).absolute()
+    write_removed(kept, read_removed(paths))
+    return kept
 
 
 def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures, step: Step) -> None:

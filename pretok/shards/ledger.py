@@ -10,7 +10,8 @@ Input: what is known of documents when they are encoded. Output: `NAME.docs.parq
     bytes   int64                   of the text as it was tokenized, after normalization, in UTF-8
     hash    fixed_size_binary(16)   of that text: xxhash.xxh64_digest(text, 0) + xxhash.xxh64_digest(text, 1)
 
-and then the columns that the recipe keeps. Row groups are windows of 65,536 documents. The bytes follow from the rows
+and then the columns that the recipe keeps. Where documents were removed these are null, and two more columns say when,
+`removed`, and why, `removed_reason`. Row groups are windows of 65,536 documents. The bytes follow from the rows
 and the version of pyarrow alone, however the rows came.
 """
 
@@ -23,6 +24,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError
@@ -30,14 +32,13 @@ from pretok.base.records import Count, Record
 from pretok.base.storage import reading
 from pretok.base.tokens import Hashes
 from pretok.base.tree import TreeFile
-from pretok.kernels.hashing import hash_documents
-from pretok.read.batches import buffers
+from pretok.read.batches import HASH, hash_column
 from pretok.read.kept import TYPES, KeptColumn
+from pretok.screen.removed import COLUMNS
 from pretok.shards.manifest import LEDGER_SUFFIX
 
 WINDOW = 65_536
 """Documents of a row group."""
-HASH = pa.binary(16)
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 SCHEMA = pa.schema(
     [
@@ -69,20 +70,6 @@ def schema_with(kept: Sequence[KeptColumn]) -> pa.Schema:
 def ledger_path(prefix: Path) -> Path:
     """Where the ledger of the shard `prefix` (path without suffix) is."""
     return prefix.with_name(prefix.name + LEDGER_SUFFIX)
-
-
-def hash_texts(texts: pa.LargeStringArray) -> Hashes:
-    """The hashes of texts: (texts, 2) uint64, XXH64 with seeds 0 and 1.
-
-    Two hashes of 64 bits in compiled code: the library's XXH3 of 128 bits costs a call of 0.4 us a document, a third of
-    the speed where documents have 100 bytes.
-    """
-    return np.stack([hash_documents(*buffers(texts), seed) for seed in (0, 1)], axis=1)
-
-
-def hash_column(hashes: Hashes) -> pa.Array:
-    """What `hash_texts` gave as a column of a ledger."""
-    return pa.FixedSizeBinaryArray.from_buffers(HASH, len(hashes), [None, pa.py_buffer(hashes.astype(">u8"))])
 
 
 def hex_digits(column: pa.Array) -> pa.LargeStringArray:
@@ -212,6 +199,29 @@ def ledger_row(path: Path, number: int) -> dict[str, Any]:
             return cast("dict[str, Any]", row)
         number -= len(rows)
     raise IntegrityError(f"{path} has fewer rows than its shard documents; see pretok verify")
+
+
+def strike(path: Path, prefix: Path, rows: npt.NDArray[np.bool_], at: str, reason: str) -> SealedLedger:
+    """Write a ledger again as that of the shard `prefix`, where documents (documents,) are removed: of these nothing
+    that was kept is left, and when and why stands there."""
+    schema = ledger_schema(path)
+    for name in COLUMNS:
+        if name not in schema.names:
+            schema = schema.append(pa.field(name, pa.string()))
+    values = dict(zip(COLUMNS, (at, reason), strict=True))
+    with LedgerWriter(prefix, schema) as writer:
+        for window in ledger_windows(path):
+            here = pa.array(rows[writer.documents : writer.documents + len(window)])
+            columns = []
+            for field in schema:
+                known = field.name in window.schema.names
+                column = window[field.name] if known else pa.nulls(len(window), field.type)
+                if field.name not in SCHEMA.names:
+                    value = pa.scalar(values.get(field.name), field.type)
+                    column = pc.if_else(here, value, column)
+                columns.append(column)
+            writer.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+        return writer.seal()
 
 
 def merge_ledgers(paths: Sequence[Path], prefix: Path) -> SealedLedger:

@@ -16,12 +16,14 @@ value was checked, read by verify, stats, mix, stream and train.
     mismatches   {NAME: [{column, count, file, position, value}]}    values of kept columns that had another type
     history      [{kind, fingerprint, shards: {NAME: {train, val}}}]    what the folder was before, the oldest first:
                  `appended` where it has grown since, by sources or in them, from that fingerprint and the first so many
-                 shards of each source and split
+                 shards of each source and split; `removed` where documents were removed, with `removal`: {at, reason,
+                 documents, tokens, former: {PATH: root of the `.bin` before}}
     config, software, and materialized (the mix) where the shards hold a mix in its order
 
 A root is that of the hash tree of a file (`pretok.base.tree`); the nodes beside a `.bin` are what its root follows
 from, and are not listed. `bytes` are of text in UTF-8, `file_bytes` of a file. `tokens`, `documents` and `bytes` of a
-source count both splits. `shards[].path` is the `.bin`, relative to the folder. Shards are ordered by source name,
+source count both splits. They count documents that were removed too, which keep their place; `removed` of a shard and a
+split says how many. `shards[].path` is the `.bin`, relative to the folder. Shards are ordered by source name,
 split and number, and that order is the order of the source's flat token stream. A folder grows by shards behind those
 of the same source and split, so a flat stream of before is the beginning of the one of now.
 """
@@ -64,8 +66,10 @@ FILE_NAME = "manifest.json"
 STATE = ".state"
 """Folder inside a shards folder that holds unfinished work; gone when all is sealed."""
 SPLITS = ("train", "val")
-APPENDED = "appended"
-"""The one kind of event: what was there is there as it was, and more."""
+APPENDED, REMOVED = "appended", "removed"
+"""Kinds of events: what was there is there as it was, and more; all is there but documents that were removed."""
+UNFINISHED_REMOVAL = ".removal/log.json"
+"""File of a shards folder that stands while a removal is written (`pretok.removal`)."""
 INPUTS_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX = ".files.parquet", ".docs.parquet", ".spans"
 SHARD_SUFFIXES = (".bin", ".idx", NODES_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX)
 """Of all files that a shard may have."""
@@ -84,13 +88,23 @@ class TokenizerEntry(Record, frozen=True, omit_defaults=True):
     bos_id: Count | None = None
 
 
+class RemovedCounts(Record, frozen=True):
+    """Documents that were removed, whose tokens are EOD; bytes: of their texts."""
+
+    documents: Count
+    tokens: Count
+    bytes: Count
+
+
 class SplitCounts(Record, frozen=True, omit_defaults=True):
-    """What a split of a source holds; bytes: of text; kinds: of conversations the tokens of each kind."""
+    """What a split of a source holds; bytes: of text; kinds: of conversations the tokens of each kind; removed: how
+    much of all that was removed."""
 
     tokens: Count
     documents: Count
     bytes: Count
     kinds: dict[str, Count] | None = None
+    removed: RemovedCounts | None = None
 
     @property
     def learned(self) -> int:
@@ -130,11 +144,16 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     val: SplitCounts
     compared: Compared | None = None
 
+    @property
+    def removed(self) -> RemovedCounts | None:
+        """What was removed of both splits."""
+        return _add_removed([self.train.removed, self.val.removed])
+
 
 class Shard(Record, frozen=True, omit_defaults=True):
     """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; root, index_root: of its
     tree and of that of its `.idx`; folder: where the shards are, which stands in no file; kinds: of conversations the
-    tokens of each kind."""
+    tokens of each kind; removed: how much of it was removed."""
 
     path: str
     source: str
@@ -146,6 +165,7 @@ class Shard(Record, frozen=True, omit_defaults=True):
     root: str
     index_root: str
     kinds: dict[str, Count] | None = None
+    removed: RemovedCounts | None = None
     folder: Path = NOWHERE
 
     @property
@@ -212,12 +232,24 @@ class ShardCounts(Record, frozen=True):
     val: Count
 
 
-class Event(Record, frozen=True):
+class Removal(Record, frozen=True):
+    """Documents that were removed together. at: when, UTC, as no other removal of the folder; former: path of each
+    shard that changed -> the root of its `.bin` before."""
+
+    at: str
+    reason: str
+    documents: Count
+    tokens: Count
+    former: dict[str, str]
+
+
+class Event(Record, frozen=True, omit_defaults=True):
     """What a folder was before it changed: its fingerprint, and how many shards each source had."""
 
     kind: str
     fingerprint: str
     shards: dict[str, ShardCounts]
+    removal: Removal | None = None
 
 
 class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
@@ -252,11 +284,12 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return self._fingerprint_of(self.shards)
 
     def _fingerprint_of(self, shards: Iterable[Shard]) -> str:
-        """That of a manifest of some of the shards."""
-        entries = ",".join(self._canonical[shard.path] for shard in shards)
+        """That of a manifest of some of the shards, as they are or were."""
+        parts = ((*self._canonical[shard.path], canonical_json(shard.root)) for shard in shards)
+        entries = b",".join(head + root + tail for head, tail, root in parts)
         head = canonical_json({"format": FORMAT, "shards": []}).removesuffix(b"]}")
         tail = canonical_json({"tokenizer": to_json(self.tokenizer), "version": 2}).removeprefix(b"{")
-        return digest(b"".join((head, entries.encode(), b"],", tail)))
+        return digest(b"".join((head, entries, b"],", tail)))
 
     @cached_property
     def root(self) -> str:
@@ -284,10 +317,15 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return tuple(canonical_json(entry) for entry in (head, *shards, *others))
 
     @cached_property
-    def _canonical(self) -> dict[str, str]:
-        """Each shard, by its path, as the fingerprint has it: made once, as the history has a fingerprint of many."""
-        entries = to_json(self.at(NOWHERE).shards)
-        return {entry["path"]: canonical_json(entry).decode() for entry in entries}
+    def _canonical(self) -> dict[str, tuple[bytes, bytes]]:
+        """Path of each shard -> what the fingerprint has of it before and behind its root, which removals change: made
+        once, as the history has a fingerprint of many."""
+        key, found = b'"root":', {}
+        for entry in to_json(self.at(NOWHERE).shards):
+            entry.pop("removed", None)  # follows from the tokens
+            head, tail = canonical_json({**entry, "root": 0}).split(key + b"0", 1)
+            found[entry["path"]] = head + key, tail
+        return found
 
     @cached_property
     def shard_counts(self) -> dict[str, ShardCounts]:
@@ -296,19 +334,36 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return {name: ShardCounts(*(counts[name, split] for split in SPLITS)) for name in self.sources}
 
     def was(self, fingerprint: str) -> tuple[Shard, ...] | None:
-        """The shards of the folder when it had this fingerprint, now or before it grew; None if it never had."""
+        """The shards of the folder when it had this fingerprint, now or before it grew or lost documents, as they are
+        today; None if it never had."""
         if fingerprint == self.fingerprint:
             return self.shards
         return next(
             (self._first(event.shards) for event in self.history if event.fingerprint == fingerprint), None
         )
 
+    def removals_since(self, fingerprint: str) -> tuple[Removal, ...]:
+        """What was removed since the folder had this fingerprint, in order; nothing if it never had."""
+        known = [event.fingerprint for event in self.history]
+        later = self.history[known.index(fingerprint) :] if fingerprint in known else ()
+        return tuple(event.removal for event in later if event.removal is not None)
+
+    @property
+    def removals(self) -> tuple[Removal, ...]:
+        """All that was removed, in order."""
+        return tuple(event.removal for event in self.history if event.removal is not None)
+
+    def removal_number(self, at: str | None) -> int:
+        """Which of the removals was at this time; for None, of what was never removed, one more than there are."""
+        return [*(removal.at for removal in self.removals), None].index(at)
+
     def as_of(self, fingerprint: str) -> Manifest | None:
         """The same folder when it had this fingerprint; None if it never had. The counts are those of its shards then,
-        of which it is not known what was rejected."""
-        if (shards := self.was(fingerprint)) is None or fingerprint == self.fingerprint:
-            return None if shards is None else self
-        [event] = [event for event in self.history if event.fingerprint == fingerprint]
+        of which it is not known what was rejected. The roots are those of then, too."""
+        if self.was(fingerprint) is None or fingerprint == self.fingerprint:
+            return self if fingerprint == self.fingerprint else None
+        number = [event.fingerprint for event in self.history].index(fingerprint)
+        event, shards = self.history[number], self._before(self.history[number:])
         held = {name: [shard for shard in shards if shard.source == name] for name in event.shards}
         counts = {
             name: count_source(of, sum(shard.documents for shard in of), {}) for name, of in held.items()
@@ -316,17 +371,30 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return replace(self, shards=shards, sources=counts, totals=sum_sources(counts.values()), history=())
 
     def remembering(self, events: Iterable[Event]) -> Manifest:
-        """The same with those of the events as history that its shards can have grown from."""
-        return replace(self, history=tuple(filter(self._fits, events)))
+        """The same with those of the events as history that its shards can come from."""
+        kept: tuple[Event, ...] = ()
+        for event in reversed(tuple(events)):
+            if self._fits((event, *kept)):
+                kept = (event, *kept)
+        return replace(self, history=kept)
 
     @property
     def event(self) -> Event:
         """What the history of a folder says of this manifest when it has grown."""
         return Event(APPENDED, self.fingerprint, self.shard_counts)
 
-    def _fits(self, event: Event) -> bool:
-        """Whether the folder has grown from what an event says."""
-        return self._fingerprint_of(self._first(event.shards)) == event.fingerprint
+    def _fits(self, events: tuple[Event, ...]) -> bool:
+        """Whether the folder can come from what the first of the events says, by all of them."""
+        return self._fingerprint_of(self._before(events)) == events[0].fingerprint
+
+    def _before(self, events: tuple[Event, ...]) -> tuple[Shard, ...]:
+        """The shards, with the roots of then, before the first of the events, which are the last of the history."""
+        former: dict[str, str] = {}
+        for event in reversed(events):  # of a shard that changed twice the older root counts
+            former |= event.removal.former if event.removal else {}
+        return tuple(
+            replace(shard, root=former.get(shard.path, shard.root)) for shard in self._first(events[0].shards)
+        )
 
     def _first(self, counts: Mapping[str, ShardCounts]) -> tuple[Shard, ...]:
         """The first so many shards of each source and split."""
@@ -391,8 +459,12 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
             if shard.kinds is not None and sum(shard.kinds.values()) != shard.tokens:
                 return f"shards[{number}]: the tokens of its kinds are not {shard.tokens}"
         for number, event in enumerate(self.history):
-            if event.kind != APPENDED or not self._fits(event):
-                return f"history[{number}] says what the shards cannot have grown from"
+            if event.kind != (REMOVED if event.removal else APPENDED) or not self._fits(
+                self.history[number:]
+            ):
+                return f"history[{number}] says what the shards cannot come from"
+        if len({removal.at for removal in self.removals}) != len(self.removals):
+            return "two removals of its history have one time"
         return None
 
     @cached_property
@@ -464,14 +536,20 @@ def has_manifest(folder: Path) -> bool:
     return os.path.exists(folder / FILE_NAME)  # noqa: PTH110 - False, not PermissionError, in a closed folder
 
 
-def load_manifest(folder: Path) -> Manifest:
+def load_manifest(folder: Path, *, unfinished: bool = True) -> Manifest:
     """Read the manifest in FOLDER, or in its shards, once while it stays as it is: a command looks into it often.
+    unfinished: whether a removal that is not finished is refused.
 
-    Raises IntegrityError (missing, damaged, edited) or MismatchError (other version).
+    Raises IntegrityError (missing, damaged, edited, in change) or MismatchError (other version).
     """
     path = shards_of(Path(folder).absolute()) / FILE_NAME
     if not has_manifest(path.parent):
         raise IntegrityError(_missing(path))
+    if unfinished and os.path.exists(path.parent / UNFINISHED_REMOVAL):  # noqa: PTH110 - as above
+        raise IntegrityError(
+            f"{path.parent}: documents are being removed, or that was stopped: wait for it, or run the same pretok "
+            "remove again, which finishes it"
+        )
     with reading(path):
         found = path.stat()
     stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
@@ -565,6 +643,7 @@ def count_source(shards: Sequence[Shard], read: int, rejected: dict[str, int]) -
             documents=sum(shard.documents for shard in shards if shard.split == split),
             bytes=sum(shard.text_bytes for shard in shards if shard.split == split),
             kinds=_add_kinds(shard.kinds for shard in shards if shard.split == split),
+            removed=_add_removed(shard.removed for shard in shards if shard.split == split),
         )
         for split in SPLITS
     )
@@ -595,6 +674,7 @@ def _add_splits(splits: Sequence[SplitCounts]) -> SplitCounts:
         tokens=sum(split.tokens for split in splits),
         documents=sum(split.documents for split in splits),
         bytes=sum(split.bytes for split in splits),
+        removed=_add_removed(split.removed for split in splits),
     )
 
 
@@ -603,6 +683,13 @@ def _add_compared(parts: Sequence[Compared]) -> Compared | None:
         return None
     again = tuple(shard for part in parts for shard in part.encoded_again)
     return Compared(sum(part.documents for part in parts), sum(part.bytes for part in parts), again)
+
+
+def _add_removed(parts: Iterable[RemovedCounts | None]) -> RemovedCounts | None:
+    """All together; None where nothing was removed."""
+    found = [part for part in parts if part is not None]
+    sums = (sum(getattr(part, name) for part in found) for name in ("documents", "tokens", "bytes"))
+    return RemovedCounts(*sums) if found else None
 
 
 def _add_kinds(parts: Iterable[dict[str, int] | None]) -> dict[str, int] | None:

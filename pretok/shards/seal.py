@@ -30,6 +30,7 @@ from pretok.base.records import replace
 from pretok.base.storage import atomic_open
 from pretok.base.tokens import token_dtype
 from pretok.base.tree import root_of
+from pretok.screen.removed import removed_path
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
 from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, sum_pieces, write_inputs
@@ -149,7 +150,7 @@ def seal(
     before = [old.software] if old and old.totals.documents else []
     used = all_software([*before, *(part.software for part in parts)]) or software()
     nothing = Manifest(tokenizer, sum_sources(()), {}, (), (), (), config, used)
-    common = side_files(shards, None, [shards / TOKENIZER_FILE, benchmark_path(shards)])
+    common = side_files(shards, None, [shards / TOKENIZER_FILE, benchmark_path(shards), removed_path(shards)])
     manifest = _assemble(nothing, sources, common)
     if old:
         # An unpublished one was a state of the folder no more, or not yet.
@@ -158,6 +159,7 @@ def seal(
     manifest = manifest.at(shards.absolute())
     write_manifest(shards, manifest)
     kept_benchmark(state).unlink(missing_ok=True)
+    removed_path(state).unlink(missing_ok=True)
     (state / FILE_NAME).unlink(missing_ok=True)  # a unpublished one; from here on the new one stands
     for plan in plans:
         if not sources[plan.name].failed:

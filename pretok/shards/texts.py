@@ -1,7 +1,7 @@
 """A shard -> the texts of its documents, a few megabytes at a time.
 
 Input: a shard of a manifest and a decoder of its vocabulary. Output: Arrow arrays of texts as they were tokenized:
-after normalization, without the tokens around each document.
+after normalization, without the tokens around each document; empty of one that was removed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from pretok.base.errors import IntegrityError
-from pretok.base.tokens import Ints
+from pretok.base.tokens import Ints, removed_documents
 from pretok.read.batches import from_buffers
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import Manifest, Shard
@@ -64,8 +64,11 @@ def _decode(
     text[ends[1:] - 1] = False  # the end-of-document tokens
     if decoder.head:
         text[ends[:-1]] = False
-    around = (1 + decoder.head) * np.arange(len(ends))
-    texts = from_buffers(*decoder.decode(ids[text], ends - around))
+    around = np.full(high - low, 1 + decoder.head)
+    if (gone := removed_documents(ids, ends, decoder.eod_id)).any():  # nothing but such tokens
+        text[np.repeat(gone, np.diff(ends))] = False
+        around[gone] = np.diff(ends)[gone]
+    texts = from_buffers(*decoder.decode(ids[text], ends - np.concatenate([[0], np.cumsum(around)])))
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import replace
 from pretok.base.sql import database, errors
 from pretok.base.storage import remove_leftovers
+from pretok.base.tokens import Ints
 from pretok.shards.annotations import open_annotations
 from pretok.shards.documents import OF_SHARD, scan
 from pretok.shards.ledger import SCHEMA, ledger_schema
@@ -141,7 +142,7 @@ def _written(
     with ExitStack() as held:
         writers = [held.enter_context(MembersWriter(folder, f"{n}", documents)) for n in range(len(names))]
         connection = held.enter_context(database(folder / ".duckdb", 1, SCRATCH))
-        for chosen, lengths in _evaluated(connection, manifest, shards, predicates):
+        for chosen, lengths in evaluated(connection, manifest, shards, predicates):
             counts = chosen.sum(axis=0)
             for writer, mask in zip(writers, (*chosen, counts == 0), strict=True):
                 writer.append(mask, lengths)
@@ -167,10 +168,16 @@ def _written(
     return Made(tuple(entries), held_by, twice)
 
 
-def _evaluated(
-    connection: Any, manifest: Manifest, shards: Sequence[tuple[Shard, int]], predicates: Mapping[str, str]
-) -> Any:
-    """(which class has each document: (classes, n) bool, tokens of each: (n,)), a window at a time."""
+def evaluated(
+    connection: Any,
+    manifest: Manifest,
+    shards: Sequence[tuple[Shard, int]],
+    predicates: Mapping[str, str],
+    what: str = "class ",
+) -> Iterator[tuple[npt.NDArray[np.bool_], Ints]]:
+    """(which predicate holds of each document: (predicates, n) bool, tokens of each: (n,)), a window at a time, in the
+    order of the shards. what: begins the name of each in a message. Raises UsageError, MismatchError, IntegrityError.
+    """
     import pyarrow as pa
 
     joined = open_annotations(manifest)
@@ -187,13 +194,13 @@ def _evaluated(
     ]
     empty = pa.table({name: pa.array([], types[name]) for name in types})
     hashed = " REPLACE (lower(hex(hash)) AS hash)"
-    _check(connection, empty, predicates, f"(SELECT *{hashed} FROM rows)", sorted(types))
+    _check(connection, empty, predicates, f"(SELECT *{hashed} FROM rows)", sorted(types), what)
     query = _query(predicates, hashed if "hash" in columns else "")
     seen: dict[str, int] = {}
     for shard, _, batch in scan(manifest, columns, shards, joined):
         arrays = [array.cast(types[name]) for name, array in zip(columns, batch.columns, strict=True)]
         table = pa.table([*arrays, pa.array(np.arange(len(batch)))], names=[*columns, ROW])
-        chosen = _run(connection, table, query, predicates)
+        chosen = _run(connection, table, query, predicates, what)
         lengths = np.asarray(batch["tokens"]).astype(np.int64)
         seen[shard.path] = seen.get(shard.path, 0) + int(lengths.sum())
         yield chosen, lengths
@@ -209,9 +216,9 @@ def evaluate(rows: Any, predicates: Mapping[str, str]) -> npt.NDArray[np.bool_]:
     """(classes, n): which of the rows of an Arrow table each class has, by the columns that are in it. Raises
     UsageError."""
     with TemporaryDirectory() as folder, database(Path(folder) / ".duckdb", 1, SCRATCH) as connection:
-        _check(connection, rows.slice(0, 0), predicates, "rows", rows.column_names)
+        _check(connection, rows.slice(0, 0), predicates, "rows", rows.column_names, "class ")
         numbered = rows.append_column(ROW, [np.arange(len(rows))])
-        return _run(connection, numbered, _query(predicates), predicates)
+        return _run(connection, numbered, _query(predicates), predicates, "class ")
 
 
 def _query(predicates: Mapping[str, str], hashed: str = "") -> str:
@@ -220,7 +227,9 @@ def _query(predicates: Mapping[str, str], hashed: str = "") -> str:
     return f'SELECT {wanted} FROM (SELECT *{hashed} FROM rows) ORDER BY "{ROW}"'
 
 
-def _run(connection: Any, table: Any, query: str, predicates: Mapping[str, str]) -> npt.NDArray[np.bool_]:
+def _run(
+    connection: Any, table: Any, query: str, predicates: Mapping[str, str], what: str
+) -> npt.NDArray[np.bool_]:
     """(classes, n): what the query says of each row."""
     import duckdb
 
@@ -231,14 +240,15 @@ def _run(connection: Any, table: Any, query: str, predicates: Mapping[str, str])
     except duckdb.OutOfMemoryException:
         raise
     except duckdb.Error as error:
-        raise UsageError(f"{_asked(predicates)}: {error}") from None
+        asked = ", ".join(f"{what}{name} where {predicate}" for name, predicate in predicates.items())
+        raise UsageError(f"{asked}: {error}") from None
     finally:
         connection.unregister("rows")
     return np.array([np.asarray(column, np.bool_) for column in found.values()])
 
 
 def _check(
-    connection: Any, empty: Any, predicates: Mapping[str, str], rows: str, columns: Sequence[str]
+    connection: Any, empty: Any, predicates: Mapping[str, str], rows: str, columns: Sequence[str], what: str
 ) -> None:
     """UsageError for what is no condition on the columns of one document; from here on nothing else is reached."""
     import duckdb
@@ -261,13 +271,13 @@ def _check(
                 wrong = [told for kind, told in NOT_PLAIN.items() if kind in kinds]
                 if wrong := [*wrong, *sorted(called & changing)]:
                     raise UsageError(
-                        f"class {name}: {predicate!r} asks for {wrong[0]}; a class is told document by document"
+                        f"{what}{name}: {predicate!r} asks for {wrong[0]}; it is told document by document"
                     )
                 kind = connection.execute(f"DESCRIBE {query}").fetchall()[0][1]
         except (duckdb.Error, ValueError) as error:
-            raise UsageError(f"class {name}: {error}\nthe columns are {', '.join(columns)}") from None
+            raise UsageError(f"{what}{name}: {error}\nthe columns are {', '.join(columns)}") from None
         if kind != "BOOLEAN":
-            raise UsageError(f"class {name}: {predicate!r} is {kind}, not a condition that is true or false")
+            raise UsageError(f"{what}{name}: {predicate!r} is {kind}, not a condition that is true or false")
     connection.unregister("rows")
 
 
@@ -289,7 +299,3 @@ def _used(tree: str) -> tuple[set[str], set[str]]:
         elif isinstance(one, list):
             left += one
     return found
-
-
-def _asked(predicates: Mapping[str, str]) -> str:
-    return ", ".join(f"class {name} where {predicate}" for name, predicate in predicates.items())

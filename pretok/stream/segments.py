@@ -26,7 +26,8 @@ class RunSegment(Record, frozen=True, kw_only=True, omit_defaults=True):
     first of them from `position` on.
 
     stream: fingerprint of the order; order: the mix itself as its file has it; shards, mix: where they were; mix None:
-    every sequence once, in the order of `seed`.
+    every sequence once, in the order of `seed`; removals: how often documents had been removed from the shards when
+    its steps began, so later ones had still been read.
     """
 
     step: Count
@@ -39,6 +40,7 @@ class RunSegment(Record, frozen=True, kw_only=True, omit_defaults=True):
     shards: str
     mix: str | None = None
     order: dict[str, object]
+    removals: Count = 0
 
     def position_after(self, step: int) -> int:
         """Positions of the stream that are read when `step` steps are done."""

@@ -21,6 +21,7 @@ class TextDecoder:
     def __init__(self, vocab: Vocabulary) -> None:
         self.size = vocab.size
         self.head = int(vocab.bos_id is not None)
+        self.eod_id = vocab.eod_id
         tokens = [vocab.token_bytes(token) for token in range(vocab.size)]
         self._bytes: Bytes = np.frombuffer(b"".join(tokens), np.uint8)
         self._lengths: Ints = np.array([len(token) for token in tokens], np.int64)

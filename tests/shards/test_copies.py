@@ -21,10 +21,10 @@ from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.tasks import Step
 from pretok.config import Recipe
+from pretok.read.batches import hash_texts
 from pretok.shards.copies_job import settle_copies
 from pretok.shards.format import ShardWriter
 from pretok.shards.job import run_tokenize
-from pretok.shards.ledger import hash_texts
 from pretok.shards.manifest import load_manifest
 
 

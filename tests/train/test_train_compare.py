@@ -24,8 +24,9 @@ from pretok.base.records import replace
 from pretok.base.storage import read_json, write_json
 from pretok.base.tokens import token_dtype
 from pretok.base.vocab_map import MapEnd, write_map
+from pretok.read.batches import hash_texts
 from pretok.shards.format import ShardWriter
-from pretok.shards.ledger import LedgerWriter, hash_texts, ledger_rows
+from pretok.shards.ledger import LedgerWriter, ledger_rows
 from pretok.shards.manifest import load_manifest, shard_entry, write_manifest
 from pretok.stream.quota import parse_weights
 from tests.train_support import filled

@@ -70,6 +70,7 @@ class Changes:
             shards=str(Path(config.shards).absolute()),
             mix=str(Path(config.mix).absolute()) if config.mix else None,
             order=mix_json(view.mix),
+            removals=view.removals,
         )
         if self._changes is not None and not (self._segment and self._segment.goes_on_with(now)):
             self._segments.add(to_json(now))

@@ -1,0 +1,525 @@
+"""remove: documents out of finished shards, at equal length, so that all else stays where it is.
+
+Input: SHARDS, which documents, and why. Output: the same folder, in which
+
+    .bin         EOD stands for each of their tokens, BOS too, so they are no target (`stream`)
+    .docs.parquet  their rows keep file, start, record, tokens, bytes and hash, say when and why, and lose what was kept
+    .nodes       the nodes of its tree; of the `.bin` only the MiBs that change are read
+    annotations  what was joined to them is null; all are bound to the new ledgers
+    manifest     counts what was removed, and its history says what the folder was before
+    removed.parquet  the hashes of their texts: `tokenize` rejects these
+
+`.idx`, spans, packing indexes and classes stay, as no length changes.
+
+Whole or not: everything that is new is first written into SHARDS/.removal, then a log of all that is to be done. From
+there on readers of the folder refuse it (`load_manifest`), and whoever holds it does what the log says: overwrite,
+then move files into place, the manifest last, then delete the log. Each of these may be done again. Token ids are
+overwritten by whole aligned ids, so a stream that is open reads old ones or EOD.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pretok.base.console import Console
+from pretok.base.errors import FolderInUse, UsageError
+from pretok.base.lock import hold, refuse_readers
+from pretok.base.records import Count, Record, read_record, replace, to_json
+from pretok.base.storage import (
+    atomic_open,
+    checksum,
+    damaged,
+    fingerprint,
+    output_error,
+    read_json,
+    reading,
+    write_bytes,
+    write_json,
+    writing,
+)
+from pretok.base.tokens import Ints
+from pretok.base.tree import NODE, fold, node_hash, prove_nodes
+from pretok.base.units import listed, plural
+from pretok.removal.reach import Reach, reach_of, tell_reach
+from pretok.removal.select import (
+    SHOWN,
+    Chosen,
+    Selection,
+    read_names,
+    refuse_missing,
+    refuse_whole,
+    select,
+)
+from pretok.screen.removed import FILE_NAME as TOMBSTONES
+from pretok.screen.removed import read_removed, removed_path, rows_of, write_removed
+from pretok.shards.annotations import (
+    FOLDER as ANNOTATIONS,
+)
+from pretok.shards.annotations import (
+    RECORD,
+    Annotations,
+    JoinedPart,
+    annotations_data,
+    ledgers_fingerprint,
+    open_annotations,
+)
+from pretok.shards.documents import scan
+from pretok.shards.ledger import WINDOW, ledger_path, strike
+from pretok.shards.manifest import (
+    FILE_NAME,
+    REMOVED,
+    UNFINISHED_REMOVAL,
+    Event,
+    Manifest,
+    MismatchEntry,
+    Removal,
+    RemovedCounts,
+    Shard,
+    SideFile,
+    count_source,
+    load_manifest,
+    sum_sources,
+    write_manifest,
+)
+from pretok.shards.unfinished import refuse_unfinished, unfinished
+
+BLOCK = 1 << 22
+"""Ids that are overwritten at a time."""
+GONE = "(removed)"
+"""Stands for a value of a removed document that the manifest showed as an example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to remove: the documents for which `where` is true, or those that the file `ids` names. missing_ok: names of
+    none are passed over; all: a condition may take a whole source."""
+
+    shards: Path
+    reason: str
+    where: str | None = None
+    ids: Path | None = None
+    missing_ok: bool = False
+    all: bool = False
+
+    @property
+    def identity(self) -> str:
+        """What tells the same command from another."""
+        names = None if self.ids is None else read_names(self.ids)
+        return fingerprint([self.where, names, self.reason])
+
+
+class Overwrite(Record, frozen=True):
+    """Tokens of a `.bin` that become EOD: (first, end) of each stretch, in tokens."""
+
+    path: str
+    stretches: tuple[tuple[Count, Count], ...]
+
+
+class RemovalLog(Record, frozen=True):
+    """What is to be done. request: `Request.identity`; files: (file in the folder of the log, where it goes), in this
+    order."""
+
+    request: str
+    removal: Removal
+    eod_id: Count
+    dtype: str
+    shards: tuple[Overwrite, ...]
+    files: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveReport:
+    """What was removed, or would be. removal: None where there was nothing, or nothing is done; missing: names of no
+    document; already: documents that had been removed before."""
+
+    reach: Reach
+    removal: Removal | None
+    fingerprint: str
+    already: int = 0
+    missing: tuple[str, ...] = field(default=())
+
+
+def plan_remove(request: Request) -> tuple[Manifest, Selection]:
+    """What would be removed. Raises UsageError, MismatchError, IntegrityError."""
+    _check_request(request)
+    refuse_unfinished(request.shards)
+    manifest = load_manifest(request.shards)
+    if unfinished(manifest.folder):
+        raise UsageError(
+            f"{manifest.folder} holds unfinished work, whose documents nobody can look into yet: finish it with pretok "
+            "tokenize, or delete it, then remove"
+        )
+    selection = select(manifest, request.where, read_names(request.ids) if request.ids else ())
+    if request.ids and not request.missing_ok:
+        refuse_missing(selection.missing, request.ids, manifest.folder)
+    if request.where and not request.all:
+        refuse_whole(manifest, selection)
+    return manifest, selection
+
+
+def _check_request(request: Request) -> None:
+    if (request.where is None) == (request.ids is None):
+        raise UsageError("say which documents: give one of --where and --ids")
+    if not request.reason.strip():
+        raise UsageError("--reason: say why, as the ledger and the manifest keep it")
+
+
+def dry_run(request: Request) -> RemoveReport:
+    """What `run_remove` would do; nothing is written. Raises the same."""
+    manifest, selection = plan_remove(request)
+    reach = reach_of(manifest, selection)
+    return RemoveReport(reach, None, manifest.fingerprint, selection.already, selection.missing)
+
+
+def run_remove(request: Request, console: Console) -> RemoveReport:
+    """Remove documents, as the only job that writes to the folder; first finish what another one left.
+
+    Raises UsageError, MismatchError, IntegrityError, OutputError, FolderInUse while another job writes there or reads.
+    """
+    _check_request(request)
+    folder = request.shards.absolute()
+    if not folder.is_dir():
+        load_manifest(folder)  # says what is not there
+    with hold(folder, "remove"), hold(folder / ANNOTATIONS, "annotate", beside=True):
+        log = finish(folder)
+        if log is not None:
+            console.notice(f"{folder}: finished the removal of {log.removal.at} that had been stopped")
+            if log.request == request.identity:
+                manifest = load_manifest(folder)
+                return RemoveReport(
+                    reach_of(manifest, Selection((), pa.array([]))), log.removal, manifest.fingerprint
+                )
+        manifest, selection = plan_remove(request)
+        reach = reach_of(manifest, selection)
+        if not selection.chosen:
+            return RemoveReport(reach, None, manifest.fingerprint, selection.already, selection.missing)
+        refuse_readers(folder)
+        _refuse_read_only(selection)
+        try:
+            log = _stage(manifest, selection, request)
+        except Exception:
+            shutil.rmtree((folder / UNFINISHED_REMOVAL).parent, ignore_errors=True)
+            raise
+        try:
+            refuse_readers(folder)  # one that came since has not seen the log
+        except FolderInUse:
+            _forget(folder)
+            raise
+        _apply(folder, log)
+        now = load_manifest(folder).fingerprint
+        return RemoveReport(reach, log.removal, now, selection.already, selection.missing)
+
+
+def tell_removed(report: RemoveReport, request: Request, console: Console, *, done: bool) -> None:
+    """What was removed, or would be, in words."""
+    if report.missing:
+        console.notice(
+            f"{plural(len(report.missing), 'name')} of no document: {listed(report.missing, SHOWN)}"
+        )
+    if report.already:
+        console.notice(f"{plural(report.already, 'document')} had been removed before")
+    if not report.reach.documents:
+        removed = report.removal
+        what = (
+            "nothing to remove"
+            if removed is None
+            else (f"{plural(removed.documents, 'document')} of {plural(removed.tokens, 'token')} are removed")
+        )
+        console.notice(f"{request.shards}: {what} (manifest {report.fingerprint})")
+        return
+    tell_reach(report.reach, console, done=done)
+    if done:
+        console.notice(
+            f"{request.shards}: pretok trace RUN --doc HASH says which steps of a run had read a document; what they "
+            f"learned is not undone (manifest {report.fingerprint})"
+        )
+
+
+def finish(folder: Path) -> RemovalLog | None:
+    """Do what the log of a removal that was stopped says; None where there is none. What was only prepared goes."""
+    path = folder / UNFINISHED_REMOVAL
+    if not path.exists():
+        shutil.rmtree(path.parent, ignore_errors=True)
+        return None
+    log = read_record(RemovalLog, read_json(path), path)
+    _apply(folder, log)
+    return log
+
+
+def _forget(folder: Path) -> None:
+    (folder / UNFINISHED_REMOVAL).unlink()
+    shutil.rmtree((folder / UNFINISHED_REMOVAL).parent, ignore_errors=True)
+
+
+def _refuse_read_only(selection: Selection) -> None:
+    """OutputError that names a file that cannot be changed, while nothing is."""
+    for one in selection.chosen:
+        try:
+            os.close(os.open(one.shard.bin_path, os.O_WRONLY))
+        except OSError as error:
+            raise output_error(error, one.shard.bin_path) from error
+
+
+class _Staging:
+    """The folder that holds new files until the log says where they go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shards = folder
+        self.folder = (folder / UNFINISHED_REMOVAL).parent
+        self.files: list[tuple[str, str]] = []
+        with writing(self.folder):
+            self.folder.mkdir()
+
+    def take(self, path: Path, target: Path) -> None:
+        """`path`, in the folder, goes to `target`."""
+        self.files.append((path.name, str(target.relative_to(self.shards))))
+
+    def path(self) -> Path:
+        """Of another new file."""
+        return self.folder / f"{len(self.files)}"
+
+
+def _stage(manifest: Manifest, selection: Selection, request: Request) -> RemovalLog:
+    """Write everything that is new beside what is there, and the log, which makes it count."""
+    staging = _Staging(manifest.folder)
+    removal = Removal(
+        _now(manifest),
+        request.reason,
+        sum(len(one.rows) for one in selection.chosen),
+        0,
+        {one.shard.path: one.shard.root for one in selection.chosen},
+    )
+    eod, dtype = manifest.tokenizer.eod_id, manifest.tokenizer.dtype
+    changed: dict[str, Shard] = {}
+    sealed: dict[str, SideFile] = {}
+    overwrites = []
+    for one in selection.chosen:
+        offsets = one.shard.open().offsets
+        stretches = _joined(offsets[one.rows], offsets[one.rows + 1])
+        overwrites.append(Overwrite(one.shard.path, tuple(stretches)))
+        nodes = reseal(one.shard, stretches, eod, dtype)
+        path = staging.path()
+        write_bytes(path, b"".join(nodes))
+        staging.take(path, one.shard.nodes_path)
+        counts = RemovedCounts(
+            len(one.rows), sum(end - first for first, end in stretches), int(one.sizes.sum())
+        )
+        changed[one.shard.path] = _with_removed(one.shard, fold(nodes).hex(), counts)
+        name = str(one.shard.ledger_path.relative_to(manifest.folder))
+        sealed[name] = _strike_ledger(staging, one, name, removal)
+    removal = replace(removal, tokens=sum(end - first for o in overwrites for first, end in o.stretches))
+    tombstones = read_removed([path for path in [removed_path(manifest.folder)] if path.exists()])
+    tombstones = pa.concat_tables([tombstones, rows_of(selection.hashes, removal.at, removal.reason)])
+    path = staging.path()
+    size, seal = write_removed(path, tombstones)
+    staging.take(path, removed_path(manifest.folder))
+    sealed[TOMBSTONES] = SideFile(TOMBSTONES, None, size, seal)
+    now = _manifest_of(manifest, selection, changed, sealed, removal)
+    for joined in open_annotations(manifest):
+        _bind_anew(staging, joined, now, selection)
+    write_manifest(staging.folder, now)
+    staging.take(staging.folder / FILE_NAME, manifest.folder / FILE_NAME)
+    log = RemovalLog(request.identity, removal, eod, dtype, tuple(overwrites), tuple(staging.files))
+    write_json(manifest.folder / UNFINISHED_REMOVAL, to_json(log))
+    return log
+
+
+def _now(manifest: Manifest) -> str:
+    """The time, as no other removal of the folder has it."""
+    while True:
+        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        if all(removal.at < at for removal in manifest.removals):
+            return at
+        time.sleep(0.001)
+
+
+def _joined(starts: Ints, ends: Ints) -> list[tuple[int, int]]:
+    """(first, end) of stretches, where those that touch are one."""
+    begins = np.append(True, starts[1:] != ends[:-1])
+    finish = np.append(begins[1:], True)
+    return list(zip(starts[begins].tolist(), ends[finish].tolist(), strict=True))
+
+
+def reseal(shard: Shard, stretches: Sequence[tuple[int, int]], eod: int, dtype: str) -> list[bytes]:
+    """The nodes of the tree of a `.bin` once EOD stands in these stretches of tokens; reads the MiBs that they touch.
+    IntegrityError where one of these is not as it was sealed: what was damaged must not get a seal of its own."""
+    nodes = prove_nodes(shard.bin_path, shard.file_bytes, shard.root)
+    kind, left = np.dtype(dtype), deque(stretches)
+    each = NODE // kind.itemsize
+    with reading(shard.bin_path), shard.bin_path.open("rb", buffering=0) as file:
+        while left:
+            number = left[0][0] // each
+            file.seek(number * NODE)
+            block = bytearray(file.read(NODE))
+            if node_hash(block) != nodes[number]:
+                raise damaged(shard.bin_path)
+            ids = np.frombuffer(block, kind)
+            while left and left[0][0] < (number + 1) * each:
+                first, end = left.popleft()
+                ids[first - number * each : end - number * each] = eod
+                if end > (number + 1) * each:
+                    left.appendleft(((number + 1) * each, end))
+            nodes[number] = node_hash(block)
+    return nodes
+
+
+def _with_removed(shard: Shard, root: str, more: RemovedCounts) -> Shard:
+    old = shard.removed or RemovedCounts(0, 0, 0)
+    sums = RemovedCounts(old.documents + more.documents, old.tokens + more.tokens, old.bytes + more.bytes)
+    return replace(shard, root=root, removed=sums)
+
+
+def _strike_ledger(staging: _Staging, one: Chosen, name: str, removal: Removal) -> SideFile:
+    mask = np.zeros(one.shard.documents, np.bool_)
+    mask[one.rows] = True
+    prefix = staging.path()
+    made = strike(one.shard.ledger_path, prefix, mask, removal.at, removal.reason)
+    staging.take(ledger_path(prefix), one.shard.ledger_path)
+    return SideFile(name, one.shard.source, made.file_bytes, made.root)
+
+
+def _manifest_of(
+    manifest: Manifest,
+    selection: Selection,
+    changed: dict[str, Shard],
+    sealed: dict[str, SideFile],
+    removal: Removal,
+) -> Manifest:
+    """The manifest of the folder without the documents."""
+    shards = tuple(changed.get(shard.path, shard) for shard in manifest.shards)
+    sources = {
+        name: count_source([s for s in shards if s.source == name], counts.read, counts.rejected)
+        for name, counts in manifest.sources.items()
+    }
+    files = [sealed.pop(file.path, file) for file in manifest.side_files]
+    event = Event(REMOVED, manifest.fingerprint, manifest.shard_counts, removal)
+    return replace(
+        manifest,
+        totals=sum_sources(sources.values()),
+        sources=sources,
+        shards=shards,
+        side_files=(*sealed.values(), *files),
+        mismatches=_without_values(manifest, selection),
+        history=(*manifest.history, event),
+    )
+
+
+def _without_values(manifest: Manifest, selection: Selection) -> dict[str, tuple[MismatchEntry, ...]] | None:
+    """Examples of values that were of another type, without those of the documents."""
+    found = dict(manifest.mismatches or {})
+    for one in selection.chosen if found else ():
+        rows = [rows for *_, rows in scan(manifest, ["file", "position"], [(one.shard, one.before)])]
+        table = pa.Table.from_batches(rows).take(pa.array(one.rows))
+        places = set(zip(table["file"].to_pylist(), table["position"].to_pylist(), strict=True))
+        found[one.shard.source] = tuple(
+            replace(entry, value=GONE) if (entry.file, entry.position) in places else entry
+            for entry in found.get(one.shard.source, ())
+        )
+    return {name: entries for name, entries in found.items() if entries} or None
+
+
+def _bind_anew(staging: _Staging, annotations: Annotations, now: Manifest, selection: Selection) -> None:
+    """What was joined to the documents goes, and the record names the ledgers of now."""
+    chosen = {one.shard.path: one for one in selection.chosen}
+    parts, changed = [], False
+    for part in annotations.record.parts:
+        held, before = [], 0
+        for shard in now.of(part.source, part.split):
+            if part.first <= before < part.first + part.documents and shard.documents:
+                held.append(shard)
+            before += shard.documents
+        touched = [shard for shard in held if shard.path in chosen]
+        if touched:
+            changed = True
+            part = _strike_part(staging, annotations, part, held, chosen)
+            part = replace(part, ledgers=ledgers_fingerprint(now, held))
+        parts.append(part)
+    if changed:
+        counts = replace(annotations.record.counts, documents_matched=sum(part.matched for part in parts))
+        record = replace(annotations.record, parts=tuple(parts), counts=counts)
+        path = staging.path()
+        write_json(path, annotations_data(record))
+        staging.take(path, annotations.folder / RECORD)
+
+
+def _strike_part(
+    staging: _Staging,
+    annotations: Annotations,
+    part: JoinedPart,
+    held: Sequence[Shard],
+    chosen: dict[str, Chosen],
+) -> JoinedPart:
+    """A file of rows written again without what was joined to the documents."""
+    mask = np.zeros(part.documents, np.bool_)
+    first = 0
+    for shard in held:
+        if shard.path in chosen:
+            mask[first + chosen[shard.path].rows] = True
+        first += shard.documents
+    path, out = annotations.folder / part.path, staging.path()
+    done = matched = 0
+    with (
+        reading(path, pa.ArrowException),
+        pq.ParquetFile(path) as file,
+        atomic_open(out) as target,
+        pq.ParquetWriter(target, file.schema_arrow, compression="zstd", store_schema=False) as writer,
+    ):
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, use_threads=False)
+            here = pa.array(mask[done : done + len(table)])
+            columns = []
+            for number, column in enumerate(table.columns):  # the first says whether a row was joined
+                nothing = pa.scalar(None if number else False, column.type)
+                columns.append(pc.if_else(here, nothing, column.combine_chunks()))
+            writer.write_table(pa.table(columns, schema=table.schema), row_group_size=WINDOW)
+            matched += int(np.count_nonzero(np.asarray(columns[0])))
+            done += len(table)
+    staging.take(out, path)
+    return replace(part, matched=matched, file_bytes=out.stat().st_size, checksum=checksum(out))
+
+
+def _apply(folder: Path, log: RemovalLog) -> None:
+    """Do what the log says; what of it is done already is done again, or is no more there to do."""
+    dtype = np.dtype(log.dtype)
+    for one in log.shards:
+        _overwrite(folder / one.path, one.stretches, dtype, log.eod_id)
+    staging = (folder / UNFINISHED_REMOVAL).parent
+    for name, target in log.files:
+        if (staging / name).exists():  # else it is in its place
+            with writing(folder / target):
+                (staging / name).replace(folder / target)
+    with writing(staging):
+        (folder / UNFINISHED_REMOVAL).unlink()  # from here on the folder is read again
+        staging.rmdir()
+
+
+def _overwrite(
+    path: Path, stretches: Sequence[tuple[int, int]], dtype: np.dtype[np.generic], eod: int
+) -> None:
+    """Put EOD into stretches of a `.bin`. Each write is of whole ids at a place of an id."""
+    width = dtype.itemsize
+    longest = max((end - first for first, end in stretches), default=0)
+    block = np.full(min(longest, BLOCK), eod, dtype).tobytes()
+    with writing(path):
+        file = os.open(path, os.O_WRONLY)
+        try:
+            for first, end in stretches:
+                at = first * width
+                while at < end * width:
+                    done = os.pwrite(file, block[: end * width - at], at)
+                    at += done - done % width  # an id that was written in part is written again
+            os.fsync(file)
+        finally:
+            os.close(file)

@@ -1,0 +1,70 @@
+"""Texts that were removed and must not come back: their hashes, in a file that any project may be given.
+
+Input: hashes of texts as ledgers have them, with the date and the reason of the removal; or the file. Output:
+`removed.parquet`, a row a text: hash fixed_size_binary(16), removed string, removed_reason string; and of a batch of
+texts which are among them. No text stands in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pretok.base.errors import IntegrityError
+from pretok.base.storage import reading
+from pretok.base.tree import TreeFile
+from pretok.read.batches import HASH, hash_column, hash_texts
+
+FILE_NAME = "removed.parquet"
+COLUMNS = ("removed", "removed_reason")
+"""What a ledger says of a document that was removed, and this file of its text: when, UTC, and why."""
+SCHEMA = pa.schema(
+    [pa.field("hash", HASH, nullable=False), *(pa.field(name, pa.string()) for name in COLUMNS)]
+)
+
+
+def removed_path(shards: Path) -> Path:
+    """Where the hashes of what was removed from shards are."""
+    return shards / FILE_NAME
+
+
+def read_removed(paths: Sequence[Path]) -> pa.Table:
+    """The rows of several files, each text once. Raises IntegrityError for what is no such file."""
+    tables = [SCHEMA.empty_table()]
+    for path in paths:
+        with reading(path, pa.ArrowException):
+            table = pq.read_table(path, use_threads=False, partitioning=None)
+        if table.schema.remove_metadata() != SCHEMA:
+            raise IntegrityError(f"{path} is no list of removed texts: its columns are {table.schema.names}")
+        tables.append(table)
+    table = pa.concat_tables(tables)
+    first = np.unique(np.array(table["hash"].to_pylist(), "S16"), return_index=True)[1]
+    return table.take(pa.array(np.sort(first))).combine_chunks()
+
+
+def write_removed(path: Path, table: pa.Table) -> tuple[int, str]:
+    """Write the file atomically: (size, root)."""
+    with TreeFile(path) as file:
+        pq.write_table(
+            table.cast(SCHEMA), pa.PythonFile(file, mode="w"), compression="zstd", store_schema=False
+        )
+        file.seal()
+    return file.size, file.root
+
+
+def rows_of(hashes: pa.Array, at: str, reason: str) -> pa.Table:
+    """Rows of texts that are removed together."""
+    many = len(hashes)
+    columns = [hashes.cast(HASH), *(pa.repeat(pa.scalar(text, pa.string()), many) for text in (at, reason))]
+    return pa.table(columns, schema=SCHEMA)
+
+
+def find_removed(texts: pa.LargeStringArray, hashes: pa.Array) -> npt.NDArray[np.bool_]:
+    """(texts,): which of them have one of the hashes."""
+    return np.asarray(pc.is_in(hash_column(hash_texts(texts)), value_set=hashes))

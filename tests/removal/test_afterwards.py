@@ -1,0 +1,174 @@
+"""After a removal: verify shows that nothing is left, trace and disclose know who had read it, runs go on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from mixing import write_segment
+from test_remove import command, copy_of, remove, rows_of
+
+import pretok
+import pretok.stream
+from pretok.audit.trace import open_traced
+from pretok.audit.verify_job import run_verify
+from pretok.base.console import Silent
+from pretok.base.execute import Engine
+from pretok.cli import run_command
+from pretok.shards.manifest import load_manifest
+from pretok.stream.continued import same_until
+from pretok.stream.mix_file import load_mix
+
+GONE = ("a3", "b9", "b5")
+
+
+@pytest.fixture
+def work(removable: Path, tmp_path: Path) -> Path:
+    work = copy_of(removable, tmp_path / "work")
+    remove(work, where=f"id in {GONE}")
+    return work
+
+
+def test_verify_shows_that_no_text_is_left(work: Path, removable: Path, here: Engine, capsys: Any) -> None:
+    """And finds it where somebody brings it back: tokens, a row of a ledger, of annotations; a text that stands again
+    under another name."""
+    assert run_command(["verify", str(work / "shards"), "--removed", "--workers", "0"]) == 0
+    assert "every other was decoded, and none has one of their texts" in capsys.readouterr().err
+    manifest = load_manifest(work / "shards")
+    [removal] = manifest.removals
+    for name in removal.former:
+        for suffix in (".bin", ".docs.parquet"):
+            path = (work / "shards" / name).with_suffix(suffix)
+            now, old = path.read_bytes(), (removable / path.relative_to(work)).read_bytes()
+            path.write_bytes(old)
+            problems = run_verify(work / "shards", 0, here, Silent(), removed=True)[1]
+            wanted = "holds a text that was removed" if suffix == ".bin" else "is not said to be"
+            assert any(wanted in problem for problem in problems)
+            path.write_bytes(now)
+    assert run_verify(work / "shards", 0, here, Silent(), removed=True)[1] == []
+
+
+def test_trace_says_which_steps_had_read_it(work: Path, removable: Path, tmp_path: Path) -> None:
+    """A run of two segments: the first before the removal, the second after."""
+    rows = rows_of(removable)
+    view = pretok.stream.open(work / "shards", work / "mix.json")
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step-00000020").mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps({"resolved": {"model": {}, "steps": 20}, "model": "tiny"}))
+    (run / "checkpoints" / "step-00000020" / "meta.json").write_text(
+        json.dumps({"step": 20, "progress": {"position": 160}})
+    )
+    write_segment(run, work / "shards", view, 8, mix=str(work / "mix.json"))
+    first = (run / "segments.jsonl").read_text()
+    write_segment(
+        run,
+        work / "shards",
+        view,
+        8,
+        mix=str(work / "mix.json"),
+        step=10,
+        position=80,
+        tokens=80 * 16,
+        removals=1,
+    )
+    second = (run / "segments.jsonl").read_text()
+    (run / "segments.jsonl").write_text(first + second)
+    (run / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"step": n, "tokens": n * 128, "time": "2026-01-01T00:00:00Z"}) + "\n" for n in (1, 20)
+        )
+    )
+    assert [traced.removals for traced in open_traced(run, None)] == [0, 1]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in GONE:
+        digits = next(row["hash"] for row in rows if row["id"] == name)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            assert run_command(["trace", str(run), "--doc", digits, "--json"]) == 0
+        found[name] = json.loads(out.getvalue())
+    told = [row for some in found.values() for row in some]
+    assert told
+    assert all(row["removed"] is (row["step"] > 10) for row in told)
+    assert {row["removed"] for row in told} == {False, True}
+
+    out_file = tmp_path / "summary.json"
+    assert run_command(["disclose", str(work), "--run", str(run), "--out", str(out_file)]) == 0
+    summary = json.loads(out_file.read_text())
+    removed = summary["processing"]["removed"]
+    before = [row for row in told if not row["removed"]]
+    hashes = {row["hash"] for row in rows if row["id"] in GONE}
+    for source in ("a", "b"):
+        gone = [row for row in rows if row["source"] == source and row["hash"] in hashes]
+        assert removed[source]["documents"] == len(gone)
+        assert removed[source]["tokens"] == sum(row["tokens"] for row in gone)
+    read = sum(part["read_before"]["tokens"] for part in removed.values())
+    assert 0 < read <= sum(row["tokens"] for row in before)
+    documents = {(row["source"], row["document"]) for row in before}
+    assert 0 < sum(part["read_before"]["documents"] for part in removed.values()) <= len(documents)
+
+
+def test_a_mix_goes_on_after_a_removal(work: Path, removable: Path) -> None:
+    """Mixes prove what they have in common along the chain, and a new mix reads EOD there."""
+    out = str(work / "on.json")
+    shards = str(work / "shards")
+    for name in ("mix.json", "classes.json"):
+        line = ["mix", shards, "--continue", str(work / name), "--at", "40", "--out", out, "--tokens", "800"]
+        assert run_command(line) == 0
+        before, after = load_mix(work / name), load_mix(work / "on.json")
+        assert after.manifest == load_manifest(work / "shards").fingerprint != before.manifest
+        assert same_until(before, after) == 40
+        old, new = (pretok.stream.open(shards, work / mix) for mix in (name, "on.json"))
+        np.testing.assert_array_equal(old[:40], new[:40])
+        (work / "on.json").unlink()
+
+
+def test_the_same_mix_again_is_left_as_it_is(work: Path) -> None:
+    written = (work / "mix.json").read_bytes()
+    line = [
+        "mix",
+        str(work / "shards"),
+        "--out",
+        str(work / "mix.json"),
+        "--weights",
+        "a=0.5,b=0.5",
+        "--seq-len",
+        "16",
+    ]
+    assert run_command(line) == 0
+    assert (work / "mix.json").read_bytes() == written
+
+
+def test_removed_texts_decode_to_nothing(work: Path) -> None:
+    rows = pretok.open(work).texts(columns=["id", "removed"]).to_arrow().to_pylist()
+    assert len(rows) == 180
+    for row in rows:
+        assert (row["text"] == "") is (row["removed"] is not None) is (row["id"] is None)
+    table = pq.read_table(work / "shards" / "removed.parquet").to_pylist()
+    assert [row["removed_reason"] for row in table] == ["perché sì"] * len(GONE)
+
+
+def test_files_that_hold_texts_too_are_named(removable: Path, tmp_path: Path, capsys: Any) -> None:
+    work = copy_of(removable, tmp_path / "work")
+    shards, here = str(work / "shards"), ["--workers", "0"]
+    (work / "recipe.toml").write_text(
+        f'out = "{work}"\n[vocab]\nholdout = "0.9"\n[sources.a]\ninputs = ["{removable}/a.jsonl"]\n'
+    )
+    assert run_command(["count", str(work / "recipe.toml"), *here]) == 0
+    assert run_command(["export", shards, "--to", "olmo", "--out", str(work / "export"), *here]) == 0
+    line = ["--weights", "a=0.5,b=0.5", "--seq-len", "16", "--out", str(work / "more.json")]
+    assert run_command(["mix", shards, *line, "--materialize", str(work / "flat"), *here]) == 0
+    capsys.readouterr()
+    assert command(work, "--where", "source = 'a' and doc < 40", "--dry-run") == 0
+    told = capsys.readouterr().err
+    for wanted in (
+        "pretok export again",
+        "--materialize again",
+        "of the texts, kept to compare",
+        "counted their words",
+    ):
+        assert wanted in told

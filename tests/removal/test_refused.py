@@ -1,0 +1,86 @@
+"""What was removed does not come back: in the same source, in another one, in another project."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_golden import GOLDEN
+from test_remove import copy_of, remove, rows_of
+from tokenizing import run
+
+from pretok.audit.verify_job import run_verify
+from pretok.base.console import Silent
+from pretok.base.errors import IntegrityError
+from pretok.base.execute import Engine
+from pretok.config import Recipe, make_recipe
+from pretok.shards.manifest import load_manifest
+
+GONE = ("a3", "b9", "b5")
+"""Of the last the text stands in `a` and in what was appended to it too."""
+
+
+def recipe(inputs: Path, out: Path, new: list[str], **shards: Any) -> Recipe:
+    """The sources of the folder, and what is new: an append to `b`, and a source `c`."""
+    sources: dict[str, Any] = {
+        name: {"inputs": [str(inputs / f"{name}.jsonl")], "keep": ["id", "url"]} for name in ("a", "b")
+    }
+    sources["a"]["append"] = [{"inputs": [str(inputs / "more.jsonl")]}]
+    if "append" in new:
+        sources["b"]["append"] = [{"inputs": [str(out / "again.jsonl")]}]
+    if "source" in new:
+        sources["c"] = {"inputs": [str(out / "again.jsonl")], "keep": ["id"]}
+    common = {"size": 1500, "val_fraction": "0.2", "max_reject_share": "0.5"}
+    vocab = {"path": GOLDEN / "tokenizer.json"}
+    return make_recipe({"out": out, "sources": sources, "vocab": vocab, "shards": common | shards}, "test")
+
+
+@pytest.mark.parametrize("new", ["append", "source"])
+def test_the_same_texts_are_rejected(removable: Path, tmp_path: Path, here: Engine, new: str) -> None:
+    work = copy_of(removable, tmp_path / "work")
+    rows = [
+        json.loads(line)
+        for name in ("b", "a")
+        for line in (removable / f"{name}.jsonl").read_text().splitlines()
+    ]
+    (work / "again.jsonl").write_text(
+        "".join(json.dumps({**row, "id": f"new{row['id']}"}) + "\n" for row in rows)
+    )
+    gone = {row["hash"] for row in rows_of(removable) if row["id"] in GONE}
+    remove(work, where=f"id in {GONE}")
+    run(recipe(removable, work, [new]), here)
+    manifest = load_manifest(work / "shards")
+    assert [event.kind for event in manifest.history] == ["appended", "removed", "appended"]
+    assert manifest.sources["c" if new == "source" else "b"].rejected == {"removed": 4}
+    came = [row for row in rows_of(work) if str(row["id"]).startswith("new")]
+    assert len(came) == len(rows) - 4
+    assert gone.isdisjoint(row["hash"] for row in came)
+    rejects = (work / "shards" / "rejects").glob("*.jsonl")
+    told = [json.loads(line) for path in rejects for line in path.read_text().splitlines()]
+    assert [line["detail"].partition(": ")[2] for line in told] == ["perché sì"] * 4
+    assert run_verify(work / "shards", None, here, Silent())[1] == []
+    assert manifest.as_of(load_manifest(removable / "shards").fingerprint) is not None
+
+
+@pytest.mark.parametrize("duplicates", ["keep", "drop"])
+def test_another_project_is_given_the_list(
+    removable: Path, tmp_path: Path, here: Engine, duplicates: str
+) -> None:
+    work = copy_of(removable, tmp_path / "work")
+    remove(work, where=f"id in {GONE}")
+    other = recipe(
+        removable, tmp_path / "other", [], removed=work / "shards" / "removed.parquet", duplicates=duplicates
+    )
+    run(other, here)
+    assert {name: counts.rejected for name, counts in load_manifest(other.shards_dir).sources.items()} == {
+        "a": {"removed": 3},
+        "b": {"removed": 2},
+    }
+    missing = recipe(removable, tmp_path / "third", [], removed=tmp_path / "nothing.parquet")
+    with pytest.raises(IntegrityError, match=r"nothing\.parquet"):
+        run(missing, here)
+    missing = recipe(removable, tmp_path / "third", [], removed=work / "shards" / "a" / "a.files.parquet")
+    with pytest.raises(IntegrityError, match="no list of removed texts"):
+        run(missing, here)

@@ -1,0 +1,261 @@
+"""Removal: exactly the documents that are meant go, everywhere, and everything else stays bit for bit."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import another_job
+
+import pretok
+import pretok.stream
+from pretok.audit.verify_job import run_verify
+from pretok.base.console import Silent
+from pretok.base.errors import IntegrityError
+from pretok.base.execute import Engine
+from pretok.base.lock import share
+from pretok.base.records import replace
+from pretok.base.stop import StopFlag
+from pretok.cli import run_command
+from pretok.removal.job import Request, run_remove
+from pretok.shards.manifest import Manifest, load_manifest, write_manifest
+
+EOD = 0
+
+
+def copy_of(work: Path, folder: Path) -> Path:
+    return shutil.copytree(work, folder)
+
+
+def rows_of(work: Path) -> list[dict[str, Any]]:
+    """Every document, as pretok query tells of it, with its ids."""
+    manifest = load_manifest(work / "shards")
+    table = pretok.open(work).documents().to_arrow().to_pylist()
+    ids = [shard.open()[n].tolist() for shard in manifest.shards for n in range(shard.documents)]
+    return [{**row, "ids": one} for row, one in zip(table, ids, strict=True)]
+
+
+def texts_in(folder: Path, texts: Sequence[str]) -> list[str]:
+    """Files in which a text stands, as bytes or as values of Parquet."""
+    import pyarrow.parquet as pq
+
+    found = []
+    for path in folder.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            if path.suffix == ".parquet":
+                data += str(pq.read_table(path, partitioning=None).to_pylist()).encode()
+            found += [f"{path}: {text}" for text in texts if text.encode() in data]
+    return found
+
+
+def check(before: Path, after: Path, gone: set[str], here: Engine) -> None:
+    """`gone`: hashes of what went. The rest is what it was."""
+    was, now = rows_of(before), rows_of(after)
+    for old, new in zip(was, now, strict=True):
+        assert new["ids"] == ([EOD] * len(old["ids"]) if old["hash"] in gone else old["ids"])
+        facts = ("source", "split", "shard", "doc", "file", "position", "tokens", "bytes", "hash")
+        assert [new[name] for name in facts] == [old[name] for name in facts]
+        others = {name: value for name, value in old.items() if name not in (*facts, "ids", "q_matched")}
+        if old["hash"] in gone:
+            assert new["removed_reason"] == "perché sì"
+            assert all(new[name] is None for name in others)
+            assert new["q_matched"] is False
+        else:
+            assert new.get("removed") is None
+            assert {name: new[name] for name in others} == others
+    manifest, former = load_manifest(after / "shards"), load_manifest(before / "shards")
+    assert [s.path for s in manifest.was(former.fingerprint) or ()] == [s.path for s in former.shards]
+    then = manifest.as_of(former.fingerprint)
+    assert then is not None
+    assert then.fingerprint == former.fingerprint
+    for name in ("mix.json", "classes.json"):
+        old_view, new_view = (pretok.stream.open(work / "shards", work / name) for work in (before, after))
+        assert new_view.fingerprint == old_view.fingerprint
+        removed = removed_tokens(former, was, gone)
+        expected = old_view[:].copy()
+        for position in range(len(old_view)):
+            column = 0
+            for path, first, count in old_view.pieces(position):
+                mask = removed[str(path.relative_to(before))][first : first + count]
+                expected[position, column : column + count][mask] = EOD
+                column += count
+        np.testing.assert_array_equal(new_view[:], expected)
+    assert run_verify(after / "shards", None, here, Silent())[1] == []
+    urls = [row["url"] for row in was if row["hash"] in gone]
+    notes = [row["note"] for row in was if row["hash"] in gone and row["note"]]
+    assert (
+        texts_in(after / "shards", [f'{one}"' for one in urls] + [f"'{one}'" for one in urls + notes]) == []
+    )
+
+
+def removed_tokens(manifest: Manifest, rows: list[dict[str, Any]], gone: set[str]) -> dict[str, Any]:
+    """Path of each `.bin` -> which of its tokens went."""
+    masks: dict[str, list[Any]] = {}
+    for row in rows:
+        masks.setdefault(row["shard"], []).append(np.full(row["tokens"], row["hash"] in gone))
+    return {f"shards/{s.path}": np.concatenate(masks[s.prefix.name]) for s in manifest.shards}
+
+
+def remove(work: Path, **what: Any) -> Any:
+    return run_remove(Request(work / "shards", "perché sì", **what), Silent())
+
+
+@settings(max_examples=5)
+@given(data=st.data())
+def test_random_removals_agree_with_brute_force(
+    removable: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("one")
+    work = copy_of(removable, folder / "work")
+    hashes = sorted({row["hash"] for row in rows_of(removable)})
+    gone: set[str] = set()
+    for _ in range(data.draw(st.integers(1, 3))):
+        some = data.draw(st.lists(st.sampled_from(hashes), min_size=1, max_size=20, unique=True))
+        (folder / "ids").write_text("\n".join(some))
+        report = remove(work, ids=folder / "ids")
+        fresh = set(some) - gone
+        gone |= fresh
+        assert report.already == sum(row["hash"] in set(some) - fresh for row in rows_of(removable))
+        assert report.reach.documents == sum(row["hash"] in fresh for row in rows_of(removable))
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        check(removable, work, gone, engine)
+    shutil.rmtree(folder)
+
+
+def test_a_predicate_takes_copies_everywhere(removable: Path, tmp_path: Path, here: Engine) -> None:
+    work = copy_of(removable, tmp_path / "work")
+    was = rows_of(removable)
+    [same] = {row["hash"] for row in was if row["id"] == "a5"}
+    report = remove(work, where="id = 'a5'")
+    assert (report.reach.documents, sum(part.copies for part in report.reach.sources)) == (3, 2)
+    check(removable, work, {same}, here)
+    report = remove(work, where="url like 'https://y%' and score > 10")
+    gone = {row["hash"] for row in was if row["url"].startswith("https://y") and (row["score"] or 0) > 10}
+    assert gone
+    check(removable, work, gone | {same}, here)
+    assert [removal.documents for removal in load_manifest(work / "shards").removals] == [3, len(gone)]
+
+
+def command(work: Path, *options: str) -> int:
+    return run_command(["remove", str(work / "shards"), "--reason", "perché sì", *options])
+
+
+def snapshot(work: Path) -> dict[str, bytes]:
+    files = (path for path in (work / "shards").rglob("*") if path.is_file())
+    return {str(path): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "said"),
+    [
+        ("a3\nnobody\n", ["--ids"], "nobody"),
+        ("", ["--ids"], "names no document"),
+        (None, ["--where", "source = 'b'"], "say --all"),
+        (None, ["--where", "nothing = 1"], "the columns are"),
+        (None, ["--where", "tokens > (select 3)"], "another query"),
+        (None, ["--where", "tokens"], "not a condition"),
+        (None, [], "one of --where and --ids"),
+    ],
+)
+def test_what_is_no_removal_changes_nothing(
+    removable: Path, tmp_path: Path, capsys: Any, ids: str | None, options: list[str], said: str
+) -> None:
+    work = copy_of(removable, tmp_path / "work")
+    if ids is not None:
+        (tmp_path / "ids").write_text(ids)
+        options = [*options, str(tmp_path / "ids")]
+    before = snapshot(work)
+    for more in ([], ["--dry-run"]):
+        assert command(work, *options, *more) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    assert snapshot(work) == before
+
+
+def test_names_of_every_kind(removable: Path, tmp_path: Path, here: Engine) -> None:
+    work = copy_of(removable, tmp_path / "work")
+    rows = {row["id"]: row for row in rows_of(removable)}
+    names = ["a3", rows["b9"]["hash"].upper(), "more.jsonl:8", str(removable / "b.jsonl") + ":2", "nobody"]
+    (tmp_path / "ids").write_text("\n".join(names) + "\n\n")
+    before = snapshot(work)
+    assert command(work, "--ids", str(tmp_path / "ids"), "--missing-ok", "--dry-run") == 0
+    assert snapshot(work) == before
+    assert command(work, "--ids", str(tmp_path / "ids"), "--missing-ok") == 0
+    check(removable, work, {rows[name]["hash"] for name in ("a3", "b9", "more7", "b1")}, here)
+    assert command(work, "--where", "source = 'b'", "--all") == 0
+    assert load_manifest(work / "shards").sources["b"].removed.documents == 60  # type: ignore[union-attr]
+
+
+def test_a_dry_run_says_how_often_mixes_read(removable: Path, capsys: Any) -> None:
+    """Counted from the sequences themselves."""
+    capsys.readouterr()
+    assert command(removable, "--where", "id in ('a3', 'b9', 'b5')", "--dry-run", "--json") == 0
+    told = json.loads(capsys.readouterr().out)["reach"]
+    rows = rows_of(removable)
+    gone = {row["hash"] for row in rows if row["id"] in ("a3", "b9", "b5")}
+    chosen = [row for row in rows if row["hash"] in gone]
+    assert (told["documents"], told["tokens"]) == (len(chosen), sum(row["tokens"] for row in chosen))
+    removed = removed_tokens(load_manifest(removable / "shards"), rows, gone)
+    for mix in told["mixes"]:
+        view = pretok.stream.open(removable / "shards", mix["mix"])
+        packed = {source.name for source in view.mix.sources if source.packed}
+        read = 0
+        for position in range(len(view)):
+            for number, (path, first, count) in enumerate(pieces := view.pieces(position)):
+                last = number == len(pieces) - 1 and view.origin(position)[0] not in packed
+                read += int(removed[str(path.relative_to(removable))][first : first + count - last].sum())
+        assert mix["tokens"] == read
+    assert {Path(mix["mix"]).name for mix in told["mixes"]} == {"mix.json", "classes.json"}
+
+
+def test_a_disk_that_cannot_be_written_is_named_first(
+    removable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    work = copy_of(removable, tmp_path / "work")
+    before, real = snapshot(work), os.open
+
+    def refusing(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        if str(path).endswith(".bin") and flags & os.O_WRONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    assert command(work, "--where", "id = 'a3'") == 2
+    assert ".bin" in (said := capsys.readouterr().err)
+    assert "file system" in said
+    assert snapshot(work) == before
+
+
+def test_two_jobs_do_not_meet(removable: Path, tmp_path: Path, capsys: Any) -> None:
+    work = copy_of(removable, tmp_path / "work")
+    before = snapshot(work)
+    with another_job(work / "shards", "remove"):
+        assert command(work, "--where", "id = 'a3'") == 75
+    with share(work / "shards", "export"):
+        assert command(work, "--where", "id = 'a3'") == 75
+    assert "export" in capsys.readouterr().err
+    assert snapshot(work) == before
+
+
+def test_shards_that_differ_otherwise_are_refused(removable: Path, tmp_path: Path) -> None:
+    """A history is proven: a former root that is none, another kind, a time that stands twice."""
+    work = copy_of(removable, tmp_path / "work")
+    remove(work, where="id = 'a3'")
+    manifest = load_manifest(work / "shards")
+    assert [event.kind for event in manifest.history] == ["appended", "removed"]
+    [removal] = manifest.removals
+    other = dict.fromkeys(removal.former, "xxh3:" + "0" * 32)
+    for wrong in (replace(removal, former=other), replace(removal, former={}), None):
+        event = replace(manifest.history[1], removal=wrong)
+        write_manifest(work / "shards", replace(manifest, history=(manifest.history[0], event)))
+        with pytest.raises(IntegrityError, match=r"history\[[01]\] says what"):
+            load_manifest(work / "shards")

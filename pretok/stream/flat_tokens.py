@@ -28,8 +28,8 @@ from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
 from pretok.stream.tapes import Pieces
 
-_Part = tuple[npt.NDArray[Any], int, int]
-"""Where tokens go, from which shard, from which of its tokens on."""
+_Part = tuple[int, int, int, int]
+"""From which shard, to which bytes of what is asked for: from and to, and from which byte of the shard on."""
 
 ANNOUNCED = 64
 """Parts the kernel is told of before they are read."""
@@ -95,18 +95,26 @@ class FlatTokens:
 
     def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:
         """Read pieces into `out`, sequences of tokens in the dtype of the shards. Raises IntegrityError."""
+        room = out.reshape(-1).view(np.uint8).data  # slices of it cost a third of an array's
         parts = self._parts(pieces, out)
         together = min(ANNOUNCED, self.files.limit)  # what is announced is still open when it is read
         for at in range(0, len(parts), together):
             group = parts[at : at + together]
-            files = [self.files.get(shard) for _, shard, _ in group]
+            files = [self.files.get(part[0]) for part in group]
             if (
                 not self._sequential and len(group) > 1
             ):  # the kernel fetches all at once, not one after the other
-                for (row, _, offset), file in zip(group, files, strict=True):
-                    os.posix_fadvise(file, offset * row.itemsize, row.nbytes, os.POSIX_FADV_WILLNEED)
-            for (row, shard, offset), file in zip(group, files, strict=True):
-                self._fill(row, shard, file, offset)
+                for (_, begin, end, offset), file in zip(group, files, strict=True):
+                    os.posix_fadvise(file, offset, end - begin, os.POSIX_FADV_WILLNEED)
+            for (shard, begin, end, offset), file in zip(group, files, strict=True):
+                rest = room[begin:end]
+                while (done := os.preadv(file, [rest], offset)) != len(
+                    rest
+                ):  # it may give less than asked for
+                    if not done:
+                        raise IntegrityError(f"{self.files.paths[shard]} was cut while it was being read")
+                    rest = rest[done:]
+                    offset += done
 
     def path(self, address: int) -> Path:
         """The shard that holds the token at an address."""
@@ -126,31 +134,23 @@ class FlatTokens:
 
     def _parts(self, pieces: Pieces, out: npt.NDArray[Any]) -> list[_Part]:
         """What to read into `out`, in the order of the shards: each is opened once, whatever the limit of files."""
-        first = np.searchsorted(self._starts, pieces.address, side="right") - 1
-        offset = pieces.address - self._starts[first]
-        room = self._starts[first + 1] - pieces.address
-        parts = []
-        for row, column, length, shard, at, here in zip(
-            *(part.tolist() for part in (pieces.row, pieces.column, pieces.length, first, offset, room)),
-            strict=True,
-        ):
-            parts.append((out[row, column : column + min(here, length)], shard, at))
-            while here < length:
+        size = out.itemsize
+        shards = np.searchsorted(self._starts, pieces.address, side="right") - 1
+        rooms = (self._starts[shards + 1] - pieces.address) * size
+        begins = (pieces.row * out.shape[1] + pieces.column) * size
+        ends = begins + pieces.length * size
+        offsets = (pieces.address - self._starts[shards]) * size
+        firsts = np.minimum(ends, begins + rooms)
+        parts = list(zip(*(part.tolist() for part in (shards, begins, firsts, offsets)), strict=True))
+        for beyond in np.flatnonzero(firsts < ends).tolist():
+            shard, at, end = parts[beyond][0], parts[beyond][2], int(ends[beyond])
+            while at < end:
                 shard += 1
-                more = min(length - here, int(self._starts[shard + 1] - self._starts[shard]))
-                parts.append((out[row, column + here : column + here + more], shard, 0))
-                here += more
-        parts.sort(key=itemgetter(1))
+                upto = min(end, at + int(self._starts[shard + 1] - self._starts[shard]) * size)
+                parts.append((shard, at, upto, 0))
+                at = upto
+        parts.sort(key=itemgetter(0))
         return parts
-
-    def _fill(self, row: npt.NDArray[Any], shard: int, file: int, offset: int) -> None:
-        """Read tokens from `offset` of one shard on into `row`."""
-        rest, at = row.view(np.uint8).data, offset * row.itemsize
-        while (done := os.preadv(file, [rest], at)) != len(rest):  # it may give less than asked for
-            if not done:
-                raise IntegrityError(f"{self.files.paths[shard]} was cut while it was being read")
-            rest = rest[done:]
-            at += done
 
 
 def _close_all(files: OrderedDict[int, int]) -> None:

@@ -718,23 +718,23 @@ def _packed_report(packing: Packing) -> PackedReport:
     )
 
 
-def _packed_words(name: str, packed: PackedReport) -> str:
+def _packed_words(name: str, packed: PackedReport, learned: bool) -> str:
     """What packing did to a source. Over a random half of an epoch the sum of its sequences is farthest from exact."""
     padding = packed.padding_tokens / max(packed.padding_tokens + packed.tokens, 1)
     spread = packed.spread_tokens * math.sqrt(packed.sequences) / 2
     return (
         f"{name} is packed: {packed.documents:,} documents in {packed.sequences:,} sequences, {packed.cut_documents:,} "
-        f"longer ones cut, padding {padding:.3%}; its learned tokens are exact at the end of each epoch, inside of one "
-        f"within some {math.ceil(3 * spread):,} more"
+        f"longer ones cut, padding {padding:.3%}; its {'learned ' if learned else ''}tokens are exact at the end of "
+        f"each epoch, inside of one within some {math.ceil(3 * spread):,} more"
     )
 
 
 def _learned_words(name: str, source: SourceReport, learned: LearnedReport, in_epoch: float) -> str:
     """What is learned of a source. As for packing, half an epoch is farthest from exact."""
+    spread = math.ceil(3 * learned.spread_tokens * math.sqrt(in_epoch) / 2)
     return (
-        f"of {name} {listed(learned.kinds, len(learned.kinds))} {'is' if len(learned.kinds) == 1 else 'are'} learned: "
-        f"{learned.tokens:,} of {source.tokens:,} tokens ({learned.share:.1%}), so at the end of each epoch, inside of "
-        f"one within some {math.ceil(3 * learned.spread_tokens * math.sqrt(in_epoch) / 2):,} more"
+        f"learned of {name}: {', '.join(learned.kinds)}, {learned.tokens:,} of {source.tokens:,} tokens "
+        f"({learned.share:.1%}); right at the end of each epoch, inside of one within some {spread:,} more"
     )
 
 
@@ -754,7 +754,7 @@ def show_stages(manifest: Manifest, report: MixReport, console: Console, by_lear
         )
     for name, source in report.sources.items():
         if source.packed is not None:
-            console.notice(_packed_words(name, source.packed))
+            console.notice(_packed_words(name, source.packed, source.learned is None))
         if source.learned is not None:
             in_epoch = source.sequences / source.epochs if source.epochs else 0
             console.notice(_learned_words(name, source, source.learned, in_epoch))

@@ -12,6 +12,7 @@ from counting import write_lines
 from support import needs
 
 import benchmarks
+from benchmarks import classes
 from benchmarks.chats import run as measure_chats
 from benchmarks.exports import run_exports
 from benchmarks.files import write_files
@@ -84,6 +85,19 @@ def test_words_are_joined_of_halves(inputs: Inputs) -> None:
         words = found.words().to_pylist()
         assert len(set(words)) == len(words) == 9000
         assert all(word.decode() for word in words)
+
+
+def test_classes_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(classes, "COLD", 2)
+    classes.cold(tmp_path / "cold", 2000)
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in told] == [
+        f"cold, {name}" for name in ("whole", "classes", "packed", "packed-classes")
+    ]
+    for work in (classes.make_packing, classes.disclose_half):
+        assert work(tmp_path / "cold")[0] > 0
 
 
 def test_exports_are_measured(tmp_path: Path) -> None:

@@ -82,12 +82,13 @@ class PackedCoverage:
     before: Callable[[Ints], Ints] | None = None
     removals: int = 0
 
-    def tokens(self, bounds: Ints, own: Ints) -> Ints:
-        """As of `Coverage`; own: the same places in its own tokens. A packed sequence reads all its tokens: its last
-        one is of no other. Memory holds what the sequences of these stretches have."""
+    def tokens(self, bounds: Ints, own: Ints, first: int) -> Ints:
+        """As of `Coverage`, of documents from number `first` on; own: the same places in its own tokens. A packed
+        sequence reads all its tokens: its last one is of no other. Memory holds those of the sequences of these
+        documents."""
         read = self.whole * np.minimum(own, self.held)
         if len(self.part):
-            stretches = self.view.stretches(self.name, int(bounds[0]), int(bounds[-1]), self.part)
+            stretches = self.view.stretches(self.name, first, first + len(bounds) - 1, self.part)
             places = bounds - bounds[0]
             for sign, edges in ((1, stretches[:, 0]), (-1, stretches[:, 1])):
                 # Of a stretch, as often as it was read: bound - start, less bound - end behind it.
@@ -124,8 +125,12 @@ class SourceReading:
         found = np.zeros(len(bounds) - 1, np.int64)
         for one in self.coverage:
             own = one.before(documents) if one.before else bounds
+<<<<<<< HEAD
             read = one.tokens(own) if isinstance(one, Coverage) else one.tokens(bounds, own)
             found += read if removed is None else np.where(removed >= one.removals, read, 0)
+=======
+            found += one.tokens(own) if isinstance(one, Coverage) else one.tokens(bounds, own, first)
+>>>>>>> rest
         return found
 
 

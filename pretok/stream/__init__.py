@@ -403,11 +403,11 @@ class View:
 
     def stretches(self, source: str, first: int, end: int, times: npt.NDArray[Any]) -> Ints:
         """(n, 3): where what is packed of `source` begins and ends in it, of a class in the source whose documents it
-        takes, in all sequences with documents that have any of the tokens `first` to `end - 1`; and how often each was
+        takes, in all sequences with any of the documents `first` to `end - 1` of the split; and how often each was
         read. times: that of every sequence; what was not read is left out."""
         number = self._number(source)
         base, tape = int(self._bases[number]), self._packed[number]
-        near = tape.near(base + first, base + end)
+        near = tape.near(first, end)
         near = near[times[near] > 0]
         pieces = tape.pieces(near, near, near)
         begins = pieces.address - base

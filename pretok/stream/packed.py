@@ -192,26 +192,29 @@ class PackedPart:
         found = self._starts.read(shard + self._first_shard, documents - self._documents[shard], 1)
         return found[:, 0], found[:, 1] - found[:, 0]
 
+    @property
+    def documents(self) -> int:
+        """Of its shards, packed or not."""
+        return int(self._documents[-1])
+
     def near(self, first: int, end: int) -> Ints:
-        """(n,), rising: the sequences that have any of the documents of which some token is at addresses `first` to
-        `end - 1`."""
-        found = [np.empty(0, np.int64)]
+        """(n,), rising: the sequences that have any of the documents `first` to `end - 1` of its shards."""
+        low = max(int(np.searchsorted(self._document, first, side="right")) - 1, 0)
+        high = int(np.searchsorted(self._document, end, side="left"))
+        found = [self._having(window, first, end) for window in range(low, min(high, len(self._full) - 1))]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+
+    def documents_at(self, first: int, end: int) -> tuple[int, int]:
+        """The first document, and one past the last, that has any of the tokens at addresses `first` to `end - 1`."""
+        found = []
         for number, shard in enumerate(self._shards):
             base = int(self._starts.bases[self._first_shard + number])
             low, high = max(first, base), min(end, base + shard.tokens)
-            if low >= high:
-                continue
-            offsets = shard.open().offsets + base
-            documents = (
-                self._documents[number] + np.searchsorted(offsets, low, side="right") - 1,
-                self._documents[number] + np.searchsorted(offsets, high, side="left"),
-            )
-            windows = (
-                max(int(np.searchsorted(self._document, documents[0], side="right")) - 1, 0),
-                np.searchsorted(self._document, documents[1], side="left"),
-            )
-            found += [self._having(window, *documents) for window in range(*map(int, windows))]
-        return np.unique(np.concatenate(found))
+            if low < high:
+                offsets, before = shard.open().offsets + base, int(self._documents[number])
+                found.append(before + int(np.searchsorted(offsets, low, side="right")) - 1)
+                found.append(before + int(np.searchsorted(offsets, high, side="left")))
+        return min(found, default=0), max(found, default=0)
 
     def _having(self, window: int, first: int, end: int) -> Ints:
         """The sequences of a window that have any of the documents `first` to `end - 1`."""
@@ -256,17 +259,21 @@ class PackedTape:
         return found[0] if len(found) == 1 else in_rows(found)
 
     def near(self, first: int, end: int) -> Ints:
-        """(n,), rising: the sequences that have any of the documents of which some token is at addresses `first` to
-        `end - 1`."""
-        found = [
-            begins + part.near(first, end)
-            for part, begins in zip(self.parts, self._begins.tolist(), strict=False)
-        ]
-        return np.concatenate([np.empty(0, np.int64), *found])
+        """(n,), rising: the sequences that have any of the documents `first` to `end - 1` of the split."""
+        found, held = [np.empty(0, np.int64)], 0
+        for part, begins in zip(self.parts, self._begins.tolist(), strict=False):
+            low, high = (min(max(document - held, 0), part.documents) for document in (first, end))
+            if low < high:
+                found.append(begins + part.near(low, high))
+            held += part.documents
+        return np.concatenate(found)
 
     def sequences(self, first: int, end: int) -> Ints:
         """(n,), rising: the sequences that have any of the tokens at addresses `first` to `end - 1`."""
-        candidates = self.near(first, end)
+        found = [np.empty(0, np.int64)]
+        for part, begins in zip(self.parts, self._begins.tolist(), strict=False):
+            found.append(begins + part.near(*part.documents_at(first, end)))
+        candidates = np.concatenate(found)
         pieces = self.pieces(candidates, candidates, candidates)
         hit = (pieces.address < end) & (pieces.address + pieces.length > first)
         return candidates[np.unique(pieces.row[hit])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -141,3 +142,25 @@ def test_export_says_what_it_does_not_keep(
     said(capsys, *mix, "--pack", "best-fit")
     _, told = said(capsys, "export", work / "shards", "--mix", tmp_path / "packed.json", *to)
     assert "takes the shares of this mix and not its packing" in told
+
+
+def test_annotations_of_other_documents_are_refused(
+    tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("ours", "theirs"):
+        rows = [{"id": n, "text": f"il documento {n} di {name}"} for n in range(60)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        inputs = (f"it={tmp_path}/{name}.jsonl", "--keep", "id", "--vocab", vocab_dir, "--workers", "0")
+        said(capsys, "tokenize", *inputs, "--out", tmp_path / name)
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps({"id": n, "score": n}) + "\n" for n in range(60)))
+    joined = ("annotate", tmp_path / "theirs" / "shards", tmp_path / "q.jsonl", "--by", "id", "--name", "q")
+    said(capsys, *joined, "--workers", "0")
+    mix = ("--seq-len", "8", "--class", "good=it where score > 9", "--weights", "good=1")
+    there = [tmp_path / name / "shards" for name in ("theirs", "ours")]
+    said(capsys, "mix", there[0], *mix, "--out", tmp_path / "theirs" / "mix.json")
+    shutil.copytree(there[0] / "annotations", there[1] / "annotations")
+    _, told = said(capsys, "mix", there[1], *mix, "--out", tmp_path / "ours" / "mix.json", code=2)
+    assert "annotations/q/it-train" in told
+    assert "the documents of it are others than those it was joined to; run pretok annotate again" in told
+    assert not (tmp_path / "ours" / "mix.json").exists()
+    assert not list((tmp_path / "ours").rglob("*.side"))

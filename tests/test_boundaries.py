@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "integrations": ("base", "tokenizer", "stream"),
     "forecast": ("base", "kernels", "read", "config", "counts", "tokenizer", "chat", "vocab", "stream"),
     "report": ("base", "tokenizer", "shards", "stream"),
-    "disclosure": ("base", "shards", "stream"),
+    "disclosure": ("base", "config", "shards", "stream"),
     "annotate": ("base", "kernels", "read", "shards"),
     "audit": ("base", "read", "tokenizer", "chat", "screen", "shards", "stream"),
     "certificate": ("base", "shards", "stream", "audit"),

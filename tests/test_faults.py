@@ -39,6 +39,7 @@ LINES = {
     "inspect": ("inspect", SHARDS, "--source", "it", "--doc", "3"),
     "query": ("query", "{work}", "select count(*), sum(tokens) from docs"),
     "trace": ("trace", MIX, "--shards", SHARDS, "--position", "3"),
+    "certify": ("certify", MIX, "--shards", SHARDS, "--doc", "it3", "--out", "{work}/new"),
     "report": ("report", "{work}"),
     "disclose": ("disclose", "{work}", "--mix", MIX),
     "mix": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--class", "good=it where doc < 25"),

@@ -139,7 +139,11 @@ def disclose(
         Path | None, typer.Option(metavar="RUN", help="Of what this training run read up to its last step.")
     ] = None,
     format: Annotated[
-        str, typer.Option(metavar="json|html|croissant", help="croissant: JSON-LD of Croissant 1.1.")
+        str,
+        typer.Option(
+            metavar="json|html|croissant|csv",
+            help="croissant: JSON-LD of Croissant 1.1. csv: all registrable domains.",
+        ),
     ] = "json",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where it goes. Default: standard output.")
@@ -148,11 +152,18 @@ def disclose(
         list[str] | None,
         typer.Option(
             metavar="KIND=COLUMN",
-            help="The kept column that tells the language, licence, domain (an address), date or duplicate, where it "
-            "has no usual name. May be repeated.",
+            help="The kept column that tells the language, licence, domain (an address), date, duplicate or synthetic "
+            "(what generated it), where it has no usual name. May be repeated.",
         ),
     ] = None,
     domains: Annotated[int, typer.Option(min=0, help="Domains that are listed, by tokens.")] = 1000,
+    answers: Annotated[
+        Path | None,
+        typer.Option(metavar="TOML", help="What fills the blanks.", show_default="WORK/disclosure.toml"),
+    ] = None,
+    since: Annotated[
+        Path | None, typer.Option(metavar="OLD.json", help="An earlier summary: say what changed since.")
+    ] = None,
 ) -> None:
     """Say what was trained on, laid out by the EU AI Act's public summary of training content.
 
@@ -166,7 +177,9 @@ def disclose(
     from pretok.disclosure.job import DisclosureRequest, run_disclose
 
     console = terminal(context)
-    text = run_disclose(DisclosureRequest(work, mix, run, _columns(column or []), domains), format)
+    text = run_disclose(
+        DisclosureRequest(work, mix, run, _columns(column or []), domains, answers, since), format
+    )
     if out is None:
         sys.stdout.write(text)
         return

@@ -11,6 +11,7 @@ from pretok.config.recipes import (
     make_mix,
     make_recipe,
     parse_inputs,
+    validated,
     with_appends,
     with_settings,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "make_mix",
     "make_recipe",
     "parse_inputs",
+    "validated",
     "with_appends",
     "with_settings",
 ]

@@ -78,12 +78,12 @@ def load_recipe(path: Path) -> Recipe:
 def make_recipe(data: Mapping[str, object], origin: str, options: Mapping[str, str] | None = None) -> Recipe:
     """Validate a recipe given as a mapping; `origin` is named in errors. options: dotted key -> the option or parameter
     that gave it, which is named in its place."""
-    return _validated(Recipe, data, origin, options or {})
+    return validated(Recipe, data, origin, options or {})
 
 
 def make_mix(data: Mapping[str, object], origin: str, options: Mapping[str, str] | None = None) -> MixTable:
     """Validate the keys of a [mix] table; see `make_recipe`."""
-    return _validated(MixTable, data, origin, options or {}, "mix")
+    return validated(MixTable, data, origin, options or {}, "mix")
 
 
 def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
@@ -117,22 +117,31 @@ def with_appends(data: dict[str, object], arguments: Sequence[str]) -> dict[str,
     return {**data, "sources": sources} if arguments else data
 
 
-def _validated(
-    kind: type[Table], data: Mapping[str, object], origin: str, options: Mapping[str, str], *where: str
+def validated(
+    kind: type[Table],
+    data: Mapping[str, object],
+    origin: str,
+    options: Mapping[str, str] | None = None,
+    *where: str,
 ) -> Table:
+    """A mapping as a table, which stands at `where` in a recipe; see `make_recipe`. UsageError."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        lines = [_explain({**detail, "loc": (*where, *detail["loc"])}, options) for detail in error.errors()]
+        top = Recipe if where else kind
+        lines = [
+            _explain({**detail, "loc": (*where, *detail["loc"])}, options or {}, top)
+            for detail in error.errors()
+        ]
         raise UsageError(f"{origin}: " + "; ".join(dict.fromkeys(lines))) from None
 
 
-def _explain(detail: Any, options: Mapping[str, str]) -> str:
+def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel]) -> str:
     """One pydantic error as a sentence, with the nearest known key for an unknown one."""
     loc = [str(part) for part in detail["loc"]]
     where = ".".join(loc)
     if detail["type"] == "extra_forbidden":
-        table: type[BaseModel] = Recipe
+        table = top
         for part in loc[:-1]:
             table = inner_table(table, part) or table
         return unknown_key(where, table.model_fields)

@@ -3,6 +3,9 @@
 read.py       shards, mix or run -> which tokens of each source are read, and how often
 count.py      ledgers and what is read of them -> exact figures of each source
 summary.py    figures -> the parts of the summary; what no file knows is a named blank
+answers.py    what a person answers -> the blanks
+since.py      an earlier summary and this one -> what changed
+domains.py    hosts -> registrable domains, all of them, as CSV
 croissant.py  the summary -> Croissant 1.1
 job.py        all of it, as JSON, HTML or Croissant
 page.html     the template of the page

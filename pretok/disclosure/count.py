@@ -29,6 +29,7 @@ from pretok.shards.values import ValueCounts, domains
 KINDS: dict[str, tuple[str, ...]] = {
     "language": ("language", "lang"),
     "licence": ("license", "licence"),
+    "synthetic": ("synthetic", "generator"),
     "domain": ("url",),
     "date": ("date", "created", "published"),
     "duplicate": ("duplicate_of",),

@@ -1,4 +1,4 @@
-"""disclose: WORK, and a mix or a run -> the summary as JSON, HTML or Croissant.
+"""disclose: WORK, and a mix or a run -> the summary as JSON, HTML or Croissant, or its domains as CSV.
 
 Input: folders and files by name. Output: text. The page shows the JSON as it is, key by key, so that the two cannot
 differ.
@@ -14,42 +14,52 @@ from pathlib import Path
 
 from pretok.base.errors import UsageError
 from pretok.base.html import page_environment
+from pretok.base.records import replace
 from pretok.base.visible import visible_json
-from pretok.disclosure.count import count_sources
+from pretok.disclosure.answers import FILE_NAME as ANSWERS
+from pretok.disclosure.answers import Answers, answered, load_answers
+from pretok.disclosure.count import ReadFigures, count_sources
 from pretok.disclosure.croissant import croissant
+from pretok.disclosure.domains import domains_csv
 from pretok.disclosure.read import read_mix, read_shards, read_steps
-from pretok.disclosure.summary import Summary, disclosed
+from pretok.disclosure.since import changes, load_summary
+from pretok.disclosure.summary import FORMAT, VERSION, Summary, disclosed
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import refuse_unfinished
 
-FORMATS = ("json", "html", "croissant")
+FORMATS = ("json", "html", "croissant", "csv")
 
 
 @dataclass(frozen=True, slots=True)
 class DisclosureRequest:
     """What a summary is asked of. mix, run: None where not of those, a run knows its mix; columns: kind -> kept column
-    that tells it; domains: how many are listed."""
+    that tells it; domains: how many are listed; answers: a file of them, None: WORK/disclosure.toml where there is one;
+    since: the JSON of an earlier summary, whose differences are told."""
 
     work: Path
     mix: Path | None = None
     run: Path | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     domains: int = 1000
+    answers: Path | None = None
+    since: Path | None = None
 
 
 def run_disclose(request: DisclosureRequest, kind: str) -> str:
     """The summary in a format of FORMATS. Raises UsageError, MismatchError, IntegrityError."""
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: known are {', '.join(FORMATS)}")
-    manifest, summary = disclose(request)
+    manifest, figures, summary = disclose(request)
+    if kind == "csv":
+        return domains_csv(figures)
     if kind == "html":
         return _page(summary)
     value = croissant(manifest, summary) if kind == "croissant" else summary.as_json()
     return visible_json(json.dumps(value, ensure_ascii=False, indent=2)) + "\n"
 
 
-def disclose(request: DisclosureRequest) -> tuple[Manifest, Summary]:
-    """The summary, and the manifest of the shards that it is of."""
+def disclose(request: DisclosureRequest) -> tuple[Manifest, list[ReadFigures], Summary]:
+    """The manifest of the shards, the figures of their sources, and the summary made of these."""
     work = request.work
     shards = work if has_manifest(work) else work / "shards"
     refuse_unfinished(shards)
@@ -62,8 +72,15 @@ def disclose(request: DisclosureRequest) -> tuple[Manifest, Summary]:
         extent = read_steps(manifest, request.run, request.mix)
     else:
         extent = read_mix(manifest, request.mix) if request.mix is not None else read_shards(manifest)
+    given = request.answers or work / ANSWERS
+    answers = load_answers(given) if request.answers or given.exists() else Answers()
+    before = None if request.since is None else load_summary(request.since, FORMAT, VERSION)
     figures = count_sources(manifest, extent, request.columns)
-    return manifest, disclosed(manifest, extent, figures, request.domains)
+    summary = disclosed(manifest, extent, figures, request.domains)
+    summary = answered(summary, answers, set(manifest.sources), given)
+    if before is not None:
+        summary = replace(summary, since=changes(before, summary.as_json()))
+    return manifest, figures, summary
 
 
 def _page(summary: Summary) -> str:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pretok.base.records import to_json
 from pretok.base.version import PRETOK_VERSION
 from pretok.disclosure.count import MOST_VALUES, Amount, DateRange, ReadFigures
 from pretok.disclosure.read import Extent
+from pretok.disclosure.since import Change
 from pretok.shards.inputs import count_files
 from pretok.shards.manifest import Manifest, SplitCounts
 from pretok.shards.unfinished import incomplete
@@ -110,6 +111,7 @@ class General:
     latest_acquisition: str | None
     languages: Values | None
     licences: Values | None
+    synthetic: Values | None
     dates: DateRange | None
     duplicates: Amount | None
 
@@ -134,13 +136,14 @@ class SourceSummary:
     columns: dict[str, str]
     languages: Values | None
     licences: Values | None
+    synthetic: Values | None
     domains: Values | None
     dates: DateRange | None
     duplicates: Amount | None
     unread: dict[str, SplitCounts]
 
 
-CATEGORIES = (
+Category = Literal[
     "publicly available datasets",
     "data licensed from rightsholders",
     "private datasets of third parties",
@@ -148,7 +151,8 @@ CATEGORIES = (
     "user data",
     "synthetic data",
     "other",
-)
+]
+CATEGORIES: tuple[str, ...] = get_args(Category)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +193,20 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All of it."""
+    """All of it. since: what changed since an earlier summary; None where none was named."""
 
     about: About
     general: General
     sources: Sources
     processing: Processing
+    since: tuple[Change, ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As JSON; blanks are null."""
-        return {"format": FORMAT, "version": VERSION, "counted": COUNTED, **to_json(self)}
+        data = to_json(self)
+        if self.since is None:
+            del data["since"]
+        return {"format": FORMAT, "version": VERSION, "counted": COUNTED, **data}
 
 
 def disclosed(manifest: Manifest, extent: Extent, figures: Sequence[ReadFigures], domains: int) -> Summary:
@@ -275,6 +283,7 @@ def _general(extent: Extent, figures: Sequence[ReadFigures]) -> General:
         latest_acquisition=None,
         languages=_all_values(figures, "language", None),
         licences=_all_values(figures, "licence", None),
+        synthetic=_all_values(figures, "synthetic", None),
         dates=_all_dates(figures) if dates else None,
         duplicates=_sum(duplicates) if duplicates else None,
     )
@@ -348,6 +357,7 @@ def _source(manifest: Manifest, split: str, figures: ReadFigures, domains: int) 
         columns=figures.columns,
         languages=of("language", None),
         licences=of("licence", None),
+        synthetic=of("synthetic", None),
         domains=of("domain", domains),
         dates=figures.dates,
         duplicates=figures.duplicates,

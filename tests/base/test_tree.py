@@ -138,6 +138,28 @@ def test_leaves_lead_to_the_root_and_nothing_else_does(
         assert proven_root(moved, leaves, iter(hashes)).hex() != by_rfc(content).hex()
 
 
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_one_proof_shows_that_nothing_but_some_leaves_has_changed(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """What leads from leaves to the root is the same before and after they change: with their hashes of before it gives
+    the root of before, with those of now the root of now."""
+    size = data.draw(st.sampled_from(SIZES[2:]))
+    path, before, leaves = tmp_path_factory.mktemp("change") / "a.bin", sample(size), -(-size // LEAF)
+    changed = sorted(data.draw(st.sets(st.integers(0, leaves - 1), min_size=1, max_size=4)))
+    now = bytearray(before)
+    for at in changed:
+        now[at * LEAF : (at + 1) * LEAF] = bytes(len(now[at * LEAF : (at + 1) * LEAF]))
+    path.write_bytes(now)
+    tree = Tree()
+    tree.update(now)
+    hashes = prove_file(path, tree.nodes, size, changed)[1]
+    for content in (before, bytes(now)):
+        held = {at: leaf_hash(content[at * LEAF : (at + 1) * LEAF]) for at in changed}
+        assert proven_root(held, leaves, iter(hashes)) == by_rfc(content)
+
+
 def test_damage_is_named(tmp_path: Path) -> None:
     path, content = tmp_path / "a.bin", bytearray(sample(4 * NODE + 9))
     path.write_bytes(content)

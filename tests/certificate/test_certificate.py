@@ -22,7 +22,7 @@ from pretok.audit.trace import open_traced, readings
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
-from pretok.base.storage import write_json
+from pretok.base.storage import fingerprint, write_json
 from pretok.certificate.certificate_file import read_certificate
 from pretok.certificate.check import check_certificate
 from pretok.certificate.make import certify_document, certify_step
@@ -277,6 +277,77 @@ def test_sequences_of_another_step_are_refused(work: Path, tmp_path: Path) -> No
     (tmp_path / "3").write_bytes(repacked((tmp_path / "3").read_bytes(), moved))
     with pytest.raises(IntegrityError, match="at position 4 the mix has sequence"):
         check_certificate(tmp_path / "3", root)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 77}, "the mix has sequence|has other tokens of"),
+        (
+            {"manifest": "0" * 32},
+            "its mix was made for shards with the fingerprint 0{32}, which these never had",
+        ),
+        ({"split": "val"}, "which is not of its source"),
+        ({"cuts": "fixed"}, "the mix is damaged"),
+    ],
+)
+def test_another_mix_with_a_right_fingerprint_is_refused(
+    small: tuple[bytes, str], tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    def forged(said: dict[str, Any]) -> None:
+        del said["mix"]["fingerprint"]
+        said["mix"] |= change
+        said["mix"]["fingerprint"] = fingerprint(said["mix"])
+
+    (tmp_path / "forged").write_bytes(repacked(small[0], forged))
+    with pytest.raises(IntegrityError, match=message):
+        check_certificate(tmp_path / "forged", small[1])
+
+
+FORGERIES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    (lambda said: said["sequences"].pop(), "step 2 reads positions 4 to 7, not those it shows"),
+    (lambda said: said["sequences"].clear(), "step 2 reads positions 4 to 7, not those it shows"),
+    (lambda said: said["sequences"].reverse(), "its positions are not rising"),
+    (lambda said: said["documents"].clear(), "it does not say which documents position 4 has"),
+    (lambda said: said["documents"].pop(0), "it does not say which documents position"),
+    (lambda said: said["documents"].reverse(), "its documents are not in order"),
+    (lambda said: said["entries"].reverse(), "its entries are not in order"),
+    (lambda said: said["entries"].insert(0, said["entries"][0]), "its entries are not in order"),
+    (lambda said: said.pop("step"), "it is neither of a step nor of a document"),
+    (lambda said: said.update(document=0), "it is neither of a step nor of a document"),
+    (lambda said: said["leaves"][0].update(ranges=[]), "is not hashes|lead to the root"),
+    (lambda said: said["leaves"][0]["ranges"].append([1 << 50, 1]), "not in order, or not in the file"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(FORGERIES)))
+def test_what_contradicts_itself_is_named(small: tuple[bytes, str], tmp_path: Path, number: int) -> None:
+    change, message = FORGERIES[number]
+    (tmp_path / "forged").write_bytes(repacked(small[0], lambda said: (change(said), None)[1]))
+    with pytest.raises(IntegrityError, match=message):
+        check_certificate(tmp_path / "forged", small[1])
+
+
+def test_more_hashes_and_tokens_that_are_not_shown_are_refused(
+    work: Path, small: tuple[bytes, str], tmp_path: Path
+) -> None:
+    line, body = small[0].split(b"\n", 1)
+    size = int(line.split(b" ")[2])
+    (tmp_path / "a").write_bytes(sealed(body[:size], body[size:] + bytes(32)))
+    with pytest.raises(IntegrityError, match="more hashes than lead to the root"):
+        check_certificate(tmp_path / "a", small[1])
+    certify_step(work / "packed", 2, None, tmp_path / "a")
+    entries = read_certificate(tmp_path / "a")[0]
+    shown = {one.entry: one.ranges for one in entries.leaves}
+    piece = entries.sequences[0].pieces[0]
+    hidden = next(leaf for leaf in range(99) if all(not a <= leaf < a + n for a, n in shown[piece.entry]))
+
+    def moved(said: dict[str, Any]) -> None:
+        said["sequences"][0]["pieces"][0]["first"] = hidden * 2048
+
+    (tmp_path / "a").write_bytes(repacked((tmp_path / "a").read_bytes(), moved))
+    with pytest.raises(IntegrityError, match=r"that are not shown|that no shard in its entries has"):
+        check_certificate(tmp_path / "a", small[1])
 
 
 def test_damaged_shards_give_no_certificate(work: Path, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import sys
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +24,7 @@ from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.cli import run_command
 from pretok.config import Recipe
+from pretok.disclosure import domains
 from pretok.disclosure.read import Coverage
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import load_manifest
@@ -409,3 +413,135 @@ def test_what_does_not_fit_is_refused(
         capsys.readouterr()
         assert run_command(["disclose", str(made.out), *map(str, arguments)]) == 2
         assert message in " ".join(capsys.readouterr().err.split())
+
+
+ANSWERS = """
+crawlers = "our own, by robots.txt"
+[provider]
+name = "Lab"
+[model]
+versions = "1.0"
+[general]
+size_band = "less than 1 T"
+[sources.it]
+category = "data crawled and scraped from online sources"
+period_of_collection = "2024-01 to 2025-06"
+[processing]
+other = "none"
+"""
+
+
+def test_answers_fill_the_blanks_at_every_run(made: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    blank = ask(capsys, made.out)
+    path = made.out / "disclosure.toml"
+    path.write_text(ANSWERS)
+    try:
+        found = ask(capsys, made.out)
+        assert ask(capsys, made.out, "--answers", str(path)) == found
+    finally:
+        path.unlink()
+    assert found["general"]["provider"]["name"] == "Lab"
+    assert found["general"]["model"] == {**blank["general"]["model"], "versions": "1.0"}
+    assert found["sources"]["crawlers"] == "our own, by robots.txt"
+    (source,) = (one for one in found["sources"]["sources"] if one["name"] == "it")
+    (before,) = (one for one in blank["sources"]["sources"] if one["name"] == "it")
+    told = {
+        "category": "data crawled and scraped from online sources",
+        "period_of_collection": "2024-01 to 2025-06",
+    }
+    assert source == {**before, **told}
+    assert found["processing"]["other"] == "none"
+    assert found["general"]["tokens"] == blank["general"]["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[provider]\nnmae = "x"', "unknown key provider.nmae (did you mean name?)"),
+        (
+            '[sources.it]\ncategory = "web"',
+            "sources.it.category: 'web' is none of 'publicly available datasets'",
+        ),
+        ('[sources.fr]\ncategory = "other"', "there is no source 'fr'; there are en, it"),
+        ("[general]\ndocuments = 5", "unknown key general.documents"),
+        ("[general]\nsize_band = 5", "general.size_band: 5 is no text"),
+        ("[general", "is not valid TOML"),
+    ],
+)
+def test_wrong_answers_are_named(
+    made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    path = tmp_path / "answers.toml"
+    path.write_text(text)
+    assert run_command(["disclose", str(made.out), "--answers", str(path)]) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_changed_since_is_told(made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a run that went on: what came after."""
+    old = tmp_path / "old.json"
+    runs = [write_run(made, tmp_path / f"{steps}", steps, made.out / "mix.json") for steps in (3, 7)]
+    first = ask(capsys, made.out, "--run", str(runs[0]))
+    old.write_text(json.dumps(first))
+    assert ask(capsys, made.out, "--run", str(runs[0]), "--since", str(old))["since"] == []
+    now = ask(capsys, made.out, "--run", str(runs[1]), "--since", str(old))
+    changed = {one["what"]: one for one in now["since"]}
+    assert changed["general.tokens"]["more"] == 4 * BATCH * SEQ_LEN
+    assert changed["about.sequences"]["more"] == 4 * BATCH
+    by_source = [changed[f"sources.sources.{name}.tokens"]["more"] for name in ("it", "en")]
+    assert sum(by_source) == 4 * BATCH * SEQ_LEN
+    assert "general.modalities" not in changed
+    languages = {name: one["more"] for name, one in changed.items() if name.startswith("general.languages.")}
+    assert sum(languages.values()) == 4 * BATCH * SEQ_LEN
+    for text, told in (
+        ("{}", "is no summary"),
+        ('{"format": "pretok-disclosure", "version": 1}', "version 1"),
+    ):
+        old.write_text(text)
+        assert run_command(["disclose", str(made.out), "--since", str(old)]) == 2
+        assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_synthetic_text_is_told_by_a_column(made: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(capsys, made.out)["general"]["synthetic"] is None
+    found = ask(capsys, made.out, "--column", "synthetic=licence")["general"]
+    assert found["synthetic"] == found["licences"]
+
+
+def test_registrable_domains_are_ranked_by_bytes(
+    made: Recipe, rows: dict[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hosts are host0.example to host10.example, each of its own; a mapped one merges all."""
+    needs("publicsuffixlist")
+    hosts = {one["value"]: one for one in ask(capsys, made.out)["sources"]["domains"]["listed"]}
+    assert run_command(["disclose", str(made.out), "--format", "csv"]) == 0
+    found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["domain"] or None for row in found} == set(hosts)
+    for row in found:
+        figures = {name: int(row[name]) for name in AMOUNTS}
+        assert figures == {name: hosts[row["domain"] or None][name] for name in AMOUNTS}
+    sizes = [int(row["document_bytes"]) for row in found[:-1]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert found[-1]["domain"] == ""
+
+
+def test_hosts_are_led_to_their_registrable_domain() -> None:
+    needs("publicsuffixlist")
+    of = domains._registrable()
+    hosts = ["news.bbc.co.uk", "a.b.github.io", "10.0.0.1", "localhost", "co.uk", "WWW.X.IT"]
+    assert [of(host) for host in hosts] == [
+        "bbc.co.uk",
+        "b.github.io",
+        "10.0.0.1",
+        "localhost",
+        "co.uk",
+        "x.it",
+    ]
+
+
+def test_no_list_of_domains_is_named(
+    made: Recipe, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "publicsuffixlist", None)
+    assert run_command(["disclose", str(made.out), "--format", "csv"]) == 2
+    assert "pip install publicsuffixlist" in capsys.readouterr().err

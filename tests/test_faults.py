@@ -81,6 +81,7 @@ LINES = {
     "materialize": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--materialize", "{work}/new", *HERE),
     "query": ("query", "{work}", "select count(*), sum(tokens) from docs"),
     "trace": ("trace", MIX, "--shards", SHARDS, "--position", "3"),
+    "certify": ("certify", MIX, "--shards", SHARDS, "--doc", "it3", "--out", "{work}/new"),
     "report": ("report", "{work}"),
     "disclose": ("disclose", "{work}", "--mix", MIX),
     "mix": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--class", "good=it where doc < 25"),

@@ -82,6 +82,12 @@ def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
                 f"{m.file}, line or row {m.position}: {m.value}"
             )
     for event in manifest.history:
+        if (gone := event.removal) is not None:
+            console.notice(
+                f"removed {gone.at}, {plural(gone.documents, 'document')} of {plural(gone.tokens, 'token')}: "
+                f"{gone.reason} (fingerprint before {event.fingerprint})"
+            )
+            continue
         tokens = sum(shard.tokens for shard in manifest.was(event.fingerprint) or ())
         console.notice(
             f"grown from {plural(tokens, 'token')} of {', '.join(event.shards)} (fingerprint {event.fingerprint})"

@@ -159,10 +159,9 @@ def tell_reach(reach: Reach, console: Console, *, done: bool) -> None:
     columns = ("source", "documents", "of them copies", "tokens", "bytes of text")
     console.show(table("removed" if done else "would be removed", columns, rows), result=True)
     for mix in reach.mixes:
-        verb = "read" if done else "would be read"
         console.notice(
-            f"{mix.mix} reads {mix.documents:,} of the documents: {mix.tokens:,} of their tokens {verb}, "
-            f"{mix.times:.2f} times on average; it stays valid, with EOD in their place"
+            f"{mix.mix} reads {mix.documents:,} of the documents, {mix.tokens:,} tokens, each {mix.times:.2f} times on "
+            f"average; it {'stays' if done else 'would stay'} valid, with EOD in their place"
             if mix.documents
             else f"{mix.mix} reads none of them"
         )

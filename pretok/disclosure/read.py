@@ -125,12 +125,8 @@ class SourceReading:
         found = np.zeros(len(bounds) - 1, np.int64)
         for one in self.coverage:
             own = one.before(documents) if one.before else bounds
-<<<<<<< HEAD
-            read = one.tokens(own) if isinstance(one, Coverage) else one.tokens(bounds, own)
+            read = one.tokens(own) if isinstance(one, Coverage) else one.tokens(bounds, own, first)
             found += read if removed is None else np.where(removed >= one.removals, read, 0)
-=======
-            found += one.tokens(own) if isinstance(one, Coverage) else one.tokens(bounds, own, first)
->>>>>>> rest
         return found
 
 

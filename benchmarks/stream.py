@@ -55,8 +55,8 @@ def shard_entry(source: str, number: int, tokens: int) -> Shard:
         documents=tokens // DOCUMENT_TOKENS,
         file_bytes=2 * tokens,
         text_bytes=0,
-        checksum="xxh3:" + "0" * 32,
-        index_checksum="xxh3:" + "0" * 32,
+        root="0" * 64,
+        index_root="0" * 64,
     )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pretok.base.storage import checksum
 from pretok.base.tokens import token_dtype
+from pretok.base.tree import root_of
 from pretok.shards.format import index_bytes
 from pretok.shards.manifest import Manifest, Shard, TokenizerEntry, count_source, sum_sources, write_manifest
 
@@ -33,8 +33,8 @@ def write_random_shards(folder: Path, tokens: int, vocab_size: int = 50_000) -> 
         documents,
         documents * DOCUMENT * dtype.itemsize,
         4 * documents * DOCUMENT,
-        checksum=checksum(prefix.with_suffix(".bin")),
-        index_checksum=checksum(prefix.with_suffix(".idx")),
+        root=root_of(prefix.with_suffix(".bin")),
+        index_root=root_of(prefix.with_suffix(".idx")),
     )
     write_manifest(folder, bare_manifest(vocab_size, [shard]))
     return folder

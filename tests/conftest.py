@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -107,9 +108,11 @@ def few_buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Words are counted in 4 buckets in the place of 64, whose files cost more than small texts do. Not on Ray, whose
     workers read the constant for themselves."""
     if "ray_address" not in request.fixturenames:
-        monkeypatch.setattr("pretok.counts.buckets.BUCKET_BITS", 2)
-        for module in ("buckets", "task", "job"):
-            monkeypatch.setattr(f"pretok.counts.{module}.BUCKETS", 4)
+        # All are there before one of them changes: what is imported behind it keeps what it finds.
+        modules = [import_module(f"pretok.counts.{name}") for name in ("buckets", "task", "job")]
+        monkeypatch.setattr(modules[0], "BUCKET_BITS", 2)
+        for module in modules:
+            monkeypatch.setattr(module, "BUCKETS", 4)
 
 
 @pytest.fixture

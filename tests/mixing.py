@@ -30,6 +30,20 @@ def manifest_of(tokens: dict[str, int]) -> Manifest:
     return bare_manifest(50_000, shards).at(Path("/x"))
 
 
+def write_ledgers(shards: Path, quality: dict[str, list[int | None]] | None = None) -> None:
+    """The ledger of each shard; quality: a kept column, of each document of a source."""
+    manifest = load_manifest(shards)
+    for shard, before in manifest.numbered:
+        count, tokens = shard.documents, np.diff(shard.open().offsets)
+        columns = ["f"] * count, [0] * count, range(count), tokens, tokens * 4, [b"0" * 16] * count
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        table = pa.table(arrays, schema=SCHEMA)
+        if quality is not None:
+            rows = quality[shard.source][before : before + count]
+            table = table.append_column("quality", pa.array(rows, pa.int64()))
+        pq.write_table(table, shard.ledger_path)
+
+
 def write_segment(run: Path, shards: Path, view: View, batch: int, **changes: Any) -> None:
     """RUN/segments.jsonl of a run that read one stream from its beginning on."""
     segment = RunSegment(
@@ -48,27 +62,6 @@ def stretches(view: View, position: int) -> list[tuple[int, int, int]]:
         found.append((column, sum(shard.tokens for shard in shards[:number]) + first, tokens))
         column += tokens
     return found
-
-
-def write_ledgers(shards: Path, quality: dict[str, list[int | None]]) -> None:
-    """Ledgers of documents without inputs, with a kept column `quality`."""
-    manifest = load_manifest(shards)
-    for shard, before in manifest.numbered:
-        rows = quality[shard.source][before : before + shard.documents]
-        tokens = np.diff(shard.open().offsets)
-        columns = (
-            ["f"] * len(rows),
-            [0] * len(rows),
-            range(len(rows)),
-            tokens,
-            tokens * 4,
-            [b"0" * 16] * len(rows),
-        )
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-        table = pa.table(
-            [*arrays, pa.array(rows, pa.int64())], schema=SCHEMA.append(pa.field("quality", pa.int64()))
-        )
-        pq.write_table(table, shard.ledger_path)
 
 
 def request(*stages: str, split: str = "train", after: Mix | None = None, **table: object) -> MixRequest:

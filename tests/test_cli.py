@@ -40,8 +40,8 @@ def tokenizing(out, vocab, *inputs: str) -> list[str]:
 
 def test_commands_are_those_we_decided_on():
     assert sorted(COMMANDS) == [
-        "annotate", "build-vocab", "count", "disclose", "export", "init", "inspect", "mix", "plan", "preflight",
-        "query", "report", "run", "stats", "status", "submit", "tokenize", "trace", "verify", "watch",
+        "annotate", "build-vocab", "certify", "count", "disclose", "export", "init", "inspect", "mix", "plan",
+        "preflight", "query", "report", "run", "stats", "status", "submit", "tokenize", "trace", "verify", "watch",
     ]  # fmt: skip
 
 

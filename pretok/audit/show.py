@@ -21,7 +21,7 @@ from pretok.tokenizer.vocabulary import Vocabulary
 @dataclass(frozen=True, slots=True)
 class SeenSequence:
     """One position of a mix. step: of the run that reads it, None without a run; ids: seq_len + 1, of which the last is
-    only predicted; documents: those it is made of, in order."""
+    only predicted; documents: those it is made of, in order; what they leave of a packed one is EOD."""
 
     position: int
     step: int | None
@@ -75,9 +75,17 @@ def document_heading(found: Inspection, vocab: Vocabulary) -> list[str]:
 def sequence_heading(seen: SeenSequence) -> list[str]:
     """What stands above the tokens of a sequence."""
     step = "" if seen.step is None else f", step {seen.step}"
-    place = f"position {seen.position}{step}: sequence {seen.sequence} of {seen.source}, epoch {seen.epoch}"
+    classes = {row.of_class for row in seen.documents} - {None}
+    of = (
+        f"{seen.source}, a class of {seen.documents[0].source}"
+        if classes - {seen.documents[0].source}
+        else seen.source
+    )
+    place = f"position {seen.position}{step}: sequence {seen.sequence} of {of}, epoch {seen.epoch}"
     lines = [
         f"  {row.file}, line or row {row.line}: {plural(row.tokens, 'token')} from token {row.first}"
         for row in seen.documents
     ]
-    return [place, *lines, f"{plural(len(seen.ids), 'token')}, the last is only predicted:"]
+    filling = len(seen.ids) - sum(row.tokens for row in seen.documents)
+    end = f"the last {filling:,} only fill it up" if filling else "the last is only predicted"
+    return [place, *lines, f"{plural(len(seen.ids), 'token')}, {end}:"]

@@ -23,7 +23,7 @@ from pretok.shards.unfinished import incomplete, refuse_unfinished
 @dataclass(frozen=True, slots=True)
 class Stats:
     """What `pretok stats --json` prints. mismatches: kept values that had another type, by source; incomplete: all that
-    is missing, as sentences; history: what the folder was before it grew, the oldest first."""
+    is missing, as sentences; history: what the folder was before it grew, the oldest first; root: over all."""
 
     totals: SourceCounts
     sources: dict[str, SourceCounts]
@@ -33,6 +33,7 @@ class Stats:
     incomplete: tuple[str, ...]
     history: tuple[Event, ...]
     fingerprint: str
+    root: str
 
 
 def stats_of(shards: Path) -> Stats:
@@ -47,6 +48,7 @@ def stats_of(shards: Path) -> Stats:
         incomplete=tuple(incomplete(manifest)),
         history=manifest.history,
         fingerprint=manifest.fingerprint,
+        root=manifest.root,
     )
 
 
@@ -86,6 +88,7 @@ def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
         )
     for sentence in incomplete(manifest):
         console.notice(sentence)
+    console.notice(f"fingerprint {manifest.fingerprint}, root {manifest.root}")
 
 
 def _load(shards: Path) -> Manifest:

@@ -1,6 +1,6 @@
 """verify: a shards folder against its manifest.
 
-Input: SHARDS. Output: a list of problems, empty if all is as sealed: files missing or left over, sizes, checksums,
+Input: SHARDS. Output: a list of problems, empty if all is as sealed: files missing or left over, sizes, roots,
 index consistency, ids, EOD and BOS per document, totals, documents that decode and encode to themselves, and packing
 indexes of the mixes beside the folder. What is no problem but worth telling are the `notes`.
 """
@@ -21,9 +21,10 @@ from pretok.base.errors import IntegrityError, PretokError
 from pretok.base.execute import Engine, Report
 from pretok.base.failures import Failure
 from pretok.base.lock import is_lock, share
-from pretok.base.records import to_json
-from pretok.base.storage import TEMPORARY_SUFFIX, checksum, reading
+from pretok.base.records import replace, to_json
+from pretok.base.storage import TEMPORARY_SUFFIX, reading
 from pretok.base.tasks import Step, open_step
+from pretok.base.tree import root_of
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.annotations import matched_column
 from pretok.shards.inputs import load_inputs
@@ -61,7 +62,7 @@ def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, lis
         sample = 0
     numbers = _sample(manifest, sample)
     ledgers = {
-        manifest.folder / file.path: file.checksum
+        manifest.folder / file.path: file.root
         for file in manifest.side_files
         if file.path.endswith(LEDGER_SUFFIX)
     }
@@ -69,7 +70,7 @@ def _verify(shards: Path, sample: int | None, step: Step) -> tuple[Manifest, lis
     tasks = [
         VerifyTask(
             shard=shard,
-            ledger_checksum=ledgers.get(shard.ledger_path),
+            ledger_root=ledgers.get(shard.ledger_path),
             tokenizer_json=manifest.folder / TOKENIZER_FILE,
             tokenizer=manifest.tokenizer,
             sample=chosen,
@@ -184,12 +185,12 @@ def _check_files(manifest: Manifest) -> list[str]:
         path = manifest.folder / file.path
         try:
             with reading(path):
-                found = checksum(path)
+                found = root_of(path)
         except IntegrityError as error:
             problems.append(str(error))
             continue
-        if found != file.checksum or path.stat().st_size != file.file_bytes:
-            problems.append(f"{path}: checksum {found}, the manifest says {file.checksum}")
+        if found != file.root or path.stat().st_size != file.file_bytes:
+            problems.append(f"{path}: root {found}, the manifest says {file.root}")
     for path in _unknown(manifest)[0]:
         why = (
             "left by a killed process"
@@ -207,7 +208,7 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
     The top of the folder may hold what people put there, such as a mix.
     """
     folder = manifest.folder
-    known = {folder / FILE_NAME, *manifest.checksums}
+    known = {folder / FILE_NAME, *manifest.roots, *(shard.nodes_path for shard in manifest.shards)}
     written = (unit.partition(".")[0] for unit in unfinished(folder))
     open_folders = {folder / name for name in (STATE, ANNOTATIONS, *written)}
     ours: list[Path] = []
@@ -225,7 +226,7 @@ def _check_totals(manifest: Manifest) -> list[str]:
     problems = []
     for name, counts in manifest.sources.items():
         shards = [shard for shard in manifest.shards if shard.source == name]
-        found = count_source(shards, counts.read, counts.rejected)
+        found = replace(count_source(shards, counts.read, counts.rejected), compared=counts.compared)
         for part, stated, true in (
             ("in all", counts, found), ("train", counts.train, found.train), ("val", counts.val, found.val)
         ):  # fmt: skip
@@ -271,6 +272,7 @@ class VerifyReport:
     shards: int
     failed: tuple[Failure, ...]
     fingerprint: str
+    root: str
 
 
 def verify_report(manifest: Manifest, problems: Sequence[str]) -> VerifyReport:
@@ -282,4 +284,5 @@ def verify_report(manifest: Manifest, problems: Sequence[str]) -> VerifyReport:
         shards=len(manifest.shards),
         failed=manifest.failed,
         fingerprint=manifest.fingerprint,
+        root=manifest.root,
     )

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.errors import IntegrityError
-from pretok.base.storage import checksum, reading
+from pretok.base.storage import reading
+from pretok.base.tree import NODE, differing, prove_nodes, root_of
 from pretok.chat.resolve import chat_tokenizer
 from pretok.shards.format import ShardReader
 from pretok.shards.ledger import hash_column, hash_texts, ledger_column
@@ -36,14 +37,14 @@ ENCODE_DOCUMENTS = 64
 class VerifyTask:
     """What to check one shard against. sample: documents to decode and encode again; None: all.
 
-    ledger_checksum: None for shards without one.
+    ledger_root: None for shards without one.
     documents_end: whether each sequence is one document, which ends with EOD and begins with BOS, if there is one;
-    those of a materialized mix are not, so they are checked for sizes, checksums and ids alone.
+    those of a materialized mix are not, so they are checked for sizes, roots and ids alone.
     markers: of conversations the added tokens that their template put, by name.
     """
 
     shard: Shard
-    ledger_checksum: str | None
+    ledger_root: str | None
     tokenizer_json: Path
     tokenizer: TokenizerEntry
     sample: tuple[int, ...] | None
@@ -64,8 +65,8 @@ def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> 
         reader = ShardReader(shard.prefix)
     except IntegrityError as error:
         return [str(error)]
-    problems = _check_checksum(shard.bin_path, shard.checksum)
-    problems += _check_checksum(shard.index_path, shard.index_checksum)
+    problems = _check_tokens(shard)
+    problems += _check_root(shard.index_path, shard.index_root)
     if (len(reader.tokens), len(reader)) != (shard.tokens, shard.documents):
         problems.append(
             f"{shard.prefix}: {len(reader.tokens)} tokens in {len(reader)} documents, "
@@ -81,21 +82,38 @@ def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> 
     return problems
 
 
-def _check_checksum(path: Path, expected: str) -> list[str]:
+def _check_tokens(shard: Shard) -> list[str]:
+    """Its MiBs against the nodes of its tree, and these against the root."""
+    path = shard.bin_path
+    try:
+        nodes = prove_nodes(path, shard.file_bytes, shard.root)
+        with reading(path):
+            damaged = list(differing(path, nodes))
+    except IntegrityError as error:
+        problems = [str(error)]
+        return problems + (_check_root(path, shard.root) if path.exists() else [])
+    if not damaged:
+        return []
+    first = damaged[0] * NODE
+    rest = f", and {len(damaged) - 1} more of {len(nodes)} MiB" if len(damaged) > 1 else ""
+    return [f"{path} is damaged in bytes {first} to {min(first + NODE, shard.file_bytes) - 1}{rest}"]
+
+
+def _check_root(path: Path, expected: str) -> list[str]:
     try:
         with reading(path):
-            found = checksum(path)
+            found = root_of(path)
     except IntegrityError as error:
         return [str(error)]
-    return [] if found == expected else [f"{path}: checksum {found}, the manifest says {expected}"]
+    return [] if found == expected else [f"{path}: root {found}, the manifest says {expected}"]
 
 
 def _check_ledger(reader: ShardReader, task: VerifyTask) -> list[str]:
-    """Its checksum; a row for each document, with the tokens that the index says, and bytes that add up."""
-    if task.ledger_checksum is None:
+    """Its root; a row for each document, with the tokens that the index says, and bytes that add up."""
+    if task.ledger_root is None:
         return []
     path = task.shard.ledger_path
-    if problems := _check_checksum(path, task.ledger_checksum):
+    if problems := _check_root(path, task.ledger_root):
         return problems
     try:
         tokens, size = ledger_column(path, "tokens"), pc.sum(ledger_column(path, "bytes")).as_py()
@@ -153,7 +171,7 @@ def _check_documents(
     """
     vocab, name = load_vocab(task.tokenizer_json, task.tokenizer.eod_id), str(task.tokenizer_json)
     json = vocab.raw.decode()
-    described = None if task.ledger_checksum is None else ledger_column(task.shard.ledger_path, "hash")
+    described = None if task.ledger_root is None else ledger_column(task.shard.ledger_path, "hash")
     engine = ReferenceEngine(chat_tokenizer(json, task.markers), name)
     names = {token: marker for marker, token in task.markers.items()}
     tokens = [vocab.token_bytes(i) for i in range(vocab.size)]

@@ -8,6 +8,7 @@ html.py      what notebooks show: rows -> an escaped table
 tokens.py    token ids: in which type they are kept
 records.py   JSON -> typed records, strictly, and back
 storage.py   atomic writes, canonical JSON, fingerprints, checksums
+tree.py      hash trees: files of which a part can be checked, proven or changed
 reads.py     many small reads, in threads where they wait
 lock.py      one job at a time in an output folder
 stop.py      signals and the end of the Slurm job -> a reason to stop

@@ -52,14 +52,18 @@ def encode_spans(
     of_text = np.zeros(len(ids), np.uint8)
     wrong = np.zeros(len(firsts) - 1, np.bool_)
     _kinds(ids, tokens_at, firsts, sizes, kinds, markers, encoder.token_sizes, of_text, wrong)
+    failed = []
     for segment in np.flatnonzero(wrong).tolist():
         low, high = int(tokens_at[segment]), int(tokens_at[segment + 1])
         row = slice(int(firsts[segment]), int(firsts[segment + 1]))
         text = data[borders[segment] : borders[segment + 1]].tobytes().decode()
         found = _by_offsets(encoder, text, ids[low:high], sizes[row], kinds[row])
         if found is None:
-            raise Unencodable([int(whose[segment])], "normalizing changes where its tokens begin")
-        of_text[low:high] = found
+            failed.append(int(whose[segment]))
+        else:
+            of_text[low:high] = found
+    if failed:
+        raise Unencodable(sorted(set(failed)), "normalizing changes where its tokens begin")
     segments: Ints = np.searchsorted(whose, np.arange(len(texts) + 1))
     out = np.empty(len(ids) + 2 * len(texts), encoder.dtype)
     out_kinds = np.zeros(len(out), np.uint8)

@@ -1,4 +1,4 @@
-"""The commands that show documents, tokens and rows: inspect, query, trace."""
+"""The commands that show documents, tokens and rows, or prove them: inspect, query, trace, certify."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 from pretok.base.console import table
 from pretok.base.errors import UsageError
 from pretok.base.terminal import print_json
-from pretok.base.units import plural
+from pretok.base.units import human_bytes, plural
 from pretok.base.visible import visible, visible_json
 from pretok.commands.options import Json, Shards, parse_size, terminal
 
@@ -319,3 +319,71 @@ def trace(
         values = [[asdict(row)[name] for name in columns] for row in rows]
         shown = [tuple("" if value is None else str(value) for value in row) for row in values]
         terminal(context).show(table("trace", columns, shown), result=True)
+
+
+def certify(
+    context: typer.Context,
+    target: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="Folder of a run; for --doc also a mix.json.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Prove what this step read, from 1. With --check: it must be of it.")
+    ] = None,
+    doc: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID | HASH | FILE:LINE",
+            help="Prove where this document is, and each sequence that read it.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where it goes.", show_default="step-N.certificate")
+    ] = None,
+    shards: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the documents. Default: where the run read them, or beside the mix."),
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Check a certificate; nothing else is needed.")
+    ] = None,
+    root: Annotated[
+        str | None, typer.Option(help="With --check: the root of the shards, as its maker published it.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Prove to somebody without the shards what a step of a run read, or check such a proof.
+
+    The file has the tokens, and hashes that lead from them to the root which `pretok stats` prints for the shards.
+
+        pretok certify run --step 81 --out step-81.certificate
+
+        pretok certify --check step-81.certificate --root ROOT
+    """
+    console = terminal(context)
+    if check is not None:
+        from pretok.certificate.check import check_certificate, sentences
+
+        if root is None or any(given is not None for given in (target, doc, out, shards)):
+            raise UsageError("with --check give --root, which the maker of the shards published, and no run")
+        found = check_certificate(check, root, step)
+        if json:
+            print_json(found)
+        else:
+            for line in sentences(found):
+                console.show(line, result=True)
+        return
+    if target is None or root is not None or (step is None) == (doc is None):
+        raise UsageError("give a run with one of --step and --doc, or --check FILE with --root")
+    from pretok.certificate.make import certify_document, certify_step
+
+    if step is not None:
+        made = certify_step(target, step, shards, out or Path(f"step-{step}.certificate"))
+    else:
+        made = certify_document(target, str(doc), shards, out or Path("document.certificate"))
+    if json:
+        print_json(made)
+    else:
+        console.notice(
+            f"{made.path}: {plural(made.sequences, 'sequence')} of {plural(made.shards, 'shard')}, "
+            f"{human_bytes(made.file_bytes)}; check it with pretok certify --check {made.path} --root {made.root}"
+        )

@@ -41,6 +41,7 @@ SECTIONS = {
         "inspect": "one document as its tokens, and where it came from",
         "query": "SQL over documents, shards, rejects and words",
         "trace": "which steps of a run read a document, or what they read",
+        "certify": "prove to others what a step read, or check such a proof",
         "preflight": "check that a node is fit for a long job",
     },
 }
@@ -49,7 +50,7 @@ MODULES = {
     "recipe": ("init", "plan", "run", "submit"),
     "make": ("count", "build-vocab", "tokenize", "annotate", "verify", "mix", "export"),
     "look": ("watch", "status", "report", "disclose", "stats", "preflight"),
-    "documents": ("inspect", "query", "trace"),
+    "documents": ("inspect", "query", "trace", "certify"),
 }
 """Module of this folder -> the commands in it; it is loaded for the one that is typed."""
 COMMANDS = tuple(command for commands in SECTIONS.values() for command in commands)

@@ -275,7 +275,7 @@ def verify(
     address: Address = None,
     json: Json = False,
 ) -> None:
-    """Check shards against their manifest: sizes, checksums, ids, totals, and documents encoded again.
+    """Check shards against their manifest: sizes, roots, ids, totals, and documents encoded again.
 
     pretok verify work/shards --full
     """
@@ -299,8 +299,8 @@ def verify(
         again = 0  # they are sequences of a mix
     console.notice(
         f"{shards}: {plural(len(manifest.shards), 'shard')} of {plural(totals.documents, 'document')} and "
-        f"{plural(totals.tokens, 'token')} {sound} as sealed: sizes, checksums, ids and totals of all, "
-        f"{plural(again, 'document')} encoded again (manifest {manifest.fingerprint})"
+        f"{plural(totals.tokens, 'token')} {sound} as sealed: sizes, roots, ids and totals of all, "
+        f"{plural(again, 'document')} encoded again (manifest {manifest.fingerprint}, root {manifest.root})"
     )
     if failed := manifest.failed:
         unread = "was" if len(failed) == 1 else "were"
@@ -421,18 +421,20 @@ def mix(
         split = after.split
     elif at is not None or run is not None:
         raise UsageError("--at and --run say where a mix is continued: name it with --continue")
+    beside = continued and continued.parent
     kinds = dict(_named(pair, "--learn") for pair in learn or ())
     learned = {name: tuple(kind.strip() for kind in text.split(",")) for name, text in kinds.items()}
-    request = MixRequest(make_mix(table, "command line", options), split or "train", after, learned)
+    request = MixRequest(make_mix(table, "command line", options), split or "train", after, beside, learned)
     report = run_mix(shards, out, request) if out else plan_mix(manifest, request)[1]
     if json:
         print_json(report)
     else:
         show_mix(manifest, request, report, console, out and out.parent / FOLDER)
     if out is None:
-        again = shlex.join(
-            ["pretok", *console.arguments, "--out", str(shards.absolute().parent / "mix.json")]
-        )
+        written = shards.absolute().parent / "mix.json"
+        if continued and after:
+            written = continued.absolute().with_stem(f"{continued.stem}-from-{len(after)}")
+        again = shlex.join(["pretok", *console.arguments, "--out", str(written)])
         console.notice(f"nothing was written; to write it:\n\n  {again}")
     else:
         console.notice(f"{out}: {plural(report.sequences, 'sequence')}, {plural(report.tokens, 'token')}")
@@ -500,20 +502,13 @@ def export(
     """
     from json import dumps as to_text  # other commands here have an option `json`
 
-    from pretok.export.text import (
-        learned_kinds,
-        learned_notice,
-        megatron_blend,
-        packing_notice,
-        source_tokens,
-    )
+    from pretok.export.text import learned_kinds, learned_notice, megatron_blend, mix_notices, source_tokens
     from pretok.shards.manifest import load_manifest
 
     manifest = load_manifest(shards)
-    learn = learned_kinds(manifest, mix)
-    for told in (learned_notice(manifest, to, learn), packing_notice(manifest, mix, to)):
-        if told:
-            terminal(context).notice(told)
+    learn, wanted = learned_kinds(manifest, mix), source_tokens(manifest, mix, stage)
+    for told in (*learned_notice(manifest, to, learn), *mix_notices(manifest, mix, to)):
+        terminal(context).notice(told)
     if merge is None and to == "megatron":
         text = to_text(megatron_blend(shards, mix, stage), indent=1) + "\n"
         if out is None:
@@ -535,7 +530,6 @@ def export(
     if out is None:
         raise UsageError(f"files for {to} are written into a folder: say which with --out")
     console = terminal(context, out)
-    wanted = source_tokens(manifest, mix, stage)
     with start_engine(workers, address) as engine:
         masks = learn if FORMATS[to].mask else {}
         made = run_export(manifest, to, out, most, wanted, engine, console, masks)

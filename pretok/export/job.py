@@ -5,7 +5,7 @@ a size, in the order of the manifest; what the format wants beside them; last OU
 which shards it holds, its counts, sizes and checksums, and of all what a reader must be told. Text and ledgers stay
 where they are.
 
-Each file is one task, which compares what it copies with the checksums of the manifest. OUT/.state holds the records of
+Each file is one task, which compares what it copies with the roots of the manifest. OUT/.state holds the records of
 finished ones until the end, so a killed run goes on where it stopped.
 """
 
@@ -18,7 +18,6 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from pretok.base.console import Console
 from pretok.base.errors import MismatchError, UsageError
@@ -27,7 +26,6 @@ from pretok.base.lock import hold
 from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import (
     NewFile,
-    compare_checksum,
     copy_file,
     damaged,
     read_json,
@@ -35,6 +33,7 @@ from pretok.base.storage import (
     write_json,
 )
 from pretok.base.tasks import Step, open_step
+from pretok.base.tree import Tree, compare_root
 from pretok.base.units import human_bytes
 from pretok.export.formats import FORMATS, ExportedFile
 from pretok.export.text import blend
@@ -72,7 +71,7 @@ class Export(Record, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """One file: `shards` in a row, written as `prefix` and the suffixes of the format. spans: checksums of theirs,
+    """One file: `shards` in a row, written as `prefix` and the suffixes of the format. spans: roots of theirs,
     "" where all is learned; learn: of these the kinds that are; masks: whether any file of the export has a mask."""
 
     to: str
@@ -185,7 +184,7 @@ def _plan(
             name = f"{group[0].source}{mark}-{number:05d}"
             kinds = learn.get(group[0].source, ())
             spans = tuple(
-                manifest.checksums[one.spans_path] if kinds and one.kinds is not None else "" for one in group
+                manifest.roots[one.spans_path] if kinds and one.kinds is not None else "" for one in group
             )
             yield ExportTask(
                 to, tuple(group), manifest.tokenizer.fingerprint, out, name, spans, kinds, bool(learn)
@@ -230,7 +229,7 @@ def _write_mask(task: ExportTask, path: Path) -> tuple[int, str]:
         for number, shard in enumerate(task.shards):
             spans = None
             if task.spans[number]:
-                compare_checksum(shard.spans_path, task.spans[number])
+                compare_root(shard.spans_path, task.spans[number])
                 spans = ShardSpans(shard.spans_path)
             for first in range(0, shard.tokens, BLOCK):
                 end = min(first + BLOCK, shard.tokens)
@@ -246,12 +245,12 @@ def _with(prefix: Path, suffix: str) -> Path:
 
 def _copy(shard: Shard, target: NewFile) -> None:
     """Append the ids of a shard. Raises IntegrityError where they are not what the manifest says."""
-    own = xxhash.xxh3_128()
+    own = Tree()
     with shard.bin_path.open("rb", buffering=0) as source:
         while block := source.read(BLOCK):
             own.update(block)
             target.write(block)
-    if f"xxh3:{own.hexdigest()}" != shard.checksum:
+    if own.hexdigest() != shard.root:
         raise damaged(shard.bin_path)
 
 

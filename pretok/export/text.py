@@ -63,7 +63,8 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
     if classes := [s.name for s, quota in zip(plan.sources, quotas, strict=True) if quota and s.members]:
         raise UsageError(
             f"{mix} weighs classes ({', '.join(classes)}), and this format takes whole files of a source: write the "
-            "mix as shards in its order (pretok mix --materialize) and export those, or export to nanogpt or litgpt"
+            "mix as shards in its order (pretok mix --materialize) and export those, or read it in Python: "
+            "docs/trainers.md"
         )
     return {
         source.name: round(quota * source.predicted(plan.seq_len))
@@ -89,39 +90,43 @@ def learned_kinds(manifest: Manifest, mix: Path | None) -> dict[str, tuple[str, 
     return {name: (*(learn.get(name, LEARNED) or CHAT_KINDS), *text) for name in manifest.conversations}
 
 
-def learned_notice(manifest: Manifest, to: str, learn: Mapping[str, Sequence[str]]) -> str | None:
-    """What another trainer learns of conversations, if there are any: a sentence, or None."""
+def learned_notice(manifest: Manifest, to: str, learn: Mapping[str, Sequence[str]]) -> list[str]:
+    """What another trainer learns of conversations, if there are any: a sentence."""
     if not learn:
-        return None
+        return []
     names = ", ".join(learn)
     if not (mask := FORMATS[to].mask if to in FORMATS else ""):
-        return (
+        return [
             f"warning: {names} holds conversations, and what {to} reads has no place for what is learned of them: it "
             "will learn every token, of users too. To keep the masks export to olmo or nanotron, or read the mix "
             "itself (docs/trainers.md)"
-        )
-    return (
+        ]
+    return [
         f"{names} holds conversations: {mask} beside each file says which tokens are learned, in a byte a token of all "
         f"{manifest.totals.tokens:,}"
-    )
+    ]
 
 
-def packing_notice(manifest: Manifest, mix: Path | None, to: str) -> str | None:
-    """What another trainer does with a packed mix, if it is one: a sentence, or None."""
+def mix_notices(manifest: Manifest, mix: Path | None, to: str) -> list[str]:
+    """What another trainer does otherwise with a mix: a sentence each."""
     if manifest.materialized is not None:
-        plan = parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
-    elif mix is not None:
-        plan = load_mix(mix)
-    else:
-        return None
-    if not any(source.packed for source in plan.sources):
-        return None
-    if manifest.materialized is None:
-        return (
+        if not parse_mix(manifest.materialized, manifest.folder / FILE_NAME).packs:
+            return []
+        return [
+            f"warning: sequences of this mix end in runs of end-of-document tokens, which pretok's own trainer does "
+            f"not learn; {to} will learn them, unless its loss leaves out a target that is one behind one"
+        ]
+    if mix is None:
+        return []
+    plan, told = load_mix(mix), []
+    if plan.packs:
+        told.append(
             f"warning: {to} cuts the documents by itself: it takes the shares of this mix and not its packing. To keep "
             "that, write the sequences (pretok mix --materialize) and export those"
         )
-    return (
-        f"warning: sequences of this mix end in runs of end-of-document tokens, which pretok's own trainer does not "
-        f"learn; {to} will learn them, unless its loss leaves out a target that is one behind one"
-    )
+    if plan.manifest != manifest.fingerprint:
+        told.append(
+            f"warning: {mix} reads the shards as they were before they grew; the export has all of them, in the shares "
+            "of this mix"
+        )
+    return told

@@ -1,6 +1,7 @@
 """Measured windows -> whole sources with intervals, and what a mix would take of them.
 
-Input: a `Sample` of a source. Output: `SourceForecast`; and of all sources and a [mix], how often each would be read.
+Input: a `Sample` of a source. Output: `SourceForecast`; and of all sources and a [mix], how often each source and class
+would be read: conditions are evaluated on the documents of the sample, and these are packed as all would be.
 
 A window of `units` units stands for `amount` of them, so what it holds counts amount/units times; the sum over the
 windows estimates the total. Its interval is two standard errors, from the differences between neighbours, as windows at
@@ -13,16 +14,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from typing import Literal
 
+import numpy as np
+import pyarrow as pa
+
 from pretok.base.errors import UsageError
+from pretok.base.tokens import Ints
 from pretok.config import MixTable
 from pretok.forecast.measure import Found, Sample
+from pretok.stream.classes import evaluate, parse_class
 from pretok.stream.mix_file import MixSource, sequences
-from pretok.stream.quota import stage_quotas
+from pretok.stream.pack import packed_shares
+from pretok.stream.quota import stage_quotas, weighed
 
 ERRORS = 2.0
 """Standard errors on each side: an interval of about 95 %."""
@@ -116,65 +124,127 @@ def _total(found: Sequence[Found], of: Callable[[Found], float], whole: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class MixForecast:
-    """What a mix would take. tokens: of the mix; epochs: of each source; problem: why it cannot be, or ""; sure:
-    whether that is the same at both ends of all intervals."""
+    """What a mix would take, in learned tokens. tokens: of the mix; epochs: of each source and class; problem: why it
+    cannot be, or ""; sure: whether that is the same at both ends of all intervals; classes: tokens of each; notes: what
+    the sample does not tell."""
 
     tokens: int
     epochs: dict[str, float]
     problem: str
     sure: bool
+    classes: dict[str, Interval]
+    notes: tuple[str, ...]
 
 
-def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: float) -> MixForecast:
-    """How often a mix would read each source, were the estimates exact. train: the share of the documents that is not
-    kept for validation; a mix is of these."""
-    mix = _whole_sources(mix)
-    asked = {name for stage in mix.all_stages for name in (stage.named or sources)}
-    tokens = {name: sources[name].tokens for name in sorted(asked)}
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What a mix weighs: its tokens and, of its documents in the sample, those of each."""
+
+    tokens: Interval
+    lengths: Ints
+
+
+def forecast_mix(
+    mix: MixTable, sources: Mapping[str, SourceForecast], samples: Mapping[str, Sample], train: float
+) -> MixForecast:
+    """How often a mix would read each source and class, were the estimates exact. train: the share of the documents
+    that is not kept for validation; a mix is of these."""
+    entries: dict[str, _Entry] = {}
+    unknown: set[str] = set()
+    notes = []
+    for name, source in sources.items():
+        asked = {c: parse_class(c, text) for c, text in mix.classes.items()}
+        of = {c: one.predicate for c, one in asked.items() if one.source == name}
+        try:
+            entries |= _entries(name, source, samples[name], of)
+        except UsageError as error:  # the columns of annotations come later
+            entries |= _entries(name, source, samples[name], {})
+            unknown |= of.keys()
+            notes.append(f"{', '.join(of)} counts as all of {name}: {str(error).partition(chr(10))[0]}")
+    mix = _whole_sources(mix, unknown)
+    asked_for = {name for stage in mix.all_stages for name in (stage.named or entries)}
+    held = {name: entry for name, entry in sorted(entries.items()) if name in asked_for}
     middle, *ends = (
-        _try(mix, held)
-        for held in (
-            {name: int(train * interval.value) for name, interval in tokens.items()},
-            {name: int(train * interval.low) for name, interval in tokens.items()},
-            {name: int(train * min(interval.high, ENDLESS)) for name, interval in tokens.items()},
-        )
+        _try(mix, held, train, of)
+        for of in (lambda one: one.value, lambda one: one.low, lambda one: min(one.high, ENDLESS))
     )
     return MixForecast(
-        *middle, sure=not mix.classes and all(bool(problem) == bool(middle[2]) for _, _, problem in ends)
+        *middle,
+        sure=not unknown and all(bool(problem) == bool(middle[2]) for _, _, problem in ends),
+        classes={name: entry.tokens for name, entry in entries.items() if name not in sources},
+        notes=tuple(notes),
     )
 
 
-def _whole_sources(mix: MixTable) -> MixTable:
-    """The same where a class counts as its source: what it holds is known when the mix is made, so nothing is sure."""
+def _entries(
+    name: str, source: SourceForecast, sample: Sample, predicates: Mapping[str, str]
+) -> dict[str, _Entry]:
+    """A source, or its classes and its rest. Raises UsageError for a condition on what the sample does not have."""
+    rows = [pa.concat_tables(part.rows) for part in sample.found if part.rows]
+    every = pa.concat_tables(rows).combine_chunks()
+    lengths = np.asarray(every["tokens"])
+    if not predicates:
+        return {name: _Entry(source.tokens, lengths)}
+    chosen = evaluate(every, predicates)
+    chosen = np.vstack([chosen, ~chosen.any(axis=0)])  # and the rest
+    ends = iter(np.cumsum([0, *map(len, rows)]).tolist())
+    at = {id(part): slice(begin, end) for part, (begin, end) in zip(
+        (part for part in sample.found if part.rows), pairwise(ends), strict=True)}  # fmt: skip
+    exact = source.tokens.low == source.tokens.value == source.tokens.high
+    found = {}
+    for mask, entry in zip(chosen, (*predicates, name), strict=True):
+        of_entry = np.where(mask, lengths, 0)
+
+        def tokens(part: Found, of_entry: Ints = of_entry) -> float:
+            inside = int(of_entry[at[id(part)]].sum()) if part.rows else 0
+            return inside * part.bytes / part.encoded if part.encoded else 0.0
+
+        found[entry] = _Entry(_total(sample.found, tokens, exact), lengths[mask])
+    return found
+
+
+def _whole_sources(mix: MixTable, unknown: AbstractSet[str]) -> MixTable:
+    """The same where a class of which nothing is known counts as its source, and its repetition as none."""
 
     def whole(weights: dict[str, Fraction] | Literal["natural"]) -> dict[str, Fraction] | Literal["natural"]:
         if weights == "natural":
             return weights
         found: dict[str, Fraction] = {}
         for name, weight in weights.items():
-            source = mix.classes[name].split()[0] if name in mix.classes else name
+            source = parse_class(name, mix.classes[name]).source if name in unknown else name
             found[source] = found.get(source, Fraction(0)) + weight
         return found
 
     stages = tuple(stage.model_copy(update={"weights": whole(stage.weights)}) for stage in mix.stages)
-    return mix.model_copy(update={"weights": whole(mix.weights), "stages": stages})
+    repeat = {name: times for name, times in mix.repeat.items() if name not in unknown}
+    return mix.model_copy(update={"weights": whole(mix.weights), "stages": stages, "repeat": repeat})
 
 
-def _try(mix: MixTable, tokens: Mapping[str, int]) -> tuple[int, dict[str, float], str]:
-    """(tokens, epochs of each source, problem) of a mix over sources of so many tokens."""
+def _try(
+    mix: MixTable, entries: Mapping[str, _Entry], train: float, of: Callable[[Interval], float]
+) -> tuple[int, dict[str, float], str]:
+    """(tokens, epochs of each entry, problem) of a mix over entries of which `of` says how many tokens they have."""
     length = mix.seq_len
-    sources = [MixSource(name, count, sequences(count, length, "epoch")) for name, count in tokens.items()]
+    sources = []
+    for name, entry in entries.items():
+        count = int(train * of(entry.tokens))
+        if mix.pack == "none" or count < 2:
+            sources.append(MixSource(name, count, sequences(count, length, "epoch")))
+            continue
+        bins, learned = (int(count * share) for share in packed_shares(entry.lengths, length))
+        sources.append(MixSource(name, count, bins, packed=("sample",), targets=learned))
     drawn = [0] * len(sources)
     problem = ""
-    for stage in mix.all_stages:
-        try:
+    try:
+        mix = weighed(mix, sources)
+        for stage in mix.all_stages:
             quotas, _ = stage_quotas(stage, mix, sources, drawn)
-        except UsageError as error:
-            problem = str(error)
-            break
-        drawn = [taken + quota for taken, quota in zip(drawn, quotas, strict=True)]
+            drawn = [taken + quota for taken, quota in zip(drawn, quotas, strict=True)]
+    except UsageError as error:
+        problem = str(error)
     epochs = {
         source.name: taken / source.sequences if source.sequences else 0.0
         for source, taken in zip(sources, drawn, strict=True)
     }
-    return sum(drawn) * length, epochs, problem
+    tokens = sum(taken * source.learned(length) for source, taken in zip(sources, drawn, strict=True))
+    return int(tokens), epochs, problem

@@ -21,8 +21,9 @@ from pretok.forecast.measure import measure
 from pretok.forecast.vocabulary import counting_vocabulary
 from pretok.read.conversation import Conversation
 from pretok.read.guarded import one_child
+from pretok.read.kept import Keep
 from pretok.read.partition import shard_bytes
-from pretok.read.probe import Probe, probe_inputs
+from pretok.read.probe import Probe, decide_types, probe_inputs
 from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
 from pretok.tokenizer.encoder import Encoder
@@ -76,8 +77,9 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> F
         if trained and recipe.vocab.extend is not None:
             vocab_size = vocab.size + (0 if recipe.vocab.replace else recipe.vocab.added)
         itemsize = token_dtype(vocab_size).itemsize
-        sources = {}
+        sources, samples = {}, {}
         for name, source in recipe.sources.items():
+            kept = decide_types(name, source.kept, probed[name], console)
             record = resolve(source.record, vocab, name)
             encoder = _encoder(vocab, record)
             found = measure(
@@ -87,7 +89,9 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> F
                 recipe.normalize.function,
                 encoder,
                 recipe.vocab.pattern,
+                Keep(kept, source.on_mismatch == "reject"),
             )
+            samples[name] = found
             for error in found.errors:
                 console.notice(f"{name}: not sampled: {error}")
             probes = probed[name]
@@ -99,7 +103,7 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> F
                 raise UsageError(f"source {name}: {error}") from None
         fingerprint = "" if trained else vocab.fingerprint
     train = 1.0 - recipe.shards.val_fraction
-    mix = None if recipe.mix is None else forecast_mix(recipe.mix, sources, train)
+    mix = None if recipe.mix is None else forecast_mix(recipe.mix, sources, samples, train)
     return Forecast(fingerprint, vocab_size, itemsize, workers, sources, mix)
 
 
@@ -165,7 +169,9 @@ def _mix(mix: MixForecast) -> Table:
     rows = [
         ("fits", fits if mix.sure else f"{fits}, but the estimates allow the other too"),
         *([("why not", mix.problem)] if mix.problem else [("tokens", f"{mix.tokens:,}")]),
+        *((name, f"{_spread(held)} tokens by its condition") for name, held in mix.classes.items()),
         *((f"epochs of {name}", f"{epochs:.2f}") for name, epochs in mix.epochs.items()),
+        *(("not known", note) for note in mix.notes),
     ]
     return table("the mix", ("", "estimate"), rows)
 

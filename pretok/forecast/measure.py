@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.base.tokens import Tokens
@@ -21,17 +22,18 @@ from pretok.counts.table import WordTable
 from pretok.forecast.windows import Window, windows
 from pretok.read.batches import TextBatch, buffers
 from pretok.read.files import CorruptInputError
+from pretok.read.kept import Keep
 from pretok.read.normalize import Normalization
 from pretok.read.probe import Probe
-from pretok.read.readers import RecordFormat, documents_of, read_piece
+from pretok.read.readers import NOTHING, RecordFormat, documents_of, read_piece
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 
 
 @dataclass(slots=True)
 class Found:
-    """What a window holds. tokens: of the first `encoded` bytes of its text, ends of documents included; parsing,
-    encoding: seconds that `bytes` and `encoded` bytes took."""
+    """What a window holds. tokens: of the first `encoded` bytes of its text, ends of documents included; rows: of these
+    documents their tokens, bytes and kept columns; parsing, encoding: seconds that `bytes` and `encoded` bytes took."""
 
     window: Window
     documents: int = 0
@@ -39,6 +41,7 @@ class Found:
     encoded: int = 0
     tokens: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    rows: list[pa.Table] = field(default_factory=list)
     parsing: float = 0.0
     encoding: float = 0.0
 
@@ -83,6 +86,7 @@ def measure(
     normalization: Normalization,
     encoder: Encoder,
     pattern: str,
+    keep: Keep = NOTHING,
 ) -> Sample:
     """Read every window of a source once."""
     sample, table, read = Sample(), WordTable(), 0
@@ -91,8 +95,8 @@ def measure(
         found = Found(window)
         began = time.monotonic()
         try:
-            for batch in read_piece(window.piece, 0, record):
-                _add(found, documents(batch), encoder, table, pattern)
+            for batch in read_piece(window.piece, 0, record, keep):
+                _add(found, documents(batch), encoder, table, pattern, keep)
         except CorruptInputError as error:
             sample.errors.append(f"{window.piece.file.path}: {error}")
             continue
@@ -103,7 +107,9 @@ def measure(
     return sample
 
 
-def _add(found: Found, batch: TextBatch, encoder: Encoder, table: WordTable, pattern: str) -> None:
+def _add(
+    found: Found, batch: TextBatch, encoder: Encoder, table: WordTable, pattern: str, keep: Keep
+) -> None:
     """Count a batch; encode it unless the window already has its share."""
     found.rejected.update(batch.rejects.by_reason())
     if not len(batch.texts):
@@ -119,7 +125,7 @@ def _add(found: Found, batch: TextBatch, encoder: Encoder, table: WordTable, pat
     data, offsets = buffers(texts)
     began = time.monotonic()
     try:
-        tokens = _encode(encoder, texts, batch.spans)
+        tokens, lengths = _encode(encoder, texts, batch.spans)
     except Unencodable as error:
         found.rejected["unencodable"] += len(error.documents)
         return
@@ -127,11 +133,15 @@ def _add(found: Found, batch: TextBatch, encoder: Encoder, table: WordTable, pat
     table.add_documents(data, offsets, np.zeros(len(texts), np.bool_), pattern)
     found.encoded += len(data)
     found.tokens += len(tokens)
+    kept = {
+        column.name: values.slice(0, count) for column, values in zip(keep.columns, batch.kept, strict=True)
+    }
+    found.rows.append(pa.table({"tokens": lengths.astype(np.int64), "bytes": np.diff(offsets), **kept}))
 
 
-def _encode(encoder: Encoder, texts: pa.LargeStringArray, spans: pa.LargeListArray | None) -> Tokens:
-    return (
-        encoder.encode(texts)[0]
-        if spans is None
-        else encode_spans(encoder, texts, spans.slice(0, len(texts)))[0]
-    )
+def _encode(
+    encoder: Encoder, texts: pa.LargeStringArray, spans: pa.LargeListArray | None
+) -> tuple[Tokens, npt.NDArray[np.int32]]:
+    if spans is None:
+        return encoder.encode(texts)
+    return encode_spans(encoder, texts, spans.slice(0, len(texts)))[:2]

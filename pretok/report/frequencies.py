@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretok.base.errors import IntegrityError
-from pretok.base.storage import compare_checksum
 from pretok.base.tokens import Ints
+from pretok.base.tree import compare_root
 from pretok.base.visible import visible
 from pretok.shards.format import map_tokens
 from pretok.shards.manifest import Manifest, Shard
@@ -66,7 +66,7 @@ def count_tokens(manifest: Manifest, most: int = MOST_TOKENS) -> list[TokenUse]:
         counts: Ints = np.zeros(manifest.tokenizer.vocab_size, np.int64)
         read = 0
         for shard in _spread(shards, tokens, most // len(manifest.sources)):
-            compare_checksum(shard.bin_path, shard.checksum)
+            compare_root(shard.bin_path, shard.root)
             held = map_tokens(
                 shard.bin_path, np.dtype(manifest.tokenizer.dtype).newbyteorder("<"), shard.tokens
             )

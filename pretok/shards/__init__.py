@@ -11,6 +11,7 @@ plan.py        the plan of one source, kept on disk
 hash_task.py   a partition -> the hash of every document: the task of a pass before
 copies_job.py  which documents are copies of earlier ones, settled before tokenizing
 batching.py    small batches that are handled as one
+sample.py      documents of a shard, encoded again by tokenizers before it counts
 task.py        a partition -> sealed parts: the task a worker runs
 unfinished.py  what is not finished, told in words
 software.py    which versions of libraries made shards, and who may go on with them

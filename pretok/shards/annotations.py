@@ -9,7 +9,7 @@ Input: a manifest, and what `pretok annotate` left. Output: `Annotations`, whose
 
 A row holds `NAME_matched` and the joined columns, null where nothing matched. Row groups are the windows of the ledgers
 of these shards, so a window of a shard is read alone. The record is written last and at once: files it does not name
-are what a killed job left. A file is bound to the ledgers of its shards by their checksums; where a source was made
+are what a killed job left. A file is bound to the ledgers of its shards by their roots; where a source was made
 anew since, its file is refused.
 """
 
@@ -54,7 +54,7 @@ class GivenFile(Record, frozen=True):
 
 class JoinedPart(Record, frozen=True):
     """One file of rows: those of the documents from number `first` on of a source's split; ledgers: fingerprint of the
-    checksums of the ledgers of their shards."""
+    roots of the ledgers of their shards."""
 
     path: str
     source: str
@@ -241,12 +241,12 @@ def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
     """A sentence for each of its files that is bound to other ledgers than the manifest's."""
     sentences = []
     for part in annotations.record.parts:
-        before, checksums, end = 0, [], part.first + part.documents
+        before, roots, end = 0, [], part.first + part.documents
         for shard in manifest.of(part.source, part.split):
             if part.first <= before < end and shard.documents:
-                checksums.append(manifest.checksums[shard.ledger_path])
+                roots.append(manifest.roots[shard.ledger_path])
             before += shard.documents
-        if fingerprint(checksums) != part.ledgers:
+        if fingerprint(roots) != part.ledgers:
             sentences.append(
                 f"{annotations.folder / part.path}: the documents of {part.source} are others than those it was joined "
                 f"to; run pretok annotate again, or delete {annotations.folder}"
@@ -264,4 +264,4 @@ def unknown_sources(manifest: Manifest, annotations: Annotations) -> list[str]:
 
 def ledgers_fingerprint(manifest: Manifest, shards: Sequence[Shard]) -> str:
     """What binds a file of rows to the documents of these shards; those without a document say nothing."""
-    return fingerprint([manifest.checksums[shard.ledger_path] for shard in shards if shard.documents])
+    return fingerprint([manifest.roots[shard.ledger_path] for shard in shards if shard.documents])

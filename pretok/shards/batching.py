@@ -91,25 +91,26 @@ def encode_splits(
             texts, spans = (
                 None if column is None else column.take(pa.array(rows)) for column in (texts, spans)
             )
-        try:
-            tokens, lengths, kinds = _encode(encoder, texts, spans)
-        except Unencodable as error:
-            if len(joined.batches) > 1:
-                raise
-            numbers = joined.numbers[rows[error.documents]].tolist()
-            refused += [Reject(number, "unencodable", error.reason) for number in numbers]
-            kept = np.ones(len(texts), np.bool_)
-            kept[error.documents] = False
-            texts, rows = texts.filter(pa.array(kept)), rows[kept]
-            spans = None if spans is None else spans.filter(pa.array(kept))
-            tokens, lengths, kinds = _encode(encoder, texts, spans)
+        while True:
+            try:
+                tokens, lengths, kinds = encode_documents(encoder, texts, spans)
+                break
+            except Unencodable as error:  # those that one reason names: the others may have another
+                if len(joined.batches) > 1:
+                    raise
+                numbers = joined.numbers[rows[error.documents]].tolist()
+                refused += [Reject(number, "unencodable", error.reason) for number in numbers]
+                kept = np.ones(len(texts), np.bool_)
+                kept[error.documents] = False
+                texts, rows = texts.filter(pa.array(kept)), rows[kept]
+                spans = None if spans is None else spans.filter(pa.array(kept))
         if len(texts):
             sizes = np.diff(buffers(texts)[1])
             encoded.append(EncodedSplit(split, rows, tokens, lengths, sizes, hashes[rows], kinds))
     return encoded, refused
 
 
-def _encode(
+def encode_documents(
     encoder: Encoder, texts: pa.LargeStringArray, spans: pa.LargeListArray | None
 ) -> tuple[Tokens, npt.NDArray[np.int32], Bytes | None]:
     """(tokens, tokens per document, of conversations the kind of each token)."""

@@ -24,9 +24,9 @@ import pyarrow as pa
 
 from pretok.base.console import Table, table
 from pretok.base.failures import Failures
-from pretok.base.storage import compare_checksum
 from pretok.base.tasks import Step
 from pretok.base.tokens import Hashes, Ints
+from pretok.base.tree import compare_root
 from pretok.read.partition_runs import run_partitions
 from pretok.screen.copies import (
     Copies,
@@ -111,13 +111,13 @@ def _of_shards(sealed: Manifest, without: set[str]) -> list[_Documents]:
     for shard in sealed.shards:
         if shard.source not in without:
             path = shard.ledger_path
-            load = partial(_hash_values, path, sealed.checksums[path])
+            load = partial(_hash_values, path, sealed.roots[path])
             found.append(_Documents(shard.source, shard.documents, load, partial(_places, path)))
     return found
 
 
 def _hash_values(path: Path, sealed: str) -> Hashes:
-    compare_checksum(path, sealed)
+    compare_root(path, sealed)
     column = ledger_column(path, "hash")
     values = np.frombuffer(column.buffers()[1], ">u8").reshape(-1, 2)
     return values[column.offset : column.offset + len(column)].astype(np.uint64)

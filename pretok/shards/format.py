@@ -7,6 +7,7 @@ Megatron-LM indexed dataset.
     .idx  b"MMIDIDX\\0\\0" | u64 version = 1 | u8 dtype code | u64 sequences S | u64 documents + 1 D
           | i32 lengths[S], in tokens | i64 offsets[S], in bytes | i64 document_indices[D]
 
+Beside them the nodes of the tree that seals the `.bin`, see `pretok.base.tree`.
 One sequence is one document, so S = documents and document_indices = 0..S.
 Source of the format: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 """
@@ -22,8 +23,9 @@ import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
 from pretok.base.records import Count, Record
-from pretok.base.storage import NewFile, reading, write_bytes
+from pretok.base.storage import reading
 from pretok.base.tokens import Ints, Tokens
+from pretok.base.tree import TreeFile, write_nodes, write_rooted
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -38,14 +40,14 @@ def dtype_code(dtype: np.dtype[np.generic]) -> int:
 
 
 class SealedShard(Record, frozen=True):
-    """What a writer leaves: sizes and checksums of one finished shard."""
+    """What a writer leaves: sizes and roots (`pretok.base.tree`) of one finished shard."""
 
     tokens: Count
     documents: Count
     bin_bytes: Count
     idx_bytes: Count
-    bin_checksum: str
-    idx_checksum: str
+    root: str
+    index_root: str
 
 
 class ShardWriter:
@@ -60,7 +62,7 @@ class ShardWriter:
         self.tokens = 0
         self.documents = 0
         self._lengths: list[npt.NDArray[np.int32]] = []
-        self._file = NewFile(prefix.with_name(prefix.name + ".bin"))
+        self._file = TreeFile(prefix.with_name(prefix.name + ".bin"))
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -78,23 +80,24 @@ class ShardWriter:
         self.documents += len(lengths)
 
     def seal(self) -> SealedShard:
-        """Flush, write the index, rename both. Raises if the lengths do not add up to the tokens written."""
+        """Flush, write index and nodes, rename all. Raises if the lengths do not add up to the tokens written."""
         lengths = np.concatenate(self._lengths) if self._lengths else np.empty(0, np.int32)
         if int(lengths.sum(dtype=np.int64)) != self.tokens:
             raise AssertionError(
                 f"{self.prefix}: lengths add up to {lengths.sum()}, tokens are {self.tokens}"
             )
         index = index_bytes(lengths, self.dtype)
-        # The index goes first: a .bin without .idx is never seen, and an .idx without .bin is only a leftover.
-        index_checksum = write_bytes(self.prefix.with_name(self.prefix.name + ".idx"), index)
+        # These go first: a .bin without them is never seen, and they without .bin are only leftovers.
+        index_root = write_rooted(self.prefix.with_name(self.prefix.name + ".idx"), index)
+        write_nodes(self._file.path, self._file.nodes)
         self._file.seal()
         return SealedShard(
             tokens=self.tokens,
             documents=self.documents,
             bin_bytes=self._file.size,
             idx_bytes=len(index),
-            bin_checksum=self._file.checksum,
-            idx_checksum=index_checksum,
+            root=self._file.root,
+            index_root=index_root,
         )
 
 

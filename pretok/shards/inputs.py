@@ -30,11 +30,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 from pretok.base.errors import IntegrityError
 from pretok.base.records import Record, read_record, replace, to_json
 from pretok.base.storage import atomic_open, damaged, reading
+from pretok.base.tree import root_of_bytes
 from pretok.read.files import InputFile
 from pretok.read.kept import KeptColumn
 from pretok.read.partition import Partition, Piece
@@ -179,7 +179,7 @@ def load_inputs(manifest: Manifest, source: str) -> SealedInputs:
 
 def load_appends(manifest: Manifest, source: str) -> list[SealedInputs]:
     """The same, each part by itself."""
-    sealed = {file.path: file.checksum for file in manifest.side_files if file.source == source}
+    sealed = {file.path: file.root for file in manifest.side_files if file.source == source}
     return [
         _load(manifest.folder / name, source, append, sealed[name])
         for append in range(manifest.appends(source) + 1)
@@ -193,10 +193,10 @@ def count_files(manifest: Manifest, source: str) -> int:
 
 
 @lru_cache(maxsize=4)
-def _load(path: Path, source: str, append: int, checksum: str) -> SealedInputs:
+def _load(path: Path, source: str, append: int, root: str) -> SealedInputs:
     with reading(path):
         data = path.read_bytes()
-    if f"xxh3:{xxhash.xxh3_128_hexdigest(data)}" != checksum:
+    if root_of_bytes(data) != root:
         raise damaged(path)
     table, said = _read(path, data)
     plan = _plan(source, table, said, append)

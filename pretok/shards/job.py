@@ -30,7 +30,7 @@ from pretok.base.lock import hold
 from pretok.base.storage import remove_leftovers
 from pretok.base.tasks import Step, open_step
 from pretok.base.tokens import token_dtype
-from pretok.base.units import plural
+from pretok.base.units import listed, plural
 from pretok.chat.resolve import resolve
 from pretok.config import Recipe
 from pretok.read.changes import refuse_changes, shared_inputs
@@ -47,8 +47,7 @@ from pretok.shards.copies_job import settle_copies
 from pretok.shards.inputs import SourcePlan, load_appends
 from pretok.shards.manifest import (
     FILE_NAME,
-    LEDGER_SUFFIX,
-    SPANS_SUFFIX,
+    SHARD_SUFFIXES,
     STATE,
     Manifest,
     has_manifest,
@@ -238,6 +237,7 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
         if sealable := [p for p in unsealed if p not in open_]:
             here = {p.name for p in sealable}
             seal(shards, state, sealable, work.config, vocab, [f for f in crashed if f.source in here])
+            _tell_encoded_again(load_manifest(shards), here, console)
         failed = [failure for failure in load_manifest(shards).failed if failure not in crashed]
         failed += [error for p in open_ for part in p.partitions for error in _errors(state, p, part)]
     else:
@@ -249,6 +249,18 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
     if failed:
         complaints = [told, *_poor_sources(load_manifest(shards), recipe)]
         raise PartitionsFailed("\n".join(complaints))
+
+
+def _tell_encoded_again(manifest: Manifest, names: set[str], console: Console) -> None:
+    """Say which shards of these sources `tokenizers` encoded, as a sample of them differed."""
+    found = [manifest.sources[name].compared for name in sorted(names)]
+    if shards := [shard for compared in found if compared for shard in compared.encoded_again]:
+        lines = [f"{one.shard}: {one.file}, line or row {one.position}" for one in shards]
+        console.notice(
+            f"the fast engine gave a document other ids than tokenizers in {plural(len(shards), 'shard')}; tokenizers "
+            "encoded all of each, whose ids are right. `pretok verify` with a large --sample looks for more. Please "
+            "report the first document of each:\n  " + listed(lines, 20, "\n  ")
+        )
 
 
 def _complete(state: Path, source_plan: SourcePlan) -> bool:
@@ -329,7 +341,7 @@ def _finished(task: TokenizeTask) -> bool:
     if (parts and parts[-1].last) or marker.exists():
         marker.touch()
         for part in reversed(parts):
-            for suffix in (".bin", ".idx", LEDGER_SUFFIX, SPANS_SUFFIX):
+            for suffix in SHARD_SUFFIXES:
                 (task.shards_dir / task.partition.source / f"{part.name}{suffix}").unlink(missing_ok=True)
                 (task.state_dir / f"{part.name}.val{suffix}").unlink(missing_ok=True)
             (task.state_dir / f"{part.name}.json").unlink()

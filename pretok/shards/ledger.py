@@ -27,8 +27,9 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError
 from pretok.base.records import Count, Record
-from pretok.base.storage import NewFile, reading
+from pretok.base.storage import reading
 from pretok.base.tokens import Hashes
+from pretok.base.tree import TreeFile
 from pretok.kernels.hashing import hash_documents
 from pretok.read.batches import buffers
 from pretok.read.kept import TYPES, KeptColumn
@@ -54,10 +55,10 @@ DELTA = ("record", "tokens", "bytes")
 
 
 class SealedLedger(Record, frozen=True):
-    """What a writer leaves: size and checksum of one finished file."""
+    """What a writer leaves: size and root of one finished file."""
 
     file_bytes: Count
-    checksum: str
+    root: str
 
 
 def schema_with(kept: Sequence[KeptColumn]) -> pa.Schema:
@@ -132,7 +133,7 @@ class LedgerWriter:
         self._schema = schema
         self._held: list[pa.RecordBatch] = []
         self._rows = 0
-        self._file = NewFile(ledger_path(prefix))
+        self._file = TreeFile(ledger_path(prefix))
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
             schema,
@@ -169,7 +170,7 @@ class LedgerWriter:
             self._write_window()
         self._writer.close()
         self._file.seal()
-        return SealedLedger(self._file.size, self._file.checksum)
+        return SealedLedger(self._file.size, self._file.root)
 
 
 def open_ledger(path: Path) -> pq.ParquetFile:

@@ -8,20 +8,22 @@ value was checked, read by verify, stats, mix, stream and train.
     seal         of everything below: any change by another hand is seen
     tokenizer    {fingerprint, vocab_size, eod_id, dtype}, and bos_id where documents begin with a token
     totals       counts, as in each source
-    sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...}}}
+    sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...},
+                 compared: {documents, bytes, encoded_again: [{shard, file, position}]}}}    by `tokenizers` again
     failed       [{partition, file, error}]
-    shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, checksum, index_checksum}]
-    side_files   [{path, source, file_bytes, checksum}]    every other file of the folder: ledgers, inputs, rejects
+    shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, root, index_root}]
+    side_files   [{path, source, file_bytes, root}]    every other file of the folder: ledgers, inputs, rejects
     mismatches   {NAME: [{column, count, file, position, value}]}    values of kept columns that had another type
     history      [{kind, fingerprint, shards: {NAME: {train, val}}}]    what the folder was before, the oldest first:
                  `appended` where it has grown since, by sources or in them, from that fingerprint and the first so many
                  shards of each source and split
     config, software, and materialized (the mix) where the shards hold a mix in its order
 
-`bytes` are of text in UTF-8, `file_bytes` of a file. `tokens`, `documents` and `bytes` of a source count both splits.
-`shards[].path` is the `.bin`, relative to the folder. Shards are ordered by source name, split and number, and that
-order is the order of the source's flat token stream. A folder grows by shards behind those of the same source and
-split, so a flat stream of before is the beginning of the one of now.
+A root is that of the hash tree of a file (`pretok.base.tree`); the nodes beside a `.bin` are what its root follows
+from, and are not listed. `bytes` are of text in UTF-8, `file_bytes` of a file. `tokens`, `documents` and `bytes` of a
+source count both splits. `shards[].path` is the `.bin`, relative to the folder. Shards are ordered by source name,
+split and number, and that order is the order of the source's flat token stream. A folder grows by shards behind those
+of the same source and split, so a flat stream of before is the beginning of the one of now.
 """
 
 from __future__ import annotations
@@ -42,7 +44,6 @@ from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.records import Count, Record, check_version, read_record, replace, to_json
 from pretok.base.storage import (
     canonical_json,
-    compare_checksum,
     digest,
     fingerprint,
     read_json,
@@ -50,10 +51,11 @@ from pretok.base.storage import (
     write_json,
 )
 from pretok.base.tokens import token_dtype
+from pretok.base.tree import NODES_SUFFIX, compare_root, entry_hash, fold, nodes_path
 from pretok.shards.format import SealedShard, ShardReader
 
 FORMAT = "pretok-shards"
-VERSION = 5
+VERSION = 6
 MAX_TOKENS = 1 << 62
 """More than any shards hold together; below it no address of a token leaves 64 bits."""
 SETTLED = 0.1
@@ -65,6 +67,8 @@ SPLITS = ("train", "val")
 APPENDED = "appended"
 """The one kind of event: what was there is there as it was, and more."""
 INPUTS_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX = ".files.parquet", ".docs.parquet", ".spans"
+SHARD_SUFFIXES = (".bin", ".idx", NODES_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX)
+"""Of all files that a shard may have."""
 NOWHERE = Path()
 """The folder of what is not in one yet. It is told from others by identity and never written, see `Manifest.at`."""
 
@@ -96,8 +100,26 @@ class SplitCounts(Record, frozen=True, omit_defaults=True):
         return sum(self.kinds.get(kind, 0) for kind in (*LEARNED, KINDS[TEXT]))
 
 
-class SourceCounts(Record, frozen=True):
-    """What a source holds; read: records, of which `documents` were written and the others rejected, by reason."""
+class EncodedAgain(Record, frozen=True):
+    """A shard that `tokenizers` encoded as a whole, as did the documents for validation beside it; and the one that the
+    engine had given other tokens: its file, and its line or row from 1."""
+
+    shard: str
+    file: str
+    position: Count
+
+
+class Compared(Record, frozen=True):
+    """Documents that `tokenizers` encoded again before their shards counted, bytes: of their text."""
+
+    documents: Count
+    bytes: Count
+    encoded_again: tuple[EncodedAgain, ...]
+
+
+class SourceCounts(Record, frozen=True, omit_defaults=True):
+    """What a source holds; read: records, of which `documents` were written and the others rejected, by reason.
+    compared: None where documents were not encoded, as in shards of a mix."""
 
     tokens: Count
     documents: Count
@@ -106,11 +128,13 @@ class SourceCounts(Record, frozen=True):
     rejected: dict[str, Count]
     train: SplitCounts
     val: SplitCounts
+    compared: Compared | None = None
 
 
 class Shard(Record, frozen=True, omit_defaults=True):
-    """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; index_checksum: of the `.idx`;
-    folder: where the shards are, which stands in no file; kinds: of conversations the tokens of each kind."""
+    """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; root, index_root: of its
+    tree and of that of its `.idx`; folder: where the shards are, which stands in no file; kinds: of conversations the
+    tokens of each kind."""
 
     path: str
     source: str
@@ -119,8 +143,8 @@ class Shard(Record, frozen=True, omit_defaults=True):
     documents: Count
     file_bytes: Count
     text_bytes: Count
-    checksum: str
-    index_checksum: str
+    root: str
+    index_root: str
     kinds: dict[str, Count] | None = None
     folder: Path = NOWHERE
 
@@ -133,6 +157,11 @@ class Shard(Record, frozen=True, omit_defaults=True):
     def index_path(self) -> Path:
         """Where the `.idx` is."""
         return self.bin_path.with_suffix(".idx")
+
+    @property
+    def nodes_path(self) -> Path:
+        """Where the nodes of its tree are."""
+        return nodes_path(self.bin_path)
 
     @property
     def ledger_path(self) -> Path:
@@ -152,7 +181,7 @@ class Shard(Record, frozen=True, omit_defaults=True):
     def open(self) -> ShardReader:
         """Its reader. Raises IntegrityError unless its index is as it was sealed; its tokens are not compared."""
         reader = ShardReader(self.prefix)
-        compare_checksum(self.index_path, self.index_checksum)
+        compare_root(self.index_path, self.index_root)
         return reader
 
 
@@ -162,7 +191,7 @@ class SideFile(Record, frozen=True):
     path: str
     source: str | None
     file_bytes: Count
-    checksum: str
+    root: str
 
 
 class MismatchEntry(Record, frozen=True):
@@ -216,7 +245,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     @cached_property
     def fingerprint(self) -> str:
-        """What identifies the tokens: the tokenizer and, in order, every shard's path, sizes and checksums.
+        """What identifies the tokens: the tokenizer and, in order, every shard's path, sizes and roots.
 
         Taken of a form of its own, so that a mix of the same tokens stays valid where the manifest's keys change.
         """
@@ -226,15 +255,38 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         """That of a manifest of some of the shards."""
         entries = ",".join(self._canonical[shard.path] for shard in shards)
         head = canonical_json({"format": FORMAT, "shards": []}).removesuffix(b"]}")
-        tail = canonical_json({"tokenizer": to_json(self.tokenizer), "version": 1}).removeprefix(b"{")
+        tail = canonical_json({"tokenizer": to_json(self.tokenizer), "version": 2}).removeprefix(b"{")
         return digest(b"".join((head, entries.encode(), b"],", tail)))
+
+    @cached_property
+    def root(self) -> str:
+        """The root over all: of the tree (`pretok.base.tree`) whose leaves are the `entries`."""
+        return fold([entry_hash(entry) for entry in self.entries]).hex()
+
+    @cached_property
+    def entries(self) -> tuple[bytes, ...]:
+        """What the root over all is of, as canonical JSON: first the manifest without its files, but with their number
+        and the fingerprint; then each shard, with `first`, the tokens of its source and split before it, and the roots
+        of its ledger and spans; then each other file."""
+        body = to_json(self.at(NOWHERE))
+        shards, others = body.pop("shards"), body.pop("side_files")
+        roots = {file.path: file.root for file in self.side_files}
+        before: Counter[tuple[str, str]] = Counter()
+        for entry, shard in zip(shards, self.shards, strict=True):
+            entry["first"] = before[shard.source, shard.split]
+            before[shard.source, shard.split] += shard.tokens
+            for key, suffix in (("ledger", LEDGER_SUFFIX), ("spans", SPANS_SUFFIX)):
+                name = shard.path.removesuffix(".bin") + suffix
+                entry |= {key: roots.pop(name)} if name in roots else {}
+        others = [file for file in others if file["path"] in roots]
+        head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, **body}
+        head |= {"shards": len(shards), "side_files": len(others)}
+        return tuple(canonical_json(entry) for entry in (head, *shards, *others))
 
     @cached_property
     def _canonical(self) -> dict[str, str]:
         """Each shard, by its path, as the fingerprint has it: made once, as the history has a fingerprint of many."""
         entries = to_json(self.at(NOWHERE).shards)
-        for entry in entries:
-            entry["bytes"] = entry.pop("file_bytes")
         return {entry["path"]: canonical_json(entry).decode() for entry in entries}
 
     @cached_property
@@ -344,18 +396,18 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return None
 
     @cached_property
-    def checksums(self) -> dict[Path, str]:
+    def roots(self) -> dict[Path, str]:
         """Of every file that the manifest names: shards, their indexes, ledgers, the tokenizer and the others."""
         return {
-            **{shard.bin_path: shard.checksum for shard in self.shards},
-            **{shard.index_path: shard.index_checksum for shard in self.shards},
-            **{self.folder / file.path: file.checksum for file in self.side_files},
+            **{shard.bin_path: shard.root for shard in self.shards},
+            **{shard.index_path: shard.index_root for shard in self.shards},
+            **{self.folder / file.path: file.root for file in self.side_files},
         }
 
     def check(self, path: Path) -> bool:
         """Whether a file is there. Raises IntegrityError where the manifest names it and it is not as it was sealed."""
-        if path in self.checksums:
-            compare_checksum(path, self.checksums[path])
+        if path in self.roots:
+            compare_root(path, self.roots[path])
         return path.exists()
 
     @property
@@ -499,8 +551,8 @@ def shard_entry(
         documents=sealed.documents,
         file_bytes=sealed.bin_bytes,
         text_bytes=text_bytes,
-        checksum=sealed.bin_checksum,
-        index_checksum=sealed.idx_checksum,
+        root=sealed.root,
+        index_root=sealed.index_root,
         kinds=kinds,
     )
 
@@ -534,6 +586,7 @@ def sum_sources(sources: Iterable[SourceCounts]) -> SourceCounts:
         rejected=dict(rejected),
         train=_add_splits([counts.train for counts in sources]),
         val=_add_splits([counts.val for counts in sources]),
+        compared=_add_compared([counts.compared for counts in sources if counts.compared]),
     )
 
 
@@ -543,6 +596,13 @@ def _add_splits(splits: Sequence[SplitCounts]) -> SplitCounts:
         documents=sum(split.documents for split in splits),
         bytes=sum(split.bytes for split in splits),
     )
+
+
+def _add_compared(parts: Sequence[Compared]) -> Compared | None:
+    if not parts:
+        return None
+    again = tuple(shard for part in parts for shard in part.encoded_again)
+    return Compared(sum(part.documents for part in parts), sum(part.bytes for part in parts), again)
 
 
 def _add_kinds(parts: Iterable[dict[str, int] | None]) -> dict[str, int] | None:

@@ -27,8 +27,9 @@ from pretok.base.errors import FolderInUse, MismatchError
 from pretok.base.failures import Failure
 from pretok.base.lock import refuse_readers
 from pretok.base.records import replace
-from pretok.base.storage import atomic_open, checksum
+from pretok.base.storage import atomic_open
 from pretok.base.tokens import token_dtype
+from pretok.base.tree import root_of
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
 from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, sum_pieces, write_inputs
@@ -36,8 +37,11 @@ from pretok.shards.ledger import ledger_path, merge_ledgers
 from pretok.shards.manifest import (
     FILE_NAME,
     LEDGER_SUFFIX,
+    SHARD_SUFFIXES,
     SPANS_SUFFIX,
     SPLITS,
+    Compared,
+    EncodedAgain,
     Manifest,
     MismatchEntry,
     Shard,
@@ -207,7 +211,7 @@ def _assemble(common: Manifest, sources: dict[str, _Source], side_files: Iterabl
 def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple[SideFile, ...]:
     """What the manifest says of those of `paths` that are there; they belong to `source` or to none."""
     return tuple(
-        SideFile(str(path.relative_to(shards)), source, path.stat().st_size, checksum(path))
+        SideFile(str(path.relative_to(shards)), source, path.stat().st_size, root_of(path))
         for path in paths
         if path.exists()
     )
@@ -231,16 +235,16 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         for name, split, one in sealed
     ]
     ledgers = [
-        SideFile(f"{plan.name}/{name}{LEDGER_SUFFIX}", plan.name, one.ledger.file_bytes, one.ledger.checksum)
+        SideFile(f"{plan.name}/{name}{LEDGER_SUFFIX}", plan.name, one.ledger.file_bytes, one.ledger.root)
         for name, _, one in sealed
     ]
     spans = [
-        SideFile(f"{plan.name}/{name}{SPANS_SUFFIX}", plan.name, one.spans.file_bytes, one.spans.checksum)
+        SideFile(f"{plan.name}/{name}{SPANS_SUFFIX}", plan.name, one.spans.file_bytes, one.spans.root)
         for name, _, one in sealed
         if one.spans is not None
     ]
     read = sum_pieces((number, part.records) for number, part in parts)
-    told = any(part.rejected or part.mismatches for _, part in parts)
+    told = any(part.rejected or part.mismatches or part.differed for _, part in parts)
     # The last part of a piece says how many lines it has.
     lines = {(number, int(piece)): end for number, part in parts for piece, end in part.lines.items()}
     starts = piece_starts(plan, lines) if told else {}
@@ -249,7 +253,7 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
     table = inputs_path(shards, plan.name, plan.append)
     write_inputs(table, plan, read, rejected, lines)
     found = write_found(shards, plan.unit, (part.contaminated for _, part in parts))
-    counts = count_source(entries, read.total(), reasons)
+    counts = replace(count_source(entries, read.total(), reasons), compared=_compared(parts, starts))
     if counts.read != counts.documents + sum(reasons.values()):
         raise AssertionError(
             f"source {plan.name}: read {counts.read}, wrote {counts.documents}, rejected {reasons}"
@@ -265,6 +269,19 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
         ),
         mismatches=_sum_mismatches(parts, starts),
     )
+
+
+def _compared(
+    parts: Sequence[tuple[int, PartRecord]], starts: dict[tuple[int, int], tuple[str, int]]
+) -> Compared:
+    """What `tokenizers` encoded again of all parts."""
+    again = []
+    for number, part in parts:
+        if part.differed is not None:
+            file, start = starts[number, part.differed.piece]
+            again.append(EncodedAgain(part.name, file, start + part.differed.record + 1))
+    documents = sum(part.compared for _, part in parts)
+    return Compared(documents, sum(part.compared_bytes for _, part in parts), tuple(again))
 
 
 def _sum_mismatches(
@@ -294,10 +311,8 @@ def _merge_validation(
     prefix = shards / plan.name / _numbered(f"{plan.name}-val", plan)
     sealed = [(state / f"{part.name}.val", part.val) for _, part in parts if part.val is not None]
     if not sealed:
-        for path in (
-            *(prefix.with_suffix(suffix) for suffix in (".bin", ".idx")), ledger_path(prefix), spans_path(prefix)
-        ):  # fmt: skip
-            path.unlink(missing_ok=True)  # of inputs that were fixed since
+        for suffix in SHARD_SUFFIXES:
+            prefix.with_suffix(suffix).unlink(missing_ok=True)  # of inputs that were fixed since
         return None
     with ShardWriter(prefix, token_dtype(vocab.size)) as shard:
         for part, _ in sealed:

@@ -22,8 +22,9 @@ import numpy.typing as npt
 from pretok.base.errors import IntegrityError
 from pretok.base.kinds import KINDS
 from pretok.base.records import Count, Record
-from pretok.base.storage import reading, write_bytes
+from pretok.base.storage import reading
 from pretok.base.tokens import Bytes, Ints
+from pretok.base.tree import write_rooted
 from pretok.shards.manifest import SPANS_SUFFIX
 
 MAGIC = b"PTSPANS\0"
@@ -35,7 +36,7 @@ class SealedSpans(Record, frozen=True):
     """What a writer leaves. kinds: tokens of each kind that there is."""
 
     file_bytes: Count
-    checksum: str
+    root: str
     kinds: dict[str, Count]
 
 
@@ -77,7 +78,7 @@ class SpanWriter:
         kinds = np.concatenate([np.empty(0, np.uint8), *self._kinds])
         head = HEADER.pack(MAGIC, VERSION, self._tokens, len(ends))
         data = b"".join([head, ends.astype("<i8").tobytes(), kinds.tobytes()])
-        return SealedSpans(len(data), write_bytes(self._path, data), count_kinds(ends, kinds))
+        return SealedSpans(len(data), write_rooted(self._path, data), count_kinds(ends, kinds))
 
 
 class ShardSpans:

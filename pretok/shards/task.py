@@ -4,7 +4,8 @@ Input: a TokenizeTask. Output, for each part of the partition (one, unless an in
 shards): the train shard under its final name and its ledger; beside the plan, in the state folder, the same of the
 validation documents, the rejects, and last the part's record, which makes the part count as done.
 
-Everything follows from the task alone, so a task that runs twice writes the same bytes.
+Everything follows from the task alone, so a task that runs twice writes the same bytes. Before a part is sealed some of
+its documents are encoded again by `tokenizers` (`pretok.shards.sample`); where one differs, the whole part is.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from pretok.shards.batching import (
 )
 from pretok.shards.format import SealedShard, ShardWriter
 from pretok.shards.ledger import LedgerWriter, SealedLedger, ledger_rows, schema_with
+from pretok.shards.sample import Differs, Place, Sample
 from pretok.shards.software import refuse_other_engine, software
 from pretok.shards.spans import SealedSpans, SpanWriter
 from pretok.tokenizer.encoder import Encoder
@@ -111,7 +113,8 @@ class PartRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     errors: inputs whose rest could not be read; mismatches: values of kept columns that are null because of another
     type; last: whether the partition ends here; train, val: None where empty; contaminated: what was found of the items
     of a benchmark, in documents that were refused too; refused: bytes of the inputs that held no document; software:
-    what made it.
+    what made it; compared, compared_bytes: documents that `tokenizers` encoded again, and their text; differed: the one
+    that the engine had encoded otherwise, so that `tokenizers` encoded the whole part; None where the engine did.
     """
 
     name: str
@@ -127,6 +130,9 @@ class PartRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     val: SealedSplit | None = None
     contaminated: tuple[ItemCount, ...]
     software: dict[str, str]
+    compared: Count
+    compared_bytes: Count
+    differed: Place | None = None
 
     @property
     def read(self) -> int:
@@ -222,21 +228,41 @@ def tokenize_partition(task: TokenizeTask, report: Report) -> list[PartRecord]:
     done = load_parts(task.state_dir, task.partition.name)
     if done and done[-1].last:
         return done
+    screen, batches = _batches(task, done)
+    differed: Place | None = None
+    while not (done and done[-1].last):
+        by = encoder.exact if differed else encoder
+        try:
+            with _PartWriter(task, by, screen, len(done), differed) as writer:
+                done.append(_write_part(writer, batches, report))
+            differed = None
+        except Differs as found:
+            if differed:
+                raise AssertionError(
+                    f"{writer.name}: tokenizers differs from itself at {found.place}"
+                ) from None
+            differed = found.place
+            screen, batches = _batches(task, done)
+    return done
+
+
+def _batches(task: TokenizeTask, done: list[PartRecord]) -> tuple[Screen, Iterator[TextBatch | Damage]]:
+    """What follows the sealed parts, and what screens it."""
     batches = read_partition(task.partition, task.record, task.normalization, task.keep)
     screen = Screen(task.screening, copies_path(task))
-    batches = map(screen, _skip(batches, sum(part.read for part in done), task))
-    finished = False
-    while not finished:
-        with _PartWriter(task, encoder, screen, len(done)) as writer:
-            finished = True
-            for batch in batches:
-                report(writer.add(batch))
-                if writer.full:
-                    finished = False
-                    break
-            report(writer.flush())
-            done.append(writer.seal(last=finished))
-    return done
+    return screen, map(screen, _skip(batches, sum(part.read for part in done), task))
+
+
+def _write_part(writer: _PartWriter, batches: Iterator[TextBatch | Damage], report: Report) -> PartRecord:
+    """Fill a part and seal it. Raises Differs."""
+    last = True
+    for batch in batches:
+        report(writer.add(batch))
+        if writer.full:
+            last = False
+            break
+    report(writer.flush())
+    return writer.seal(last=last)
 
 
 def _skip(
@@ -286,12 +312,16 @@ class _SplitWriter:
 class _PartWriter:
     """Writes one part: encodes batches, sends documents to train or validation, notes rejects; seals all at once."""
 
-    def __init__(self, task: TokenizeTask, encoder: Encoder, screen: Screen, part: int) -> None:
+    def __init__(
+        self, task: TokenizeTask, encoder: Encoder, screen: Screen, part: int, differed: Place | None
+    ) -> None:
         self._task = task
         self._screen = screen
         self._encoder = encoder
+        self._sample = Sample(encoder)
+        self._differed = differed
         self._part = part
-        self._name = part_name(task.partition.name, part)
+        self.name = part_name(task.partition.name, part)
         self._records: Counter[str] = Counter()
         self._lines: dict[str, int] = {}
         self._refused = 0
@@ -327,8 +357,8 @@ class _PartWriter:
         if split not in self._writers:
             task = self._task
             train, val = (
-                task.shards_dir / task.partition.source / self._name,
-                task.state_dir / f"{self._name}.val",
+                task.shards_dir / task.partition.source / self.name,
+                task.state_dir / f"{self.name}.val",
             )
             prefix = train if split == "train" else val
             self._writers[split] = _SplitWriter(prefix, self._encoder.dtype, self._schema, self._stack)
@@ -338,7 +368,7 @@ class _PartWriter:
         if not rejects:
             return
         if self._rejects is None:
-            path = self._task.state_dir / f"{self._name}.rejects.jsonl"
+            path = self._task.state_dir / f"{self.name}.rejects.jsonl"
             self._rejects = self._stack.enter_context(atomic_open(path, "w"))
         self._reasons.update(rejects.by_reason())
         for reject in rejects:
@@ -380,6 +410,7 @@ class _PartWriter:
             for self._waiting in (batches[: len(batches) // 2], batches[len(batches) // 2 :]):
                 counts.update(self.flush())
             return dict(counts)
+        self._sample.add(joined, encoded, refused)
         for batch in batches:
             self._note(batch)
         self._reject(batches[0].piece, Rejects.of(refused))
@@ -426,15 +457,16 @@ class _PartWriter:
 
     def seal(self, *, last: bool) -> PartRecord:
         """Seal shards, ledgers and rejects, then the record. Checks that every record read is accounted for."""
+        self._sample.finish()
         documents = sum(writer.shard.documents for writer in self._writers.values())
         if self._records.total() != documents + self._reasons.total():
             raise AssertionError(
-                f"{self._name}: read {self._records.total()}, wrote {documents}, rejected {self._reasons.total()}"
+                f"{self.name}: read {self._records.total()}, wrote {documents}, rejected {self._reasons.total()}"
             )
         sealed = {split: writer.seal() for split, writer in self._writers.items()}
         self._stack.close()
         record = PartRecord(
-            name=self._name,
+            name=self.name,
             part=self._part,
             records=dict(self._records),
             rejected=dict(sorted(self._reasons.items())),
@@ -446,6 +478,9 @@ class _PartWriter:
             **sealed,
             contaminated=self._screen.take(),
             software=software(),
+            compared=self._sample.documents,
+            compared_bytes=self._sample.bytes,
+            differed=self._differed,
         )
-        write_json(self._task.state_dir / f"{self._name}.json", to_json(record))
+        write_json(self._task.state_dir / f"{self.name}.json", to_json(record))
         return record

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ from pretok.stream.mix_file import MixSource, sequences
 
 NOT_PLAIN = {"SUBQUERY": "another query", "WINDOW": "other documents"}
 """Kinds of expressions that are not of one document."""
+ROW = "pretok:row"
+"""The column by which rows keep their order."""
 SCRATCH = 1 << 30
 """Bytes that DuckDB may put beside the side files."""
 
@@ -184,16 +187,12 @@ def _evaluated(
     ]
     empty = pa.table({name: pa.array([], types[name]) for name in types})
     hashed = " REPLACE (lower(hex(hash)) AS hash)"
-    with errors():
-        connection.execute("SET enable_external_access = false; SET lock_configuration = true")
     _check(connection, empty, predicates, f"(SELECT *{hashed} FROM rows)", sorted(types))
-    row = '"pretok:row"'
-    wanted = ", ".join(f"coalesce(({p}\n), false) AS c{n}" for n, p in enumerate(predicates.values()))
-    query = f"SELECT {wanted} FROM (SELECT *{hashed if 'hash' in columns else ''} FROM rows) ORDER BY {row}"
+    query = _query(predicates, hashed if "hash" in columns else "")
     seen: dict[str, int] = {}
     for shard, _, batch in scan(manifest, columns, shards, joined):
         arrays = [array.cast(types[name]) for name, array in zip(columns, batch.columns, strict=True)]
-        table = pa.table([*arrays, pa.array(np.arange(len(batch)))], names=[*columns, "pretok:row"])
+        table = pa.table([*arrays, pa.array(np.arange(len(batch)))], names=[*columns, ROW])
         chosen = _run(connection, table, query, predicates)
         lengths = np.asarray(batch["tokens"]).astype(np.int64)
         seen[shard.path] = seen.get(shard.path, 0) + int(lengths.sum())
@@ -204,6 +203,21 @@ def _evaluated(
                 f"{shard.ledger_path} tells of {seen.get(shard.path, 0)} tokens, its shard has {shard.tokens}; run "
                 "pretok verify"
             )
+
+
+def evaluate(rows: Any, predicates: Mapping[str, str]) -> npt.NDArray[np.bool_]:
+    """(classes, n): which of the rows of an Arrow table each class has, by the columns that are in it. Raises
+    UsageError."""
+    with TemporaryDirectory() as folder, database(Path(folder) / ".duckdb", 1, SCRATCH) as connection:
+        _check(connection, rows.slice(0, 0), predicates, "rows", rows.column_names)
+        numbered = rows.append_column(ROW, [np.arange(len(rows))])
+        return _run(connection, numbered, _query(predicates), predicates)
+
+
+def _query(predicates: Mapping[str, str], hashed: str = "") -> str:
+    """Each predicate of each row, in the order of ROW; null is not true."""
+    wanted = ", ".join(f"coalesce(({p}\n), false) AS c{n}" for n, p in enumerate(predicates.values()))
+    return f'SELECT {wanted} FROM (SELECT *{hashed} FROM rows) ORDER BY "{ROW}"'
 
 
 def _run(connection: Any, table: Any, query: str, predicates: Mapping[str, str]) -> npt.NDArray[np.bool_]:
@@ -226,9 +240,11 @@ def _run(connection: Any, table: Any, query: str, predicates: Mapping[str, str])
 def _check(
     connection: Any, empty: Any, predicates: Mapping[str, str], rows: str, columns: Sequence[str]
 ) -> None:
-    """UsageError for what is no condition on the columns of one document."""
+    """UsageError for what is no condition on the columns of one document; from here on nothing else is reached."""
     import duckdb
 
+    with errors():
+        connection.execute("SET enable_external_access = false; SET lock_configuration = true")
     connection.register("rows", empty)
     unsteady = (
         "SELECT DISTINCT function_name FROM duckdb_functions() "

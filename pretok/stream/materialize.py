@@ -7,7 +7,7 @@ the plan, position by position, without a permutation. Where the mix has convers
 they are, of text that it is text, so that the view has the same masks. Text bytes are not known here and stand as 0;
 there are no ledgers, as the sequences are no documents.
 
-The shards that are read are compared with their checksums first. Each shard is one task and is the same whoever writes
+The shards that are read are compared with their roots first. Each shard is one task and is the same whoever writes
 it; OUT/.state holds the records of finished ones until the manifest is written, so a killed run goes on where it
 stopped.
 """
@@ -28,8 +28,9 @@ from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import read_record, replace, to_json
-from pretok.base.storage import compare_checksum, copy_file, read_json, write_json
+from pretok.base.storage import copy_file, read_json, write_json
 from pretok.base.tasks import open_step
+from pretok.base.tree import compare_root
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import (
     FILE_NAME,
@@ -119,7 +120,7 @@ def run_materialize(
             sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize
         )
         read = [
-            (path, manifest.checksums[path])
+            (path, manifest.roots[path])
             for shard in chain(*mixed_shards(view.mix, manifest).values())
             for path in (shard.bin_path, *([shard.spans_path] if view.masked and shard.kinds else []))
         ]
@@ -138,8 +139,8 @@ def run_materialize(
 
 
 def check_file(sealed: tuple[Path, str], report: Report) -> None:  # noqa: ARG001
-    """Raises IntegrityError unless a file has the checksum it was sealed with: the copy gets a seal of its own."""
-    compare_checksum(*sealed)
+    """Raises IntegrityError unless a file has the root it was sealed with: the copy gets a seal of its own."""
+    compare_root(*sealed)
 
 
 def write_shard(task: MaterializeTask, report: Report) -> None:

@@ -105,6 +105,7 @@ class Earlier(Record, frozen=True, omit_defaults=True):
     members: tuple[Count, ...] = ()
     packed: tuple[Count, ...] = ()
     sequences: tuple[Count, ...] = ()
+    targets: tuple[Count, ...] = ()
 
 
 class Mix(Record, frozen=True, dict=True):
@@ -155,6 +156,7 @@ class Mix(Record, frozen=True, dict=True):
         """What its sources hold, as `earlier` says it of before."""
         members, packed = ([len(part) for part in parts] for parts in zip(*self._files, strict=True))
         sizes = tuple(source.sequences for source in self.sources) if any(packed) else ()
+        targets = tuple(source.targets for source in self.sources) if any(packed) else ()
         return Earlier(
             self.manifest,
             self.length,
@@ -162,6 +164,7 @@ class Mix(Record, frozen=True, dict=True):
             tuple(members) if any(members) else (),
             tuple(packed) if any(packed) else (),
             sizes,
+            targets,
         )
 
     @property
@@ -185,18 +188,42 @@ class Mix(Record, frozen=True, dict=True):
         return any(source.packed for source in self.sources)
 
     @property
-    def predicted(self) -> int:
-        """Targets of all its sequences, where packed epochs are read in part by their mean."""
-        drawn = self.order().prefix(self.length).tolist()
-        parts = (source.predicted(self.seq_len) * n for source, n in zip(self.sources, drawn, strict=True))
-        return int(sum(parts))
+    def learned(self) -> int:
+        """Those of them that are learned; see `learned_by`."""
+        return int(sum(self.learned_by(self.length)))
 
     @property
-    def learned(self) -> int:
-        """Those of them that are learned, by the mean of each source."""
-        drawn = self.order().prefix(self.length).tolist()
-        parts = (source.learned(self.seq_len) * n for source, n in zip(self.sources, drawn, strict=True))
-        return int(sum(parts))
+    def predicted(self) -> int:
+        """Targets of all its sequences."""
+        return int(sum(self.predicted_by(self.length)))
+
+    def learned_by(self, length: int) -> list[Fraction]:
+        """Tokens that the first `length` positions learn, of each source; of conversations by the mean of their
+        targets."""
+        shares = (
+            source.learned(self.seq_len) / (source.predicted(self.seq_len) or 1) for source in self.sources
+        )
+        return [part * share for part, share in zip(self.predicted_by(length), shares, strict=True)]
+
+    def predicted_by(self, length: int) -> list[Fraction]:
+        """Targets of the first `length` positions, of each source. Of a packed one that is right at the end of
+        each epoch, and inside of it as if its sequences learned alike: those that it had and, from where it grew on,
+        those that were left with those that came."""
+        order = self.order()
+        drawn = order.prefix(length).tolist()
+        grown = [(order.prefix(part.length).tolist(), part) for part in self.earlier]
+        found = []
+        for number, source in enumerate(self.sources):
+            if not source.packed:
+                found.append(Fraction(drawn[number] * self.seq_len))
+                continue
+            spans = [
+                (given[number], part.sequences[number], part.targets[number])
+                for given, part in grown
+                if part.sequences and given[number]
+            ]
+            found.append(_learned(drawn[number], [*spans, (drawn[number], source.sequences, source.targets)]))
+        return found
 
     def __len__(self) -> int:
         return self.length
@@ -351,12 +378,12 @@ class Mix(Record, frozen=True, dict=True):
         for part in self.earlier:
             if any(len(counts) not in (0, len(part.tokens)) for counts in _counts(part)):
                 return "it does not say of each source what it held"
-            if bool(part.packed) != bool(part.sequences):
+            if not bool(part.packed) == bool(part.sequences) == bool(part.targets):
                 return "it does not say of each source what it held"
-            for source, tokens, count, size in zip(
-                self.sources, part.tokens, part.packed, part.sequences, strict=False
+            for source, tokens, count, size, targets in zip(
+                self.sources, part.tokens, part.packed, part.sequences, part.targets, strict=False
             ):
-                then = replace(source, packed=source.packed[:count], targets=0)
+                then = replace(source, packed=source.packed[:count], targets=targets)
                 if not self._fits(then, tokens, size):
                     return f"source {source.name} had {tokens} tokens, not {size} sequences"
         return None
@@ -370,7 +397,24 @@ class Mix(Record, frozen=True, dict=True):
 
 
 def _counts(part: Earlier) -> tuple[tuple[int, ...], ...]:
-    return part.tokens, part.members, part.packed, part.sequences
+    return part.tokens, part.members, part.packed, part.sequences, part.targets
+
+
+def _learned(drawn: int, spans: Sequence[tuple[int, int, int]]) -> Fraction:
+    """Tokens that the first `drawn` sequences of a packed source learn, see `Mix.learned_by`. spans: ever more draws,
+    and until then the sequences and learned tokens of an epoch."""
+    learned = inside = Fraction(0)  # all, and in the epoch that is on
+    at = index = 0
+    for until, size, targets in spans:
+        more = min(min(until, drawn) - at, size - index)
+        if more > 0:
+            part = (targets - inside) * Fraction(more, size - index)
+            learned, inside, at, index = learned + part, inside + part, at + more, index + more
+        if index == size:
+            whole, index = divmod(min(until, drawn) - at, size)
+            inside = Fraction(targets * index, size)
+            learned, at = learned + whole * targets + inside, min(until, drawn)
+    return learned
 
 
 class _StageEntry(Record, frozen=True):

@@ -43,8 +43,8 @@ from pretok.stream.mix_file import (
 from pretok.stream.order import prefix_bound
 from pretok.stream.pack import pack
 from pretok.stream.packed import Packing, packings_of, together
-from pretok.stream.quota import learned_of, most_that_fits, one_epoch, shares_of, stage_quotas
-from pretok.stream.side_file import FOLDER, SideFile
+from pretok.stream.quota import learned_of, most_that_fits, one_epoch, shares_of, stage_quotas, weighed
+from pretok.stream.side_file import FOLDER, SideFile, path_of
 
 if TYPE_CHECKING:
     from pretok.config import MixTable, StageTable
@@ -66,12 +66,14 @@ class Divided:
 @dataclass(frozen=True, slots=True)
 class MixRequest:
     """What a mix is asked to be: a [mix] table, of one split. `after`: its stages follow these positions
-    (`stream.continued`), which have its sequence length, seed and split. `learn`: kinds of tokens that are learned of
-    sources of conversations, by their names; of the others what an assistant writes."""
+    (`stream.continued`), which have its sequence length, seed and split; `beside`: the folder where the mix of these
+    is, to look at what would follow where nothing is written. `learn`: kinds of tokens that are learned of sources of
+    conversations, by their names; of the others what an assistant writes."""
 
     table: MixTable
     split: str = "train"
     after: Mix | None = None
+    beside: Path | None = None
     learn: Mapping[str, Collection[str]] = field(default_factory=dict)
     made: dict[tuple[str, Path | None], Divided] = field(default_factory=dict, compare=False)
     """Shards and folder -> the classes there: they are evaluated once."""
@@ -108,13 +110,14 @@ class StageReport(Record, frozen=True, omit_defaults=True):
     learned_tokens: Count | None = None
 
 
-class ClassReport(Record, frozen=True):
-    """A class as it was asked for, and what it holds."""
+class ClassReport(Record, frozen=True, omit_defaults=True):
+    """What a class holds. predicate: as it was asked for; of a class of the mix before what was asked of the documents
+    that came since, None where none came."""
 
     source: str
-    predicate: str
     documents: Count
     tokens: Count
+    predicate: str | None = None
 
 
 class PackedReport(Record, frozen=True):
@@ -159,7 +162,7 @@ class SourceReport(Record, frozen=True, omit_defaults=True):
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What follows from a mix. left_out: tokens of sources without a place in it; notes: what --cap changed;
     learned_tokens: None where all are learned; continued_at: sequences that are those of the mix it goes on with;
-    classes: those made for it; failed: inputs that the shards lack."""
+    classes: those it has; failed: inputs that the shards lack."""
 
     sequences: Count
     tokens: Count
@@ -248,7 +251,7 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     budgets and weights that do not fit."""
     sources, divided, packings, spreads = _weighable(manifest, request, folder)
     counted, cuts = _counted(request.table, sources), _cuts(request)
-    table = _weighed(request.table, counted)
+    table = weighed(request.table, counted)
     empty = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, sources, ())
     start = empty if request.after is None else _with_sources(request.after, sources)
     drawn = [0] * len(sources) if request.after is None else start.order().spent(len(start))
@@ -271,10 +274,18 @@ def _weighable(
     """The entries of a mix, how they were divided and packed, and the spread of what is learned of conversations;
     without a folder by side files that do not stay."""
     with ExitStack() as held:
-        classes = request.table.classes or any(entry.members for entry in _before(request).values())
-        if folder is None and (classes or _packs(request)):
+        standing = {digest for one in _before(request).values() for digest in (*one.members, *one.packed)}
+        if folder is None and (standing or request.table.classes or _packs(request)):
             where = Path(held.enter_context(TemporaryDirectory(dir=manifest.folder.parent))) / FOLDER
             where.mkdir()
+            if standing and request.beside is None:
+                raise UsageError(
+                    "the mix before has classes or is packed, by side files beside it: say with --out where the mix "
+                    "that goes on goes, beside it"
+                )
+            for digest in standing:
+                beside = SideFile((request.beside or Path()).absolute() / FOLDER, digest)
+                path_of(where, digest).symlink_to(beside.path)
         else:
             where = folder or Path()
         divided = _divided(manifest, request, where, folder)
@@ -363,11 +374,6 @@ def _packed(
         if not packed and (not packs or source.tokens < 2 or (old and old.sequences)):
             found.append(source)
             continue
-        if folder is None and packed:
-            raise UsageError(
-                f"{source.name} is packed, by side files beside the mix before: say with --out where the mix that goes "
-                "on goes, beside it"
-            )
         key = manifest.fingerprint, source.name
         made = request.packings.get(key) if folder is None else None
         made = made or _indexes(manifest, request, where, source, packed)
@@ -435,7 +441,7 @@ def _divide(manifest: Manifest, request: MixRequest, folder: Path) -> Divided:
             )
         wanted.setdefault(asked.source, {})[name] = asked.predicate
     entries = _grown(manifest, request, before, folder)
-    reports, notes = {}, []
+    reports, notes = _standing(request, before, entries, folder), []
     for source, predicates in wanted.items():
         made = divide(
             manifest, request.split, source, predicates, folder, table.seq_len, cuts,
@@ -444,7 +450,7 @@ def _divide(manifest: Manifest, request: MixRequest, folder: Path) -> Divided:
         entries[source] = made.entries
         for entry in made.entries[:-1]:
             reports[entry.name] = ClassReport(
-                source, predicates[entry.name], made.documents[entry.name], entry.tokens
+                source, made.documents[entry.name], entry.tokens, predicates[entry.name]
             )
         if made.overlap:
             notes.append(f"classes of {source} overlap: {made.overlap:,} tokens are in one more")
@@ -489,30 +495,31 @@ def _grown(
     return grown
 
 
+def _standing(
+    request: MixRequest,
+    before: Mapping[str, MixSource],
+    grown: Mapping[str, tuple[MixSource, ...]],
+    folder: Path,
+) -> dict[str, ClassReport]:
+    """Of each class of the mix before, as it is by now."""
+    from pretok.stream.classes import parse_class
+
+    now = {**before, **{entry.name: entry for entries in grown.values() for entry in entries}}
+    reports = {}
+    for name, entry in now.items():
+        if entry.members and entry.of != name:
+            documents = sum(int(SideFile(folder, digest).about["members"]) for digest in entry.members)
+            asked = request.table.classes[name] if entry.held_in in grown else None
+            predicate = asked and parse_class(name, asked).predicate
+            reports[name] = ClassReport(entry.held_in, documents, entry.tokens, predicate)
+    return reports
+
+
 def _longer(entry: MixSource, more: MixSource, seq_len: int, cuts: str) -> MixSource:
     tokens = entry.tokens + more.tokens
     return replace(
         entry, tokens=tokens, sequences=sequences(tokens, seq_len, cuts), members=entry.members + more.members
     )
-
-
-def _weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:
-    """The same where `repeat` is said by weights and tokens."""
-    if not table.repeat:
-        return table
-    if unknown := sorted(table.repeat.keys() - {source.name for source in sources}):
-        raise UsageError(
-            f"repeat names {', '.join(unknown)}, which the mix has not; there are "
-            f"{', '.join(source.name for source in sources)}"
-        )
-    read = {source.name: source.sequences * table.repeat.get(source.name, Fraction(1)) for source in sources}
-    total = sum(read.values(), Fraction(0))
-    if total < 1:
-        raise UsageError(f"the sources hold no sequence of {table.seq_len} + 1 tokens")
-    tokens = {source.name: read[source.name] * source.learned(table.seq_len) for source in sources}
-    learned = sum(tokens.values(), Fraction(0))
-    weights = {name: count / learned for name, count in tokens.items()}
-    return table.model_copy(update={"weights": weights, "tokens": math.ceil(int(total) * learned / total)})
 
 
 def _with_sources(mix: Mix, sources: tuple[MixSource, ...]) -> Mix:
@@ -521,17 +528,10 @@ def _with_sources(mix: Mix, sources: tuple[MixSource, ...]) -> Mix:
     return replace(mix, sources=sources, stages=tuple((*quotas, *none) for quotas in mix.stages))
 
 
-def _given(mix: Mix) -> list[list[int]]:
-    """Sequences that each source gives to each stage."""
-    order = mix.order()
-    counts = [order.prefix(end).tolist() for end in accumulate(mix.lengths, initial=0)]
-    return [[b - a for a, b in zip(*ends, strict=True)] for ends in pairwise(counts)]
-
-
 def what_if(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> list[WhatIf]:
     """The last stage with a quarter, half, twice and four times its budget, one epoch, and the most that fits."""
     mix, _ = plan_mix(manifest, request, folder)
-    table = _weighed(request.table, _counted(request.table, mix.sources))
+    table = weighed(request.table, _counted(request.table, mix.sources))
     last = table.all_stages[-1]
     before = mix.order().spent(len(mix) - mix.lengths[-1])
     sources = _counted(table, mix.sources)
@@ -608,22 +608,24 @@ def _report(
     names = [source.name for source in mix.sources]
     predicted = [source.predicted(mix.seq_len) for source in mix.sources]
     learned = [source.learned(mix.seq_len) for source in mix.sources]
-    sized = [source.learned(mix.seq_len) for source in _counted(table, mix.sources)]
-    given = _given(mix)
-    asked = [shares_of(stage, _counted(table, mix.sources), mix.seq_len) for stage in table.all_stages]
+    ours = _counted(table, mix.sources)
+    asked = [shares_of(stage, ours, mix.seq_len) for stage in table.all_stages]
+    ends = list(accumulate(mix.lengths, initial=0))
+    read = [mix.predicted_by(end) for end in ends]
+    known = [mix.learned_by(end) for end in ends]
+    sizes, sized = (known, learned) if table.count == "learned" else (read, predicted)
     kept = mix.stages[: -len(asked)]  # what was asked for of the mix before is not known any more
-    stages = []
-    for weights, quotas, counts in zip(
+    stages: list[StageReport] = []
+    for weights, quotas, tokens in zip(
         [*([Fraction(quota, max(sum(quotas), 1)) for quota in quotas] for quotas in kept), *asked],
         mix.stages,
-        given,
+        _between(sizes),
         strict=True,
     ):
-        tokens = [count * each for count, each in zip(counts, sized, strict=True)]
         stages.append(
             StageReport(
-                tokens=int(_dot(counts, predicted)),
-                learned_tokens=int(_dot(counts, learned)) if spreads else None,
+                tokens=int(sum(_between(read)[len(stages)])),
+                learned_tokens=int(sum(_between(known)[len(stages)])) if spreads else None,
                 weights=dict(zip(names, map(str, weights), strict=True)),
                 shares={
                     name: float(part / max(sum(tokens), 1)) for name, part in zip(names, tokens, strict=True)
@@ -635,12 +637,15 @@ def _report(
             )
         )
     sources = {}
-    spends = mix.order().spent(len(mix))
-    for source, each, spent, *drawn in zip(mix.sources, predicted, spends, *given, strict=True):
-        packing, total = packings.get(source.name), sum(drawn) * source.learned(mix.seq_len)
+    order = mix.order()
+    drawn, spends = order.prefix(len(mix)).tolist(), order.spent(len(mix))
+    for source, each, taken, total, spent, count in zip(
+        mix.sources, predicted, read[-1], known[-1], spends, drawn, strict=True
+    ):
+        packing = packings.get(source.name)
         sources[source.name] = SourceReport(
-            sequences=sum(drawn),
-            tokens=int(sum(drawn) * each),
+            sequences=count,
+            tokens=int(taken),
             epochs=spent / source.sequences if source.sequences else 0.0,
             repeated_tokens=int(max(spent - source.sequences, 0) * each),
             unused_tokens=int(max(source.sequences - spent, 0) * each),
@@ -649,7 +654,7 @@ def _report(
             learned=LearnedReport(
                 source.learn,
                 int(total),
-                round(float(total / max(sum(drawn) * each, 1)), 6),
+                round(float(total / max(taken, 1)), 6),
                 round(spreads.get(source.name, 0.0), 3),
             )
             if source.learn
@@ -672,8 +677,9 @@ def _report(
     )
 
 
-def _dot(counts: Sequence[int], each: Sequence[Fraction]) -> Fraction:
-    return sum((count * one for count, one in zip(counts, each, strict=True)), Fraction(0))
+def _between(ends: Sequence[Sequence[Fraction]]) -> list[list[Fraction]]:
+    """What is added from each to the next."""
+    return [[b - a for a, b in zip(*pair, strict=True)] for pair in pairwise(ends)]
 
 
 def show_mix(

@@ -78,7 +78,7 @@ class Packing(Record, frozen=True, kw_only=True):
 
 def shards_key(shards: Sequence[Shard]) -> str:
     """What a packing depends on: the documents of shards and their order."""
-    return fingerprint({"indexes": [shard.index_checksum for shard in shards]})
+    return fingerprint({"indexes": [shard.index_root for shard in shards]})
 
 
 def open_packing(

@@ -6,6 +6,7 @@ remainder; or an error that says which budget or weight would fit. Pure function
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -95,6 +96,25 @@ def stage_quotas(
         if capped[number] < quotas[number]
     ]
     return capped, notes
+
+
+def weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:
+    """The same where `repeat` is said by weights and tokens."""
+    if not table.repeat:
+        return table
+    if unknown := sorted(table.repeat.keys() - {source.name for source in sources}):
+        raise UsageError(
+            f"repeat names {', '.join(unknown)}, which the mix has not; there are "
+            f"{', '.join(source.name for source in sources)}"
+        )
+    read = {source.name: source.sequences * table.repeat.get(source.name, Fraction(1)) for source in sources}
+    total = sum(read.values(), Fraction(0))
+    if total < 1:
+        raise UsageError(f"the sources hold no sequence of {table.seq_len} + 1 tokens")
+    tokens = {source.name: read[source.name] * source.learned(table.seq_len) for source in sources}
+    learned = sum(tokens.values(), Fraction(0))
+    weights = {name: count / learned for name, count in tokens.items()}
+    return table.model_copy(update={"weights": weights, "tokens": math.ceil(int(total) * learned / total)})
 
 
 def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> list[Fraction]:

@@ -135,7 +135,7 @@ def test_totals_and_counts_are_added_up(shards, here):
         (0, [1500], "not below the vocabulary size"),
     ],
 )
-def test_wrong_tokens_with_right_checksums_are_found(shards, here, at, wrong, message):
+def test_wrong_tokens_with_right_roots_are_found(shards, here, at, wrong, message):
     """As a faulty encoder would leave them: sealed, but not what the text encodes to."""
     prefix = load_manifest(shards).shards[0].prefix
     reader = ShardReader(prefix)
@@ -149,7 +149,7 @@ def test_wrong_tokens_with_right_checksums_are_found(shards, here, at, wrong, me
         sealed = writer.seal()
 
     def update(data):
-        data["shards"][0].update(checksum=sealed.bin_checksum, index_checksum=sealed.idx_checksum)
+        data["shards"][0].update(root=sealed.root, index_root=sealed.index_root)
 
     reseal(shards, update)
     assert message in problems(shards, here, None)
@@ -197,4 +197,4 @@ def test_a_materialized_mix_is_checked_too(sealed, here, tmp_path):
     data = bytearray(shard.bin_path.read_bytes())
     data[100] ^= 4
     shard.bin_path.write_bytes(data)
-    assert "checksum" in problems(tmp_path / "mixed", here, 0)
+    assert f"{shard.bin_path} is damaged in bytes 0 to " in problems(tmp_path / "mixed", here, 0)

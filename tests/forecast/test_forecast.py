@@ -18,7 +18,7 @@ from pretok.base import storage
 from pretok.base.console import SILENT
 from pretok.base.errors import UsageError
 from pretok.cli import run_command
-from pretok.config import make_recipe
+from pretok.config import make_mix, make_recipe
 from pretok.forecast import windows as module
 from pretok.forecast.estimate import forecast_source
 from pretok.forecast.job import Forecast, run_forecast, tables
@@ -27,6 +27,7 @@ from pretok.forecast.windows import Window
 from pretok.read.files import InputFile
 from pretok.read.partition import Piece
 from pretok.shards.manifest import load_manifest
+from pretok.stream.mix_job import MixRequest, plan_mix
 
 WORDS = "il mare è salato e la luna sorge sopra il monte perché l'acqua canta nella notte".split()  # noqa: SIM905
 
@@ -147,6 +148,30 @@ def test_a_mix_that_cannot_be_is_said_to_be_none(tmp_path, vocab_dir):
     assert not some.problem
     assert some.sure
     assert 0 < some.epochs["it"] < 1
+
+
+@pytest.mark.parametrize("pack", ["none", "best-fit"])
+def test_a_mix_of_classes_is_forecast_from_the_documents_of_the_sample(tmp_path, vocab_dir, pack):
+    (tmp_path / "in").mkdir()
+    rows = [{"text": text, "quality": n % 10} for n, text in enumerate(texts(300, 1))]
+    (tmp_path / "in" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"inputs": [str(tmp_path / "in" / "*")], "keep": ["quality"]}
+    mix = {"classes": {"good": "it where quality >= 7"}, "repeat": {"good": 3}, "seq_len": 64, "pack": pack}
+    found = forecast(tmp_path, vocab_dir, sources={"it": source}, mix=mix).mix
+    options = ["--out", str(tmp_path / "out"), "--vocab", str(vocab_dir), "--keep", "quality"]
+    assert run_command(["tokenize", f"it={tmp_path}/in/*", *options, "--workers", "0"]) == 0
+    request = MixRequest(make_mix(mix, "test"))
+    made, report = plan_mix(load_manifest(tmp_path / "out" / "shards"), request)
+    assert found.classes.keys() == {"good"}
+    assert found.classes["good"].value == made.sources[0].tokens
+    assert (found.problem, found.sure, found.notes) == ("", True, ())
+    assert found.tokens == pytest.approx(report.tokens, rel=1e-3)
+    assert found.epochs == pytest.approx({name: one.epochs for name, one in report.sources.items()})
+    # What annotations will say is not known yet.
+    unknown = mix | {"classes": {"good": "it where score > 1"}}
+    found = forecast(tmp_path, vocab_dir, sources={"it": source}, mix=unknown).mix
+    assert "good counts as all of it: class good: Binder Error" in found.notes[0]
+    assert (found.sure, found.epochs) == (False, {"it": 1})
 
 
 def test_without_a_vocabulary_one_is_trained_on_a_sample(tmp_path, vocab_dir):

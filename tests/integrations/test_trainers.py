@@ -10,6 +10,7 @@ import importlib.util
 import json
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -112,14 +113,16 @@ def module() -> Iterator[Callable[[str], Any]]:
 
     def load(name: str) -> Any:
         package, version, stand_in = STAND_INS[name]
-        if package not in INSTALLED and package not in sys.modules:
-            for path, found in stand_in().items():
-                parts = path.split(".")
-                for end in range(1, len(parts)):
-                    patch.setitem(sys.modules, ".".join(parts[:end]), types.ModuleType(parts[end - 1]))
-                patch.setitem(sys.modules, path, found)
-            patch.setattr(checks, "version", lambda _, version=version: version)
-        return importlib.import_module(f"pretok.integrations.{name}")
+        with pytest.MonkeyPatch.context() as importing, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a trainer's own, and torch's while it is imported
+            if package not in INSTALLED:
+                importing.setattr(checks, "version", lambda _: version)
+                for path, found in stand_in().items():
+                    parts = path.split(".")
+                    for end in range(1, len(parts)):
+                        patch.setitem(sys.modules, ".".join(parts[:end]), types.ModuleType(parts[end - 1]))
+                    patch.setitem(sys.modules, path, found)
+            return importlib.import_module(f"pretok.integrations.{name}")
 
     yield load
     patch.undo()

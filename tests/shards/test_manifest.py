@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from pretok.audit.verify_job import notes, run_verify
 from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
+from pretok.base.records import replace
 from pretok.base.stop import StopFlag
-from pretok.base.storage import checksum, fingerprint, write_json
+from pretok.base.storage import fingerprint, write_json
+from pretok.base.tree import root_of
 from pretok.cli import run_command
 from pretok.shards.inputs import inputs_path, load_inputs
 from pretok.shards.manifest import FILE_NAME, VERSION, load_manifest, write_manifest
@@ -57,7 +60,9 @@ def shards(sealed: Path, tmp_path: Path) -> Path:
 def test_every_file_is_in_the_manifest(sealed: Path, here: Engine) -> None:
     manifest = load_manifest(sealed)
     listed = [sealed / file.path for file in manifest.side_files]
-    listed += [path for shard in manifest.shards for path in (shard.bin_path, shard.index_path)]
+    listed += [
+        path for shard in manifest.shards for path in (shard.bin_path, shard.index_path, shard.nodes_path)
+    ]
     assert sorted([*listed, sealed / FILE_NAME]) == sorted(p for p in sealed.rglob("*") if p.is_file())
     assert len(manifest.side_files) == 5
     assert verify(sealed, here, None) == []
@@ -73,6 +78,7 @@ def test_every_file_is_in_the_manifest(sealed: Path, here: Engine) -> None:
         "docs/docs-00000.docs.parquet",
         "docs/docs-00000.bin",
         "docs/docs-00000.idx",
+        "docs/docs-00000.nodes",
     ],
 )
 def test_a_flipped_bit_is_found_in_any_file(shards: Path, here: Engine, name: str) -> None:
@@ -128,10 +134,9 @@ def forge(shards: Path, *path: Any, value: Any) -> None:
     inner[path[-1]] = value
     body = {k: v for k, v in data.items() if k not in ("format", "version", "fingerprint", "seal")}
     try:
-        old = [{**s, "bytes": s["file_bytes"]} for s in body["shards"]]
-        old = [{k: v for k, v in s.items() if k != "file_bytes"} for s in old]
-        v1 = {"format": "pretok-shards", "version": 1, "tokenizer": body["tokenizer"], "shards": old}
-        data["fingerprint"], data["seal"] = fingerprint(v1), fingerprint(body)
+        tokens = {key: body[key] for key in ("tokenizer", "shards")}
+        data["fingerprint"] = fingerprint({"format": "pretok-shards", "version": 2, **tokens})
+        data["seal"] = fingerprint(body)
     except (KeyError, TypeError, ValueError, RecursionError):
         pass
     write_json(shards / FILE_NAME, data)
@@ -229,7 +234,7 @@ def test_what_is_no_table_of_inputs_is_refused(shards: Path, here: Engine) -> No
 
     def replaced(write: Callable[[], object]) -> str:
         write()
-        forge(shards, "side_files", number, "checksum", value=checksum(path))
+        forge(shards, "side_files", number, "root", value=root_of(path))
         pretok.stream.open(shards, seq_len=8)
         with pytest.raises(IntegrityError, match=r"docs\.files\.parquet") as caught:
             load_inputs(load_manifest(shards), "docs")
@@ -309,3 +314,32 @@ def test_a_shard_without_its_ledger_is_refused(shards: Path) -> None:
         IntegrityError, match=r"shards\[1\]: its ledger docs/docs-val-00000.docs.parquet is not"
     ):
         load_manifest(shards)
+
+
+def test_the_root_over_all_is_that_of_the_entries_and_changes_with_any(sealed: Path) -> None:
+    """By the words of docs/formats.md."""
+    manifest = load_manifest(sealed)
+
+    def over(leaves: list[bytes]) -> bytes:
+        if len(leaves) == 1:
+            return sha256(b"\x02" + leaves[0]).digest()
+        left = max(2**n for n in range(20) if 2**n < len(leaves))
+        return sha256(b"\x01" + over(leaves[:left]) + over(leaves[left:])).digest()
+
+    entries = [json.loads(entry) for entry in manifest.entries]
+    canonical = [
+        json.dumps(e, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() for e in entries
+    ]
+    assert over(canonical).hex() == manifest.root
+    head, train, val, *others = entries
+    assert (head["fingerprint"], head["shards"], head["side_files"]) == (manifest.fingerprint, 2, len(others))
+    assert [shard["ledger"] for shard in (train, val)] == [
+        manifest.roots[shard.ledger_path] for shard in manifest.shards
+    ]
+    assert {file["path"] for file in others} == {
+        "tokenizer.json",
+        "docs/docs.files.parquet",
+        "rejects/docs-00000.jsonl",
+    }
+    changed = replace(manifest.side_files[-1], root="0" * 64)
+    assert replace(manifest, side_files=(*manifest.side_files[:-1], changed)).root != manifest.root

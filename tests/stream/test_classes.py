@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import os
 import shutil
+import sys
+import traceback
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +21,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from mixing import best_fit, request, write_ledgers, write_segment
 from support import EOD, make_shards
+from tokenizing import contents
 
 import pretok.stream
 from pretok.audit.trace import Traced, passages, readings
@@ -30,7 +36,7 @@ from pretok.stream import same_until
 from pretok.stream.continued import beginning
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import load_mix
-from pretok.stream.mix_job import MixRequest, run_mix
+from pretok.stream.mix_job import MixRequest, plan_mix, run_mix
 from pretok.stream.segments import open_segments, written_segments
 from pretok.stream.side_file import FOLDER
 
@@ -295,20 +301,57 @@ def test_classes_grow_with_their_source(tmp_path: Path, pack: str) -> None:
         after = beginning(load_manifest(shards), before, at)
         with pytest.raises(UsageError, match="say again which documents are in good"):
             run_mix(shards, mix, request(stage, seq_len=16, after=after))
-        run_mix(
-            shards,
-            mix,
-            request("3200:good=0.7,it=0.2,en=0.1", seq_len=16, max_epochs=99, after=after, classes=CLASSES),
-        )
+        stages = "3200:good=0.7,it=0.2,en=0.1"
+        wish = request(stages, seq_len=16, max_epochs=99, after=after, classes=CLASSES)
+        with pytest.raises(UsageError, match=r"the mix before has classes or is packed.*--out"):
+            plan_mix(load_manifest(shards), wish)
+        seen = plan_mix(load_manifest(shards), dataclasses.replace(wish, beside=tmp_path))
+        assert not mix.exists()
+        report = run_mix(shards, mix, wish)
+        assert seen == (load_mix(mix), report)
+        good = (report.classes or {})["good"]
         generations.append({"good": [("it", len(documents["it"]) + n) for n in range(len(more["it"]))]})
         held["good"] += generations[-1]["good"]
         documents["it"] += more["it"]
+        assert (good.documents, good.predicate) == (len(held["good"]), "quality >= 7")
         check(mix, documents, held, generations)
         assert pretok.stream.open(shards, mix)[:at].tolist() == was[:at].tolist()
         assert (
             same_until(load_mix(before), load_mix(mix)) == at == same_until(load_mix(mix), load_mix(before))
         )
         ends.append(at)
+
+
+@pytest.mark.parametrize("pack", ["none", "best-fit"])
+def test_a_rest_of_one_token_may_grow(tmp_path: Path, pack: str) -> None:
+    """It has no sequence to give before."""
+    shards, documents, _ = make(tmp_path, {"it": [0, *[20] * 9]}, 0)
+    classes = {"good": "it where tokens > 1"}
+    table = {"seq_len": 16, "max_epochs": 9, "classes": classes}
+    run_mix(shards, tmp_path / "a.json", request("160:good=1", pack=pack, **table))
+    since, more = shutil.copytree(shards, tmp_path / "since"), [[99] * 30, [98] * 20]
+    make_shards(shards, {"it": more}, since=since, vocab_size=60_000)
+    write_ledgers(shards)
+    after = beginning(load_manifest(shards), tmp_path / "a.json", 5)
+    table["classes"] = {"good": "it where tokens > 30 and false"}
+    run_mix(shards, tmp_path / "b.json", request("160:good=0.5,it=0.5", after=after, **table))
+    documents["it"] += more
+    parts = [{"good": [("it", n) for n in range(1, 10)]}, {"it": [("it", n) for n in (0, 10, 11)]}]
+    check(tmp_path / "b.json", documents, parts[0] | parts[1], parts)
+
+
+def test_an_export_of_classes_is_refused_by_name(
+    made: tuple[Path, Documents, dict[str, list[int | None]]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = str(tmp_path / "mix.json")
+    run_mix(made[0], Path(path), request("1600:good=1", seq_len=16, max_epochs=99, classes=CLASSES))
+    assert run_command(["export", str(made[0]), "--mix", path, "--to", "megatron"]) == 2
+    told = capsys.readouterr()
+    assert "weighs classes (good)" in told.err
+    assert "--materialize" in told.err
+    assert not told.out
 
 
 def test_repeat_is_a_weight(
@@ -395,6 +438,73 @@ def test_a_job_that_is_killed_at_any_file_leaves_nothing_that_is_believed(
         assert all(left[name] == data for name, data in expected.items())
         shutil.rmtree(mix.parent)
     assert kills > 5
+
+
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
+
+
+def killed_at(change: int, folder: Path, work: Callable[[], object]) -> bool:
+    """Do it in a process that dies right before its `change`-th change to files of a folder, from 1; False where it has
+    not so many."""
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    left = count(1)
+
+    def look(event: str, args: tuple[Any, ...]) -> None:
+        writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        path = str(args[:2])
+        own = str(folder) in path and ".lock" not in path  # that of a lock stands in its own tests
+        if own and (writes or event in CHANGES) and next(left) == change:
+            os._exit(9)
+
+    sys.addaudithook(look)
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def test_a_mix_that_goes_on_may_be_killed_at_any_file(tmp_path: Path) -> None:
+    """With classes, an append and packing: what stood stands, and the same command again finishes."""
+    shards, documents, _ = make(tmp_path, {"en": [9, 5, 3] * 9, "it": [20, 1, 9] * 9}, 3)
+    stage = request("900:good=0.5,it=0.5", seq_len=16, max_epochs=99, classes=CLASSES, pack="best-fit")
+    run_mix(shards, tmp_path / "old.json", stage)
+    since = shutil.copytree(shards, tmp_path / "since")
+    make_shards(shards, {"it": [[99] * 30] * 9}, since=since, vocab_size=60_000)
+    write_ledgers(shards, {name: [9] * (len(some) + 9) for name, some in documents.items()})
+    old = pretok.stream.open(shards, tmp_path / "old.json")[:]
+
+    def go_on(folder: Path) -> dict[str, bytes]:
+        after = beginning(load_manifest(shards), folder / "old.json", 20)
+        wish = request("900:good=0.5,it=0.5", seq_len=16, max_epochs=99, classes=CLASSES, after=after)
+        run_mix(shards, folder / "new.json", wish)
+        return {name: data for name, data in contents(folder).items() if ".lock" not in name}
+
+    def fresh() -> Path:
+        folder = tmp_path / "mixes"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(tmp_path / FOLDER, folder / FOLDER)
+        shutil.copy(tmp_path / "old.json", folder)
+        return folder
+
+    expected = go_on(fresh())
+    folder, change = fresh(), 1
+    while killed_at(
+        change, folder, lambda: go_on(folder)
+    ):  # each gets one change further than the one before
+        np.testing.assert_array_equal(pretok.stream.open(shards, folder / "old.json")[:], old)
+        if (folder / "new.json").exists():
+            assert (folder / "new.json").read_bytes() == expected["new.json"]
+            pretok.stream.open(shards, folder / "new.json")[-1]
+        change += 1
+    assert change > 20
+    assert go_on(folder) == expected
+    for once in range(2, change, 11):
+        folder = fresh()
+        assert killed_at(once, folder, partial(go_on, folder))
+        assert go_on(folder) == expected
 
 
 @pytest.mark.parametrize("how", ["missing", "cut", "damaged", "of another mix"])

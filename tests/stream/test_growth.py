@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixing import best_fit, request
+from mixing import best_fit, request, write_ledgers
 from support import EOD, make_shards
 
 import pretok.stream
@@ -18,6 +19,7 @@ from pretok.disclosure.read import read_mix
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View, same_until
 from pretok.stream.continued import beginning
+from pretok.stream.loader import PositionSampler
 from pretok.stream.mix_file import load_mix
 from pretok.stream.mix_job import run_mix
 from pretok.stream.order import cut, permute, round_keys
@@ -69,10 +71,6 @@ def draws(
         drawn, before = drawn + 1, now
 
 
-def flat(documents: Sequence[Sequence[int]]) -> list[int]:
-    return [token for document in documents for token in (*document, EOD)]
-
-
 def grow(folder: Path, since: Path | None, more: Documents, split: str) -> Path:
     nothing: Documents = {name: [] for name in more}
     train, val = (more, nothing) if split == "train" else (nothing, more)
@@ -84,98 +82,136 @@ documents = st.lists(
 )
 some = st.dictionaries(st.sampled_from("abc"), documents, max_size=3)
 steps = st.lists(
-    st.tuples(some, st.floats(0, 1), st.integers(1, 50), st.integers(0, 3)), min_size=1, max_size=4
+    st.tuples(some, st.floats(0, 1), st.integers(1, 50), st.integers(0, 3), st.integers(0, 30)),
+    min_size=1,
+    max_size=4,
 )
+
+
+class Model:
+    """What a mix weighs, written plainly. tapes: tokens of each entry, one document after the other; places: of each of
+    them the document, and its number among the tokens of the source; bins: of each packed sequence its tokens in the
+    tape, () where it is cut."""
+
+    def __init__(self, seq_len: int, packed: bool) -> None:
+        self.seq_len, self.packed = seq_len, packed
+        self.tapes: dict[str, list[int]] = {}
+        self.places: dict[str, list[tuple[int, int]]] = {}
+        self.bins: dict[str, list[list[int]]] = {}
+        self.source: dict[str, str] = {}
+        self.ends: dict[str, list[int]] = {}
+
+    def append(self, more: Documents, most: int | None) -> None:
+        """More documents; most: of so many tokens those of `a` are short, None: there are no classes."""
+        for name, texts in more.items():
+            new: dict[str, list[int]] = {}
+            for text in texts:
+                entry = "short" if name == "a" and most is not None and len(text) + 1 <= most else name
+                self.source[entry] = name
+                ends = self.ends.setdefault(name, [0])
+                tape, places = self.tapes.setdefault(entry, []), self.places.setdefault(entry, [])
+                places += [(len(ends), ends[-1] + n) for n in range(len(text) + 1)]
+                tape += [*text, EOD]
+                ends.append(ends[-1] + len(text) + 1)
+                new.setdefault(entry, []).append(len(text) + 1)
+            for entry, lengths in new.items() if self.packed else ():
+                begins = len(self.tapes[entry]) - sum(lengths) + np.cumsum([0, *lengths])
+                self.bins.setdefault(entry, []).extend(
+                    [int(begins[n]) + token for n, first, size in one for token in range(first, first + size)]
+                    for one in best_fit(lengths, self.seq_len + 1)
+                )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Tokens of each entry; of packed ones sequences."""
+        return {name: len(self.bins[name] if self.packed else tape) for name, tape in self.tapes.items()}
 
 
 @settings(max_examples=max(20, settings().max_examples // 2))
 @given(
-    st.fixed_dictionaries({"a": documents, "b": documents}), steps,
-    st.integers(2, 6), st.integers(0, 9), st.sampled_from(("train", "val")), st.booleans(),
+    st.fixed_dictionaries({"a": documents, "b": documents}), steps, st.integers(2, 6), st.integers(0, 9),
+    st.sampled_from(("train", "val")), st.booleans(), st.booleans(),
+    st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)),
 )  # fmt: skip
 def test_random_histories(
     tmp_path_factory: pytest.TempPathFactory,
     first: Documents,
-    history: list[tuple[Documents, float, int, int]],
+    history: list[tuple[Documents, float, int, int, int]],
     seq_len: int,
     seed: int,
     split: str,
     packed: bool,
+    classes: bool,
+    world: tuple[int, int, int],
 ) -> None:
-    """Appends, new sources, weights, epochs and packing: every position is what the model says, what was read stays,
-    each epoch has every sequence once, and the way back finds them all."""
+    """Appends, new sources, classes, weights, epochs, packing and ranks: every position is what the model says, shares
+    hold at every prefix, what was read stays, each epoch has every sequence once, and the way back finds them all."""
     folder, fixed = tmp_path_factory.mktemp("grown"), split == "val"
-    texts = {name: [*first[name], [7] * 3 * seq_len] for name in "ab"}  # at least two sequences
+    texts = {name: [*first[name], [7] * 20] for name in "ab"}  # at least two sequences, of a class too
+    texts["a"] += [[5] * 7, [6] * 7] if classes else []
     shards = grow(folder / "0", None, texts, split)
+    write_ledgers(shards)
+    model = Model(seq_len, packed)
+    model.append(texts, 9 if classes else None)
     options = {"seq_len": seq_len, "seed": seed, "max_epochs": 1000, "split": split}
-    wish = request(f"{30 * seq_len}:a=0.5,b=0.5", pack="best-fit" if packed else "none", **options)
+    table = {"classes": {"short": "a where tokens <= 9"}} if classes else {}
+    weights = "a=0.25,short=0.25,b=0.5" if classes else "a=0.5,b=0.5"
+    wish = request(f"{30 * seq_len}:{weights}", pack="best-fit" if packed else "none", **table, **options)
     run_mix(shards, folder / "0.json", wish)
     view = pretok.stream.open(shards, folder / "0.json")
-    bins = {name: packed_alone(texts[name], 0, seq_len) for name in texts}
-    lengths = {name: len(bins[name] if packed else flat(texts[name])) for name in texts}
-    held = [dict(lengths)] * len(view)  # at each position
-    for number, (more, share, length, weight) in enumerate(history, 1):
+    held = [model.sizes] * len(view)  # at each position
+    for number, (more, share, length, weight, most) in enumerate(history, 1):
         if more:
             shards = grow(folder / str(number), shards, more, split)
-            for name in more:
-                begin = len(flat(texts.get(name, [])))
-                bins[name] = [*bins.get(name, []), *packed_alone(more[name], begin, seq_len)]
-            texts = {name: [*texts.get(name, []), *more.get(name, [])] for name in {**texts, **more}}
+            write_ledgers(shards)
+            model.append(more, most if classes else None)
         at = 1 + int(share * (len(view) - 1))
         after = beginning(load_manifest(shards), folder / f"{number - 1}.json", at)
         stage = f"{length * seq_len}:" + ("a=1" if weight == 0 else f"a={weight / 4},b={1 - weight / 4}")
-        wish = request(stage, after=after, **options)
-        run_mix(shards, folder / f"{number}.json", wish)
-        before, view = view, pretok.stream.open(shards, folder / f"{number}.json")
-        np.testing.assert_array_equal(view[:at], before[:at])
-        assert at <= same_until(before.mix, view.mix) == same_until(view.mix, before.mix)
-        same = same_until(before.mix, view.mix)
-        np.testing.assert_array_equal(view[:same], before[:same])
-        lengths = {name: len(bins[name] if packed else flat(texts[name])) for name in texts}
-        held = [*held[:at], *[dict(lengths)] * (len(view) - at)]
-        check(view, texts, held, seed, fixed, bins if packed else None)
-    assert len(view) == len(pretok.stream.open(shards, folder / f"{number}.json", seq_len=seq_len))
+        # Documents of before keep their class, whatever the condition is by now.
+        table = {"classes": {"short": f"a where tokens <= {most}"}} if classes else {}
+        run_mix(shards, folder / f"{number}.json", request(stage, after=after, **table, **options))
+        earlier, view = view, pretok.stream.open(shards, folder / f"{number}.json")
+        np.testing.assert_array_equal(view[:at], earlier[:at])
+        assert at <= same_until(earlier.mix, view.mix) == same_until(view.mix, earlier.mix)
+        same = same_until(earlier.mix, view.mix)
+        np.testing.assert_array_equal(view[:same], earlier[:same])
+        held = [*held[:at], *[model.sizes] * (len(view) - at)]
+    check(view, model, held, seed, fixed)
+    check_ranks(view, folder / f"{number}.json", shards, *world)
     for one in (0, number):  # in the shards of the last
-        check_disclosed(shards, folder / f"{one}.json", texts, bins if packed else None)
+        check_disclosed(shards, folder / f"{one}.json", model)
 
 
-Bins = dict[str, list[list[int]]]
-"""Source -> which of its tokens each packed sequence has."""
-
-
-def packed_alone(texts: list[list[int]], begin: int, seq_len: int) -> list[list[int]]:
-    """Which tokens of a source the packed sequences of some documents have, the first token being number `begin`."""
-    lengths = [len(text) + 1 for text in texts]
-    starts = [begin + sum(lengths[:number]) for number in range(len(lengths))]
-    return [
-        [
-            token
-            for document, first, tokens in one
-            for token in range(starts[document] + first, starts[document] + first + tokens)
-        ]
-        for one in best_fit(lengths, seq_len + 1)
-    ]
-
-
-def check(
-    view: View, texts: Documents, held: list[dict[str, int]], seed: int, fixed: bool, bins: Bins | None
-) -> None:
+def check(view: View, model: Model, held: list[dict[str, int]], seed: int, fixed: bool) -> None:
     origins = [view.origin(position) for position in range(len(view))]
     everything = view[:]
+    check_shares(view, [name for name, _, _ in origins])
     for name in {name for name, _, _ in origins}:
         mine = [position for position, origin in enumerate(origins) if origin[0] == name]
-        tape, last = flat(texts[name]), view.seq_len + 1
+        tape, last = model.tapes[name], view.seq_len + 1
         given = [held[p][name] for p in mine]
-        expected = list(draws(name, given, seed, view.seq_len, fixed, bins is not None))
+        expected = list(draws(name, given, seed, view.seq_len, fixed, model.packed))
         tokens = [
-            bins[name][sequence] if bins else range(start, start + last) for _, sequence, start in expected
+            model.bins[name][sequence] if model.packed else range(start, start + last)
+            for _, sequence, start in expected
         ]
         assert [origins[position][1:] for position in mine] == [one[:2] for one in expected]
         assert len({one[:2] for one in expected}) == len(expected)  # no repeat before an epoch ends
         assert view.drawn(name, 0, len(mine)).tolist() == [one[1] for one in expected]
+        learned = [0]
         for position, one, (epoch, sequence, start) in zip(mine, tokens, expected, strict=True):
-            assert everything[position].tolist() == [tape[n] for n in one] + [EOD] * (last - len(one))
-            assert bins or view.cut(name, epoch, sequence) + sequence * view.seq_len == start
+            ids = [tape[n] for n in one] + [EOD] * (last - len(one))
+            assert everything[position].tolist() == ids
+            assert model.packed or view.cut(name, epoch, sequence) + sequence * view.seq_len == start
+            documents = [model.places[name][n][0] for n in one] + [0] * (last - len(one))
+            new = [n == 0 or (documents[n] != documents[n - 1] and ids[n] != EOD) for n in range(last - 1)]
+            assert view.boundaries(position).tolist() == np.flatnonzero(new).tolist()
+            learned.append(learned[-1] + sum(not (a == b == EOD) for a, b in pairwise(ids)))
+        number = [source.name for source in view.mix.sources].index(name)
+        begin = view.begin(name, view.epoch(name, len(mine)))  # behind a whole epoch the figures are exact
+        for drawn in (begin, *([] if model.packed else [len(mine)])):
+            assert view.mix.learned_by(mine[drawn - 1] + 1 if drawn else 0)[number] == learned[drawn]
         for low, high in ((0, len(tape)), (3, 4), (len(tape) // 2, len(tape) - 1)):
             found = [
                 [position, epoch, sequence]
@@ -185,19 +221,52 @@ def check(
             assert view.positions(name, low, high).tolist() == found
 
 
-def check_disclosed(shards: Path, mix: Path, texts: Documents, bins: Bins | None) -> None:
-    """How often each token was the input of a prediction."""
+def check_shares(view: View, names: list[str]) -> None:
+    """At every prefix of every stage."""
+    first = 0
+    for quotas, length in zip(view.mix.stages, view.mix.lengths, strict=True):
+        asked, total = sum(quota > 0 for quota in quotas), sum(quotas)
+        for source, quota in zip(view.mix.sources, quotas, strict=False):
+            counts = np.cumsum([name == source.name for name in names[first : first + length]])
+            shares = quota / total * np.arange(1, length + 1)
+            bound = 0.5 + quota / total * asked / 2 if quota else 0
+            assert np.abs(counts - shares).max(initial=0) <= bound + 1e-9
+        first += length
+
+
+def check_ranks(view: View, mix: Path, shards: Path, ranks: int, micro: int, steps: int) -> None:
+    """However many ranks share the sequences of a step, and cut them into micro-batches."""
+    global_batch, read = ranks * micro * steps, {}
+    for rank in range(ranks):
+        sizes = {"global_batch": global_batch, "micro_batch": micro, "rank": rank, "world_size": ranks}
+        own = pretok.stream.open(shards, mix)
+        for number, batch in enumerate(PositionSampler(len(own), position=1, **sizes)):
+            step = {(position - 1) // global_batch for position in batch}
+            assert step == {number // steps}
+            read |= dict(zip(batch, own.batch(batch).tolist(), strict=True))
+    end = 1 + (len(view) - 1) // global_batch * global_batch
+    assert read == dict(enumerate(view[1:end].tolist(), 1))
+
+
+def check_disclosed(shards: Path, mix: Path, model: Model) -> None:
+    """How often each token was the input of a prediction; of a packed sequence all its tokens count. Of a source with
+    classes document by document, as ledgers ask for it."""
     extent, view = read_mix(load_manifest(shards), mix), pretok.stream.open(shards, mix)
     for name, reading in extent.sources.items():
-        expected = np.zeros(len(flat(texts[name])), np.int64)
+        expected = np.zeros(model.ends[name][-1], np.int64)
         for position in range(len(view)):
-            source, epoch, sequence = view.origin(position)
-            if source == name and bins:
-                expected[bins[name][sequence]] += 1
-            elif source == name:
-                start = view.cut(name, epoch, sequence) + sequence * view.seq_len
-                expected[start : start + view.seq_len] += 1
-        np.testing.assert_array_equal(reading.tokens(np.arange(len(expected) + 1), 0), expected)
+            entry, epoch, sequence = view.origin(position)
+            if model.source[entry] != name:
+                continue
+            start = view.cut(entry, epoch, sequence) + sequence * view.seq_len
+            read = model.bins[entry][sequence] if model.packed else range(start, start + view.seq_len)
+            expected[[model.places[entry][n][1] for n in read]] += 1
+        bounds = np.array(model.ends[name])
+        if "short" in model.tapes:
+            expected = np.add.reduceat(expected, bounds[:-1])
+        else:
+            bounds = np.arange(len(expected) + 1)
+        np.testing.assert_array_equal(reading.tokens(bounds, 0), expected)
 
 
 def test_an_epoch_goes_on_over_what_was_appended(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from pretok.base.stop import StopFlag
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.cli import run_command
 from pretok.config import make_mix
-from pretok.export.text import packing_notice
+from pretok.export.text import mix_notices
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View
 from pretok.stream.continued import beginning, same_until
@@ -198,8 +198,7 @@ def test_materialized_sequences_keep_their_packing(made: Path, tmp_path: Path) -
     view, written = opened(made), pretok.stream.open(tmp_path / "out")
     assert np.array_equal(written[:], view[:])
     assert written.boundaries(3).tolist() == view.boundaries(3).tolist()
-    told = packing_notice(load_manifest(tmp_path / "out"), None, "olmo")
-    assert told is not None
+    (told,) = mix_notices(load_manifest(tmp_path / "out"), None, "olmo")
     assert "olmo will learn them" in told
 
 
@@ -252,7 +251,7 @@ def test_after_an_append_only_what_came_is_packed(tmp_path: Path) -> None:
     grown = make_shards(folder / "grown", {"it": more}, since=shards)
     after = beginning(load_manifest(grown), folder / "mix.json", 9)
     wish = request("900:it=1", seq_len=31, max_epochs=9, after=after)
-    with pytest.raises(UsageError, match="it is packed, by side files beside the mix before"):
+    with pytest.raises(UsageError, match="the mix before has classes or is packed"):
         plan_mix(load_manifest(grown), wish)
     run_mix(grown, folder / "on.json", wish)
     (before,), mix = load_mix(folder / "mix.json").sources, load_mix(folder / "on.json")

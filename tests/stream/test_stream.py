@@ -367,7 +367,7 @@ def test_streams_need_nothing_but_numpy() -> None:
     st.lists(st.lists(st.integers(0, 40), min_size=3, max_size=3), min_size=1, max_size=3),
     st.integers(0, 3),
 )
-@settings(max_examples=max(15, settings().max_examples // 2), deadline=None)
+@settings(max_examples=max(15, settings().max_examples // 8), deadline=None)
 def test_each_epoch_is_cut_at_another_place(
     tmp_path_factory: pytest.TempPathFactory,
     lengths: list[int],

@@ -24,7 +24,7 @@ from pretok.base.console import Silent
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
-from pretok.base.storage import checksum
+from pretok.base.tree import rehash
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.manifest import Shard, load_manifest
 from pretok.superwords.segments import COARSE
@@ -207,10 +207,10 @@ def give_up_on(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def verify_task(shards: Path, shard: Shard) -> VerifyTask:
-    """The task for a shard, whose checksum is taken as it is now."""
+    """The task for a shard, whose root is taken as it is now."""
     return VerifyTask(
-        shard=replace(shard, checksum=checksum(shard.bin_path)),
-        ledger_checksum=None,
+        shard=replace(shard, root=rehash(shard.bin_path, [(0, shard.file_bytes)])),
+        ledger_root=None,
         tokenizer_json=shards / "tokenizer.json",
         tokenizer=load_manifest(shards).tokenizer,
         sample=None,

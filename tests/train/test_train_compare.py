@@ -281,7 +281,7 @@ def test_micro_batches_are_the_sequences_of_the_text_shuffled_by_the_seed(
         spec = replace(spec_of(works, tmp_path), steps=8, seed=seed)
         batches = list(micro_batches(np.arange(spec.tokens + 1), spec, torch.device("cpu")))
         assert len(batches) == 8
-        rows = np.concatenate([batch.numpy() for batch, _ in batches])
+        rows = np.concatenate([batch.numpy() for batch, *_ in batches])
         found[seed] = rows[:, 0].tolist()
         assert np.array_equal(rows, rows[:, :1] + np.arange(17))
         assert sorted(found[seed]) == list(range(0, spec.tokens, 16))  # each once

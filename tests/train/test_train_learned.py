@@ -20,9 +20,9 @@ from tests.train_support import add_tokenizer, column, filled, mix_of, model_fil
 from train.config import TrainConfig
 from train.model.loss import IGNORE, targets_of
 from train.model.sizes import model_config
-from train.model.transformer import document_ids
 from train.run import loop
 from train.steps import step
+from train.steps.data import documents_of
 from train.steps.optim import learning_rate
 
 STEPS = 4
@@ -74,7 +74,8 @@ def test_an_end_after_an_end_is_no_target_and_belongs_to_the_document_before() -
     tokens = torch.tensor([[5, 0, 0, 0, 7, 0, 8], [0, 0, 3, 0, 4, 0, 0]])
     expected = [[0, IGNORE, IGNORE, 7, 0, 8], [IGNORE, 3, 0, 4, 0, IGNORE]]
     assert targets_of(tokens, 0).tolist() == expected
-    assert document_ids(tokens, 0).tolist() == [[0, 0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2, 2]]
+    documents = documents_of(tokens, 0, TrainConfig(attention="document"))
+    assert documents.tolist() == [[0, 4, 6, 7, 9, 11, 14, 14, 14]]
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "1x8"])

@@ -42,7 +42,9 @@ MESHES = [
 EACH = 2
 """Steps on each mesh: the loss of the first tells of the parameters it read, of the second of the moments too."""
 
-SIZES = "vocab_size = 60\ndim = 16\nlayers = 2\nheads = 4\nkv_heads = 4\nhidden = 16\ntied = false\n"
+SIZES = (
+    "vocab_size = 60\ndim = 16\nlayers = 2\nheads = 4\nkv_heads = 4\nhidden = 16\ntied = false\nwindow = 5\n"
+)
 
 
 def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:

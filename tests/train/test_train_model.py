@@ -22,7 +22,6 @@ from train.model.transformer import (
     Attention,
     Block,
     Decoder,
-    document_ids,
     initial_tensor,
     rotary_table,
 )
@@ -121,47 +120,6 @@ def test_norms_of_queries_and_keys_are_those_of_the_formula() -> None:
     out = torch.einsum("nhqk,nkhd->nqhd", scores.softmax(-1), heads(attention.v_proj, 2, None))
     wanted = out.reshape(2, 7, 32) @ attention.o_proj.weight.T
     torch.testing.assert_close(attention(x, cos, sin, None), wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_document_mask_equals_documents_alone() -> None:
-    model = filled(TINY)
-    tokens = torch.randint(1, 60, (1, 16), generator=torch.Generator().manual_seed(1))
-    tokens[0, 6] = 0  # ends the first document
-    masked = model(tokens, documents=document_ids(tokens, 0))
-    torch.testing.assert_close(masked[:, :7], model(tokens[:, :7]))
-    torch.testing.assert_close(masked[:, 7:], model(tokens[:, 7:]), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(masked[:, 7:], model(tokens)[:, 7:])
-
-
-def test_flex_mask_says_the_same_as_the_dense_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.nn.attention.flex_attention import create_mask
-
-    documents = document_ids(torch.tensor([[1, 0, 2, 3, 0, 4]]), 0)
-    assert documents.tolist() == [[0, 0, 1, 1, 1, 2]]
-    import train.model.transformer
-
-    dense = train.model.transformer.document_mask(documents)
-    taken = []
-
-    class _Device:
-        type = "cuda"
-
-    class _Documents:  # what a GPU would hand over, recorded
-        device = _Device()
-        shape = documents.shape
-
-        def __len__(self) -> int:
-            return len(documents)
-
-        def __getitem__(self, key: object) -> object:
-            return documents[key]
-
-    monkeypatch.setattr(
-        train.model.transformer, "_flex", lambda: (lambda visible, *_, **__: taken.append(visible), None)
-    )
-    train.model.transformer.document_mask(_Documents())
-    flex = create_mask(taken[0], 1, 1, 6, 6, device="cpu")
-    assert torch.equal(flex, dense)
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])

@@ -24,8 +24,9 @@ from tests.support import make_shards
 from tests.train_support import add_tokenizer, filled, model_file, run_jobs, tiny_config
 from train.config import TrainConfig, parse_files
 from train.model.sizes import model_config
-from train.model.transformer import document_ids, initial_tensor
+from train.model.transformer import initial_tensor
 from train.run import loop, setup
+from train.steps.data import documents_of
 from train.steps.questions import Row, load_questions
 from train.steps.score import pack, passes
 
@@ -98,7 +99,7 @@ def expected(config: TrainConfig, shards: Path, records: Sequence[dict[str, Any]
             before, after = tokenizer.encode(context).ids, tokenizer.encode(continuation).ids
             assert before + after == tokenizer.encode(context + continuation).ids
             ids = torch.tensor([[0, *before, *after]])
-            inside = document_ids(ids[:, :-1], 0) if config.attention == "document" else None
+            inside = documents_of(ids[:, :-1], 0, config)
             with torch.no_grad():
                 logits = model(ids[:, :-1], documents=inside)[0, -len(after) :, :VOCABULARY].double()
             losses.append(-sum(logits.log_softmax(1)[n, token].item() for n, token in enumerate(after)))

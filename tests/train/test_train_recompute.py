@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from pretok.base.records import replace
 from train.config import TrainConfig
 from train.model import transformer
+from train.model.attention import _flex
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder, rotary_table
 from train.parallel.layout import Layout
@@ -68,14 +69,14 @@ def test_ops_keeps_attention_inside_of_documents(monkeypatch: pytest.MonkeyPatch
     attention.register_autograd(lambda _context, gradient: gradient)
     module = "torch.nn.attention.flex_attention.flex_attention"
     monkeypatch.setattr(module, lambda q, _k, _v, **_others: attention(q))
-    monkeypatch.setattr(transformer, "document_mask", lambda _documents: "of a GPU")
-    transformer._flex.cache_clear()
+    monkeypatch.setattr(transformer, "mask_of", lambda *_others: "of a GPU")
+    _flex.cache_clear()
     model = Decoder(CONFIG)
     checkpoint_activations(model, "ops")
     tokens = torch.randint(0, 128, (2, 17), generator=torch.Generator().manual_seed(0))
     total, _ = model(tokens[:, :-1], tokens[:, 1:], tokens[:, 1:])
     total.backward()
-    transformer._flex.cache_clear()
+    _flex.cache_clear()
     assert len(computed) == CONFIG.layers
 
 

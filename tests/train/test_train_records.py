@@ -17,8 +17,8 @@ from pretok.base.records import replace
 from pretok.shards.manifest import load_manifest
 from tests.train_support import column, run_jobs, tiny_config
 from train.config import TrainConfig
+from train.model.attention import attention_kernel
 from train.model.sizes import PRESETS
-from train.model.transformer import attention_kernel
 from train.parallel.devices import deterministic, find_device
 from train.parallel.layout import Layout
 from train.run import loop
@@ -51,8 +51,8 @@ def test_wandb_knows_code_and_data(
     )
 
 
-def test_the_kernel_is_the_one_torch_takes() -> None:
-    """A mask or sums in float64 leave the fused kernels fewer choices."""
+def test_the_kernel_is_the_one_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that somebody chose; a GPU of which it is only asked has its own names for documents and windows."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     sizes, cpu = replace(PRESETS["debug"], seq_len=32), torch.device("cpu")
@@ -60,7 +60,15 @@ def test_the_kernel_is_the_one_torch_takes() -> None:
     assert fused == "scaled_dot_product_attention, flash_attention"
     with sdpa_kernel(SDPBackend.MATH):
         plain = attention_kernel(sizes, 2, torch.bfloat16, cpu, documents=True)
-    assert plain == "scaled_dot_product_attention, math"
+    assert plain == "scaled_dot_product_attention for each document, math"
+    for dtype, window, documents, named in (
+        (torch.bfloat16, 0, True, "varlen_attn"),
+        (torch.bfloat16, 31, False, "varlen_attn"),
+        (torch.float32, 0, True, "flex_attention"),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+        windowed = replace(sizes, window=window)
+        assert attention_kernel(windowed, 1, dtype, torch.device("cuda"), documents=documents) == named
 
 
 def test_deterministic_holds_while_a_run_goes_on(

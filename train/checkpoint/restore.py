@@ -27,6 +27,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, Stopped
 from pretok.base.records import to_json
@@ -147,18 +150,42 @@ def first_failure(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0] if text else 'no message'}"
 
 
-def restore(state: dict[str, Any], reader: Reader, group: dist.ProcessGroup | None = None) -> None:
-    """Load a checkpoint into `state`, on all ranks of `group` or, without a process group, on this one.
+def restore(state: dict[str, Any], reader: Reader) -> None:
+    """Load this rank's part of a checkpoint into `state`, without a word to other ranks: the metadata says where each
+    tensor lies, so there is nothing to agree on.
 
     Raises IntegrityError that names the folder, or another of `unreadable`.
     """
-    alone = not dist.is_initialized()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # where it is meant to be
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
         try:
-            load(state, storage_reader=reader, planner=_Planner(), process_group=group, no_dist=alone)
+            load(state, storage_reader=reader, planner=_Planner(), no_dist=True)
         except (Exception, CheckpointException) as error:  # anything damaged files can raise
             raise unreadable(reader.checkpoint_id, error) from None
+
+
+def restore_everywhere(
+    state: dict[str, Any], reader: Reader, mesh: DeviceMesh, group: dist.ProcessGroup | None
+) -> PretokError | None:
+    """Load a checkpoint on all ranks of the run's mesh, or say what is wrong, the same on all of them.
+
+    Each part is read once: by the ranks of the first replica, from which the others get it.
+    """
+    replicas, problem = mesh["replicate"], None
+    if replicas.get_local_rank() == 0:
+        try:
+            restore(state, reader)
+        except PretokError as error:
+            problem = error
+    problem = first_problem(problem, group)
+    if problem is None and replicas.size() > 1:
+        for value in tree_leaves(state):
+            tensor = value.to_local() if isinstance(value, DTensor) else value
+            if tensor.numel():  # the last ranks may have no rows of a small one
+                there = tensor.to(mesh.device_type)  # offloaded parameters and steps are elsewhere
+                dist.broadcast(there, group=replicas.get_group(), group_src=0)
+                tensor.copy_(there)
+    return problem
 
 
 def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[Meta, Reader] | PretokError:
@@ -194,6 +221,7 @@ def named_state(
 def load_weights(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
+    mesh: DeviceMesh,
     checkpoint: Path,
     config: ModelConfig,
     report: Callable[[str], None],
@@ -207,7 +235,8 @@ def load_weights(
         raise opened
     meta, reader = opened
     check_sizes(meta.identity.model, config, checkpoint, report)
-    restore(named_state(model, optimizer), reader)
+    if problem := restore_everywhere(named_state(model, optimizer), reader, mesh, None):
+        raise problem
 
 
 def check_sizes(saved: ModelConfig, config: ModelConfig, source: Path, report: Callable[[str], None]) -> None:

@@ -24,13 +24,14 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.device_mesh import DeviceMesh
 
 from pretok.base.errors import IntegrityError, OutputError, PretokError, Stopped, UsageError
 from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open
 from pretok.base.units import duration
 from train.checkpoint import HungSave
 from train.checkpoint.meta import Meta, read_meta, write_meta
-from train.checkpoint.restore import first_failure, open_checkpoint, restore
+from train.checkpoint.restore import first_failure, open_checkpoint, restore_everywhere
 from train.checkpoint.saved import LATEST, SummedWriter, cached_planner, complete_checkpoints
 from train.config import TrainConfig, parse_save_every
 from train.parallel.group import first_problem
@@ -289,8 +290,11 @@ class Checkpoints:
         except (OSError, OutputError) as error:
             self._report(f"warning: {path} {what}: {getattr(error, 'strerror', None) or error}")
 
-    def load_newest(self, state: dict[str, Any], check: Callable[[Meta], None]) -> Meta | None:
-        """Load the newest usable checkpoint into `state`, return its meta; None when there is none.
+    def load_newest(
+        self, state: dict[str, Any], mesh: DeviceMesh, check: Callable[[Meta], None]
+    ) -> Meta | None:
+        """Load the newest usable checkpoint into `state` on all ranks of `mesh`, return its meta; None when there is
+        none.
 
         A damaged one is reported and renamed, and the one before is used. `check(meta)` raises when it must not be
         loaded. IntegrityError when all are damaged; Stopped when one cannot be read now.
@@ -299,7 +303,7 @@ class Checkpoints:
         dist.broadcast_object_list(candidates, group=self._group)
         damaged: list[Path] = []
         for path in reversed(candidates[0]):
-            problem, meta = self._load(path, state, check)
+            problem, meta = self._load(path, state, mesh, check)
             if problem is None:
                 self._saved_step = meta.step if meta else -1
                 if damaged and not self._rank:
@@ -325,11 +329,11 @@ class Checkpoints:
                 self._report(f"{path} is now {aside.name}: delete it when nobody wants to look at it")
 
     def _load(
-        self, path: Path, state: dict[str, Any], check: Callable[[Meta], None]
+        self, path: Path, state: dict[str, Any], mesh: DeviceMesh, check: Callable[[Meta], None]
     ) -> tuple[IntegrityError | None, Meta | None]:
         """Load one, tried again where what failed may pass. Raises what says nothing of the checkpoint."""
         for pause in (*READ_WAITS, None):
-            problem, meta = self._try_load(path, state, check)  # the same on all ranks
+            problem, meta = self._try_load(path, state, mesh, check)  # the same on all ranks
             if problem is None or isinstance(problem, IntegrityError):
                 return problem, meta
             if pause is None or not isinstance(problem, Stopped):
@@ -339,16 +343,11 @@ class Checkpoints:
         raise AssertionError
 
     def _try_load(
-        self, path: Path, state: dict[str, Any], check: Callable[[Meta], None]
+        self, path: Path, state: dict[str, Any], mesh: DeviceMesh, check: Callable[[Meta], None]
     ) -> tuple[PretokError | None, Meta | None]:
         opened = open_checkpoint(path, self._group)
         if isinstance(opened, PretokError):
             return opened, None
         meta, reader = opened
         check(meta)
-        problem: PretokError | None = None
-        try:
-            restore(state, reader, self._group)
-        except PretokError as error:
-            problem = error
-        return first_problem(problem, self._group), meta
+        return restore_everywhere(state, reader, mesh, self._group), meta

@@ -115,8 +115,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_hidden[rows] = grad @ weight
                 grad_weight += grad.T @ hidden[rows]  # float32: a sum of many bfloat16 chunks would lose bits
         if needs_grad:
-            if group is not None:
-                dist.all_reduce(grad_hidden, group=group)
             ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(nll)
@@ -155,7 +153,8 @@ def linear_cross_entropy(
 
     hidden: (n, dim); weight: (padded vocabulary, dim), plain or a DTensor sharded by rows; target: (n,)
     int64, IGNORE where no loss is wanted. Returns (total, nll), float32 scalars: total adds z_loss times the
-    squared log-partition (PaLM, section 5) and carries the gradient; nll is what is logged. `fuse` compiles
+    squared log-partition (PaLM, section 5) and carries the gradient, of `hidden` for a DTensor only this rank's summand
+    of it; nll is what is logged. `fuse` compiles
     the work on logits.
     """
     rows, columns, offset, group = _local_rows(weight, vocab_size)

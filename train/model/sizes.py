@@ -26,6 +26,8 @@ class Family(NamedTuple):
     absent: dict[str, Any]
     qkv_bias: bool = False
     qk_norm: bool = False
+    window: bool = False
+    """Its sliding_window may be a number."""
 
 
 _MUST = {"hidden_act": "silu", "attention_dropout": 0.0}
@@ -34,8 +36,9 @@ FAMILIES = {
     "llama": Family("LlamaForCausalLM", _MUST | {"attention_bias": False, "mlp_bias": False}, _ABSENT),
     "mistral": Family(
         "MistralForCausalLM",
-        _MUST | {"sliding_window": None},
+        _MUST,
         _ABSENT | {"sliding_window": 4096, "num_key_value_heads": 8},
+        window=True,
     ),
     "qwen2": Family(
         "Qwen2ForCausalLM",
@@ -68,9 +71,9 @@ class ModelConfig(Record, frozen=True, kw_only=True):
     """Sizes of a decoder. `vocab_size` is the tokenizer's; matrices have `padded_vocab` rows. qk_norm: RMSNorm of every
     head's queries and keys before the rotary positions; qkv_bias: queries, keys and values have biases.
 
-    head_dim 0: dim / heads. rows: of the matrices of a model that came from elsewhere, at least vocab_size. family: a
-    key of FAMILIES, where it came from there. max_positions: the longest sequence its makers allow; dtype: of
-    the weights that it came with.
+    head_dim 0: dim / heads. window: tokens that one sees in attention, itself too; 0: all before it. rows: of the
+    matrices of a model that came from elsewhere, at least vocab_size. family: a key of FAMILIES, where it came from
+    there. max_positions: the longest sequence its makers allow; dtype: of the weights that it came with.
     """
 
     vocab_size: Count = 50_000
@@ -86,6 +89,7 @@ class ModelConfig(Record, frozen=True, kw_only=True):
     qk_norm: bool = False
     qkv_bias: bool = False
     head_dim: Count = 0
+    window: Count = 0
     rope_scaling: RopeScaling | None = None
     rows: Count = 0
     family: str = ""
@@ -105,8 +109,8 @@ class ModelConfig(Record, frozen=True, kw_only=True):
             )
         if not self.model_type:
             raise UsageError(
-                f"model: qk_norm {self.qk_norm} with qkv_bias {self.qkv_bias} is no {self.family or 'model'} of "
-                "transformers"
+                f"model: qk_norm {self.qk_norm} with qkv_bias {self.qkv_bias} and window {self.window} is no "
+                f"{self.family or 'model'} of transformers"
             )
         msgspec.structs.force_setattr(self, "head_dim", head_dim)
 
@@ -117,6 +121,7 @@ class ModelConfig(Record, frozen=True, kw_only=True):
             name
             for name, family in FAMILIES.items()
             if (family.qkv_bias, family.qk_norm) == (self.qkv_bias, self.qk_norm)
+            and (family.window or not self.window)
         )
         return next((name for name in computed if self.family in ("", name)), "")
 
@@ -165,10 +170,12 @@ class ModelConfig(Record, frozen=True, kw_only=True):
         attention.
 
         Source: PaLM, appendix B: attention counted whole, as if not causal; recomputation not counted. The
-        lookup of embeddings multiplies nothing; the output matrix counts once, tied or not.
+        lookup of embeddings multiplies nothing; the output matrix counts once, tied or not. Of a window w a token sees
+        w (1 - w / 2 seq_len) others on average, and without one half of seq_len: twice that takes the place of seq_len.
         """
         weights = self.layers * self.block_weights + self.padded_vocab * self.dim
-        return 6.0 * weights + 12.0 * self.layers * self.attention_dim * seq_len
+        window = min(self.window or seq_len, seq_len)
+        return 6.0 * weights + 12.0 * self.layers * self.attention_dim * window * (2 - window / seq_len)
 
 
 # "3m" and "10m", for `train compare`, are named after their blocks: the vocabulary is what is compared.
@@ -309,6 +316,7 @@ def read_config(path: Path) -> ModelConfig:
         "seq_len": min(USUAL_LENGTH, found["max_position_embeddings"]),
         "rope_theta": rotary.get("rope_theta", found.get("rope_theta", 10_000.0)),
         "rope_scaling": stretch or None,
+        "window": (found.get("sliding_window") or 0) if family.window else 0,
         "family": kind,
         "qkv_bias": family.qkv_bias,
         "qk_norm": family.qk_norm,
@@ -331,6 +339,7 @@ def transformers_config(model: ModelConfig, eod_id: int, bos_id: int | None = No
         "max_position_embeddings": max(model.max_positions, model.seq_len),
         "rope_theta": model.rope_theta,
         "rope_scaling": None if scaling is None else {"rope_type": "llama3"} | to_json(scaling),
+        **({"sliding_window": model.window or None} if family.window else {}),
         "bos_token_id": eod_id if bos_id is None else bos_id,
         "eos_token_id": eod_id,
         "torch_dtype": model.dtype,

@@ -15,14 +15,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend
 
+from train.model.attention import attend, mask_of
 from train.model.loss import linear_cross_entropy, token_scores
 from train.model.sizes import ModelConfig, RopeScaling
 
@@ -56,75 +56,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     wide = x.float()
     left, right = wide.chunk(2, dim=-1)
     return (wide * cos + torch.cat([-right, left], dim=-1) * sin).to(x.dtype)
-
-
-@cache
-def _flex() -> tuple[Any, Any]:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    # Compiled code is otherwise no operation that recomputation could see and save the output of.
-    options: Any = {"wrap_inductor_compiled_regions": True}
-    # For each length anew, as blocks are (`train.parallel.mesh`).
-    return (
-        torch.compile(create_block_mask, dynamic=False),
-        torch.compile(flex_attention, dynamic=False, options=options),
-    )
-
-
-def document_ids(tokens: Tensor, eod_id: int) -> Tensor:
-    """(n, L) number of documents that ended before each position: equal inside one document, to which all the
-    end-of-document tokens that follow it belong."""
-    ends = tokens == eod_id
-    starts = torch.zeros_like(tokens, dtype=torch.int32)
-    starts[:, 1:] = ends[:, :-1] & ~ends[:, 1:]
-    return starts.cumsum(1, dtype=torch.int32)
-
-
-def document_mask(documents: Tensor) -> Any:
-    """What attention may see inside one's own document: a flex block mask on a GPU, else a dense (n, 1, L, L) one."""
-    length = documents.shape[1]
-    if documents.device.type == "cuda":
-
-        def visible(n: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (documents[n, query] == documents[n, key]) & (query >= key)
-
-        return _flex()[0](visible, len(documents), None, length, length, device=documents.device)
-    same = documents[:, :, None] == documents[:, None, :]
-    return same.tril()[:, None]
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-    """Causal attention; q (n, heads, L, d), k and v (n, kv_heads, L, d); mask: None, dense or a flex block mask."""
-    grouped = q.shape[1] != k.shape[1]
-    if mask is None or isinstance(mask, Tensor):
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
-        )
-    result: Tensor = _flex()[1](q, k, v, block_mask=mask, enable_gqa=grouped)
-    return result
-
-
-def attention_kernel(
-    config: ModelConfig, parts: int, dtype: torch.dtype, device: torch.device, *, documents: bool
-) -> str:
-    """The name of the kernel by which torch computes `attend` in training, the heads split in so many parts."""
-    if documents and device.type == "cuda":
-        return "flex_attention"
-    q, k = (
-        torch.empty(
-            (1, heads // parts, config.seq_len, config.head_dim),
-            dtype=dtype,
-            device=device,
-            requires_grad=True,
-        )
-        for heads in (config.heads, config.kv_heads)
-    )
-    mask = document_mask(torch.zeros((1, config.seq_len), dtype=torch.int32)) if documents else None
-    chosen = torch._fused_sdp_choice(
-        q, k, k, mask, 0.0, mask is None, enable_gqa=config.heads != config.kv_heads
-    )
-    kernels = {kernel.value: name for name, kernel in SDPBackend.__members__.items()}
-    return f"scaled_dot_product_attention, {kernels[chosen].lower()}"
 
 
 class Attention(nn.Module):
@@ -232,8 +163,8 @@ class Decoder(nn.Module):
         """Logits (n, L, padded vocabulary), or with targets the pair (total, nll) of `linear_cross_entropy`, or with
         `each` that of `token_scores`, (n, L) each.
 
-        tokens, targets: (n, L) integers, of a part of sequences L of the part; documents: (n, L) of the whole sequence
-        from `document_ids` to mask other documents.
+        tokens, targets: (n, L) integers, of a part of sequences L of the part; documents: (1, N + 1) int32, where those
+        of the whole sequences end (`train.model.attention.Spans`), None where a token sees beyond its own.
         """
         config = self.config
         if self.embed_tokens is None:
@@ -245,7 +176,7 @@ class Decoder(nn.Module):
             parts * length, config.head_dim, config.rope_theta, x.device, config.rope_scaling
         )
         cos, sin = (table[part * length : (part + 1) * length] for table in rotary)
-        mask = None if documents is None else document_mask(documents)
+        mask = mask_of(documents, x, parts * length, config.window, config.head_dim)
         for block in self.layers:
             x = block(x, cos, sin, mask)
         if self.norm is None:

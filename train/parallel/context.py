@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd  # the one that compiles
 from torch.distributed.device_mesh import DeviceMesh
 
-from train.model.transformer import Attention, Block, Decoder, attend
+from train.model.attention import attend
+from train.model.transformer import Attention, Block, Decoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -53,7 +54,7 @@ class Pipeline(nn.Module):
         self._dtype = dtype
         self._schedule: Any = None
         self._nll = torch.zeros(())
-        self._tokens = 1
+        self._tokens = self._length = 1
 
     def prepare(
         self, model: ModelConfig, batch: Batch, seq_len: int, config: TrainConfig, device: torch.device
@@ -68,7 +69,7 @@ class Pipeline(nn.Module):
 
         for part in self._decoders():
             part.config, part.z_loss = model, config.z_loss
-        length = seq_len // config.context
+        self._length, length = seq_len, seq_len // config.context
         self._tokens = batch.accumulation * batch.micro_batch * length
         ids = torch.empty((batch.micro_batch, length), dtype=torch.int32, device="meta")
         hidden = torch.empty(self._hidden(ids), dtype=self._dtype, device="meta", requires_grad=True)
@@ -94,15 +95,21 @@ class Pipeline(nn.Module):
             kind = ScheduleGPipe if config.pipeline_schedule == "gpipe" else Schedule1F1B
             self._schedule = kind(stages[0], batch.accumulation, **options)
 
-    def passes(self, inputs: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+    def passes(self, inputs: Tensor, targets: Tensor, documents: Sequence[Tensor | None]) -> Tensor:
         """Forward and backward passes of all micro-batches of a step, one after another.
 
-        inputs, targets, documents: of all sequences, as for the Decoder. The gradient is that of the summed loss
-        divided by all tokens, learned or not. Returns the sum of the losses, float32, the same on all ranks of the
-        pipeline.
+        inputs, targets: of all sequences, as for the Decoder; documents: of each micro-batch. The gradient is that of
+        the summed loss divided by all tokens, learned or not. Returns the sum of the losses, float32, the same on all
+        ranks of the pipeline.
         """
         self._nll = torch.zeros((), device=inputs.device)
-        others = {} if documents is None else {"documents": documents}
+        others = {}
+        if marks := [ends for ends in documents if ends is not None]:
+            # torch cuts them apart by rows; parts without tokens fill them up to one width.
+            width, tokens = max(ends.shape[1] for ends in marks), len(inputs) // len(marks) * self._length
+            others["documents"] = torch.cat(
+                [F.pad(ends, (0, width - ends.shape[1]), value=tokens) for ends in marks]
+            )
         first = (inputs,) if self._rank == 0 else ()
         self._schedule.step(*first, target=targets, return_outputs=False, targets=targets, **others)
         dist.all_reduce(self._nll, group=self._group)

@@ -18,6 +18,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from train.config import recomputed
+from train.model.attention import VARLEN_OP
 from train.model.transformer import Decoder
 
 _SAVED_OPS = {
@@ -30,6 +31,7 @@ _SAVED_OPS = {
     # Attention inside of documents on a GPU: as an operation of a compiled block, and compiled by itself (`_flex`).
     flex_attention,
     inductor_compiled_code,
+    *([] if VARLEN_OP is None else [VARLEN_OP]),
 }
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
-    PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -58,11 +57,7 @@ def split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
         model.embed_tokens.register_forward_hook(lambda _module, _inputs, output: output.clone())
     if model.norm is not None:
         parallelize_module(model, mesh, {"norm": SequenceParallel()})
-        parallelize_module(
-            model,
-            mesh,
-            {"norm": PrepareModuleOutput(output_layouts=tokens, desired_output_layouts=Replicate())},
-        )
+        model.norm.register_forward_hook(lambda _module, _inputs, output: _whole(output))
     if model.lm_head is not None:  # its weight alone is used, by the loss
 
         def by_rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
@@ -71,3 +66,9 @@ def split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
             module.register_parameter("weight", nn.Parameter(sharded))
 
         distribute_module(model.lm_head, mesh, by_rows)
+
+
+def _whole(x: DTensor) -> Tensor:
+    """All tokens, for a loss that gives each rank the gradient of its part of the vocabulary: these are summed up as
+    they are scattered to the ranks' own tokens."""
+    return x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])

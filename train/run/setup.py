@@ -24,8 +24,9 @@ from train.checkpoint.meta import Meta, TokenizerOrigin
 from train.checkpoint.restore import load_weights
 from train.checkpoint.saved import complete_checkpoints
 from train.config import PhaseSettings, TrainConfig
+from train.model.attention import attention_kernel
 from train.model.sizes import CONFIG, ModelConfig
-from train.model.transformer import Decoder, attention_kernel, initial_tensor
+from train.model.transformer import Decoder, initial_tensor
 from train.parallel.context import Context
 from train.parallel.devices import Device
 from train.parallel.group import first_problem
@@ -128,7 +129,7 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     trainee = Trainee.fresh(model, mesh, context, phase.batch, config, device.device, *data)
     if source is not None and not exported:
         moments = trainee.optimizer if config.init_moments else None
-        load_weights(model, moments, source, plan.model, report)
+        load_weights(model, moments, mesh, source, plan.model, report)
     return trainee
 
 

@@ -89,7 +89,7 @@ def start_run(
     if config.save_every != "never":
         checkpoints.check_space(checkpoint_bytes(config, plan.model))
     meta = checkpoints.load_newest(
-        trainee.state(), lambda found: check_resume(plan.phases, found, config.out)
+        trainee.state(), trainee.mesh, lambda found: check_resume(plan.phases, found, config.out)
     )
     if meta is not None:
         plan = plan.resumed(meta)

@@ -126,7 +126,6 @@ def evaluate(
                 trainee.batch.micro_batch,
                 data_rank(trainee.mesh, trainee.context.ranks),
                 trainee.batch.ranks,
-                trainee.device,
             )
             for inputs, targets in batches:
                 given = trainee.given(inputs, targets)

@@ -109,7 +109,6 @@ def _score_rows(trainee: Trainee, rows: Sequence[Row]) -> Tensor:
     )  # sequences; they divide those of training
     length += -length % sharing
     inputs, targets = pack(rows, length, trainee.eod_id)
-    inputs, targets = inputs.to(trainee.device), targets.to(trainee.device)
     nll, best = trainee.model(*trainee.given(inputs, targets), each=True)
     return torch.stack([trainee.context.ranks * nll.double().sum(1), best.all(1).double()])
 

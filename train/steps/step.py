@@ -24,12 +24,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from train.checkpoint.restore import named_state
 from train.config import TrainConfig
 from train.model.loss import targets_of
-from train.model.transformer import Decoder, document_ids
+from train.model.transformer import Decoder
 from train.parallel.context import Context
 from train.parallel.layout import Batch
 from train.parallel.mesh import gradient_sync
 from train.parallel.pipeline import Pipeline
-from train.steps.data import Fed
+from train.steps.data import MicroBatch, documents_of
 from train.steps.optim import Guard, NormShare, build_optimizer, update
 
 
@@ -69,13 +69,17 @@ class Trainee:
         data = device, eod_id, seq_len
         return cls(model, parameters, optimizer, guard, mesh, share, context, batch, config, *data)
 
-    def documents(self, inputs: Tensor) -> Tensor | None:
-        """Document ids of (n, L) inputs when attention is to stay inside documents."""
-        return document_ids(inputs, self.eod_id) if self.config.attention == "document" else None
-
     def given(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the model takes of (n, L) inputs and targets: this rank's part of both, and documents of the whole."""
-        return self.context.part(inputs), self.context.part(targets), self.documents(inputs)
+        """What the model takes of (n, L) inputs and targets on the host: this rank's part of both, and documents of the
+        whole, on the device."""
+        documents = documents_of(inputs, self.eod_id, self.config)
+        inputs, targets = (self.context.part(ids).to(self.device) for ids in (inputs, targets))
+        return inputs, targets, None if documents is None else documents.to(self.device)
+
+    def part(self, tokens: Tensor, learned: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of this rank of (n, L + 1) tokens on the device. learned: see `MicroBatch`."""
+        inputs, targets = tokens[:, :-1], targets_of(tokens, self.eod_id, learned)
+        return self.context.part(inputs), self.context.part(targets)
 
     def state(self) -> dict[str, Any]:
         """All tensors that a checkpoint holds; loading fills them in place."""
@@ -150,7 +154,7 @@ class Readback:
 
 def train_step(
     trainee: Trainee,
-    batches: Iterator[Fed],
+    batches: Iterator[MicroBatch],
     step: int,
     rate: float,
     *,
@@ -183,29 +187,27 @@ def train_step(
     return Readback(step, torch.cat([numbers, shared.to(numbers, non_blocking=True)]), copies)
 
 
-def _passes(trainee: Trainee, batches: Iterator[Fed], rank_tokens: int) -> tuple[Tensor, int]:
+def _passes(trainee: Trainee, batches: Iterator[MicroBatch], rank_tokens: int) -> tuple[Tensor, int]:
     """All passes of a step; returns this rank's sum of losses and its learned tokens, (2,) float64, and the sum of its
     checksums."""
     batch, model = trainee.batch, trainee.model
     sums = torch.zeros(2, dtype=torch.float64, device=trainee.device)
     if isinstance(model, Pipeline):
         read = [next(batches) for _ in range(batch.accumulation)]
-        tokens = torch.cat([fed.tokens for fed in read])
-        masks = [fed.learned for fed in read if fed.learned is not None]
-        expected = targets_of(tokens, trainee.eod_id, torch.cat(masks) if masks else None)
-        inputs, targets, documents = trainee.given(tokens[:, :-1], expected)
-        sums[0] += model.passes(inputs, targets, documents)
+        tokens, checksum_of, documents_in, masks = zip(*read, strict=True)
+        learned = None if masks[0] is None else torch.cat(masks)
+        inputs, targets = trainee.part(torch.cat(tokens), learned)
+        sums[0] += model.passes(inputs, targets, list(documents_in))
         sums[1] += (targets >= 0).sum()
-        return sums, sum(fed.checksum for fed in read)
+        return sums, sum(checksum_of)
     checksums = 0
     for number in range(batch.accumulation):
-        tokens, learned, checksum = next(batches)
+        ids, checksum, documents, learned = next(batches)
         checksums += checksum
         if batch.accumulation > 1:
             last, config = number == batch.accumulation - 1, trainee.config
             gradient_sync(model, last=last, sync=config.sync, reshard=config.reshard)
-        expected = targets_of(tokens, trainee.eod_id, learned)
-        inputs, targets, documents = trainee.given(tokens[:, :-1], expected)
+        inputs, targets = trainee.part(ids, learned)
         total, nll = model(inputs, targets, documents)
         # fully_shard averages over the ranks that share and replicate parameters
         (total / rank_tokens).backward()

@@ -1,0 +1,181 @@
+"""Hash trees: those of RFC 9162, however the bytes come; nodes prove the root; a change hashes what it touches."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pretok.base.tree as tree_module
+from pretok.base.errors import IntegrityError
+from pretok.base.tree import (
+    HASH,
+    LEAF,
+    NODE,
+    Tree,
+    TreeFile,
+    compare_root,
+    differing,
+    leaf_hash,
+    nodes_path,
+    prove_file,
+    prove_nodes,
+    proven_root,
+    rehash,
+    root_of,
+    write_nodes,
+)
+
+
+def by_rfc(data: bytes) -> bytes:
+    """MTH of RFC 9162, 2.1.1, of leaves of 4 KiB."""
+
+    def over(leaves: list[bytes]) -> bytes:
+        if not leaves:
+            return sha256(b"").digest()
+        if len(leaves) == 1:
+            return sha256(b"\x00" + leaves[0]).digest()
+        k = 1
+        while 2 * k < len(leaves):
+            k *= 2
+        return sha256(b"\x01" + over(leaves[:k]) + over(leaves[k:])).digest()
+
+    return over([data[at : at + LEAF] for at in range(0, len(data), LEAF)])
+
+
+def sample(size: int) -> bytes:
+    """Bytes of which no two leaves are equal."""
+    return b"".join(number.to_bytes(8, "big") for number in range(-(-size // 8)))[:size]
+
+
+SIZES = [0, 1, LEAF - 1, LEAF, LEAF + 1, 3 * LEAF, NODE - 1, NODE, NODE + 1, 5 * NODE - 7, 6 * NODE + LEAF]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_it_is_the_tree_of_the_rfc_and_follows_from_its_nodes(tmp_path: Path, size: int) -> None:
+    data, path = sample(size), tmp_path / "a.bin"
+    with TreeFile(path) as file:
+        file.write(data)
+        file.seal()
+    assert file.root == root_of(path) == by_rfc(data).hex()
+    write_nodes(path, file.nodes)
+    assert prove_nodes(path, size, file.root) == [by_rfc(data[at : at + NODE]) for at in range(0, size, NODE)]
+
+
+@given(st.lists(st.integers(0, 3 * LEAF), max_size=8), st.integers(0, NODE))
+@settings(max_examples=30, deadline=None)
+def test_how_the_bytes_come_is_no_matter(cuts: list[int], rest: int) -> None:
+    data, tree, at = sample(sum(cuts) + rest), Tree(), 0
+    for cut in [*cuts, rest]:
+        tree.update(data[at : at + cut])
+        at += cut
+        assert tree.hexdigest() == by_rfc(data[:at]).hex()  # asking changes nothing
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_rehash_gives_the_root_of_what_is_there_now(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    size = data.draw(st.sampled_from(SIZES[1:]))
+    path = tmp_path_factory.mktemp("rehash") / "a.bin"
+    content = bytearray(sample(size))
+    path.write_bytes(content)
+    tree = Tree()
+    tree.update(content)
+    write_nodes(path, tree.nodes)
+    ranges = []
+    for _ in range(data.draw(st.integers(0, 3))):
+        first = data.draw(st.integers(0, size))
+        end = data.draw(st.integers(first, min(size, first + 2 * LEAF)))
+        content[first:end] = bytes(end - first)
+        ranges.append((first, end))
+    path.write_bytes(content)
+    root = rehash(path, ranges)
+    assert root == by_rfc(bytes(content)).hex() == rehash(path, ranges)
+    assert len(prove_nodes(path, size, root)) == nodes_path(path).stat().st_size // HASH
+
+
+def test_only_touched_parts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, content = tmp_path / "a.bin", sample(5 * NODE)
+    path.write_bytes(content)
+    tree = Tree()
+    tree.update(content)
+    write_nodes(path, tree.nodes)
+    read: list[tuple[int, int]] = []
+    real = tree_module._read_at
+    monkeypatch.setattr(
+        tree_module, "_read_at", lambda file, at, size: read.append((at, size)) or real(file, at, size)
+    )
+    assert rehash(path, [(NODE, NODE + 1), (3 * NODE - 1, 3 * NODE), (9, 9)]) == tree.hexdigest()
+    assert read == [(NODE, NODE), (2 * NODE, NODE)]
+    with pytest.raises(ValueError, match="nothing to hash beyond"):
+        rehash(path, [(0, 5 * NODE + 1)])
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_leaves_lead_to_the_root_and_nothing_else_does(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    size = data.draw(st.sampled_from(SIZES[1:]))
+    path, content, leaves = tmp_path_factory.mktemp("prove") / "a.bin", sample(size), -(-size // LEAF)
+    path.write_bytes(content)
+    tree = Tree()
+    tree.update(content)
+    wanted = sorted(data.draw(st.sets(st.integers(0, leaves - 1), max_size=5)))
+    shown, hashes = prove_file(path, tree.nodes, size, wanted)
+    assert shown == b"".join(content[at * LEAF : (at + 1) * LEAF] for at in wanted)
+    held = {number: leaf_hash(shown[n * LEAF : (n + 1) * LEAF]) for n, number in enumerate(wanted)}
+    given_back = iter(hashes)
+    assert proven_root(held, leaves, given_back).hex() == by_rfc(content).hex()
+    assert list(given_back) == []
+    if wanted:
+        moved = {**held, wanted[0]: bytes(HASH)}
+        assert proven_root(moved, leaves, iter(hashes)).hex() != by_rfc(content).hex()
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_one_proof_shows_that_nothing_but_some_leaves_has_changed(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """What leads from leaves to the root is the same before and after they change: with their hashes of before it gives
+    the root of before, with those of now the root of now."""
+    size = data.draw(st.sampled_from(SIZES[2:]))
+    path, before, leaves = tmp_path_factory.mktemp("change") / "a.bin", sample(size), -(-size // LEAF)
+    changed = sorted(data.draw(st.sets(st.integers(0, leaves - 1), min_size=1, max_size=4)))
+    now = bytearray(before)
+    for at in changed:
+        now[at * LEAF : (at + 1) * LEAF] = bytes(len(now[at * LEAF : (at + 1) * LEAF]))
+    path.write_bytes(now)
+    tree = Tree()
+    tree.update(now)
+    hashes = prove_file(path, tree.nodes, size, changed)[1]
+    for content in (before, bytes(now)):
+        held = {at: leaf_hash(content[at * LEAF : (at + 1) * LEAF]) for at in changed}
+        assert proven_root(held, leaves, iter(hashes)) == by_rfc(content)
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    path, content = tmp_path / "a.bin", bytearray(sample(4 * NODE + 9))
+    path.write_bytes(content)
+    tree = Tree()
+    tree.update(content)
+    write_nodes(path, tree.nodes)
+    compare_root(path, tree.hexdigest())
+    for at in (4 * NODE + 3, 2 * NODE):
+        content[at] ^= 1
+    path.write_bytes(content)
+    assert list(differing(path, tree.nodes)) == [2, 4]
+    with pytest.raises(IntegrityError, match=r"a\.bin is damaged"):
+        compare_root(path, tree.hexdigest())
+    nodes_path(path).write_bytes(b"".join(tree.nodes)[:-1])
+    with pytest.raises(IntegrityError, match=r"a\.nodes has 159 bytes, a file of 4194313 bytes has 5 nodes"):
+        rehash(path, [(0, 1)])
+    nodes_path(path).write_bytes(b"".join([*tree.nodes[:-1], bytes(HASH)]))
+    with pytest.raises(IntegrityError, match=r"a\.nodes is damaged"):
+        prove_nodes(path, len(content), tree.hexdigest())

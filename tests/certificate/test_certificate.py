@@ -1,0 +1,316 @@
+"""Certificates: what a run read is proven without its shards, and nothing that it did not read."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import by_the_page
+import pytest
+from mixing import request, write_segment
+from test_golden import GOLDEN
+from tokenizing import recipe, run
+
+import pretok.stream
+from pretok.audit.trace import open_traced, readings
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.execute import Engine
+from pretok.base.stop import StopFlag
+from pretok.base.storage import write_json
+from pretok.certificate.certificate_file import read_certificate
+from pretok.certificate.check import check_certificate
+from pretok.certificate.make import certify_document, certify_step
+from pretok.cli import run_command
+from pretok.shards.manifest import load_manifest
+from pretok.stream.mix_job import run_mix
+
+BATCH = 4
+STEPS = 9
+
+
+def write_texts(path: Path, seed: int) -> Path:
+    words = [*"abcdefgh", "mare", "salato", "the", "of", "harbour"]
+    chance = random.Random(seed)
+    lines = [
+        {
+            "text": " ".join(chance.choices(words, k=chance.randrange(1, 300))),
+            "id": f"{seed}-{n}",
+            "long": n % 2,
+        }
+        for n in range(60)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of two sources and, for mixes of each kind, what train leaves of a run of nine steps."""
+    folder = tmp_path_factory.mktemp("work")
+    inputs = {name: [write_texts(folder / f"{name}.jsonl", seed)] for seed, name in enumerate(("en", "it"))}
+    made = recipe(folder, GOLDEN, inputs, keep=["id", "long"], size=8000)
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        run(made, engine)
+    wishes: dict[str, dict[str, Any]] = {
+        "cut": {},
+        "packed": {"pack": "best-fit"},
+        "classes": {"classes": {"odd": "it where long = 1"}},
+    }
+    for name, wish in wishes.items():
+        weights = "odd=0.3,it=0.2,en=0.5" if name == "classes" else "it=0.4,en=0.6"
+        stages = (f"1600:{weights}", f"3200:{weights}")
+        run_mix(
+            folder / "shards", folder / f"{name}.json", request(*stages, seq_len=64, max_epochs=99, **wish)
+        )
+        write_run(folder / name, folder / "shards", folder / f"{name}.json")
+    return folder
+
+
+def write_run(folder: Path, shards: Path, mix: Path, **changes: Any) -> None:
+    view = pretok.stream.open(shards, mix)
+    write_json(
+        folder / "config.json",
+        {"model": "debug", "resolved": {"model": {"seq_len": view.seq_len}, "steps": STEPS + 3}},
+    )
+    write_segment(folder, shards, view, BATCH, mix=str(mix), **changes)
+    meta = {"step": STEPS, "progress": {"position": STEPS * BATCH}}
+    write_json(folder / "checkpoints" / f"step-{STEPS:08d}" / "meta.json", meta)
+
+
+def repacked(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """A certificate that says something else, with a right digest."""
+    line, body = data.split(b"\n", 1)
+    size = int(line.split(b" ")[2])
+    said = json.loads(zlib.decompress(body[:size]))
+    change(said)
+    packed = zlib.compress(json.dumps(said).encode())
+    return sealed(packed, body[size:])
+
+
+def sealed(packed: bytes, rest: bytes) -> bytes:
+    body = packed + rest
+    return f"pretok-certificate 1 {len(packed)} {sha256(body).hexdigest()}\n".encode() + body
+
+
+@pytest.mark.parametrize("kind", ["cut", "packed", "classes"])
+@pytest.mark.parametrize("step", [1, 5, STEPS])
+def test_a_step_is_proven_without_the_shards(work: Path, tmp_path: Path, kind: str, step: int) -> None:
+    out = tmp_path / "step.certificate"
+    made = certify_step(work / kind, step, None, out)
+    root = load_manifest(work / "shards").root
+    checked = check_certificate(out, root, step)
+    assert (checked.step, checked.sequences, checked.root) == (step, BATCH, root)
+    assert checked.positions == tuple(range((step - 1) * BATCH, step * BATCH))
+    view = pretok.stream.open(work / "shards", work / f"{kind}.json")
+    whole = [one for one in checked.positions if not made_of_side_files(view, one)]
+    assert checked.mapped == len(whole)
+    said, _ = read_certificate(out)
+    paths = {entry.number: json.loads(entry.text).get("path") for entry in said.entries}
+    for position, sequence in zip(checked.positions, said.sequences, strict=True):
+        pieces = [(str(path.relative_to(work / "shards")), *rest) for path, *rest in view.pieces(position)]
+        assert [(paths[one.entry], one.first, one.tokens) for one in sequence.pieces] == pieces
+    for document in said.documents:
+        source = document.file.rpartition("/")[2].removesuffix(".jsonl")
+        line = json.loads((work / f"{source}.jsonl").read_text().splitlines()[document.line - 1])
+        assert {name: line[name] for name in ("id", "long")} == document.kept
+    assert made.file_bytes == out.stat().st_size
+
+
+def made_of_side_files(view: pretok.stream.View, position: int) -> bool:
+    entry = next(one for one in view.mix.sources if one.name == view.origin(position)[0])
+    return bool(entry.members or entry.packed)
+
+
+@pytest.mark.parametrize("step", [1, 7, STEPS])
+def test_the_page_is_enough_to_write_the_checker(work: Path, tmp_path: Path, step: int) -> None:
+    out = tmp_path / "step.certificate"
+    made = certify_step(work / "cut", step, None, out)
+    view = pretok.stream.open(work / "shards", work / "cut.json")
+    found = by_the_page.check(out.read_bytes(), made.root)
+    assert found == view[(step - 1) * BATCH : step * BATCH].tolist()
+
+
+@pytest.mark.parametrize("kind", ["cut", "packed", "classes"])
+def test_a_document_is_proven_with_the_sequences_that_read_it(work: Path, tmp_path: Path, kind: str) -> None:
+    (traced,) = open_traced(work / kind, None)
+    root = load_manifest(work / "shards").root
+    certify_step(work / kind, 2, None, tmp_path / "a")
+    for one in read_certificate(tmp_path / "a")[0].documents:
+        source = Path(one.file).stem
+        made = certify_document(work / kind, f"{source}.jsonl:{one.line}", None, tmp_path / "b")
+        checked = check_certificate(tmp_path / "b", root)
+        expected = [read.position for read in readings(traced, source, "train", one.number) if read.done]
+        assert (checked.document, list(checked.positions)) == (f"{one.file}:{one.line}", expected)
+        assert made.sequences == len(expected) > 0
+
+
+def test_a_document_that_no_step_read_is_proven_too(work: Path, tmp_path: Path) -> None:
+    held_out = pretok.open(work).documents(split="val").to_arrow().to_pylist()[0]
+    made = certify_document(work / "cut", held_out["hash"], None, tmp_path / "a")
+    checked = check_certificate(tmp_path / "a", made.root)
+    assert (checked.sequences, checked.documents, checked.shards) == (0, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def small(work: Path) -> tuple[bytes, str]:
+    """A small certificate, and its root."""
+    made = certify_step(work / "cut", 2, None, work / "small.certificate")
+    return (work / "small.certificate").read_bytes(), made.root
+
+
+def test_every_flipped_byte_is_found(small: tuple[bytes, str], tmp_path: Path) -> None:
+    data, root = small
+    path, chance = tmp_path / "flipped", random.Random(0)
+    path.write_bytes(data)
+    check_certificate(path, root)
+    with path.open("r+b", buffering=0) as file:
+        for at in range(len(data)):
+            file.seek(at)
+            file.write(bytes([data[at] ^ chance.randrange(1, 256)]))
+            with pytest.raises((IntegrityError, MismatchError), match="flipped"):
+                check_certificate(path, root)
+            file.seek(at)
+            file.write(data[at : at + 1])
+
+
+def test_a_forger_who_makes_the_digest_right_is_found(small: tuple[bytes, str], tmp_path: Path) -> None:
+    """Any byte of the tokens and hashes."""
+    data, root = small
+    line, body = data.split(b"\n", 1)
+    size = int(line.split(b" ")[2])
+    packed, rest, chance = body[:size], body[size:], random.Random(1)
+    for at in chance.sample(range(len(rest)), 300):
+        forged = bytearray(rest)
+        forged[at] ^= chance.randrange(1, 256)
+        (tmp_path / "forged").write_bytes(sealed(packed, bytes(forged)))
+        with pytest.raises(
+            (IntegrityError, MismatchError), match=r"proves nothing: .* root|is of other shards"
+        ):
+            check_certificate(tmp_path / "forged", root)
+
+
+def scalars(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all texts and numbers."""
+    items = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    )
+    if items is None:
+        yield path
+        return
+    for key, inner in items:
+        yield from scalars(inner, (*path, key))
+
+
+def test_every_value_but_the_stated_ones_is_proven(small: tuple[bytes, str], tmp_path: Path) -> None:
+    data, root = small
+    line, body = data.split(b"\n", 1)
+    said = json.loads(zlib.decompress(body[: int(line.split(b" ")[2])]))
+    places = list(scalars(said))
+    assert len(places) > 100
+    unproven = set()
+    for place in places:
+        for move in (-1, 1):
+
+            def change(one: dict[str, Any], place: tuple[Any, ...] = place, move: int = move) -> None:
+                *path, last = place
+                inner: Any = one
+                for key in path:
+                    inner = inner[key]
+                value = inner[last]
+                inner[last] = value + move if isinstance(value, int) else f"{value}x"
+
+            (tmp_path / "forged").write_bytes(repacked(data, change))
+            try:
+                check_certificate(tmp_path / "forged", root)
+                unproven.add(place)
+            except (IntegrityError, MismatchError):
+                pass
+    assert {place for place in unproven if place[0] != "documents"} == set()
+    assert {place[2] for place in unproven} <= {"number", "file", "line", "hash", "kept", "first", "tokens"}
+
+
+def test_what_does_not_belong_together_is_named(work: Path, small: tuple[bytes, str], tmp_path: Path) -> None:
+    data, root = small
+    path = tmp_path / "a.certificate"
+    path.write_bytes(data)
+    with pytest.raises(MismatchError, match="is of step 2, not of step 3"):
+        check_certificate(path, root, 3)
+    with pytest.raises(
+        MismatchError, match=f"is of other shards: it leads to the root {root}, not to {'0' * 64}"
+    ):
+        check_certificate(path, "0" * 64)
+    for size in (0, 10, 150, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:size])
+        with pytest.raises(IntegrityError, match=r"cut short|is no certificate"):
+            check_certificate(path, root)
+    path.write_bytes(repacked(data, lambda said: said.update(step=3)))
+    with pytest.raises(IntegrityError, match="step 3 reads positions 8 to 11, not those it shows"):
+        check_certificate(path, root)
+    path.write_bytes(data.replace(b"certificate 1 ", b"certificate 2 ", 1))
+    with pytest.raises(MismatchError, match="of version 2; this pretok reads 1"):
+        check_certificate(path, root)
+    with pytest.raises(
+        UsageError, match=f"step {STEPS + 1} was not taken: the newest checkpoint .* step {STEPS}"
+    ):
+        certify_step(work / "cut", STEPS + 1, None, path)
+    with pytest.raises(UsageError, match="there is no step 99"):
+        certify_step(work / "cut", 99, None, path)
+
+
+def test_sequences_of_another_step_are_refused(work: Path, tmp_path: Path) -> None:
+    """Those of step 3 as step 2: the mix has others there."""
+    for step in (2, 3):
+        certify_step(work / "cut", step, None, tmp_path / f"{step}")
+
+    def moved(said: dict[str, Any]) -> None:
+        said["step"] = 2
+        for one in said["sequences"]:
+            one["position"] -= BATCH
+
+    root = load_manifest(work / "shards").root
+    (tmp_path / "3").write_bytes(repacked((tmp_path / "3").read_bytes(), moved))
+    with pytest.raises(IntegrityError, match="at position 4 the mix has sequence"):
+        check_certificate(tmp_path / "3", root)
+
+
+def test_damaged_shards_give_no_certificate(work: Path, tmp_path: Path) -> None:
+    shards = shutil.copytree(work / "shards", tmp_path / "shards")
+    for shard in load_manifest(shards).shards:
+        data = bytearray(shard.bin_path.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.bin_path.write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"\.bin is damaged"):
+        certify_step(work / "cut", 2, shards, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_folder_that_has_grown_proves_what_was_read_before(
+    work: Path, tmp_path: Path, here: Engine
+) -> None:
+    grown = shutil.copytree(work, tmp_path / "work")
+    made = recipe(grown, GOLDEN, {"de": [write_texts(grown / "de.jsonl", 9)]}, keep=["id", "long"], size=8000)
+    run(made, here)
+    manifest = load_manifest(grown / "shards")
+    assert manifest.root != load_manifest(work / "shards").root
+    certify_step(work / "cut", 4, grown / "shards", tmp_path / "a")
+    assert check_certificate(tmp_path / "a", manifest.root, 4).mapped == BATCH
+
+
+def test_the_command(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, root = str(tmp_path / "a"), load_manifest(work / "shards").root
+    assert run_command(["certify", str(work / "cut"), "--step", "3", "--out", out]) == 0
+    assert f"pretok certify --check {out} --root {root}" in capsys.readouterr().err.replace("\n", " ")
+    assert run_command(["certify", "--check", out, "--root", root, "--step", "3"]) == 0
+    assert "step 3: 4 sequences, 260 tokens" in capsys.readouterr().out
+    assert run_command(["certify", "--check", out, "--root", root, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mapped"] == 4
+    assert run_command(["certify", "--check", out]) == 2
+    assert "give --root" in capsys.readouterr().err
+    assert run_command(["certify", str(work / "cut")]) == 2
+    assert "one of --step and --doc" in capsys.readouterr().err

@@ -1,0 +1,143 @@
+"""Every command that reads a mix knows classes, appends and packing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import EOD
+
+import pretok.stream
+from pretok.cli import run_command
+from pretok.shards.manifest import load_manifest
+from pretok.stream.mix_file import load_mix
+from pretok.stream.side_file import path_of
+
+
+@pytest.fixture(scope="module")
+def work(
+    tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path, sample_texts: dict[str, list[str]]
+) -> Path:
+    """Two sources, one of them appended to; mix.json of before, with a class, and mix2.json, which goes on; packed."""
+    folder = tmp_path_factory.mktemp("selection")
+    texts = {"it1": sample_texts["it"][:80], "it2": sample_texts["it"][80:], "en": sample_texts["en"]}
+    for name, some in texts.items():
+        rows = [{"text": text, "quality": n % 10} for n, text in enumerate(some)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    inputs = [f"it={folder}/it1.jsonl", f"en={folder}/en.jsonl"]
+    options = ["--out", str(folder), "--vocab", str(vocab_dir), "--keep", "quality", "--workers", "0"]
+    good, shards = ["--class", "good=it where quality >= 5 and tokens < 300"], str(folder / "shards")
+    mixes = [str(folder / name) for name in ("mix.json", "mix2.json")]
+    asked = ["--max-epochs", "9", *good]
+    weights = "good=0.5,it=0.2,en=0.3"
+    packed = ["--weights", weights, "--tokens", "40k", "--seq-len", "128", "--pack", "best-fit"]
+    for line in (
+        ["tokenize", *inputs, *options],
+        ["mix", shards, "--out", mixes[0], *packed, *asked],
+        ["tokenize", *inputs, *options, "--append", f"it={folder}/it2.jsonl"],
+        [
+            "mix",
+            shards,
+            "--out",
+            mixes[1],
+            "--continue",
+            mixes[0],
+            "--at",
+            "99",
+            "--stage",
+            f"40k:{weights}",
+            *asked,
+        ],
+    ):
+        assert run_command(line) == 0
+    return folder
+
+
+def said(capsys: pytest.CaptureFixture[str], *line: str | Path, code: int = 0) -> tuple[str, str]:
+    capsys.readouterr()
+    assert run_command([str(part) for part in line]) == code
+    found = capsys.readouterr()
+    return found.out, " ".join(found.err.split())
+
+
+def test_verify_reads_the_side_files(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, "verify", work / "shards", "--workers", "0")
+    good = next(source for source in load_mix(work / "mix2.json").sources if source.name == "good")
+    assert len(good.members) == len(good.packed) == 2
+    for digest in (good.members[1], good.packed[1]):
+        path = path_of(work / "side_files", digest)
+        data = path.read_bytes()
+        try:
+            path.write_bytes(b"x" + data[1:])
+            assert path.name in said(capsys, "verify", work / "shards", "--workers", "0", code=2)[1]
+        finally:
+            path.write_bytes(data)
+
+
+def test_trace_finds_documents_of_classes_and_appends(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    view, seen = pretok.stream.open(work / "shards", work / "mix2.json"), set()
+    for number in range(20):  # of what was appended
+        document = f"{work}/it2.jsonl:{number + 1}"
+        out, _ = said(capsys, "trace", work / "mix2.json", "--doc", document, "--json")
+        for row in json.loads(out):
+            assert row["position"] >= 99
+            assert view.origin(row["position"])[0] == row["of_class"]
+            seen.add((row["of_class"], number % 10 >= 5))
+    assert {("good", True), ("it", False)} <= seen <= {("good", True), ("it", False), ("it", True)}
+    assert "never reads it" in said(capsys, "trace", work / "mix.json", "--doc", f"{work}/it2.jsonl:6")[1]
+
+
+def test_inspect_says_the_class_and_what_only_fills_up(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view = pretok.stream.open(work / "shards", work / "mix2.json")
+    everything = view[:]
+    filling = ((everything[:, 1:] == EOD) & (everything[:, :-1] == EOD)).sum(axis=1)
+    classes = np.array([view.origin(position)[0] == "good" for position in range(len(view))])
+    position = int(np.flatnonzero(classes & (filling > 3))[0])
+    out, _ = said(
+        capsys, "inspect", work / "shards", "--mix", work / "mix2.json", "--position", str(position)
+    )
+    assert "of good, a class of it, epoch" in out
+    assert f"the last {filling[position]} only fill it up:" in out
+
+
+def test_disclose_counts_each_document_of_all_classes_once(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads(said(capsys, "disclose", work, "--mix", work / "mix2.json")[0])
+    view = pretok.stream.open(work / "shards", work / "mix2.json")
+    sources = {source["name"]: source for source in data["sources"]["sources"]}
+    counts = view.prefix_counts(len(view))
+    assert sources["it"]["sequences"] == counts["good"] + counts["it"]
+    lengths = sum(tokens for position in range(len(view)) for *_, tokens in view.pieces(position))
+    assert data["general"]["tokens"] == lengths  # what fills up is of no document
+    assert sources["it"]["documents"] <= sum(s.documents for s in load_manifest(work / "shards").of("it"))
+
+
+def test_report_and_status_say_what_the_mix_is(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, "report", work)
+    text = re.sub(r"<[^>]+>", "", (work / "report.html").read_text())
+    assert re.search(r"good is a class of it: \d+ documents of [\d,]+ tokens, where quality &gt;= 5", text)
+    assert re.search(
+        r"it is packed: \d+ documents in \d+ sequences, \d+ longer ones cut, \d+ tokens of padding", text
+    )
+    assert "It reads the shards as they were before they grew" in text
+    out, _ = said(capsys, "status", work)
+    assert "packed" in out
+    assert "appended to 1 time" in out
+
+
+def test_export_says_what_it_does_not_keep(
+    work: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    to = ("--to", "megatron", "--stage", "1")
+    _, told = said(capsys, "export", work / "shards", "--mix", work / "mix.json", *to, code=2)
+    assert "weighs classes (good, it)" in told
+    mix = ("mix", work / "shards", "--out", tmp_path / "packed.json", "--weights", "en=1", "--seq-len", "64")
+    said(capsys, *mix, "--pack", "best-fit")
+    _, told = said(capsys, "export", work / "shards", "--mix", tmp_path / "packed.json", *to)
+    assert "takes the shares of this mix and not its packing" in told

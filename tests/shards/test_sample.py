@@ -1,0 +1,128 @@
+"""Documents that `tokenizers` encodes again before a shard counts: how many, and what happens where one differs."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from chatting import write_tokenizer
+from tokenizing import contents, run
+
+from pretok.audit.verify_job import run_verify
+from pretok.base.console import Silent
+from pretok.base.execute import Engine
+from pretok.cli import run_command
+from pretok.config import make_recipe
+from pretok.read.batches import TextBatch
+from pretok.shards import sample
+from pretok.shards.batching import encode_splits, join
+from pretok.shards.manifest import FILE_NAME, load_manifest
+from pretok.shards.sample import Sample
+from pretok.tokenizer.encoder import Encoder, FastEngine
+from pretok.tokenizer.reference import Unencodable
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, list[str]]) -> Path:
+    folder = tmp_path_factory.mktemp("sample")
+    rows = [{"text": text} for text in ["", *sample_texts["it"][:80]]]
+    (folder / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chats = [
+        [{"role": "user", "content": "why?"}, {"role": "assistant", "content": row["text"]}]
+        for row in rows[1:]
+    ]
+    (folder / "chat.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    write_tokenizer(folder / "chat", "qwen3", sample_texts["it"][:40])
+    line = ["--vocab-size", "700", "--superwords", "100", "--workers", "0"]
+    assert run_command(["build-vocab", f"it={folder}/text.jsonl", "--out", f"{folder}/super", *line]) == 0
+    return folder
+
+
+VOCABS: dict[str, dict[str, str]] = {
+    "text": {"path": "{vocab}"},
+    "bos": {"path": "{vocab}", "bos": "<|reserved_0|>"},
+    "chat": {"path": "{inputs}/chat", "eod": "<|endoftext|>"},
+    "superwords": {"path": "{inputs}/super/vocab"},
+}
+
+
+@pytest.mark.parametrize("form", VOCABS)
+def test_a_shard_of_which_a_document_differs_is_encoded_by_tokenizers(
+    form: str, inputs: Path, vocab_dir: Path, tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files are those of an engine that does not err, and the manifest and the last lines tell."""
+    file = inputs / ("chat.jsonl" if form == "chat" else "text.jsonl")
+    made = {
+        "sources": {"it": {"inputs": [str(file)], **({"messages": "messages"} if form == "chat" else {})}},
+        "vocab": {key: value.format(vocab=vocab_dir, inputs=inputs) for key, value in VOCABS[form].items()},
+        "shards": {"size": 6000, "val_fraction": "0.1", "max_reject_share": "0.1"},
+    }
+    run(make_recipe({"out": tmp_path / "right", **made}, "test"), here)
+    right = load_manifest(tmp_path / "right" / "shards")
+    assert (shards := len(right.of("it"))) > 1
+    assert right.totals.compared is not None
+    assert (right.totals.compared.documents, right.totals.compared.encoded_again) == (shards, ())
+
+    encode = FastEngine.encode
+
+    def wrong(self: FastEngine, texts: pa.LargeStringArray) -> tuple[Any, Any]:
+        ids, offsets = encode(self, texts)
+        ids = np.array(ids)
+        ids[offsets[1:][np.diff(offsets) > 1] - 1] ^= 1
+        return ids, offsets
+
+    monkeypatch.setattr(FastEngine, "encode", wrong)
+    _, notices = run(make_recipe({"out": tmp_path / "wrong", **made}, "test"), here)
+    left, meant = (contents(tmp_path / name / "shards") for name in ("wrong", "right"))
+    assert {**left, FILE_NAME: b""} == {**meant, FILE_NAME: b""}
+    found = load_manifest(tmp_path / "wrong" / "shards")
+    assert found.totals.compared is not None
+    again = found.totals.compared.encoded_again
+    assert [one.shard for one in again] == [Path(shard.path).stem for shard in right.of("it")]
+    assert f"other ids than tokenizers in {shards} shards" in notices[-1]
+    assert f"{again[0].shard}: {file}, line or row {again[0].position}\n" in notices[-1]
+    assert run_verify(found.folder, None, here, Silent())[1] == []
+
+
+def test_documents_that_are_refused_one_after_the_other_are_all_rejects() -> None:
+    """Each failing alone: what names one document at a time does not end in a recursion."""
+
+    class Picky:
+        def encode(self, texts: pa.LargeStringArray) -> tuple[Any, Any]:
+            if bad := [n for n, text in enumerate(texts.to_pylist()) if text.startswith("bad")]:
+                raise Unencodable(bad[:1], "it is bad")
+            return np.zeros(len(texts), np.uint16), np.ones(len(texts), np.int32)
+
+    column = pa.array(["bad 1", "good", "bad 2", "bad 3"], pa.large_string())
+    joined = join([TextBatch(0, 4, 4, column, np.arange(4))])
+    encoded, refused = encode_splits(joined, cast("Encoder", Picky()), Fraction(0), 0)
+    assert [one.rows.tolist() for one in encoded] == [[1]]
+    assert [reject.record for reject in refused] == [0, 2, 3]
+
+
+def test_a_document_a_shard_and_then_the_share_are_compared(
+    vocab_dir: Path, sample_texts: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample, "SHARE", 0.05)
+    monkeypatch.setattr(sample, "CHOSEN", np.uint64(2**64 - 1))
+    encoder = Encoder((vocab_dir / "tokenizer.json").read_text(), 0, 1500)
+    looked, text = Sample(encoder), 0
+    longest = max(len(one.encode()) for one in sample_texts["it"])
+    batches = [sample_texts["it"][at : at + 10] for at in range(0, 130, 10)]
+    for texts in batches * 5:
+        column = pa.array(texts, pa.large_string())
+        joined = join([TextBatch(0, len(texts), len(texts), column, np.arange(len(texts)))])
+        encoded, _ = encode_splits(joined, encoder, Fraction(1, 4), 1)
+        looked.add(joined, encoded, [])
+        text += sum(len(one.encode()) for one in texts)
+        assert 0.05 * text - longest <= looked.bytes <= 0.05 * text
+    looked = Sample(encoder)
+    looked.add(joined, encoded, [])
+    assert looked.documents == 0
+    looked.finish()
+    assert looked.documents == 1

@@ -50,7 +50,7 @@ def main() -> None:
         batch = Batch(16, 16, 1, 1)
         feed = Feed(view, batch, 0, 0, space.steps * 16, config, torch.device("cpu"), Context())
         started = time.perf_counter()
-        tokens = sum(fed.tokens.numel() for fed in feed)
+        tokens = sum(found.numel() for found, *_ in feed)
         rate = tokens / (time.perf_counter() - started)
         loop.train(config)
         records = read_lines(Path(name) / "run" / "metrics.jsonl")[5:]  # the workers start in the first steps

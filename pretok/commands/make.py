@@ -570,9 +570,8 @@ def export(
 
     manifest = load_manifest(shards)
     learn, wanted = learned_kinds(manifest, mix), source_tokens(manifest, mix, stage)
-    for told in (learned_notice(manifest, to, learn), *mix_notices(manifest, mix, to)):
-        if told:
-            terminal(context).notice(told)
+    for told in (*learned_notice(manifest, to, learn), *mix_notices(manifest, mix, to)):
+        terminal(context).notice(told)
     if merge is None and to == "megatron":
         text = to_text(megatron_blend(shards, mix, stage), indent=1) + "\n"
         if out is None:

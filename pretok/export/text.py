@@ -90,21 +90,21 @@ def learned_kinds(manifest: Manifest, mix: Path | None) -> dict[str, tuple[str, 
     return {name: (*(learn.get(name, LEARNED) or CHAT_KINDS), *text) for name in manifest.conversations}
 
 
-def learned_notice(manifest: Manifest, to: str, learn: Mapping[str, Sequence[str]]) -> str | None:
-    """What another trainer learns of conversations, if there are any: a sentence, or None."""
+def learned_notice(manifest: Manifest, to: str, learn: Mapping[str, Sequence[str]]) -> list[str]:
+    """What another trainer learns of conversations, if there are any: a sentence."""
     if not learn:
-        return None
+        return []
     names = ", ".join(learn)
     if not (mask := FORMATS[to].mask if to in FORMATS else ""):
-        return (
+        return [
             f"warning: {names} holds conversations, and what {to} reads has no place for what is learned of them: it "
             "will learn every token, of users too. To keep the masks export to olmo or nanotron, or read the mix "
             "itself (docs/trainers.md)"
-        )
-    return (
+        ]
+    return [
         f"{names} holds conversations: {mask} beside each file says which tokens are learned, in a byte a token of all "
         f"{manifest.totals.tokens:,}"
-    )
+    ]
 
 
 def mix_notices(manifest: Manifest, mix: Path | None, to: str) -> list[str]:

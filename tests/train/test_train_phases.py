@@ -128,9 +128,9 @@ def test_data_length_batch_and_positions_change_and_moments_stay(
 
     def train_step(trainee: Any, batches: Any, *rest: Any, **named: Any) -> Any:
         def watched() -> Any:
-            for fed in batches:
-                read.append(fed.tokens.tolist())
-                yield fed
+            for tokens, *others in batches:
+                read.append(tokens.tolist())
+                yield tokens, *others
 
         seen.append(
             (trainee.model.config.rope_theta, trainee.optimizer.state[trainee.parameters[0]]["step"].item())

@@ -39,7 +39,7 @@ from train.parallel.group import process_group
 from train.parallel.layout import Batch, Layout, solve_batch
 from train.parallel.mesh import build_mesh, materialize, parallelize, reshard
 from train.run.failures import explain
-from train.steps.data import Fed, documents_of
+from train.steps.data import MicroBatch, documents_of
 from train.steps.evaluate import bits_per_byte
 from train.steps.optim import learning_rate
 from train.steps.step import Trainee, train_step
@@ -210,8 +210,8 @@ def _learn(trainee: Trainee, spec: PointSpec, tokens: npt.NDArray[Any]) -> tuple
     return float(np.mean(losses[-LAST:])) if losses else None, skipped
 
 
-def micro_batches(tokens: npt.NDArray[Any], spec: PointSpec, device: torch.device) -> Iterator[Fed]:
-    """Micro-batches of which all is learned.
+def micro_batches(tokens: npt.NDArray[Any], spec: PointSpec, device: torch.device) -> Iterator[MicroBatch]:
+    """(micro-batch, seq_len + 1) ids, each with the checksum 0: nobody compares it.
 
     The text is cut into sequences and the seed shuffles them. In the order of the text a small batch would be a piece
     of one document, and models learned less than half of what they learn so.
@@ -221,7 +221,7 @@ def micro_batches(tokens: npt.NDArray[Any], spec: PointSpec, device: torch.devic
     for number in range(0, len(starts), size):
         rows = [tokens[start : start + length + 1] for start in starts[number : number + size]]
         ids = torch.from_numpy(np.stack(rows).astype(np.int32))
-        yield Fed(ids.to(device), documents=documents_of(ids[:, :-1], spec.eod_id, spec.config))
+        yield MicroBatch(ids.to(device), documents=documents_of(ids[:, :-1], spec.eod_id, spec.config))
 
 
 def score_stream(trainee: Trainee, tokens: npt.NDArray[Any]) -> float:

@@ -39,7 +39,7 @@ from train.run.report import Reporter
 from train.run.setup import make_plan
 from train.run.start import Run, enter_segment, start_run
 from train.run.stragglers import NOTABLE
-from train.steps.data import Fed
+from train.steps.data import MicroBatch
 from train.steps.evaluate import evaluate
 from train.steps.optim import global_norm
 from train.steps.score import score
@@ -176,7 +176,7 @@ def _profiler(out: Path, steps: int) -> Any:
     return profiler
 
 
-def _one_step(run: Run, batches: Iterator[Fed]) -> None:
+def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
     """Queue one step, then read the numbers of the one before, which is done by then."""
     progress, segment = run.progress, run.segment
     waited, began = run.data.feed.waited, time.perf_counter()

@@ -1,6 +1,6 @@
 """A stream of `pretok` -> this rank's micro-batches on its device.
 
-Input: a View, the batch sizes, a position. Output: `Fed` in order.
+Input: a View, the batch sizes, a position. Output: `MicroBatch` in order.
 """
 
 from __future__ import annotations
@@ -24,6 +24,17 @@ from train.config import TrainConfig
 from train.model.loss import IGNORE, targets_of
 from train.parallel.context import Context
 from train.parallel.layout import Batch
+
+
+class MicroBatch(NamedTuple):
+    """On the device. tokens: (n, seq_len + 1); checksum: `pretok.stream.digest`, 0 where nobody compares it; documents:
+    `documents_of` the inputs, None where nobody asks; learned: (n, seq_len) bool, which targets are, None where all are
+    that the rule of the stream leaves."""
+
+    tokens: Tensor
+    checksum: int = 0
+    documents: Tensor | None = None
+    learned: Tensor | None = None
 
 
 def _ignore_signals(_worker: int) -> None:
@@ -51,19 +62,8 @@ def documents_of(inputs: Tensor, eod_id: int, config: TrainConfig) -> Tensor | N
     return torch.from_numpy(ends)
 
 
-class Fed(NamedTuple):
-    """A micro-batch on the device. tokens: (n, seq_len + 1); learned: (n, seq_len) bool, which targets are, None where
-    all are that the rule of the stream leaves; checksum: `pretok.stream.digest`, or 0 where nobody compares it;
-    documents: `documents_of` the inputs."""
-
-    tokens: Tensor
-    learned: Tensor | None = None
-    checksum: int = 0
-    documents: Tensor | None = None
-
-
 class Feed:
-    """Iterates over `Fed`.
+    """Iterates over `MicroBatch`.
 
     `waited` adds up the seconds spent waiting, to those of a feed before. Of ranks that share sequences the first reads
     them; the others get them from it, without a checksum (0) and without an end. How many documents there are goes from
@@ -84,8 +84,7 @@ class Feed:
     ) -> None:
         self._device, self._context = device, context
         self._shape = batch.micro_batch, view.seq_len + 1
-        self._config, self._eod_id = config, view.eod_id
-        self._masked = view.masked
+        self._config, self._eod_id, self._masked = config, view.eod_id, view.masked
         self.waited = waited
         # On a stream of its own the copy runs beside the previous micro-batch, which the host has only queued.
         self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -113,14 +112,15 @@ class Feed:
             **options,
         )
 
-    def __iter__(self) -> Generator[Fed, None, None]:
-        n, length = self._shape
+    def __iter__(self) -> Generator[MicroBatch, None, None]:
+        n, width = self._shape
         while self._loader is None:
-            tokens = torch.empty(self._shape, dtype=torch.int32, device=self._device)
-            mask = (
-                torch.empty((n, length - 1), dtype=torch.bool, device=self._device) if self._masked else None
-            )
-            yield Fed(*self._shared(tokens, mask), documents=self._documents(None))
+            tokens, learned = torch.empty(self._shape, dtype=torch.int32, device=self._device), None
+            dist.broadcast(tokens, group=self._context.group, group_src=0)
+            if self._masked:
+                learned = torch.empty((n, width - 1), dtype=torch.bool, device=self._device)
+                dist.broadcast(learned, group=self._context.group, group_src=0)
+            yield MicroBatch(tokens, 0, self._shared(None), learned)
         batches = iter(self._loader)
         try:
             while True:
@@ -131,22 +131,17 @@ class Feed:
                     return
                 if isinstance(fetched, Exception):
                     raise fetched
-                tokens, learned, checksum = fetched
-                documents = documents_of(tokens[:, :-1], self._eod_id, self._config)
-                learned = None if learned is None else self._copy(learned)
-                yield Fed(*self._shared(self._copy(tokens), learned), checksum, self._documents(documents))
+                ids, mask, checksum = fetched
+                documents = documents_of(ids[:, :-1], self._eod_id, self._config)
+                tokens, learned = self._copy(ids), None if mask is None else self._copy(mask)
+                for part in (tokens, learned) if self._context.group is not None else ():
+                    if part is not None:
+                        dist.broadcast(part, group=self._context.group, group_src=0)
+                yield MicroBatch(tokens, checksum, self._shared(documents), learned)
         finally:
             del batches  # and with it its processes, also where an exception keeps this frame
 
-    def _shared(self, tokens: Tensor, learned: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What the first of the ranks that share sequences has."""
-        if self._context.group is not None:
-            for part in (tokens, learned):
-                if part is not None:
-                    dist.broadcast(part, group=self._context.group, group_src=0)
-        return tokens, learned
-
-    def _documents(self, documents: Tensor | None) -> Tensor | None:
+    def _shared(self, documents: Tensor | None) -> Tensor | None:
         """What the rank that reads has found, on the device."""
         if self._config.attention == "document" and self._context.group is not None:
             found = [documents]
@@ -179,8 +174,8 @@ def validation_batches(
     for number in range(rounds):
         first = (number * ranks + rank) * micro_batch
         positions = np.arange(first, first + micro_batch)
-        ids, mask = read_batch(view, (positions % sequences).tolist(), np.int64)
-        tokens, learned = torch.from_numpy(ids), None if mask is None else torch.from_numpy(mask)
-        targets = targets_of(tokens, view.eod_id, learned)
+        ids, learned = read_batch(view, (positions % sequences).tolist(), np.int64)
+        tokens = torch.from_numpy(ids)
+        targets = targets_of(tokens, view.eod_id, None if learned is None else torch.from_numpy(learned))
         targets[torch.from_numpy(positions >= sequences)] = IGNORE
         yield tokens[:, :-1], targets

@@ -29,7 +29,7 @@ from train.parallel.context import Context
 from train.parallel.layout import Batch
 from train.parallel.mesh import gradient_sync
 from train.parallel.pipeline import Pipeline
-from train.steps.data import Fed, documents_of
+from train.steps.data import MicroBatch, documents_of
 from train.steps.optim import Guard, NormShare, build_optimizer, update
 
 
@@ -77,7 +77,7 @@ class Trainee:
         return inputs, targets, None if documents is None else documents.to(self.device)
 
     def part(self, tokens: Tensor, learned: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of this rank of (n, L + 1) tokens on the device; learned: see `Fed`."""
+        """Inputs and targets of this rank of (n, L + 1) tokens on the device. learned: see `MicroBatch`."""
         inputs, targets = tokens[:, :-1], targets_of(tokens, self.eod_id, learned)
         return self.context.part(inputs), self.context.part(targets)
 
@@ -154,7 +154,7 @@ class Readback:
 
 def train_step(
     trainee: Trainee,
-    batches: Iterator[Fed],
+    batches: Iterator[MicroBatch],
     step: int,
     rate: float,
     *,
@@ -187,28 +187,27 @@ def train_step(
     return Readback(step, torch.cat([numbers, shared.to(numbers, non_blocking=True)]), copies)
 
 
-def _passes(trainee: Trainee, batches: Iterator[Fed], rank_tokens: int) -> tuple[Tensor, int]:
+def _passes(trainee: Trainee, batches: Iterator[MicroBatch], rank_tokens: int) -> tuple[Tensor, int]:
     """All passes of a step; returns this rank's sum of losses and its learned tokens, (2,) float64, and the sum of its
     checksums."""
     batch, model = trainee.batch, trainee.model
     sums = torch.zeros(2, dtype=torch.float64, device=trainee.device)
     if isinstance(model, Pipeline):
         read = [next(batches) for _ in range(batch.accumulation)]
-        masks = [fed.learned for fed in read if fed.learned is not None]
-        inputs, targets = trainee.part(
-            torch.cat([fed.tokens for fed in read]), torch.cat(masks) if masks else None
-        )
-        sums[0] += model.passes(inputs, targets, [fed.documents for fed in read])
+        tokens, checksum_of, documents_in, masks = zip(*read, strict=True)
+        learned = None if masks[0] is None else torch.cat(masks)
+        inputs, targets = trainee.part(torch.cat(tokens), learned)
+        sums[0] += model.passes(inputs, targets, list(documents_in))
         sums[1] += (targets >= 0).sum()
-        return sums, sum(fed.checksum for fed in read)
+        return sums, sum(checksum_of)
     checksums = 0
     for number in range(batch.accumulation):
-        tokens, learned, checksum, documents = next(batches)
+        ids, checksum, documents, learned = next(batches)
         checksums += checksum
         if batch.accumulation > 1:
             last, config = number == batch.accumulation - 1, trainee.config
             gradient_sync(model, last=last, sync=config.sync, reshard=config.reshard)
-        inputs, targets = trainee.part(tokens, learned)
+        inputs, targets = trainee.part(ids, learned)
         total, nll = model(inputs, targets, documents)
         # fully_shard averages over the ranks that share and replicate parameters
         (total / rank_tokens).backward()

@@ -12,6 +12,7 @@ import gc
 import itertools
 import logging
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -235,6 +236,9 @@ class _Ray:
 
     def __init__(self, workers: int | None, address: str | None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if not address and "RAY_AUTH_MODE" not in os.environ:
+            # Who reaches the ports of a Ray runs code in it, and a node has other users. Read when Ray is imported.
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -456,7 +456,11 @@ def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
     manifest = read_record(Manifest, data, path).at(path.parent)
     if problem := manifest.problem():
         raise IntegrityError(f"{path}: {problem}; the file was damaged or edited")
-    for key, value in (("fingerprint", manifest.fingerprint), ("seal", fingerprint(data))):
+    try:
+        seal = fingerprint(data)
+    except RecursionError:  # `config` holds any value
+        raise IntegrityError(f"{path} is nested too deeply; the file was damaged or edited") from None
+    for key, value in (("fingerprint", manifest.fingerprint), ("seal", seal)):
         if stated[key] != value:
             raise IntegrityError(
                 f"{path} was edited or damaged: it states {key} {stated[key]!r}, its contents have {value}"

@@ -147,7 +147,10 @@ def can_trace() -> str:
     return f"strace may not trace here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
-pytestmark = pytest.mark.skipif(bool(why := can_trace()) and not os.environ.get("CI"), reason=why)
+pytestmark = [
+    pytest.mark.skipif(bool(why := can_trace()) and not os.environ.get("CI"), reason=why),
+    *([pytest.mark.timeout(0)] if EVERYTHING else []),
+]
 
 
 @pytest.fixture(scope="module")

@@ -47,8 +47,8 @@ def _texts(
     for first, texts in shard_texts(shard, load_decoder(manifest)):
         found = np.zeros(len(texts), np.bool_)
         for head, tail in around:
-            way = texts if not head + tail else pc.binary_join_element_wise(head, texts, tail, "")
-            found |= find_removed(way, hashes)
+            before, behind, between = (pa.scalar(part, pa.large_string()) for part in (head, tail, ""))
+            found |= find_removed(pc.binary_join_element_wise(before, texts, behind, between), hashes)
         for number in np.flatnonzero(found).tolist():
             yield f"{shard.prefix}: document {first + number} holds a text that was removed"
         report({"decoded": len(texts)})

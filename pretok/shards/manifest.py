@@ -353,6 +353,16 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         """All that was removed, in order."""
         return tuple(event.removal for event in self.history if event.removal is not None)
 
+    @cached_property
+    def but_for_removals(self) -> dict[str, str]:
+        """Each fingerprint that the folder has or had -> the last one of the same shards, but for what was removed."""
+        found = {self.fingerprint: self.fingerprint}
+        later = self.fingerprint
+        for event in reversed(self.history):
+            found[event.fingerprint] = found[later] if event.removal else event.fingerprint
+            later = event.fingerprint
+        return found
+
     def removal_number(self, at: str | None) -> int:
         """Which of the removals was at this time; for None, of what was never removed, one more than there are."""
         return [*(removal.at for removal in self.removals), None].index(at)

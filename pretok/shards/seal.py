@@ -181,15 +181,16 @@ def _of_source(manifest: Manifest, name: str) -> _Source:
 
 def _appended(old: _Source, more: _Source) -> _Source:
     """A source with what was appended to it; each split goes on behind its own shards."""
-    counts = sum_sources([old.counts, more.counts])
+    both = sum_sources([old.counts, more.counts])
+    shards = sorted((*old.shards, *more.shards), key=lambda shard: SPLITS.index(shard.split))
     mismatches: dict[str, MismatchEntry] = {}
     for entry in (*old.mismatches, *more.mismatches):
         first = mismatches.get(entry.column, replace(entry, count=0))
         mismatches[entry.column] = replace(first, count=first.count + entry.count)
     return _Source(
-        counts=replace(counts, rejected=dict(sorted(counts.rejected.items()))),
+        counts=count_source(shards, both.read, dict(sorted(both.rejected.items()))),
         failed=(*old.failed, *more.failed),
-        shards=tuple(sorted((*old.shards, *more.shards), key=lambda shard: SPLITS.index(shard.split))),
+        shards=tuple(shards),
         side_files=(*old.side_files, *more.side_files),
         mismatches=tuple(mismatches[name] for name in sorted(mismatches)),
     )

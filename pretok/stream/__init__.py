@@ -167,9 +167,9 @@ class View:
     mix: the plan it follows; fingerprint: identifies the shards, the mix and the order together; manifest_fingerprint:
     identifies the shards the mix was made of; tokenizer: what the manifest says of it; materialized: whether the shards
     hold the sequences in the order of the mix; masked: whether it leaves out more than the rule of the stream does;
-    removals: how often documents were removed from the shards before it was opened. The fingerprints of a mix and of
-    its materialized form are the same, so a run may go on with either. folder: of the mix's file, beside which its side
-    files are.
+    removals: how often documents were removed from the shards before it was opened; but_for_removals: as of their
+    manifest, for `same_until`. The fingerprints of a mix and of its materialized form are the same, so a run may go on
+    with either. folder: of the mix's file, beside which its side files are.
 
     It may be forked and pickled: every process opens its own files. One thread at a time.
     """
@@ -188,6 +188,7 @@ class View:
         self.tokenizer: dict[str, Any] = to_json(manifest.tokenizer)
         self.materialized = materialized
         self.removals = len(manifest.removals)
+        self.but_for_removals = manifest.but_for_removals
         self._order = mix.order()
         # Classes share the documents of a source, whose tokens have one address each.
         held = {} if materialized else mixed_shards(mix, manifest)

@@ -10,6 +10,7 @@ The shards may have grown since: the history of their manifest proves it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from pretok.stream.mix_file import Mix, check_sources, load_mix, mix_sources, pa
 _CHECKPOINT = re.compile(r"step-\d{8}")
 
 
-def same_until(one: Mix, other: Mix) -> int:
-    """How many first positions of two mixes are the same by their files: the same tokens from the same sequences,
-    of which the same are learned.
+def same_until(one: Mix, other: Mix, equal: Mapping[str, str] | None = None) -> int:
+    """How many first positions of two mixes are the same by their files: the same tokens from the same sequences, of
+    which the same are learned. equal: fingerprint of shards -> that of others which count as the same
+    (`Manifest.but_for_removals`).
 
     That is so as far as their stages are the same, in shards that one grew out of the other or both out of third ones.
     Sources that neither has drawn from by then do not matter.
@@ -33,7 +35,7 @@ def same_until(one: Mix, other: Mix) -> int:
         return one.length
     if (one.split, one.seq_len, one.seed, one.cuts) != (other.split, other.seq_len, other.seed, other.cuts):
         return 0
-    mine, theirs = _shards(one), _shards(other)
+    mine, theirs = _shards(one, equal or {}), _shards(other, equal or {})
     known = max((min(mine[name], theirs[name]) for name in mine.keys() & theirs.keys()), default=0)
     same = 0
     for left, right, length, others in zip(
@@ -47,9 +49,11 @@ def same_until(one: Mix, other: Mix) -> int:
     return min(same, known)
 
 
-def _shards(mix: Mix) -> dict[str, int]:
-    """Fingerprint of shards -> positions from the first that lie in them."""
-    return {part.manifest: part.length for part in mix.earlier} | {mix.manifest: mix.length}
+def _shards(mix: Mix, equal: Mapping[str, str]) -> dict[str, int]:
+    """Fingerprint of shards -> positions from the first that lie in them; the later of equal ones count, as they are
+    of more."""
+    found = {part.manifest: part.length for part in mix.earlier} | {mix.manifest: mix.length}
+    return {equal.get(name, name): length for name, length in found.items()}
 
 
 def _stages(mix: Mix) -> list[list[tuple[object, ...]]]:

@@ -25,6 +25,7 @@ from pretok.cli import run_command
 from pretok.config import Recipe, make_recipe
 from pretok.counts.job import run_count
 from pretok.counts.table import WordTable
+from pretok.removal.job import Request, run_remove
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.spans import ShardSpans, SpanWriter, spans_path
 
@@ -310,3 +311,24 @@ def test_spans_say_what_every_token_is(
     for number in range(len(documents)):
         spelled = [kind for _, count, kind in spans.document(offsets, number) for _ in range(count)]
         assert spelled == flat[offsets[number] : offsets[number + 1]]
+
+
+def test_conversations_are_removed(tmp_path: Path, vocab: Path, here: Engine) -> None:
+    """Their places and spans stay, their texts do not, and they do not come back."""
+    rows = [{"messages": chat, "id": n} for n, chat in enumerate(CHATS)]
+    path = write(tmp_path / "a.jsonl", rows)
+    before = sealed(recipe(tmp_path / "w", vocab, path, keep=["id"]), here)
+    spans = {shard.path: shard.spans_path.read_bytes() for shard in before.shards}
+    run_remove(Request(before.folder, "why", where="id in (3, 7, 20)"), Silent())
+    manifest = load_manifest(before.folder)
+    counts = manifest.sources["chat"]
+    assert counts.removed is not None
+    assert counts.removed.documents == 3
+    assert (counts.train.kinds, counts.documents) == (before.sources["chat"].train.kinds, 60)
+    assert {shard.path: shard.spans_path.read_bytes() for shard in manifest.shards} == spans
+    assert run_verify(before.folder, None, here, Silent(), removed=True)[1] == []
+    left = texts(manifest)
+    assert [n for n in range(60) if not any(f"question {n} " in text for text in left)] == [3, 7, 20]
+    more = write(tmp_path / "b.jsonl", [rows[7], rows[3], {"messages": CHATS[20][:1]}])
+    grown = sealed(recipe(tmp_path / "w", vocab, path, keep=["id"], append=[{"inputs": [str(more)]}]), here)
+    assert grown.sources["chat"].rejected == {"removed": 2}

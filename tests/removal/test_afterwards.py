@@ -130,6 +130,22 @@ def test_a_mix_goes_on_after_a_removal(work: Path, removable: Path) -> None:
         (work / "on.json").unlink()
 
 
+def test_mixes_made_before_and_after_prove_that_they_are_the_same(work: Path, removable: Path) -> None:
+    """With the chain, not without; and only what was removed may differ."""
+    shards = work / "shards"
+    before = pretok.stream.open(removable / "shards", seq_len=16)
+    after = pretok.stream.open(shards, seq_len=16)
+    remove(work, where="id = 'b40'")
+    last = pretok.stream.open(shards, seq_len=16)
+    assert len({view.fingerprint for view in (before, after, last)}) == 3
+    for one in (before, after):
+        assert same_until(one.mix, last.mix) == 0
+        assert same_until(one.mix, last.mix, last.but_for_removals) == len(last)
+    assert same_until(after.mix, last.mix, before.but_for_removals) == 0
+    earlier = load_manifest(removable / "shards").history[0].fingerprint
+    assert last.but_for_removals[earlier] == earlier  # it grew since: that is another stream
+
+
 def test_the_same_mix_again_is_left_as_it_is(work: Path) -> None:
     written = (work / "mix.json").read_bytes()
     line = [

@@ -20,22 +20,30 @@ from train.run import loop
 HALF, WHOLE = 4, 8
 
 
-def train(work: Path, steps: int) -> Path:
+def train(work: Path, steps: int, mixed: bool) -> Path:
     model = work / "model.toml"
     size = load_manifest(work / "shards").tokenizer.vocab_size
     model.write_text(SIZES.format(tied="true").replace("vocab_size = 60", f"vocab_size = {size}"))
-    more = {"mix": str(work / "mix.json"), "model": str(model), "schedule": "wsd", "decay": 0, "warmup": 1}
+    more = {
+        "mix": str(work / "mix.json") if mixed else None,
+        "model": str(model),
+        "schedule": "wsd",
+        "decay": 0,
+        "warmup": 1,
+    }
     loop.train(tiny_config(work / "shards", work, steps=steps, **more))
     return work / "run"
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_over_a_removal(removable: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mixed", [True, False])
+def test_a_run_goes_on_over_a_removal(removable: Path, tmp_path: Path, mixed: bool) -> None:
+    """By a mix, or by every sequence once, whose stream has another name after the removal."""
     work, by_hand, untouched = (
         copy_of(removable, tmp_path / name) for name in ("work", "by_hand", "untouched")
     )
     for folder in (work, by_hand):
-        train(folder, HALF)
+        train(folder, HALF, mixed)
     rows = rows_of(removable)
     gone = {row["hash"] for row in rows if row["source"] == "a" and row["doc"] % 2}
     remove(work, where="source = 'a' and doc % 2 = 1")
@@ -43,7 +51,7 @@ def test_a_run_goes_on_over_a_removal(removable: Path, tmp_path: Path) -> None:
         tokens = np.memmap(by_hand / name, np.uint16, "r+")
         tokens[mask] = EOD
         tokens.flush()
-    runs = [train(folder, WHOLE) for folder in (work, by_hand, untouched)]
+    runs = [train(folder, WHOLE, mixed) for folder in (work, by_hand, untouched)]
     for what in ("loss", "grad_norm"):
         resumed, hand, plain = (column(run, what) for run in runs)
         assert resumed == hand

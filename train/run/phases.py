@@ -21,7 +21,7 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import replace, to_json
 from pretok.shards.manifest import shards_of
 from pretok.stream import View, same_until
-from pretok.stream.mix_file import Mix, mix_json, parse_mix
+from pretok.stream.mix_file import mix_json, parse_mix
 from pretok.stream.segments import SEGMENTS, written_segments
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin
 from train.checkpoint.saved import complete_checkpoints
@@ -182,7 +182,7 @@ def plan_segments(phases: Sequence[Phase], state: RunState, saved: Identity | No
     number, began = _phase_of(phases, state, saved)
     step, tokens = state.step, state.tokens
     position = (
-        0 if began and saved and _parted(phases[number].view.mix, saved) < state.position else state.position
+        0 if began and saved and _parted(phases[number].view, saved) < state.position else state.position
     )
     schedule, unit = state.schedule, state.unit or phases[number].step_tokens
     if began and phases[number].own_schedule:
@@ -256,11 +256,12 @@ def _last_step(phase: Phase, next_at: int | None, step: int, tokens: int, positi
     return last
 
 
-def _parted(mix: Mix, saved: Identity) -> int:
-    """How many positions the stream of a checkpoint and a mix have in common at their beginning."""
-    if mix.fingerprint == saved.stream:
-        return mix.length
-    return same_until(parse_mix(saved.mix, Path(META)), mix)
+def _parted(view: View, saved: Identity) -> int:
+    """How many positions the stream of a checkpoint and another have in common at their beginning, but for documents
+    that were removed since."""
+    if view.fingerprint == saved.stream:
+        return view.mix.length
+    return same_until(parse_mix(saved.mix, Path(META)), view.mix, view.but_for_removals)
 
 
 def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> dict[str, tuple[Any, Any]]:
@@ -312,7 +313,7 @@ def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
             f"{phase.config.shards} was made with another vocabulary than {meta.tokenizer.shards}, which the run read: "
             f"the same ids mean other words (fingerprint {tokenizer}, was {meta.tokenizer.fingerprint})"
         )
-    common = _parted(phase.view.mix, saved)
+    common = _parted(phase.view, saved)
     if not began and common < state.position:
         names = (
             ("seq_len", saved.model.seq_len, phase.model.seq_len),

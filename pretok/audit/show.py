@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pretok.audit.documents import Inspection, token_texts
 from pretok.audit.trace import Traced, TraceRow, passage_rows
 from pretok.base.console import Marked
-from pretok.base.kinds import LEARNED
 from pretok.base.units import plural
 from pretok.base.visible import visible
 from pretok.tokenizer.vocabulary import Vocabulary
@@ -21,7 +20,8 @@ from pretok.tokenizer.vocabulary import Vocabulary
 @dataclass(frozen=True, slots=True)
 class SeenSequence:
     """One position of a mix. step: of the run that reads it, None without a run; ids: seq_len + 1, of which the last is
-    only predicted; documents: those it is made of, in order; what they leave of a packed one is EOD."""
+    only predicted; documents: those it is made of, in order; what they leave of a packed one is EOD; learned: of each
+    token whether it is, None where all are."""
 
     position: int
     step: int | None
@@ -31,6 +31,7 @@ class SeenSequence:
     ids: list[int]
     tokens: list[str]
     documents: list[TraceRow]
+    learned: list[bool] | None = None
 
 
 def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSequence:
@@ -38,19 +39,20 @@ def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSeque
     documents = passage_rows(traced, position)
     source, epoch, sequence = traced.view.origin(position)
     ids = traced.view[position].tolist()
-    return SeenSequence(
-        position, traced.step_of(position), source, epoch, sequence, ids, token_texts(vocab, ids), documents
-    )
+    tokens, step = token_texts(vocab, ids), traced.step_of(position)
+    # The first token is no target.
+    learned = [False, *traced.view.loss(position).tolist()] if traced.view.masked else None
+    return SeenSequence(position, step, source, epoch, sequence, ids, tokens, documents, learned)
 
 
 def marked(
-    vocab: Vocabulary, ids: Sequence[int], tokens: Sequence[str], kinds: Sequence[str] | None = None
+    vocab: Vocabulary, ids: Sequence[int], tokens: Sequence[str], learned: Sequence[bool] | None = None
 ) -> Marked:
-    """Tokens as pieces of kinds. kinds: of a conversation what each token is: what is not learned is dimmed."""
+    """Tokens as pieces of kinds. learned: of each whether it is; what is not is dimmed."""
     special = set(vocab.added_tokens.values())
     shown = [_kind(vocab, i, special) for i in ids]
-    if kinds is not None:
-        shown = [kind if what in LEARNED else "unlearned" for kind, what in zip(shown, kinds, strict=True)]
+    if learned is not None:
+        shown = [kind if known else "unlearned" for kind, known in zip(shown, learned, strict=True)]
     return Marked(list(zip(tokens, shown, strict=True)))
 
 

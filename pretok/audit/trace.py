@@ -19,6 +19,7 @@ import numpy as np
 import pretok.stream
 from pretok.audit.documents import find_shard, origin
 from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.records import replace
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
@@ -313,7 +314,11 @@ def positions_of_step(segments: Sequence[Traced], step: int) -> tuple[Traced, ra
     return segment, range(first, first + segment.global_batch)
 
 
-@lru_cache(maxsize=4)
 def _offsets(shard: Shard) -> Any:
     """(documents + 1,) int64, where each document of a shard starts in its tokens. IntegrityError."""
+    return _read_offsets(replace(shard, kinds=None))  # a dictionary has no hash
+
+
+@lru_cache(maxsize=4)
+def _read_offsets(shard: Shard) -> Any:
     return shard.open().offsets

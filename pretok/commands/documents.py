@@ -15,6 +15,7 @@ import typer
 
 from pretok.base.console import table
 from pretok.base.errors import UsageError
+from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.terminal import print_json
 from pretok.base.units import human_bytes, plural
 from pretok.base.visible import visible, visible_json
@@ -148,11 +149,12 @@ def _show_documents(manifest: Manifest, found: list[Inspection], console: Consol
     from pretok.audit.show import document_heading, marked
     from pretok.shards.texts import load_vocabulary
 
-    vocab = load_vocabulary(manifest)
+    vocab, learned_kinds = load_vocabulary(manifest), (*LEARNED, KINDS[TEXT])
     for one in found:
         for line in document_heading(one, vocab):
             console.show(line, result=True)
-        console.show(marked(vocab, one.ids, one.tokens, one.kinds), result=True)
+        learned = None if one.kinds is None else [kind in learned_kinds for kind in one.kinds]
+        console.show(marked(vocab, one.ids, one.tokens, learned), result=True)
 
 
 def _show_sequences(
@@ -185,7 +187,7 @@ def _show_sequences(
     for one in shown:
         for line in sequence_heading(one):
             console.show(line, result=True)
-        console.show(marked(vocab, one.ids, one.tokens), result=True)
+        console.show(marked(vocab, one.ids, one.tokens, one.learned), result=True)
 
 
 def _print(found: list[dict[str, object]], several: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizing import contents, run
 
+import pretok.stream
 from pretok.audit.documents import run_inspect
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
@@ -159,6 +161,12 @@ def test_who_cannot_keep_the_spans_says_so(
     shown = capsys.readouterr().out
     assert "(<|im_start|>)" in shown
     assert "[<|im_end|>]" in shown
+    assert run_command(["inspect", shards, "--mix", str(tmp_path / "mix.json"), "--position", "3"]) == 0
+    shown = capsys.readouterr().out
+    learned = pretok.stream.open(shards, tmp_path / "mix.json").loss(3)
+    tokens = re.findall(r"[\[(][^\])]+[\])]", shown.partition("predicted:")[2])
+    assert [token[0] == "[" for token in tokens] == [False, *learned.tolist()]
+    assert 0 < learned.sum() < 16
     assert run_command(["stats", shards]) == 0
     assert "learned in chat: " in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixing import request, write_ledgers
-from support import EOD, make_shards
+from support import EOD, make_shards, needs
 
 import pretok.stream
 from pretok.audit.verify_job import run_verify
@@ -258,3 +258,17 @@ def test_damaged_spans_are_named(tmp_path: Path, place: int, byte: int) -> None:
     view = pretok.stream.open(shards, seq_len=40)
     with pytest.raises(IntegrityError, match=path.name):
         view.loss(0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_labels_of_other_trainers_are_masked(shards: Path, workers: int) -> None:
+    """Also where a process reads, out of which masks come in bits."""
+    needs("torch")
+    from pretok.integrations.pytorch import IGNORE, Loader
+
+    view = pretok.stream.open(shards, seq_len=31, learn={"chat": ["user"]})
+    masks = view.batch(range(len(view)), loss=True)[1]
+    for number, batch in enumerate(Loader(view, 4, workers=workers)):
+        learned = batch["labels"].numpy() != IGNORE
+        np.testing.assert_array_equal(learned, masks[4 * number : 4 * number + 4])
+    assert number == len(view) // 4 - 1

@@ -20,14 +20,13 @@ from pretok.base.console import SILENT
 from pretok.base.errors import IntegrityError, MismatchError, NoSpace
 from pretok.base.execute import Engine
 from pretok.base.records import to_json
+from pretok.read.batches import hash_column, hash_texts
 from pretok.shards.format import ShardReader
 from pretok.shards.inputs import lines_before, load_inputs
 from pretok.shards.ledger import (
     SCHEMA,
     WINDOW,
     LedgerWriter,
-    hash_column,
-    hash_texts,
     ledger_path,
     ledger_row,
     ledger_rows,

@@ -37,8 +37,8 @@ from benchmarks.stream import sparse
 from benchmarks.train_shards import bare_manifest
 from pretok.base.execute import peak_bytes
 from pretok.base.records import replace
-from pretok.base.storage import checksum
 from pretok.base.tokens import Ints
+from pretok.base.tree import root_of
 from pretok.config import make_mix
 from pretok.shards.format import index_bytes
 from pretok.shards.ledger import SCHEMA, WINDOW
@@ -85,7 +85,7 @@ def simulate(folder: Path, documents: int, *, holes: bool = True) -> Manifest:
         pq.write_table(
             pa.table(arrays, schema=SCHEMA.append(QUALITY)), shard.ledger_path, row_group_size=WINDOW
         )
-        shards.append(replace(shard, index_checksum=checksum(shard.index_path)))
+        shards.append(replace(shard, index_root=root_of(shard.index_path)))
     write_manifest(folder, bare_manifest(50_000, shards))
     return load_manifest(folder)
 

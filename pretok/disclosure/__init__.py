@@ -6,6 +6,7 @@ summary.py    figures -> the parts of the summary; what no file knows is a named
 answers.py    what a person answers -> the blanks
 since.py      an earlier summary and this one -> what changed
 domains.py    hosts -> registrable domains, all of them, as CSV
+register.py   reserved domains -> what of them is held, read, refused and removed
 croissant.py  the summary -> Croissant 1.1
 job.py        all of it, as JSON, HTML or Croissant
 page.html     the template of the page

@@ -61,9 +61,10 @@ class ProcessingAnswers(Part):
 
 
 class Answers(Part):
-    """The whole file. crawlers: which ones collected the sources."""
+    """The whole file. crawlers: which ones collected the sources; reservations: a register of them, a CSV."""
 
     crawlers: str | None = None
+    reservations: str | None = None
     provider: ProviderAnswers = ProviderAnswers()
     model: ModelAnswers = ModelAnswers()
     general: GeneralAnswers = GeneralAnswers()

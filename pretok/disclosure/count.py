@@ -98,7 +98,7 @@ class DateRange(msgspec.Struct, kw_only=True, omit_defaults=True):
 class ReadFigures:
     """Of one source. columns: kind -> the kept column that tells it; values: kind -> sums of (documents, tokens,
     document_bytes, token_bytes); duplicates: documents that the ledger names as copies; removed: of `amount` the
-    documents that were removed since, of which nothing else is known."""
+    documents that were removed since, of which nothing else is known; removals: the same by the time of the removal."""
 
     name: str
     extent: SourceReading
@@ -108,6 +108,7 @@ class ReadFigures:
     dates: DateRange | None = None
     duplicates: Amount | None = field(default=None)
     removed: Amount = field(default_factory=Amount)
+    removals: ValueCounts = field(default_factory=lambda: ValueCounts(MOST_VALUES))
 
 
 def count_sources(manifest: Manifest, extent: Extent, named: Mapping[str, str]) -> list[ReadFigures]:
@@ -192,6 +193,8 @@ def _add(figures: ReadFigures, rows: pa.RecordBatch, tokens: Ints, lengths: Ints
     figures.amount.add(_amount(rows, tokens, bytes_read))
     gone = rows["removed"].is_valid()
     figures.removed.add(_amount(rows.filter(gone), tokens[np.asarray(gone)], bytes_read.filter(gone)))
+    amounts = (pa.array(tokens), sizes, bytes_read)
+    figures.removals.add(*(column.filter(gone) for column in (rows["removed"], *amounts)))
     for kind, column in figures.columns.items():
         values = rows[column]
         if kind == "date":
@@ -204,7 +207,7 @@ def _add(figures: ReadFigures, rows: pa.RecordBatch, tokens: Ints, lengths: Ints
             figures.duplicates.add(_amount(rows.filter(copies), tokens[np.asarray(copies)], of_copies))
         else:
             told = domains(values.cast(pa.string())) if kind == "domain" else values
-            figures.values[kind].add(told, pa.array(tokens), sizes, bytes_read)
+            figures.values[kind].add(told, *amounts)
 
 
 def _amount(rows: pa.RecordBatch, tokens: Ints, bytes_read: pa.Array) -> Amount:

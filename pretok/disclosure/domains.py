@@ -16,24 +16,16 @@ from pretok.base.errors import UsageError
 from pretok.disclosure.count import MOST_VALUES, ReadFigures
 from pretok.shards.values import ValueCounts
 
+NO_ADDRESS = "no source keeps an address: keep a column `url`, or name it with --column domain=COLUMN"
 COLUMNS = ("domain", "documents", "document_bytes", "tokens", "token_bytes")
 
 
 def domains_csv(figures: Sequence[ReadFigures]) -> str:
     """A row for each registrable domain; the last one, without a name, has the documents without an address. UsageError
     where no source keeps an address, for too many of them, or where the library is not installed."""
-    named = [source.values["domain"] for source in figures if "domain" in source.values]
-    if not named:
-        raise UsageError(
-            "no source keeps an address: keep a column `url`, or name it with --column domain=COLUMN"
-        )
-    registrable = _registrable()
-    found = ValueCounts(MOST_VALUES)
-    for counts in named:
-        if counts.sums is None:
-            raise UsageError(f"there are more than {MOST_VALUES:,} hosts: count them with pretok query")
-        for host, sums in counts.sums.items():
-            found.merge({None if host is None else registrable(host): sums})
+    if not any("domain" in source.values for source in figures):
+        raise UsageError(NO_ADDRESS)
+    found = by_host(figures, registrable_domains())
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -45,7 +37,22 @@ def domains_csv(figures: Sequence[ReadFigures]) -> str:
     return out.getvalue()
 
 
-def _registrable() -> Callable[[str], str]:
+def by_host(figures: Sequence[ReadFigures], of: Callable[[str], str]) -> ValueCounts:
+    """What was read by what `of` makes of each host; None: documents without an address, of sources that keep it.
+    UsageError for too many hosts."""
+    found = ValueCounts(MOST_VALUES)
+    for source in figures:
+        counts = source.values.get("domain")
+        if counts is None:
+            continue
+        if counts.sums is None:
+            raise UsageError(f"there are more than {MOST_VALUES:,} hosts: count them with pretok query")
+        for host, sums in counts.sums.items():
+            found.merge({None if host is None else of(host): sums})
+    return found
+
+
+def registrable_domains() -> Callable[[str], str]:
     """The registrable domain of a host; of an address of numbers, and of what has none, the host itself."""
     try:
         from publicsuffixlist import PublicSuffixList

@@ -22,6 +22,7 @@ from pretok.disclosure.count import ReadFigures, count_sources
 from pretok.disclosure.croissant import croissant
 from pretok.disclosure.domains import domains_csv
 from pretok.disclosure.read import read_mix, read_shards, read_steps
+from pretok.disclosure.register import count_reserved, read_register
 from pretok.disclosure.since import changes, load_summary
 from pretok.disclosure.summary import FORMAT, VERSION, Summary, disclosed
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
@@ -74,10 +75,14 @@ def disclose(request: DisclosureRequest) -> tuple[Manifest, list[ReadFigures], S
         extent = read_mix(manifest, request.mix) if request.mix is not None else read_shards(manifest)
     given = request.answers or work / ANSWERS
     answers = load_answers(given) if request.answers or given.exists() else Answers()
+    register = None if answers.reservations is None else read_register(given.parent / answers.reservations)
     before = None if request.since is None else load_summary(request.since, FORMAT, VERSION)
     figures = count_sources(manifest, extent, request.columns)
     summary = disclosed(manifest, extent, figures, request.domains)
     summary = answered(summary, answers, set(manifest.sources), given)
+    if register is not None:
+        reserved = count_reserved(manifest, extent, figures, register, request.columns, request.mix)
+        summary = replace(summary, processing=replace(summary.processing, reservations=reserved))
     if before is not None:
         summary = replace(summary, since=changes(before, summary.as_json()))
     return manifest, figures, summary

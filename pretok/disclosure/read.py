@@ -173,9 +173,9 @@ def read_mix(manifest: Manifest, mix: Path) -> Extent:
     return _extent("mix", [(view, 0, len(view), view.removals)], None)
 
 
-def read_steps(manifest: Manifest, folder: Path, mix: Path | None) -> Extent:
-    """The sequences of all steps that are on record in a run's folder; mix: where its last mix is now, None: where it
-    was, or what the run recorded of it.
+def read_steps(manifest: Manifest, folder: Path, mix: Path | None, done: int = 0) -> Extent:
+    """The sequences of all steps that are on record in a run's folder, or of those after the first `done`; mix: where
+    its last mix is now, None: where it was, or what the run recorded of it.
 
     Raises UsageError where nothing was trained, MismatchError when the run read another order or other shards.
     """
@@ -184,7 +184,9 @@ def read_steps(manifest: Manifest, folder: Path, mix: Path | None) -> Extent:
     segments = tuple(segment for segment in run.segments if segment.step < run.steps)
     ends = [*(segment.step for segment in segments[1:]), run.steps]
     for segment, view, end in zip(segments, open_segments(segments, manifest, mix), ends, strict=True):
-        spans.append((view, segment.position, segment.position_after(end), segment.removals))
+        if done < end:
+            first = segment.position_after(max(done, segment.step))
+            spans.append((view, first, segment.position_after(end), segment.removals))
     return _extent("run", spans, run)
 
 

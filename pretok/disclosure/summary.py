@@ -16,6 +16,7 @@ from pretok.base.records import to_json
 from pretok.base.version import PRETOK_VERSION
 from pretok.disclosure.count import MOST_VALUES, Amount, DateRange, ReadFigures
 from pretok.disclosure.read import Extent
+from pretok.disclosure.register import Reservations
 from pretok.disclosure.since import Change
 from pretok.shards.inputs import count_files
 from pretok.shards.manifest import Manifest, SplitCounts
@@ -31,6 +32,10 @@ COUNTED = {
     "part, its bytes in proportion to its tokens, rounded down",
     "epochs": "sequences read of a source by sequences it has; null: no order reads it",
     "values": "null: no column tells it; a value null: documents without one",
+    "reservations": "documents, tokens: held in the shards now, in both splits; read: by the mix or the run; later: of "
+    "that, in steps on the day of the register or after; refused, removed: by removals whose reason names the domain "
+    "and no other of the register, as what was removed or rejected keeps no address; removed_read: of that, read "
+    "by the run before; null: cannot be told",
 }
 """What the figures of any scope mean."""
 
@@ -178,7 +183,8 @@ class RemovedFrom:
 
 @dataclass(frozen=True, slots=True)
 class Processing:
-    """Part 3. records_read, rejected: by source, of all its splits; settings: the same for every source."""
+    """Part 3. records_read, rejected: by source, of all its splits; settings: the same for every source; reservations:
+    None where no register is named."""
 
     reservations_of_rights: str | None
     removal_of_illegal_content: str | None
@@ -189,6 +195,7 @@ class Processing:
     rejected: dict[str, dict[str, int]]
     removed: dict[str, RemovedFrom]
     incomplete: tuple[str, ...]
+    reservations: Reservations | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mixing import stretches, write_segment
 from support import needs
 from tokenizing import recipe, run
 
+import pretok
 import pretok.stream
 from pretok.audit.documents import run_inspect
 from pretok.base.execute import Engine
@@ -26,6 +28,7 @@ from pretok.cli import run_command
 from pretok.config import Recipe
 from pretok.disclosure import domains
 from pretok.disclosure.read import Coverage
+from pretok.disclosure.register import reservation_of
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import load_manifest
 
@@ -91,7 +94,7 @@ def write_run(made: Recipe, folder: Path, steps: int, mix: Path | None) -> Path:
             "step": s,
             "tokens": s * BATCH * SEQ_LEN,
             "skipped": s // 5,
-            "time": f"2026-01-01T00:00:{s % 60:02}Z",
+            "time": f"2026-01-{s:02}T00:00:00Z",
         }
         for s in range(1, steps + 1)
     ]
@@ -132,10 +135,10 @@ def documents(made: Recipe, rows: dict[str, list[dict[str, Any]]]) -> Figures:
     return found
 
 
-def walk(documents: Figures, view: pretok.stream.View, length: int) -> Figures:
-    """Position by position: (tokens read, record) of each document of which any was read."""
+def walk(documents: Figures, view: pretok.stream.View, length: int, first: int = 0) -> Figures:
+    """Position by position, from `first` on: (tokens read, record) of each document of which any was read."""
     read = {source.name: np.zeros(max(source.tokens, 1), np.int64) for source in view.mix.sources}
-    for position in range(length):
+    for position in range(first, length):
         source, epoch, index = view.origin(position)
         if view.mix.packs:
             for _, first, tokens in stretches(view, position):
@@ -527,7 +530,7 @@ def test_registrable_domains_are_ranked_by_bytes(
 
 def test_hosts_are_led_to_their_registrable_domain() -> None:
     needs("publicsuffixlist")
-    of = domains._registrable()
+    of = domains.registrable_domains()
     hosts = ["news.bbc.co.uk", "a.b.github.io", "10.0.0.1", "localhost", "co.uk", "WWW.X.IT"]
     assert [of(host) for host in hosts] == [
         "bbc.co.uk",
@@ -545,3 +548,103 @@ def test_no_list_of_domains_is_named(
     monkeypatch.setitem(sys.modules, "publicsuffixlist", None)
     assert run_command(["disclose", str(made.out), "--format", "csv"]) == 2
     assert "pip install publicsuffixlist" in capsys.readouterr().err
+
+
+@pytest.fixture
+def register(made: Recipe) -> Iterator[Path]:
+    """The file that WORK/disclosure.toml names."""
+    needs("publicsuffixlist")
+    path, named = made.out / "reserved.csv", made.out / "disclosure.toml"
+    named.write_text('reservations = "reserved.csv"')
+    yield path
+    named.unlink()
+    path.unlink(missing_ok=True)
+
+
+def test_reservations_are_joined_by_domain(
+    made: Recipe, documents: Figures, register: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reserved before, within and after the 7 days of a run, one of them on its first; and one that holds nothing."""
+    days = {3: "2025-06-01", 5: "2026-01-04", 7: "2026-02-01", 9: "2026-01-01", 10: "2026-01-07"}
+    reserved = {f"host{n}.example": day for n, day in days.items()} | {"none.example": "2020-01-01"}
+    lines = ["domain,reserved_from", *(f"{name},{day}" for name, day in reserved.items())]
+    register.write_text("\n".join(lines))
+    said = ask(capsys, made.out, "--run", write_run(made, tmp_path / "run", 7, made.out / "mix.json"))
+    told = said["processing"]["reservations"]
+    assert told["registered"] == 6
+    every = pretok.open(made.out).documents().to_arrow().to_pylist()
+    where = [host({"meta": {"url": row["url"]}}) for row in every]
+    view = pretok.stream.open(made.shards_dir, made.out / "mix.json")
+
+    def read(name: str, first: int) -> tuple[int, int]:
+        figures = walk(documents, view, 7 * BATCH, first * BATCH)
+        return by([e for entries in figures.values() for e in entries], host).get(name, (0, 0, 0, 0))[::2]  # type: ignore[return-value]
+
+    found = {one["name"]: one for one in told["domains"]}
+    assert found.keys() == reserved.keys() - {"none.example"}
+    before = {"2025-06-01": 0, "2026-01-01": 0, "2026-01-04": 3, "2026-01-07": 6, "2026-02-01": 7}
+    for name, one in found.items():
+        held = [row["tokens"] for row, there in zip(every, where, strict=True) if there == name]
+        assert (one["documents"], one["tokens"]) == (len(held), sum(held))
+        assert (one["read_documents"], one["read_tokens"]) == read(name, 0)
+        assert (one["later_documents"], one["later_tokens"]) == read(name, before[one["reserved_from"]])
+    for key, total in told["total"].items():
+        assert total == sum(one[key] for one in found.values())
+    none = [row["tokens"] for row, there in zip(every, where, strict=True) if there is None]
+    assert (told["no_address_documents"], told["no_address_tokens"]) == (len(none), sum(none))
+    # Of the shards: the same held; no order reads them.
+    of_shards = ask(capsys, made.out)["processing"]["reservations"]
+    assert [one["tokens"] for one in of_shards["domains"]] == [one["tokens"] for one in told["domains"]]
+    assert of_shards["total"]["read_tokens"] is None
+    of_mix = ask(capsys, made.out, "--mix", made.out / "mix.json")["processing"]["reservations"]
+    assert of_mix["total"]["read_tokens"] > told["total"]["read_tokens"]
+    assert of_mix["total"]["later_tokens"] is None
+    assert run_command(["disclose", str(made.out), "--format", "html"]) == 0
+    assert "reserved from" in capsys.readouterr().out
+
+
+def test_a_reserved_host_counts_for_itself_alone() -> None:
+    """Where its domain is reserved too, the earlier day counts."""
+    needs("publicsuffixlist")
+    of = reservation_of(
+        {"bbc.co.uk": "2024-01-01", "news.bbc.co.uk": "2023-01-01", "old.bbc.co.uk": "2025-01-01"}
+    )
+    hosts = ["bbc.co.uk", "a.BBC.co.uk", "news.bbc.co.uk", "a.news.bbc.co.uk", "old.bbc.co.uk", "itv.co.uk"]
+    assert [of(host) for host in hosts] == ["bbc.co.uk"] * 2 + ["news.bbc.co.uk"] + ["bbc.co.uk"] * 2 + [""]
+    alone = reservation_of({"b.x.it": "2024-01-01", "xn--mnchen-3ya.de": "2024-01-01"})
+    assert [alone(host) for host in ("x.it", "b.x.it", "a.b.x.it", "münchen.de")] == [
+        "",
+        "b.x.it",
+        "",
+        "xn--mnchen-3ya.de",
+    ]
+
+
+def test_wrong_lines_of_a_register_are_named(
+    made: Recipe, register: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        "domain,reserved_from",
+        "x.it,2024-01-01",
+        "https://y.it,2024-01-01",
+        "z.it,1.1.2024",
+        "co.uk,2024-01-01",
+    ]
+    lines += ["X.it,2024-02-30", "w.it", "", "www.v.it,2024-01-01", "u.it,20240101", "t.it,2024-01-01"]
+    for text, told in (
+        (
+            "\n".join(lines),
+            "reserved.csv: line 3: 'https://y.it' is no domain; line 4: '1.1.2024' is no day such as 2024-08-01; "
+            "line 5: 'co.uk' is a public suffix, under which others have domains; line 6: 'X.it' stands here twice; "
+            "line 7: 1 values where a domain and a day are wanted; line 9: 'www.v.it': write it without www., as "
+            "addresses are counted; line 10: '20240101' is no day such as 2024-08-01",
+        ),
+        ("x.it,2024-01-01", "the first line must be domain,reserved_from"),
+        ('domain,reserved_from\n"x.it', "cannot read"),
+        (None, "cannot read"),
+    ):
+        register.unlink(missing_ok=True)
+        if text is not None:
+            register.write_text(text)
+        assert run_command(["disclose", str(made.out)]) == 2
+        assert told in " ".join(capsys.readouterr().err.split())

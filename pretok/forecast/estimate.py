@@ -24,13 +24,15 @@ import numpy as np
 import pyarrow as pa
 
 from pretok.base.errors import UsageError
+from pretok.base.kinds import LEARNED
+from pretok.base.records import replace
 from pretok.base.tokens import Ints
 from pretok.config import MixTable
 from pretok.forecast.measure import Found, Sample
 from pretok.stream.classes import evaluate, parse_class
 from pretok.stream.mix_file import MixSource, sequences
 from pretok.stream.pack import packed_shares
-from pretok.stream.quota import stage_quotas, weighed
+from pretok.stream.quota import as_counted, stage_quotas, weighed
 
 ERRORS = 2.0
 """Standard errors on each side: an interval of about 95 %."""
@@ -51,15 +53,17 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class SourceForecast:
-    """What a source should hold. files, stored: its inputs and their bytes; bytes: of text; reject_share: of records;
-    sampled: bytes of text that were encoded; rate: bytes of text that one core parses and encodes in a second; words:
-    distinct ones; shards: their number, of `shard_bytes` bytes of tokens each."""
+    """What a source should hold. files, stored: its inputs and their bytes; bytes: of text; learned: tokens of
+    conversations that are learned, None of plain text; reject_share: of records; sampled: bytes of text that were
+    encoded; rate: bytes of text that one core parses and encodes in a second; words: distinct ones; shards: their
+    number, of `shard_bytes` bytes of tokens each."""
 
     files: int
     stored: int
     documents: Interval
     bytes: Interval
     tokens: Interval
+    learned: Interval | None
     reject_share: float
     rejected: dict[str, float]
     words: float
@@ -70,9 +74,11 @@ class SourceForecast:
 
 
 def forecast_source(
-    sample: Sample, files: int, stored: int, shard_bytes: int, itemsize: int
+    sample: Sample, files: int, stored: int, shard_bytes: int, itemsize: int, chat: bool = False
 ) -> SourceForecast:
-    """A source from its windows. Raises UsageError where no text was found in any."""
+    """A source from its windows. chat: whether it holds conversations.
+
+    Raises UsageError where no text was found in any."""
     found = [part for part in sample.found if part.bytes]
     if not found:
         reasons = sum((part.rejected for part in sample.found), Counter[str]())
@@ -81,7 +87,8 @@ def forecast_source(
     whole = all(part.window.amount <= part.window.units * (1 + ROUNDING) for part in sample.found)
     documents = _total(sample.found, lambda part: part.documents, whole)
     text = _total(sample.found, lambda part: part.bytes, whole)
-    tokens = _total(sample.found, _tokens, whole and all(part.encoded == part.bytes for part in sample.found))
+    read = whole and all(part.encoded == part.bytes for part in sample.found)
+    tokens, learned = (_total(sample.found, of, read) for of in (_tokens, _learned))
     rejected = {
         reason: _total(sample.found, lambda part, reason=reason: part.rejected[reason], whole).value  # type: ignore[misc]
         for reason in sorted(sum((part.rejected for part in sample.found), Counter[str]()))
@@ -93,6 +100,7 @@ def forecast_source(
         documents=documents,
         bytes=text,
         tokens=tokens,
+        learned=learned if chat else None,
         reject_share=refused / max(1.0, refused + documents.value),
         rejected=rejected,
         words=sample.distinct_words(text.value),
@@ -105,6 +113,10 @@ def forecast_source(
 
 def _tokens(part: Found) -> float:
     return part.tokens * part.bytes / part.encoded if part.encoded else 0.0
+
+
+def _learned(part: Found) -> float:
+    return sum(int(some.sum()) for some in part.learned) * part.bytes / part.encoded if part.encoded else 0.0
 
 
 def _total(found: Sequence[Found], of: Callable[[Found], float], whole: bool) -> Interval:
@@ -124,11 +136,12 @@ def _total(found: Sequence[Found], of: Callable[[Found], float], whole: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class MixForecast:
-    """What a mix would take, in learned tokens. tokens: of the mix; epochs: of each source and class; problem: why it
-    cannot be, or ""; sure: whether that is the same at both ends of all intervals; classes: tokens of each; notes: what
-    the sample does not tell."""
+    """What a mix would take. tokens: of the mix; learned: those of them that are learned, None of plain text; epochs:
+    of each source and class; problem: why it cannot be, or ""; sure: whether that is the same at both ends of all
+    intervals; classes: tokens of each; notes: what the sample does not tell."""
 
     tokens: int
+    learned: int | None
     epochs: dict[str, float]
     problem: str
     sure: bool
@@ -138,10 +151,12 @@ class MixForecast:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What a mix weighs: its tokens and, of its documents in the sample, those of each."""
+    """What a mix weighs: its tokens and, of its documents in the sample, those of each; learned: the share that is
+    learned of conversations, None of plain text."""
 
     tokens: Interval
     lengths: Ints
+    learned: float | None
 
 
 def forecast_mix(
@@ -170,7 +185,7 @@ def forecast_mix(
     )
     return MixForecast(
         *middle,
-        sure=not unknown and all(bool(problem) == bool(middle[2]) for _, _, problem in ends),
+        sure=not unknown and all(bool(problem) == bool(middle[3]) for *_, problem in ends),
         classes={name: entry.tokens for name, entry in entries.items() if name not in sources},
         notes=tuple(notes),
     )
@@ -184,13 +199,16 @@ def _entries(
     every = pa.concat_tables(rows).combine_chunks()
     lengths = np.asarray(every["tokens"])
     if not predicates:
-        return {name: _Entry(source.tokens, lengths)}
+        known = source.learned
+        share = None if known is None else known.value / max(source.tokens.value, 1.0)
+        return {name: _Entry(source.tokens, lengths, share)}
     chosen = evaluate(every, predicates)
     chosen = np.vstack([chosen, ~chosen.any(axis=0)])  # and the rest
     ends = iter(np.cumsum([0, *map(len, rows)]).tolist())
     at = {id(part): slice(begin, end) for part, (begin, end) in zip(
         (part for part in sample.found if part.rows), pairwise(ends), strict=True)}  # fmt: skip
     exact = source.tokens.low == source.tokens.value == source.tokens.high
+    learned = np.concatenate([some for part in sample.found for some in part.learned])
     found = {}
     for mask, entry in zip(chosen, (*predicates, name), strict=True):
         of_entry = np.where(mask, lengths, 0)
@@ -199,7 +217,8 @@ def _entries(
             inside = int(of_entry[at[id(part)]].sum()) if part.rows else 0
             return inside * part.bytes / part.encoded if part.encoded else 0.0
 
-        found[entry] = _Entry(_total(sample.found, tokens, exact), lengths[mask])
+        share = None if source.learned is None else float(learned[mask].sum() / max(lengths[mask].sum(), 1))
+        found[entry] = _Entry(_total(sample.found, tokens, exact), lengths[mask], share)
     return found
 
 
@@ -222,23 +241,28 @@ def _whole_sources(mix: MixTable, unknown: AbstractSet[str]) -> MixTable:
 
 def _try(
     mix: MixTable, entries: Mapping[str, _Entry], train: float, of: Callable[[Interval], float]
-) -> tuple[int, dict[str, float], str]:
-    """(tokens, epochs of each entry, problem) of a mix over entries of which `of` says how many tokens they have."""
+) -> tuple[int, int | None, dict[str, float], str]:
+    """(tokens, those that are learned, epochs of each entry, problem) of a mix over entries of which `of` says how many
+    tokens they have."""
     length = mix.seq_len
     sources = []
     for name, entry in entries.items():
         count = int(train * of(entry.tokens))
-        if mix.pack == "none" or count < 2:
-            sources.append(MixSource(name, count, sequences(count, length, "epoch")))
-            continue
-        bins, learned = (int(count * share) for share in packed_shares(entry.lengths, length))
-        sources.append(MixSource(name, count, bins, packed=("sample",), targets=learned))
+        made = MixSource(name, count, sequences(count, length, "epoch"))
+        if mix.pack != "none" and count > 1:
+            bins, targets = (int(count * share) for share in packed_shares(entry.lengths, length))
+            made = replace(made, sequences=bins, packed=("sample",), targets=targets)
+        if entry.learned is not None:
+            known = int((made.targets if made.packed else count) * entry.learned)
+            made = replace(made, learn=LEARNED, learned_tokens=known)
+        sources.append(made)
     drawn = [0] * len(sources)
     problem = ""
+    counted = as_counted(mix, sources)
     try:
-        mix = weighed(mix, sources)
+        mix = weighed(mix, counted)
         for stage in mix.all_stages:
-            quotas, _ = stage_quotas(stage, mix, sources, drawn)
+            quotas, _ = stage_quotas(stage, mix, counted, drawn)
             drawn = [taken + quota for taken, quota in zip(drawn, quotas, strict=True)]
     except UsageError as error:
         problem = str(error)
@@ -246,5 +270,7 @@ def _try(
         source.name: taken / source.sequences if source.sequences else 0.0
         for source, taken in zip(sources, drawn, strict=True)
     }
-    tokens = sum(taken * source.learned(length) for source, taken in zip(sources, drawn, strict=True))
-    return int(tokens), epochs, problem
+    tokens = sum(taken * source.predicted(length) for source, taken in zip(sources, drawn, strict=True))
+    learned = sum(taken * source.learned(length) for source, taken in zip(sources, drawn, strict=True))
+    masked = any(source.learn for source in sources)
+    return int(tokens), int(learned) if masked else None, epochs, problem

@@ -12,6 +12,7 @@ from itertools import chain
 
 from pretok.base.console import Console, Table, table
 from pretok.base.errors import UsageError
+from pretok.base.kinds import LEARNED
 from pretok.base.tokens import token_dtype
 from pretok.base.units import duration, human, human_bytes
 from pretok.chat.resolve import chat_tokenizer, resolve
@@ -90,15 +91,16 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> F
                 encoder,
                 recipe.vocab.pattern,
                 Keep(kept, source.on_mismatch == "reject"),
+                (source.messages and source.learn) or LEARNED,
             )
             samples[name] = found
             for error in found.errors:
                 console.notice(f"{name}: not sampled: {error}")
             probes = probed[name]
             target = recipe.shards.size or shard_bytes(probes, itemsize)
-            stored = sum(probe.file.size for probe in probes)
+            stored, chat = sum(probe.file.size for probe in probes), bool(source.messages or source.template)
             try:
-                sources[name] = forecast_source(found, len(probes), stored, target, itemsize)
+                sources[name] = forecast_source(found, len(probes), stored, target, itemsize, chat)
             except UsageError as error:
                 raise UsageError(f"source {name}: {error}") from None
         fingerprint = "" if trained else vocab.fingerprint
@@ -127,6 +129,7 @@ def _probe(source: Source, console: Console) -> list[Probe]:
 
 def tables(forecast: Forecast) -> list[Table]:
     """The forecast as a person reads it."""
+    masked = any(source.learned for source in forecast.sources.values())
     rows = [
         (
             name,
@@ -137,10 +140,22 @@ def tables(forecast: Forecast) -> list[Table]:
             f"{source.bytes.value / max(1.0, source.tokens.value):.3f}",
             f"{source.reject_share:.2%}",
             f"{source.shards:,} of {human_bytes(source.shard_bytes)}",
+            *([_spread(source.learned or source.tokens)] if masked else []),
         )
         for name, source in forecast.sources.items()
     ]
-    columns = ("source", "files", "on disk", "documents", "tokens", "bytes per token", "rejected", "shards")
+    learned = ("learned",) if masked else ()
+    columns = (
+        "source",
+        "files",
+        "on disk",
+        "documents",
+        "tokens",
+        "bytes per token",
+        "rejected",
+        "shards",
+        *learned,
+    )
     made = [table("what the sources hold, estimated", columns, rows), _cost(forecast)]
     if forecast.mix is not None:
         made.append(_mix(forecast.mix))
@@ -169,6 +184,7 @@ def _mix(mix: MixForecast) -> Table:
     rows = [
         ("fits", fits if mix.sure else f"{fits}, but the estimates allow the other too"),
         *([("why not", mix.problem)] if mix.problem else [("tokens", f"{mix.tokens:,}")]),
+        *([("learned", f"{mix.learned:,} of them")] if mix.learned is not None and not mix.problem else []),
         *((name, f"{_spread(held)} tokens by its condition") for name, held in mix.classes.items()),
         *((f"epochs of {name}", f"{epochs:.2f}") for name, epochs in mix.epochs.items()),
         *(("not known", note) for note in mix.notes),

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pretok.base.tokens import Tokens
+from pretok.base.kinds import KINDS, LEARNED, TEXT
+from pretok.base.tokens import Ints
 from pretok.chat.encode import encode_spans
 from pretok.counts.table import WordTable
 from pretok.forecast.windows import Window, windows
@@ -33,7 +34,8 @@ from pretok.tokenizer.reference import Unencodable
 @dataclass(slots=True)
 class Found:
     """What a window holds. tokens: of the first `encoded` bytes of its text, ends of documents included; rows: of these
-    documents their tokens, bytes and kept columns; parsing, encoding: seconds that `bytes` and `encoded` bytes took."""
+    documents their tokens, bytes and kept columns; learned: in the same parts, how many tokens of each are learned;
+    parsing, encoding: seconds that `bytes` and `encoded` bytes took."""
 
     window: Window
     documents: int = 0
@@ -42,6 +44,7 @@ class Found:
     tokens: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     rows: list[pa.Table] = field(default_factory=list)
+    learned: list[Ints] = field(default_factory=list)
     parsing: float = 0.0
     encoding: float = 0.0
 
@@ -87,16 +90,18 @@ def measure(
     encoder: Encoder,
     pattern: str,
     keep: Keep = NOTHING,
+    learn: Collection[str] = LEARNED,
 ) -> Sample:
-    """Read every window of a source once."""
+    """Read every window of a source once. learn: kinds that are learned of conversations; of plain text all is."""
     sample, table, read = Sample(), WordTable(), 0
     documents = documents_of(record, normalization)
+    wanted = np.isin(KINDS, [*learn, KINDS[TEXT]])
     for window in windows(probes, seed, sample.errors):
         found = Found(window)
         began = time.monotonic()
         try:
             for batch in read_piece(window.piece, 0, record, keep):
-                _add(found, documents(batch), encoder, table, pattern, keep)
+                _add(found, documents(batch), encoder, table, pattern, keep, wanted)
         except CorruptInputError as error:
             sample.errors.append(f"{window.piece.file.path}: {error}")
             continue
@@ -108,7 +113,13 @@ def measure(
 
 
 def _add(
-    found: Found, batch: TextBatch, encoder: Encoder, table: WordTable, pattern: str, keep: Keep
+    found: Found,
+    batch: TextBatch,
+    encoder: Encoder,
+    table: WordTable,
+    pattern: str,
+    keep: Keep,
+    wanted: npt.NDArray[np.bool_],
 ) -> None:
     """Count a batch; encode it unless the window already has its share."""
     found.rejected.update(batch.rejects.by_reason())
@@ -125,23 +136,32 @@ def _add(
     data, offsets = buffers(texts)
     began = time.monotonic()
     try:
-        tokens, lengths = _encode(encoder, texts, batch.spans)
+        lengths, learned = _encode(encoder, texts, batch.spans, wanted)
     except Unencodable as error:
         found.rejected["unencodable"] += len(error.documents)
         return
     found.encoding += time.monotonic() - began
     table.add_documents(data, offsets, np.zeros(len(texts), np.bool_), pattern)
     found.encoded += len(data)
-    found.tokens += len(tokens)
+    found.tokens += int(lengths.sum())
+    found.learned.append(learned)
     kept = {
         column.name: values.slice(0, count) for column, values in zip(keep.columns, batch.kept, strict=True)
     }
-    found.rows.append(pa.table({"tokens": lengths.astype(np.int64), "bytes": np.diff(offsets), **kept}))
+    found.rows.append(pa.table({"tokens": lengths, "bytes": np.diff(offsets), **kept}))
 
 
 def _encode(
-    encoder: Encoder, texts: pa.LargeStringArray, spans: pa.LargeListArray | None
-) -> tuple[Tokens, npt.NDArray[np.int32]]:
+    encoder: Encoder,
+    texts: pa.LargeStringArray,
+    spans: pa.LargeListArray | None,
+    wanted: npt.NDArray[np.bool_],
+) -> tuple[Ints, Ints]:
+    """(n,), (n,): tokens of each document, and those that are learned. wanted: (kinds,) bool."""
     if spans is None:
-        return encoder.encode(texts)
-    return encode_spans(encoder, texts, spans.slice(0, len(texts)))[:2]
+        lengths = encoder.encode(texts)[1].astype(np.int64)
+        return lengths, lengths
+    _, sizes, kinds = encode_spans(encoder, texts, spans.slice(0, len(texts)))
+    before: Ints = np.cumsum([0, *wanted[kinds]], dtype=np.int64)
+    ends: Ints = np.cumsum(sizes, dtype=np.int64)
+    return sizes.astype(np.int64), np.diff(before[ends], prepend=0)

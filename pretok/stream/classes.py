@@ -200,7 +200,9 @@ def evaluated(
     for shard, _, batch in scan(manifest, columns, shards, joined):
         arrays = [array.cast(types[name]) for name, array in zip(columns, batch.columns, strict=True)]
         table = pa.table([*arrays, pa.array(np.arange(len(batch)))], names=[*columns, ROW])
-        chosen = _run(connection, table, query, predicates, what)
+        chosen = np.zeros((0, len(batch)), np.bool_)
+        if predicates:  # none is left where all are folded
+            chosen = _run(connection, table, query, predicates, what)
         lengths = np.asarray(batch["tokens"]).astype(np.int64)
         seen[shard.path] = seen.get(shard.path, 0) + int(lengths.sum())
         yield chosen, lengths

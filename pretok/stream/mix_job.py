@@ -43,7 +43,15 @@ from pretok.stream.mix_file import (
 from pretok.stream.order import prefix_bound
 from pretok.stream.pack import pack
 from pretok.stream.packed import Packing, packings_of, together
-from pretok.stream.quota import learned_of, most_that_fits, one_epoch, shares_of, stage_quotas, weighed
+from pretok.stream.quota import (
+    as_counted,
+    learned_of,
+    most_that_fits,
+    one_epoch,
+    shares_of,
+    stage_quotas,
+    weighed,
+)
 from pretok.stream.side_file import FOLDER, SideFile, path_of
 
 if TYPE_CHECKING:
@@ -250,7 +258,7 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     """The mix and its report. folder: where side files go, None: nowhere. Raises UsageError for unknown sources, or
     budgets and weights that do not fit."""
     sources, divided, packings, spreads = _weighable(manifest, request, folder)
-    counted, cuts = _counted(request.table, sources), _cuts(request)
+    counted, cuts = as_counted(request.table, sources), _cuts(request)
     table = weighed(request.table, counted)
     empty = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, sources, ())
     start = empty if request.after is None else _with_sources(request.after, sources)
@@ -331,13 +339,6 @@ def _learning(
     return tuple(
         replace(entry, learned_tokens=tokens) for entry, (tokens, _) in zip(entries, found, strict=True)
     ), spreads
-
-
-def _counted(table: MixTable, sources: Sequence[MixSource]) -> tuple[MixSource, ...]:
-    """The sources as quotas count them: by all tokens, unless by those that are learned."""
-    if table.count == "learned":
-        return tuple(sources)
-    return tuple(replace(source, learn=(), learned_tokens=0) for source in sources)
 
 
 def _before(request: MixRequest) -> dict[str, MixSource]:
@@ -531,10 +532,10 @@ def _with_sources(mix: Mix, sources: tuple[MixSource, ...]) -> Mix:
 def what_if(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> list[WhatIf]:
     """The last stage with a quarter, half, twice and four times its budget, one epoch, and the most that fits."""
     mix, _ = plan_mix(manifest, request, folder)
-    table = weighed(request.table, _counted(request.table, mix.sources))
+    table = weighed(request.table, as_counted(request.table, mix.sources))
     last = table.all_stages[-1]
     before = mix.order().spent(len(mix) - mix.lengths[-1])
-    sources = _counted(table, mix.sources)
+    sources = as_counted(table, mix.sources)
     weights = shares_of(last, sources, mix.seq_len)
     room = [
         int(table.max_epochs * source.sequences) - drawn
@@ -552,7 +553,7 @@ def what_if(manifest: Manifest, request: MixRequest, folder: Path | None = None)
 
 def _what_if(mix: Mix, before: Sequence[int], stage: StageTable, table: MixTable) -> WhatIf:
     anything = table.model_copy(update={"max_epochs": Fraction(10**9), "cap": False})
-    problem, sources = None, _counted(table, mix.sources)
+    problem, sources = None, as_counted(table, mix.sources)
     try:
         quotas, notes = stage_quotas(stage, table, sources, before)
     except UsageError as error:
@@ -607,8 +608,8 @@ def _report(
 ) -> MixReport:
     names = [source.name for source in mix.sources]
     predicted = [source.predicted(mix.seq_len) for source in mix.sources]
-    sized = [source.learned(mix.seq_len) for source in _counted(table, mix.sources)]
-    asked = [shares_of(stage, _counted(table, mix.sources), mix.seq_len) for stage in table.all_stages]
+    sized = [source.learned(mix.seq_len) for source in as_counted(table, mix.sources)]
+    asked = [shares_of(stage, as_counted(table, mix.sources), mix.seq_len) for stage in table.all_stages]
     ends = list(accumulate(mix.lengths, initial=0))
     read, known = ([by(end) for end in ends] for by in (mix.predicted_by, mix.learned_by))
     kept = mix.stages[: -len(asked)]  # what was asked for of the mix before is not known any more

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from pretok.base.units import parse_share, scaled
 from pretok.stream.mix_file import MixSource
 
@@ -96,6 +97,13 @@ def stage_quotas(
         if capped[number] < quotas[number]
     ]
     return capped, notes
+
+
+def as_counted(table: MixTable, sources: Sequence[MixSource]) -> tuple[MixSource, ...]:
+    """The sources as quotas count them: by all tokens, unless by those that are learned."""
+    if table.count == "learned":
+        return tuple(sources)
+    return tuple(replace(source, learn=(), learned_tokens=0) for source in sources)
 
 
 def weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:

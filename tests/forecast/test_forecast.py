@@ -6,13 +6,16 @@ import errno
 import gzip
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from chatting import write_tokenizer
 from telling import Told
+from tokenizing import run
 
 from pretok.base import storage
 from pretok.base.console import SILENT
@@ -172,6 +175,40 @@ def test_a_mix_of_classes_is_forecast_from_the_documents_of_the_sample(tmp_path,
     found = forecast(tmp_path, vocab_dir, sources={"it": source}, mix=unknown).mix
     assert "good counts as all of it: class good: Binder Error" in found.notes[0]
     assert (found.sure, found.epochs) == (False, {"it": 1})
+
+
+@pytest.mark.parametrize("pack", ["none", "best-fit"])
+@pytest.mark.parametrize("count", ["tokens", "learned"])
+def test_of_conversations_it_is_told_what_is_learned(tmp_path, here, pack, count):
+    """As the shards and the mix tell it; weights and budgets count as `count` says."""
+    (tmp_path / "in").mkdir()
+    found = texts(300, 1, longest=40)
+    with (tmp_path / "in" / "chat.jsonl").open("w") as file:
+        for ask, answer in pairwise(found):
+            talk = [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]
+            file.write(json.dumps({"messages": talk}) + "\n")
+    (tmp_path / "in" / "it.jsonl").write_bytes(lines(found))
+    vocab = write_tokenizer(tmp_path / "vocab", "chatml", found)
+    sources = {name: {"inputs": [str(tmp_path / "in" / f"{name}.jsonl")]} for name in ("chat", "it")}
+    sources["chat"] |= {"messages": "messages", "learn": ["answer"]}
+    mix = {"weights": {"chat": 0.2, "long": 0.3, "it": 0.5}, "tokens": 3000, "seq_len": 64, "pack": pack}
+    mix |= {"count": count, "classes": {"long": "chat where tokens > 40"}}
+    told = forecast(tmp_path, vocab, sources=sources, mix=mix)
+    recipe = make_recipe({"out": tmp_path / "out", "vocab": {"path": vocab}, "sources": sources}, "test")
+    run(recipe, here)
+    manifest = load_manifest(recipe.shards_dir)
+    kinds = manifest.sources["chat"].train.kinds
+    assert told.sources["chat"].learned.value == kinds["answer"]
+    assert told.sources["it"].learned is None
+    request = MixRequest(make_mix(mix, "test"), learn={"chat": ("answer",)})
+    _, report = plan_mix(manifest, request)
+    assert told.mix.problem == ""
+    assert told.mix.tokens == pytest.approx(report.tokens, rel=0.02)
+    assert told.mix.learned == pytest.approx(report.learned_tokens, rel=0.05)
+    epochs = {name: one.epochs for name, one in report.sources.items()}
+    assert told.mix.epochs == pytest.approx(epochs, rel=0.05)
+    shown = [cell for made in tables(told) for row in made.rows for cell in row]
+    assert f"{told.mix.learned:,} of them" in shown
 
 
 def test_without_a_vocabulary_one_is_trained_on_a_sample(tmp_path, vocab_dir):

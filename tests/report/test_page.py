@@ -280,6 +280,25 @@ def test_a_mix_in_its_order_has_a_page(tmp_path):
     text = page(tmp_path)
     assert "None yet" in text
     assert "there is no ledger of documents" in text
+    assert ">learned<" not in text
+
+
+def test_of_conversations_it_is_told_what_is_learned(tmp_path):
+    """Beside the tokens of a source, of a stage and of a source in the mix."""
+    shards = make_shards(
+        tmp_path / "shards", {"chat": [list(range(1, 90))] * 9, "it": [[5, 6, 7]] * 90}, chats={"chat": 0}
+    )
+    mix = ["--weights", "it=0.5,chat=0.5", "--tokens", "300", "--seq-len", "16", "--learn", "chat=user"]
+    assert run_command(["mix", str(shards), "--out", str(tmp_path / "mix.json"), *mix]) == 0
+    text, manifest = page(tmp_path), load_manifest(shards)
+    report = read_json(tmp_path / "mix.json")["report"]
+    first, second = text[: text.index('id="mix"')], text[text.index('id="mix"') :]
+    for name in ("chat", "it"):
+        (row,) = re.findall(rf'<tr id="source-{name}">.*?</tr>', first)
+        assert values(row)[:2] == [manifest.sources[name].tokens, manifest.sources[name].train.learned]
+        (row,), source = re.findall(rf"<tr><td>{name}</td>.*?</tr>", second), report["sources"][name]
+        assert values(row)[1:3] == [source["tokens"], source.get("learned", source)["tokens"]]
+    assert f"{report['stages'][0]['learned_tokens']:,} of them learned" in second
 
 
 def test_the_page_asks_for_nothing_from_outside(work):

@@ -511,6 +511,24 @@ def test_overlap_and_small_classes_are_taken_where_it_is_asked_for(
         assert int(np.diff(view.before(rest, [1, 2]))[0]) == len(documents["it"][1]) + 1
 
 
+@pytest.mark.parametrize("pack", ["none", "best-fit"])
+def test_where_every_class_is_too_small_the_rest_is_all(tmp_path: Path, pack: str) -> None:
+    """Also behind an append."""
+    shards, documents, _ = make(tmp_path, {"it": [20] * 9}, 0)
+    table = {"seq_len": 16, "max_epochs": 9, "pack": pack}
+    classes = {"none": "it where false", "tiny": "it where tokens > 99"}
+    run_mix(shards, tmp_path / "a.json", request("all:natural", classes=classes, rest="it", **table))
+    parts = [{"it": [("it", n) for n in range(9)]}, {"it": [("it", 9), ("it", 10)]}]
+    check(tmp_path / "a.json", documents, parts[0], parts[:1])
+    since, more = shutil.copytree(shards, tmp_path / "since"), [[99] * 30, [98] * 20]
+    make_shards(shards, {"it": more}, since=since, vocab_size=60_000)
+    write_ledgers(shards)
+    after = beginning(load_manifest(shards), tmp_path / "a.json", 5)
+    run_mix(shards, tmp_path / "b.json", request("160:it=1", after=after, **table))
+    documents["it"] += more
+    check(tmp_path / "b.json", documents, {"it": [*parts[0]["it"], *parts[1]["it"]]}, parts)
+
+
 def test_a_run_and_a_materialized_mix_read_the_same(
     made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path, here: Engine
 ) -> None:

@@ -146,6 +146,32 @@ def test_a_step_without_learned_tokens_changes_nothing(
     assert same == [False, True, False]
 
 
+def test_a_run_that_stops_goes_on_with_the_same_masks(
+    padded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Behind its last checkpoint: losses, learned tokens and the checksum of ids and masks are those of a whole run."""
+    mix = mix_of(padded, tmp_path / "mix.json", (0, 8 * 6))
+    settings = {"model": _untied(tmp_path), "mix": mix, "seq_len": None, "steps": 6, "save_every": "2"}
+    loop.train(tiny_config(padded, tmp_path, **settings))
+    original = loop.train_step
+
+    def stops(trainee: Any, batches: Any, at: int, *rest: Any, **named: Any) -> Any:
+        if at == 5:
+            raise KeyboardInterrupt
+        return original(trainee, batches, at, *rest, **named)
+
+    stopped = tiny_config(padded, tmp_path, **settings, out=str(tmp_path / "stopped"))
+    monkeypatch.setattr(loop, "train_step", stops)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(stopped)
+    monkeypatch.setattr(loop, "train_step", original)
+    loop.train(stopped)
+    assert "resumed from step" in capsys.readouterr().out
+    assert len(set(column(tmp_path / "run", "learned"))) > 1
+    for name in ("learned", "loss", "data_hash"):
+        assert column(tmp_path / "stopped", name) == column(tmp_path / "run", name)
+
+
 def test_an_epoch_of_a_packed_mix_learns_its_targets(shards: Path, tmp_path: Path) -> None:
     """As the mix counted them, and no document is seen from another."""
     run_mix(shards, tmp_path / "mix.json", request("all:it=1", seq_len=63, pack="best-fit"))

@@ -135,7 +135,12 @@ def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> 
         return [Fraction(source.sequences, total) for source in sources]
     weights = [stage.weights.get(source.name, Fraction(0)) for source in sources]
     for source, weight in zip(sources, weights, strict=True):
-        if weight and not (source.sequences and source.learned(seq_len)):
+        if weight and source.sequences and not source.learned(seq_len):
+            raise UsageError(
+                f"none of the {source.tokens:,} tokens of {source.name} is learned ({', '.join(source.learn)}), so no "
+                "number of them has this weight: learn another kind, leave it out or count all tokens"
+            )
+        if weight and not source.sequences:
             raise UsageError(
                 f"source {source.name} has {source.tokens} tokens, not one sequence of {seq_len} + 1; "
                 "leave it out or take a smaller sequence length"

@@ -104,7 +104,7 @@ lengths = st.lists(st.integers(1, 25), min_size=1, max_size=5)
 kinds = st.lists(st.sampled_from(CHAT_KINDS), min_size=1, max_size=7, unique=True)
 
 
-@settings(max_examples=max(8, settings().max_examples // 4))
+@settings(max_examples=settings().max_examples // 10)
 @given(
     st.fixed_dictionaries({"chat": lengths, "it": st.lists(st.integers(0, 25), min_size=1), "talk": lengths}),
     st.fixed_dictionaries({}, optional={"chat": kinds, "talk": kinds}),
@@ -126,7 +126,7 @@ def test_every_target_is_learned_by_its_kind(
     folder = tmp_path_factory.mktemp("learned")
     texts = {name: of_lengths([*some, 3 * seq_len, 9, *[3] * seq_len], 1) for name, some in first.items()}
     shards = make_shards(folder / "shards", texts, chats=CHATS, documents_per_shard=2)
-    write_ledgers(shards, {name: [None] * len(some) for name, some in texts.items()})
+    write_ledgers(shards)
     options = {"seq_len": seq_len, "max_epochs": 1000, "pack": "best-fit" if packed else "none"}
     options |= {"classes": CLASSES} if divided else {}
     stage = f"{24 * seq_len}:it=0.3,talk=0.3," + ("long=0.4" if divided else "chat=0.4")
@@ -135,12 +135,14 @@ def test_every_target_is_learned_by_its_kind(
     view = pretok.stream.open(shards, folder / "0.json")
     check_counts(view, check(view, learn))
     check(pickle.loads(pickle.dumps(view)), learn)
-    if not more or divided:
+    if not more:
         return
     added = {name: of_lengths(some, 2) for name, some in more.items()}
     grown = make_shards(folder / "grown", added, chats=CHATS, since=shards, documents_per_shard=2)
+    write_ledgers(grown)
     at = 1 + int(share * (len(view) - 1))
-    count = "learned" if by_learned else "tokens"
+    known = all(entry.learned_tokens or not entry.learn for entry in view.mix.sources)
+    count = "learned" if by_learned and known else "tokens"
     after = request(
         stage, after=beginning(load_manifest(grown), folder / "0.json", at), count=count, **options
     )
@@ -233,6 +235,10 @@ def test_what_nobody_can_learn_is_refused(shards: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=told):
             plan_mix(manifest, replace(wish, learn=learn))
+    one = load_manifest(make_shards(tmp_path / "one", {"chat": [[1] * 5]}, chats=CHATS))
+    wish = request("8:chat=1", seq_len=2, count="learned")
+    with pytest.raises(UsageError, match=r"none of the 6 tokens of chat is learned \(user\)"):
+        plan_mix(one, replace(wish, learn={"chat": ["user"]}))
     with pytest.raises(UsageError, match="stands in the mix"):
         pretok.stream.open(shards, tmp_path / "mix.json", learn={"chat": ["answer"]})
 

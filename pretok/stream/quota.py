@@ -119,6 +119,9 @@ def weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:
     total = sum(read.values(), Fraction(0))
     if total < 1:
         raise UsageError(f"the sources hold no sequence of {table.seq_len} + 1 tokens")
+    for source in sources:
+        if read[source.name]:
+            _check_learned(source, table.seq_len)
     tokens = {source.name: read[source.name] * source.learned(table.seq_len) for source in sources}
     learned = sum(tokens.values(), Fraction(0))
     weights = {name: count / learned for name, count in tokens.items()}
@@ -135,11 +138,8 @@ def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> 
         return [Fraction(source.sequences, total) for source in sources]
     weights = [stage.weights.get(source.name, Fraction(0)) for source in sources]
     for source, weight in zip(sources, weights, strict=True):
-        if weight and source.sequences and not source.learned(seq_len):
-            raise UsageError(
-                f"none of the {source.tokens:,} tokens of {source.name} is learned ({', '.join(source.learn)}), so no "
-                "number of them has this weight: learn another kind, leave it out or count all tokens"
-            )
+        if weight and source.sequences:
+            _check_learned(source, seq_len)
         if weight and not source.sequences:
             raise UsageError(
                 f"source {source.name} has {source.tokens} tokens, not one sequence of {seq_len} + 1; "
@@ -150,6 +150,15 @@ def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> 
         for source, weight in zip(sources, weights, strict=True)
     ]
     return [rate / sum(rates) for rate in rates]
+
+
+def _check_learned(source: MixSource, seq_len: int) -> None:
+    """UsageError for a source that cannot be weighed by what is learned of it."""
+    if not source.learned(seq_len):
+        raise UsageError(
+            f"none of the {source.tokens:,} tokens of {source.name} is learned ({', '.join(source.learn)}), so no "
+            "number of them has this weight: learn another kind, leave it out or count all tokens"
+        )
 
 
 def learned_of(weights: Sequence[Fraction], sources: Sequence[MixSource], seq_len: int) -> Fraction:

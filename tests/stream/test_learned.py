@@ -22,13 +22,14 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.kinds import CHAT_KINDS, LEARNED
 from pretok.cli import run_command
+from pretok.config import make_mix
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View, digest, same_until
 from pretok.stream.continued import beginning
 from pretok.stream.loader import Fetch, PositionSampler
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import load_mix
-from pretok.stream.mix_job import plan_mix, run_mix
+from pretok.stream.mix_job import MixRequest, plan_mix, run_mix
 
 CHATS = {"chat": 0, "talk": CHAT_KINDS.index("answer")}
 """Sources of conversations, and of which kind their EOD is: of the template, or the end marker of answers."""
@@ -236,9 +237,10 @@ def test_what_nobody_can_learn_is_refused(shards: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=told):
             plan_mix(manifest, replace(wish, learn=learn))
     one = load_manifest(make_shards(tmp_path / "one", {"chat": [[1] * 5]}, chats=CHATS))
-    wish = request("8:chat=1", seq_len=2, count="learned")
-    with pytest.raises(UsageError, match=r"none of the 6 tokens of chat is learned \(user\)"):
-        plan_mix(one, replace(wish, learn={"chat": ["user"]}))
+    repeated = make_mix({"seq_len": 2, "count": "learned", "repeat": {"chat": 2}}, "test")
+    for wish in (request("8:chat=1", seq_len=2, count="learned"), MixRequest(repeated)):
+        with pytest.raises(UsageError, match=r"none of the 6 tokens of chat is learned \(user\)"):
+            plan_mix(one, replace(wish, learn={"chat": ["user"]}))
     with pytest.raises(UsageError, match="stands in the mix"):
         pretok.stream.open(shards, tmp_path / "mix.json", learn={"chat": ["answer"]})
 

@@ -429,6 +429,7 @@ def killed_at(change: int, folder: Path, work: Callable[[], object]) -> bool:
     os._exit(0)
 
 
+@pytest.mark.slow
 def test_a_mix_that_goes_on_may_be_killed_at_any_file(tmp_path: Path) -> None:
     """With classes, an append and packing: what stood stands, and the same command again finishes."""
     shards, documents, _ = make(tmp_path, {"en": [9, 5, 3] * 9, "it": [20, 1, 9] * 9}, 3)

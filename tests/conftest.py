@@ -35,7 +35,7 @@ from pretok.read.sample import sample_path
 # Examples are judged by their results: how long one takes says more about the machine than about the code.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("few", unhurried, max_examples=50)
-settings.register_profile("many", unhurried, max_examples=500)
+settings.register_profile("many", unhurried, max_examples=250)
 
 
 def pytest_configure(config: pytest.Config) -> None:

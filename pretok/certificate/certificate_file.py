@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.lock import hold
 from pretok.base.records import Count, Record, read_record, to_json
 from pretok.base.storage import reading, write_bytes
 
@@ -108,7 +109,8 @@ def write_certificate(path: Path, certificate: Certificate, leaves: bytes, hashe
     packed = zlib.compress(text.encode(), 9)
     body = b"".join((packed, leaves, hashes))
     head = f"{MAGIC} {VERSION} {len(packed)} {sha256(body).hexdigest()}\n".encode()
-    write_bytes(path, head + body)
+    with hold(path, "certify", beside=True):  # takes away what a killed one left
+        write_bytes(path, head + body)
     return len(head) + len(body)
 
 

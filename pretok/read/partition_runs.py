@@ -52,7 +52,7 @@ def run_partitions(
     text = f"{plural(len(tasks), 'partition')} {doing}"
     if kept := ", ".join(f"{before[key]:,} {key}" for key in ("documents", "tokens") if before.get(key)):
         text += f", {done} of them done by an earlier run, which left {kept}"
-    (step.console.notice if done else step.console.detail)(text)
+    (step.console.notice if kept else step.console.detail)(text)
     if place := step.engine.choose(sum(task.partition.estimate for task in todo)):
         step.console.detail(place)
     ordered = sorted(todo, key=lambda task: (-task.partition.estimate, task.partition.name))

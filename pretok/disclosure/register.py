@@ -10,7 +10,6 @@ register, the earlier day counts. What was removed has no address any more: only
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from pretok.base.errors import UsageError
 from pretok.base.history import read_run
+from pretok.base.storage import read_json_lines
 from pretok.base.units import listed
 from pretok.disclosure.count import ReadFigures, count_sources
 from pretok.disclosure.domains import NO_ADDRESS, by_host, registrable_domains
@@ -275,8 +275,7 @@ def _refused(manifest: Manifest, of: Callable[[str], str]) -> Counter[str]:
     for source, counts in manifest.sources.items():
         for path in manifest.rejects(source) if counts.rejected.get("removed") else ():
             manifest.check(path)
-            with path.open(encoding="utf-8") as lines:
-                for reject in map(json.loads, lines):
-                    if reject["reason"] == "removed":
-                        found[_named_in(reject["detail"].partition(": ")[2], of)] += 1
+            for reject in read_json_lines(path):
+                if reject["reason"] == "removed":
+                    found[_named_in(reject["detail"].partition(": ")[2], of)] += 1
     return found

@@ -23,7 +23,7 @@ from pretok.disclosure.read import read_mix
 from pretok.removal.select import Chosen, Selection
 from pretok.screen.removed import find_removed
 from pretok.shards.manifest import FILE_NAME, Manifest, has_manifest
-from pretok.stream.mix_file import load_mix
+from pretok.stream.mix_file import mixes_beside
 
 EXPORT_FILE = "export.json"
 
@@ -90,10 +90,8 @@ def _mixes(manifest: Manifest, chosen: tuple[Chosen, ...], offsets: dict[str, An
         key = shard.source, shard.split
         starts[shard.path] = sums.get(key, 0)
         sums[key] = starts[shard.path] + shard.tokens
-    for path in sorted(manifest.folder.parent.glob("*.json")):
-        with suppress(PretokError):  # another file, or a mix of others, which whoever reads it is told
-            if manifest.was(load_mix(path).manifest) is None:
-                continue
+    for path, _ in mixes_beside(manifest):
+        with suppress(PretokError):  # its side files are missing, which whoever reads it is told
             extent = read_mix(manifest, path)
             documents = tokens = held = 0
             for one in chosen:

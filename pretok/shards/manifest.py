@@ -342,12 +342,6 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
             (self._first(event.shards) for event in self.history if event.fingerprint == fingerprint), None
         )
 
-    def removals_since(self, fingerprint: str) -> tuple[Removal, ...]:
-        """What was removed since the folder had this fingerprint, in order; nothing if it never had."""
-        known = [event.fingerprint for event in self.history]
-        later = self.history[known.index(fingerprint) :] if fingerprint in known else ()
-        return tuple(event.removal for event in later if event.removal is not None)
-
     @property
     def removals(self) -> tuple[Removal, ...]:
         """All that was removed, in order."""

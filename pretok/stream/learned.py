@@ -20,7 +20,7 @@ from pretok.base.kinds import KINDS, TEXT
 from pretok.base.tokens import Bytes, Ints
 from pretok.shards.manifest import Shard
 from pretok.shards.spans import ShardSpans
-from pretok.stream.tapes import Pieces
+from pretok.stream.tapes import Pieces, ranges
 
 Mask = npt.NDArray[np.bool_]
 OPEN = 256
@@ -104,8 +104,7 @@ class Learned:
         """The runs of pieces; those of shards that are not `asked` for are of text."""
         first = np.searchsorted(self._starts, pieces.address, side="right") - 1
         last = np.searchsorted(self._starts, pieces.address + pieces.length - 1, side="right") - 1
-        piece, number = _spread(last - first + 1)
-        shard = first[piece] + number
+        piece, shard = ranges(first, last + 1)
         address = pieces.address[piece]
         begin = np.maximum(address, self._starts[shard])
         end = np.minimum(address + pieces.length[piece], self._starts[shard + 1])
@@ -121,16 +120,16 @@ class Learned:
             spans[at] = np.searchsorted(ends, end[at] - self._starts[one] - 1, side="right") - low[at] + 1
         if (spans < 1).any():
             raise self._damaged(int(shard[np.argmin(spans)]))
-        part, number = _spread(spans)
+        part, span = ranges(low, low + spans)
         stop, kind = end[part], np.full(len(part), TEXT, np.uint8)
-        of, span = shard[part], low[part] + number
+        of = shard[part]
         for one in np.unique(shard[wanted]).tolist():
             at, file = np.flatnonzero(of == one), self._spans(one)
             kind[at] = file.kinds[span[at]]
             stop[at] = np.minimum(stop[at], file.ends[span[at]] + self._starts[one])
         start = np.empty_like(stop)
         start[1:] = stop[:-1]
-        start[number == 0] = begin
+        start[span == low[part]] = begin
         length = stop - start
         if len(part) and (length.min() < 1 or kind.max() >= len(KINDS)):
             raise self._damaged(int(of[np.argmin(length)]) if length.min() < 1 else int(of[np.argmax(kind)]))
@@ -153,9 +152,3 @@ class Learned:
         return IntegrityError(
             f"{self._shards[shard].spans_path} does not say of each token what it is: it was damaged; run pretok verify"
         )
-
-
-def _spread(counts: Ints) -> tuple[Ints, Ints]:
-    """(sum,), (sum,): for each of several parts its number as often as `counts` says, and 0, 1, ... in each."""
-    part = np.repeat(np.arange(len(counts)), counts)
-    return part, np.arange(len(part)) - np.repeat(np.cumsum(counts) - counts, counts)

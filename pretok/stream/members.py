@@ -33,7 +33,7 @@ from pretok.shards.format import index_size, offset_places
 from pretok.shards.manifest import Shard
 from pretok.stream.flat_tokens import OpenFiles
 from pretok.stream.side_file import REMEDY, ROOM, SideFile, SideFileWriter
-from pretok.stream.tapes import Pieces, in_rows
+from pretok.stream.tapes import Pieces, in_rows, ranges
 
 KIND = "members"
 DENSE: np.dtype[Any] = np.dtype([("before", "<u4"), ("mask", "<u8")])
@@ -268,12 +268,12 @@ class Members:
         in pieces as long as possible. column: from `first` on."""
         low = np.searchsorted(self._filled_tops, first, side="right") - 1
         high = np.searchsorted(self._filled_tops, end - 1, side="right") - 1
-        _, numbers = _ranges(low, high + 1)
+        _, numbers = ranges(low, high + 1)
         blocks = self._filled[np.unique(numbers)]
         records, before = self._load(blocks)
         # Blocks that were left out have no tokens, so all that were read rise as one array.
         flat = before[:, :-1].reshape(-1)
-        row, group = _ranges(
+        row, group = ranges(
             np.searchsorted(flat, first, side="right") - 1, np.searchsorted(flat, end - 1, side="right")
         )
         sizes = (before[:, 1:] - before[:, :-1]).reshape(-1)
@@ -404,7 +404,7 @@ class ClassTape:
                 piece = part.pieces(low[rows], high[rows])
                 column = piece.column + (low + begins - first)[rows][piece.row]
                 found.append(piece._replace(row=rows[piece.row], column=column))
-        return found[0] if len(found) == 1 else in_rows(found)
+        return found[0] if len(found) == 1 else _joined(in_rows(found))
 
     def before(self, documents: Ints) -> Ints:
         """(n,): tokens of the tape before documents (n,) of the source's split, in rising order."""
@@ -414,13 +414,6 @@ class ClassTape:
             found += part.before(np.clip(documents - held, 0, part.documents))
             held += part.documents
         return found
-
-
-def _ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
-    """The numbers `low` (n,) to `high - 1` (n,), one row after the other: row and number, each (all,)."""
-    counts = high - low
-    row = np.repeat(np.arange(len(low)), counts)
-    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts) + low[row]
 
 
 def _joined(pieces: Pieces) -> Pieces:

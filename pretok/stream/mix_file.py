@@ -36,13 +36,14 @@ never continued has the file it always had.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
 from pretok.base.html import html_table
 from pretok.base.kinds import CHAT_KINDS, LEARNED
 from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
@@ -581,6 +582,15 @@ def mix_json(mix: Mix) -> dict[str, object]:
 def load_mix(path: Path) -> Mix:
     """Read a mix.json. Raises IntegrityError (missing, damaged, edited) or MismatchError (other version)."""
     return parse_mix(read_json(path), path)
+
+
+def mixes_beside(manifest: Manifest) -> Iterator[tuple[Path, Mix]]:
+    """Every mix of these shards that lies beside their folder, and its path."""
+    for path in sorted(manifest.folder.parent.glob("*.json")):
+        with suppress(PretokError):  # another file, or a mix of others, which whoever reads it is told
+            mix = load_mix(path)
+            if manifest.was(mix.manifest) is not None:
+                yield path, mix
 
 
 def parse_mix(data: object, where: Path) -> Mix:

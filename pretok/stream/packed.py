@@ -22,7 +22,6 @@ numpy, msgspec and the standard library only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,9 @@ from pretok.base.storage import fingerprint
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream.members import DocumentStarts
-from pretok.stream.mix_file import MixSource, load_mix, mixed_shards
+from pretok.stream.mix_file import MixSource, load_mix, mixed_shards, mixes_beside
 from pretok.stream.side_file import FOLDER, REMEDY, SideFile
-from pretok.stream.tapes import Pieces, in_rows
+from pretok.stream.tapes import Pieces, in_rows, ranges
 
 KIND = "packing"
 WINDOW: np.dtype[Any] = np.dtype(
@@ -165,9 +164,8 @@ class PackedPart:
         end = np.where(is_full, inside + 1, np.where(last, of_window, after))
         if ((first >= end) | (end > of_window)).any():
             raise self._contradicts()
-        row = np.repeat(np.arange(len(number)), end - first)
-        at = np.arange(len(row)) - np.repeat(np.cumsum(end - first) - (end - first), end - first)
-        entry = (self._entry[window] + first)[row] + at
+        row, inside_window = ranges(first, end)
+        entry = self._entry[window][row] + inside_window
         document = self._document[window][row] + self._file.read("entries", entry)
         begin, length = self._lie(document)
         rest = length % self._capacity
@@ -313,11 +311,8 @@ def open_packed(
 
 def packings_beside(manifest: Manifest) -> Iterator[tuple[Path, str]]:
     """(mix, source) of every packed source of a mix of these shards that lies beside their folder."""
-    for path in sorted(manifest.folder.parent.glob("*.json")):
-        with suppress(PretokError):  # another file, or a mix of others, which whoever reads it is told
-            mix = load_mix(path)
-            if manifest.was(mix.manifest) is not None:
-                yield from ((path, source.name) for source in mix.sources if source.packed)
+    for path, mix in mixes_beside(manifest):
+        yield from ((path, source.name) for source in mix.sources if source.packed)
 
 
 def verify_packing(shards: Path, mix: Path, source: str) -> str | None:

@@ -77,3 +77,10 @@ def in_rows(parts: Sequence[Pieces]) -> Pieces:
     whole = Pieces(*(np.concatenate(field) for field in zip(empty, *parts, strict=True)))
     order = np.argsort(whole.row, kind="stable")
     return Pieces(*(field[order] for field in whole))
+
+
+def ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """The numbers `low` (n,) to `high - 1` (n,), one row after the other: row and number, each (all,)."""
+    counts = high - low
+    row = np.repeat(np.arange(len(low)), counts)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts) + low[row]

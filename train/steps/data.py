@@ -116,10 +116,9 @@ class Feed:
         n, width = self._shape
         while self._loader is None:
             tokens, learned = torch.empty(self._shape, dtype=torch.int32, device=self._device), None
-            dist.broadcast(tokens, group=self._context.group, group_src=0)
             if self._masked:
                 learned = torch.empty((n, width - 1), dtype=torch.bool, device=self._device)
-                dist.broadcast(learned, group=self._context.group, group_src=0)
+            self._broadcast(tokens, learned)
             yield MicroBatch(tokens, 0, self._shared(None), learned)
         batches = iter(self._loader)
         try:
@@ -134,12 +133,16 @@ class Feed:
                 ids, mask, checksum = fetched
                 documents = documents_of(ids[:, :-1], self._eod_id, self._config)
                 tokens, learned = self._copy(ids), None if mask is None else self._copy(mask)
-                for part in (tokens, learned) if self._context.group is not None else ():
-                    if part is not None:
-                        dist.broadcast(part, group=self._context.group, group_src=0)
+                self._broadcast(tokens, learned)
                 yield MicroBatch(tokens, checksum, self._shared(documents), learned)
         finally:
             del batches  # and with it its processes, also where an exception keeps this frame
+
+    def _broadcast(self, *parts: Tensor | None) -> None:
+        """From the rank that reads to those that share its sequences."""
+        for part in parts if self._context.group is not None else ():
+            if part is not None:
+                dist.broadcast(part, group=self._context.group, group_src=0)
 
     def _shared(self, documents: Tensor | None) -> Tensor | None:
         """What the rank that reads has found, on the device."""

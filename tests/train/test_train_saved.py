@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import pickle
 import shutil
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from support import needs
 
 torch = needs("torch")
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesStorageMetadata, MetadataIndex
 
 from pretok.base.errors import IntegrityError, Stopped
 from pretok.base.storage import checksum
@@ -24,7 +25,7 @@ from tests.train_support import random_shards, reseal, run_ranks, tiny_config
 from train.__main__ import main
 from train.checkpoint import save, saved
 from train.checkpoint.export import export
-from train.checkpoint.restore import Reader, restore
+from train.checkpoint.restore import Reader, _Unpickler, restore
 from train.checkpoint.saved import SummedWriter, read_meta
 from train.config import TrainConfig
 from train.run import loop
@@ -128,6 +129,25 @@ def test_no_program_in_a_checkpoint_is_run(
     if plant is _in_metadata:
         pickle.loads((checkpoint / ".metadata").read_bytes())
         assert made.exists()
+
+
+class _ByName:
+    """Pickled as `getattr` of something, as Python 3.11.0 to 3.11.3 pickle a member of an enumeration."""
+
+    def __init__(self, of: object, name: str) -> None:
+        self._asked = of, name
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return getattr, self._asked
+
+
+def test_getattr_in_a_checkpoint_gives_members_of_enumerations_alone() -> None:
+    member = _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    data = pickle.dumps(_ByName(_MEM_FORMAT_ENCODING, member.name))
+    assert _Unpickler(io.BytesIO(data)).load() is member
+    for of, name in ((PosixPath, "home"), (_MEM_FORMAT_ENCODING, "mro")):
+        with pytest.raises((pickle.UnpicklingError, KeyError), match=name):
+            _Unpickler(io.BytesIO(pickle.dumps(_ByName(of, name)))).load()
 
 
 def test_metadata_that_leads_out_of_its_folder_is_refused(run: Path) -> None:

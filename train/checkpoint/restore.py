@@ -15,6 +15,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable
+from enum import Enum, EnumType
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,19 @@ _ADMITTED = {
 """(module, name) of all that torch 2.11 to 2.13 put into a `.metadata`: records, enumerations, sizes, dtypes."""
 
 
+def _member(kind: object, name: str) -> Enum:
+    """A member of an enumeration: all that is admitted of `getattr`, by which Python 3.11.0 to 3.11.3 pickle one."""
+    if not isinstance(kind, EnumType):
+        raise pickle.UnpicklingError(f"it asks for {name} of {kind}, which no checkpoint needs")
+    found: Enum = kind[name]
+    return found
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """The class the file names, if a checkpoint has a use for it."""
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if (module, name) not in _ADMITTED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no checkpoint needs")
         return super().find_class(module, name)

@@ -15,13 +15,10 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
+from traced import can_trace, injected, kill_points, killed_at
 
 import pretok.stream
 from pretok.cli import run_command
@@ -119,10 +116,6 @@ ROOM = (
     (PLACE, "EACCES", "1"),
 )
 """What a person mends."""
-CHANGES = (
-    "write,pwrite64,writev,rename,renameat,renameat2,link,linkat,unlink,unlinkat,rmdir,mkdir,mkdirat,fsync"
-)
-"""Calls between which files stand otherwise."""
 FEW = 3
 """Kills of each command, unless all are wanted."""
 EVERYTHING = bool(os.environ.get("PRETOK_FAULTS"))
@@ -135,16 +128,6 @@ DIFFERS = re.compile(r"/annotations/|\.html$")
 """Files that hold times: that they are there is compared."""
 ANNOTATION = re.compile(r"(?<=-)[0-9a-f]{8}(?=\.parquet$)")
 """What tells the files of one annotation from those of another."""
-
-
-def can_trace() -> str:
-    """Why strace cannot be used here, or an empty string."""
-    if shutil.which("strace") is None:
-        return "strace is not installed"
-    tried = subprocess.run(
-        ["strace", "-f", "-o", os.devnull, "true"], capture_output=True, text=True, check=False
-    )
-    return f"strace may not trace here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 pytestmark = [
@@ -192,57 +175,6 @@ def left(work: Path) -> dict[str, bytes]:
     }
 
 
-def traced(line: list[str], options: list[str]) -> tuple[int, str]:
-    """Run a command line under strace with these options; its exit code, or minus its signal, and what it said.
-
-    In a fork, as a new process takes longer to load its libraries than all the rest: it stops until strace has it.
-    """
-    with tempfile.TemporaryFile("w+") as said:
-        child = os.fork()
-        if child == 0:
-            code = 99
-            try:
-                for descriptor in (1, 2):
-                    os.dup2(said.fileno(), descriptor)
-                sys.stdout, sys.stderr = (os.fdopen(descriptor, "w") for descriptor in (1, 2))
-                os.kill(os.getpid(), signal.SIGSTOP)
-                code = run_command(line)
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
-        os.waitpid(child, os.WUNTRACED)
-        with subprocess.Popen(
-            ["strace", "-f", "-p", str(child), *options], stderr=subprocess.PIPE, text=True
-        ) as tracer:
-            assert tracer.stderr is not None
-            while "attached" not in (told := tracer.stderr.readline()):
-                assert told, "strace ended"
-            os.kill(child, signal.SIGCONT)
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        said.seek(0)
-        return code, said.read()
-
-
-def injected(line: list[str], paths: set[str], faults: tuple[tuple[str, str, str], ...]) -> tuple[int, str]:
-    """The same, with errors of calls on these paths."""
-    options = ["-o", os.devnull, "-e", f"trace={','.join(calls for calls, *_ in faults)}"]
-    options += [part for path in paths for part in ("-P", path)]
-    for calls, error, when in faults:
-        options += ["-e", f"inject={calls}:error={error}:when={when}"]
-    return traced(line, options)
-
-
-def kill_points(line: list[str], trace: Path) -> list[tuple[str, int]]:
-    """The calls that change files, each with its number among those of its name in its thread, as strace counts."""
-    code, said = traced(line, ["-o", str(trace), "-e", f"trace={CHANGES}"])
-    assert code == 0, said
-    counts = Counter(re.findall(r"^(\d+) +(\w+)\(", trace.read_text(errors="replace"), re.MULTILINE))
-    most: Counter[str] = Counter()
-    for (_, call), number in counts.items():
-        most[call] = max(most[call], number)
-    return [(call, when) for call in sorted(most) for when in range(1, most[call] + 1)]
-
-
 def test_every_command_is_here() -> None:
     assert not why  # where CI is set
     assert set(COMMANDS) == {line[0] for line in LINES.values()} | LEFT_OUT.keys()
@@ -262,9 +194,7 @@ def test_a_killed_command_is_finished_by_the_same_again(name: str, work: Path) -
     for call, when in points:
         shutil.rmtree(work)
         shutil.copytree(fresh, work)
-        code, said = traced(
-            line, ["-o", os.devnull, "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={when}"]
-        )
+        code, said = killed_at(line, call, when)
         assert code in (0, -signal.SIGKILL), (call, when, said)
         killed += code != 0
         for path in work.rglob("manifest.json"):

@@ -1,0 +1,135 @@
+"""Commands under strace, which kills them at a call of the system or lets such a call fail.
+
+Each runs in a process that a server forks which has loaded the libraries and done nothing else: a new process takes
+longer to load them than all the rest, and a fork of the tests' own process, which has run threads, may crash.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import importlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from pkgutil import walk_packages
+
+import pretok.base.storage
+import pretok.kernels.hashing
+import pretok.removal.job
+from pretok.cli import run_command
+
+CHANGES = (
+    "write,pwrite64,writev,rename,renameat,renameat2,link,linkat,unlink,unlinkat,rmdir,mkdir,mkdirat,fsync"
+)
+"""Calls between which files stand otherwise."""
+
+
+def can_trace() -> str:
+    """Why strace cannot be used here, or an empty string."""
+    if shutil.which("strace") is None:
+        return "strace is not installed"
+    tried = subprocess.run(
+        ["strace", "-f", "-o", os.devnull, "true"], capture_output=True, text=True, check=False
+    )
+    return f"strace may not trace here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+def _serve() -> None:
+    """Fork for each command line that comes in, tell the process, which has stopped itself, and how it ended."""
+    for module in walk_packages(pretok.__path__, "pretok."):
+        with contextlib.suppress(ImportError):  # some are for packages of other projects
+            importlib.import_module(module.name)
+    pretok.kernels.hashing._hash_documents.compiled()  # Numba loads half of itself with the first function
+    for request in sys.stdin:
+        line, said = json.loads(request)
+        child = os.fork()
+        if child == 0:
+            _run(line, said)
+        os.waitpid(child, os.WUNTRACED)
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _run(line: list[str], said: str) -> None:
+    code = 99
+    try:
+        for descriptor, path in enumerate((os.devnull, said, said)):
+            os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), descriptor)
+        pretok.base.storage.WAITS = (0.0, 0.0, 0.0)  # as in tests/conftest.py
+        pretok.removal.job._now = lambda manifest: "2026-01-01T00:00:00.000Z"
+        faulthandler.enable(2)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        code = run_command(line)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    server = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(server.communicate)
+    return server
+
+
+def traced(line: list[str], options: list[str]) -> tuple[int, str]:
+    """Run a command line of pretok under strace with these options; its exit code, or minus its signal, and what it
+    said."""
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.NamedTemporaryFile("r") as said:
+        print(json.dumps((line, said.name)), file=server.stdin, flush=True)
+        child = int(server.stdout.readline())
+        with subprocess.Popen(
+            ["strace", "-f", "-p", str(child), *options], stderr=subprocess.PIPE, text=True
+        ) as tracer:
+            assert tracer.stderr is not None
+            while "attached" not in (told := tracer.stderr.readline()):
+                assert told, "strace ended"
+            os.kill(child, signal.SIGCONT)
+            return int(server.stdout.readline()), said.read()
+
+
+def injected(line: list[str], paths: set[str], faults: tuple[tuple[str, str, str], ...]) -> tuple[int, str]:
+    """The same, with errors of calls on these paths: (calls, error, at which of them)."""
+    options = ["-o", os.devnull, "-e", f"trace={','.join(calls for calls, *_ in faults)}"]
+    options += [part for path in paths for part in ("-P", path)]
+    for calls, error, when in faults:
+        options += ["-e", f"inject={calls}:error={error}:when={when}"]
+    return traced(line, options)
+
+
+def kill_points(line: list[str], trace: Path) -> list[tuple[str, int]]:
+    """The calls that change files, each with its number among those of its name in its thread, as strace counts."""
+    code, said = traced(line, ["-o", str(trace), "-e", f"trace={CHANGES}"])
+    assert code == 0, said
+    counts = Counter(re.findall(r"^(\d+) +(\w+)\(", trace.read_text(errors="replace"), re.MULTILINE))
+    most: Counter[str] = Counter()
+    for (_, call), number in counts.items():
+        most[call] = max(most[call], number)
+    return [(call, when) for call in sorted(most) for when in range(1, most[call] + 1)]
+
+
+def killed_at(line: list[str], call: str, when: int) -> tuple[int, str]:
+    """The same, killed before one of these calls."""
+    return traced(
+        line, ["-o", os.devnull, "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={when}"]
+    )
+
+
+if __name__ == "__main__":
+    _serve()

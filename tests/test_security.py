@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,22 @@ def test_the_tests_that_a_page_names_are_there(page: str) -> None:
     assert len(named) > 7
     missing = [f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / file).read_text()]
     assert missing == []
+
+
+def test_every_package_is_named_with_its_hashes() -> None:
+    """In the versions of the tests; pip itself refuses a package that is needed and not there."""
+
+    def versions(file: str, line: str) -> dict[str, str]:
+        found = re.findall(r"^([\w.-]+)==" + line, (ROOT / file).read_text(), re.MULTILINE)
+        return {plain(name): version for name, version in found}
+
+    def plain(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    locked = versions("requirements.txt", r"(\S+) \\\n    --hash=sha256:[0-9a-f]{64}")
+    assert locked.items() <= versions("constraints.txt", r"(\S+)$").items()
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {plain(re.split("[><=]", line)[0]) for line in needed} <= locked.keys()
 
 
 @pytest.fixture

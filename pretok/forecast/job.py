@@ -27,6 +27,7 @@ from pretok.read.partition import shard_bytes
 from pretok.read.probe import Probe, decide_types, probe_inputs
 from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
+from pretok.read.rejects import poor_sources
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import Vocabulary
 
@@ -103,6 +104,13 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> F
                 sources[name] = forecast_source(found, len(probes), stored, target, itemsize, chat)
             except UsageError as error:
                 raise UsageError(f"source {name}: {error}") from None
+        read = {
+            name: (round(source.documents.value) + sum(rejected.values()), rejected)
+            for name, source in sources.items()
+            for rejected in [{reason: round(number) for reason, number in source.rejected.items()}]
+        }
+        for complaint in poor_sources(recipe.shards.max_reject_share, read, "estimated from a sample"):
+            console.notice(complaint)
         fingerprint = "" if trained else vocab.fingerprint
     train = 1.0 - recipe.shards.val_fraction
     mix = None if recipe.mix is None else forecast_mix(recipe.mix, sources, samples, train)

@@ -43,12 +43,13 @@ class SourceReach:
 @dataclass(frozen=True, slots=True)
 class MixReach:
     """documents: that a mix reads at all; tokens: read of them, repetitions counted; times: how often each of their
-    tokens is read on average."""
+    tokens is read on average; unreadable: why nothing is known of a mix, such as a side file that is missing."""
 
     mix: str
     documents: int
     tokens: int
     times: float
+    unreadable: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +92,20 @@ def _mixes(manifest: Manifest, chosen: tuple[Chosen, ...], offsets: dict[str, An
         starts[shard.path] = sums.get(key, 0)
         sums[key] = starts[shard.path] + shard.tokens
     for path, _ in mixes_beside(manifest):
-        with suppress(PretokError):  # its side files are missing, which whoever reads it is told
+        try:
             extent = read_mix(manifest, path)
-            documents = tokens = held = 0
-            for one in chosen:
-                if one.shard.split != extent.split or one.shard.source not in extent.sources:
-                    continue
-                bounds = starts[one.shard.path] + offsets[one.shard.path]
-                read = extent.sources[one.shard.source].tokens(bounds, one.before)[one.rows]
-                documents, tokens = documents + int((read > 0).sum()), tokens + int(read.sum())
-                held += int(np.diff(bounds)[one.rows].sum())
-            yield MixReach(str(path), documents, tokens, tokens / held if held else 0.0)
+        except PretokError as error:
+            yield MixReach(str(path), 0, 0, 0.0, unreadable=str(error))
+            continue
+        documents = tokens = held = 0
+        for one in chosen:
+            if one.shard.split != extent.split or one.shard.source not in extent.sources:
+                continue
+            bounds = starts[one.shard.path] + offsets[one.shard.path]
+            read = extent.sources[one.shard.source].tokens(bounds, one.before)[one.rows]
+            documents, tokens = documents + int((read > 0).sum()), tokens + int(read.sum())
+            held += int(np.diff(bounds)[one.rows].sum())
+        yield MixReach(str(path), documents, tokens, tokens / held if held else 0.0)
 
 
 def _holds(manifest: Manifest, selection: Selection) -> Iterator[str]:
@@ -157,6 +161,9 @@ def tell_reach(reach: Reach, console: Console, *, done: bool) -> None:
     columns = ("source", "documents", "of them copies", "tokens", "bytes of text")
     console.show(table("removed" if done else "would be removed", columns, rows), result=True)
     for mix in reach.mixes:
+        if mix.unreadable:
+            console.notice(f"{mix.mix} may read them, which cannot be told: {mix.unreadable}")
+            continue
         console.notice(
             f"{mix.mix} reads {mix.documents:,} of the documents, {mix.tokens:,} tokens, each {mix.times:.2f} times on "
             f"average; it {'stays' if done else 'would stay'} valid, with EOD in their place"

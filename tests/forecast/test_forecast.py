@@ -128,7 +128,7 @@ def test_the_windows_of_a_source_stand_for_all_of_it(tmp_path, monkeypatch):
     assert found != list(module.windows(probes, "another", []))
 
 
-def test_rejects_are_expected_in_their_share(tmp_path, vocab_dir, monkeypatch):
+def test_rejects_are_expected_in_their_share_and_too_many_are_told(tmp_path, vocab_dir, monkeypatch, capsys):
     monkeypatch.setattr(module, "WINDOW", 16 << 10)
     (tmp_path / "in").mkdir()
     good = [json.dumps({"text": text}) for text in texts(3000, 1, longest=40)]
@@ -137,6 +137,9 @@ def test_rejects_are_expected_in_their_share(tmp_path, vocab_dir, monkeypatch):
     found = forecast(tmp_path, vocab_dir).sources["it"]
     assert found.reject_share == pytest.approx(0.1, abs=0.02)
     assert set(found.rejected) == {"malformed_json"}
+    line = ["plan", f"it={tmp_path}/in/*", "--out", f"{tmp_path}/out"]
+    assert run_command(line) == 0
+    assert "more than the share of 0.02 that max_reject_share allows; estimated" in capsys.readouterr().err
 
 
 def test_a_mix_that_cannot_be_is_said_to_be_none(tmp_path, vocab_dir):

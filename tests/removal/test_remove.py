@@ -215,6 +215,9 @@ def test_a_dry_run_says_how_often_mixes_read(removable: Path, capsys: Any) -> No
                 read += int(removed[str(path.relative_to(removable))][first : first + count - last].sum())
         assert mix["tokens"] == read
     assert {Path(mix["mix"]).name for mix in told["mixes"]} == {"mix.json", "classes.json"}
+    shutil.rmtree(removable / "side_files")
+    assert command(removable, "--where", "id in ('a3', 'b9', 'b5')", "--dry-run") == 0
+    assert "classes.json may read them, which cannot be told" in capsys.readouterr().err
 
 
 def test_a_disk_that_cannot_be_written_is_named_first(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,14 @@ EOD = 0
 
 PACKAGES = {"megatron": "megatron-core", "torch": "torch==2.13.0"}
 """Where a package is not installed by the name of its module."""
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what other threads or processes do: a minute, though it takes parts of a second on a quiet machine."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def needs(module: str) -> Any:

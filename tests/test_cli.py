@@ -8,12 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 
 import pytest
 import typer
-from support import ROOT, make_shards
+from support import ROOT, make_shards, until
 
 import pretok.stream
 from pretok.base.errors import PretokError
@@ -148,11 +147,7 @@ def test_a_signal_is_code_75_and_the_next_run_continues(tmp_path, vocab_dir):
     command = [sys.executable, "-m", "pretok", *typed, "--shard-size", "1MiB"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     state = tmp_path / "out" / "shards" / ".state" / "it"
-    deadline = time.monotonic() + 60
-    while not list(state.glob("it-0*.json")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: process.poll() is not None or list(state.glob("it-0*.json")))
     os.kill(process.pid, signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support import TASK_PATH
+from support import TASK_PATH, until
 
 from pretok.base import execute as engine_module
 from pretok.base import reaper
@@ -226,7 +226,7 @@ def test_no_process_outlives_a_killed_ray(tmp_path, killed):
     )
     try:
         session = driver.stdout.readline().strip()
-        _until(lambda: (tmp_path / "mark").exists())
+        until(lambda: (tmp_path / "mark").exists())
         processes = reaper.users(session)
         assert len(processes) > 5
         os.kill(
@@ -237,7 +237,7 @@ def test_no_process_outlives_a_killed_ray(tmp_path, killed):
         if killed == "raylet":
             assert "EngineLost: Ray died on" in errors
             assert "raylet (process" in errors
-        _until(lambda: not reaper.users(session))
+        until(lambda: not reaper.users(session))
     finally:
         driver.kill()
 
@@ -257,10 +257,3 @@ if __name__ == "__main__":
 def test_a_program_may_start_ray_again():
     environment = {**os.environ, "PYTHONPATH": TASK_PATH}
     subprocess.run([sys.executable, "-c", AGAIN], env=environment, check=True)
-
-
-def _until(true) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

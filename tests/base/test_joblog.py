@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from support import ROOT
+from support import ROOT, until
 
 from pretok.base.joblog import JobLog, when_and_where
 from pretok.base.storage import read_lines
@@ -109,10 +109,7 @@ write()
 """
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     try:
-        deadline = time.monotonic() + 60
-        while not any(path.stat().st_size > 1_000_000 for path in tmp_path.iterdir()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: any(path.stat().st_size > 1_000_000 for path in tmp_path.iterdir()))
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

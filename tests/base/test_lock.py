@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import ROOT
+from support import ROOT, until
 
 from pretok.base import lock
 from pretok.base.errors import FolderInUse, OutputError
@@ -64,8 +64,7 @@ def test_nothing_is_left_and_the_next_job_may(tmp_path):
 
 def test_the_lock_of_a_killed_process_is_taken_over_at_once(tmp_path, elsewhere, caplog):
     os.kill(elsewhere.pid, signal.SIGKILL)
-    while lock._started(elsewhere.pid) is not None:  # a zombie counts as dead: nobody has waited for it here
-        time.sleep(0.01)
+    until(lambda: lock._started(elsewhere.pid) is None)  # a zombie is dead: nobody has waited for it here
     with hold(tmp_path, "tokenize"):
         assert "its process is dead" in caplog.text
         assert lock.holder_of(tmp_path).pid == os.getpid()
@@ -123,14 +122,10 @@ def test_a_holder_touches_its_lock_and_stops_when_it_is_lost(tmp_path, monkeypat
     path = tmp_path / LOCK_FILE
     with StopFlag() as stop, hold(tmp_path, "tokenize"):
         os.utime(path, (0, 0))
-        deadline = time.monotonic() + 20
-        while path.stat().st_mtime == 0 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert path.stat().st_mtime > 0
+        until(lambda: path.stat().st_mtime > 0)
         assert stop.reason is None
         path.unlink()
-        while stop.reason is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: stop.reason is not None)
         assert stop.reason == "received SIGTERM"
 
 

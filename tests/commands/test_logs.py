@@ -9,13 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from counting import write_lines
-from support import ROOT
+from support import ROOT, until
 
 from pretok.base import terminal
 from pretok.base.terminal import ConsoleWarnings, Terminal
@@ -154,10 +153,7 @@ def test_a_killed_command_leaves_whole_lines(tmp_path):
     ]
     process = subprocess.Popen([*command, "--workers", "0"], cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
-        while not any((tmp_path / "work" / "counts").glob("**/*")):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: any((tmp_path / "work" / "counts").glob("**/*")))
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -177,7 +173,7 @@ def test_progress_is_in_the_log_though_a_bar_moves(tmp_path, monkeypatch):
     with console.progress("count") as progress:
         progress.expect(10, 1, {"it": 10})
         progress({"bytes": 7})
-        time.sleep(0.3)
+        until(lambda: of(read_logs(tmp_path)[0], "progress"))
     console.end(0)
     [log] = read_logs(tmp_path)
     assert of(log, "progress")[-1]["counts"] == {"bytes": 7}

@@ -5,19 +5,13 @@ import threading
 import time
 
 import pytest
+from support import until
 
 from pretok.read.prefetch import ahead
 
 
 def threads() -> int:
     return sum(thread.name == "read-ahead" for thread in threading.enumerate())
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Closed:
@@ -39,7 +33,7 @@ class Closed:
 def test_everything_in_order():
     assert list(ahead(iter(range(1000)), lambda _: 1, 10)) == list(range(1000))
     assert list(ahead(iter(()), lambda _: 1, 10)) == []
-    wait_for(lambda: threads() == 0)
+    until(lambda: threads() == 0)
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, BaseException, GeneratorExit])
@@ -52,7 +46,7 @@ def test_errors_of_every_kind_come_after_what_came_before(kind):
     got = []
     with pytest.raises(kind, match="this"):
         got.extend(ahead(items(), lambda _: 1, 10))
-    wait_for(lambda: threads() == 0)
+    until(lambda: threads() == 0)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +57,11 @@ def test_how_far_ahead(size, room, expected):
     source = Closed()
     items = ahead(source.items(), lambda _: size, room)
     assert next(items) == 1
-    wait_for(lambda: source.made == expected)
+    until(lambda: source.made == expected)
     time.sleep(0.05)
     assert source.made == expected
     items.close()
-    wait_for(lambda: source.closed and threads() == 0)
+    until(lambda: source.closed and threads() == 0)
 
 
 def test_a_consumer_that_stops_early_or_forgets_leaves_no_thread():
@@ -75,14 +69,14 @@ def test_a_consumer_that_stops_early_or_forgets_leaves_no_thread():
     for item in ahead(source.items(), lambda _: 1, 10):
         if item == 5:
             break
-    wait_for(lambda: source.closed and threads() == 0)
+    until(lambda: source.closed and threads() == 0)
 
     source = Closed()
     forgotten = ahead(source.items(), lambda _: 1, 10)
     next(forgotten)
     del forgotten
     gc.collect()
-    wait_for(lambda: source.closed and threads() == 0)
+    until(lambda: source.closed and threads() == 0)
 
     source = Closed()
     ahead(source.items(), lambda _: 1, 10)  # never asked: never begun

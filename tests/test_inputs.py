@@ -15,7 +15,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -474,9 +474,8 @@ def turn(content: str) -> str:
 
 def chats(record: Any) -> bytes:
     first, last = (json.dumps({"messages": said(one)}).encode() for one in TWO)
-    return b"\n".join(
-        (first, record if isinstance(record, bytes) else json.dumps({"messages": record}).encode(), last)
-    )
+    between = record if isinstance(record, bytes) else json.dumps({"messages": record}).encode()
+    return b"".join(line + b"\n" for line in (first, between, last))
 
 
 def chat(
@@ -565,6 +564,14 @@ ROWS = [
 ]  # fmt: skip
 
 
+TOGETHER = {
+    "lines": [row for row in (*BAD_LINES, *GOOD_LINES) if not row.settings],
+    "chats": [row for row in OF_CHATS if row.settings == MESSAGES and "a.jsonl" in row.files],
+    "fields": [row for row in OF_FIELDS if "a.jsonl" in row.files],
+}
+"""Rows of which each is a line between two good ones."""
+
+
 @pytest.fixture(scope="module")
 def vocab(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, list[str]]) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("vocab"), "qwen3", sample_texts["it"][:40])
@@ -609,14 +616,50 @@ def beside(row: Row) -> str:
     return turn(BESIDE) if MESSAGES in row.settings else f"{BESIDE}=" if TEMPLATE in row.settings else BESIDE
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, id=f"{row.format}: {row.what}") for row in ROWS])
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(
+            row,
+            id=f"{row.format}: {row.what}",
+            marks=[pytest.mark.slow] * any(row in rows for rows in TOGETHER.values()),
+        )
+        for row in ROWS
+    ],
+)
 def test_what_becomes_of_a_defect(row: Row, vocab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(row, vocab, capsys)
+
+
+@pytest.mark.parametrize(
+    ("of", "suffix"), [("lines", ""), ("lines", ".gz"), ("lines", ".zst"), ("chats", ""), ("fields", "")]
+)
+def test_what_becomes_of_many_in_one_file(
+    of: str, suffix: str, vocab: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same as by themselves, and in every compression."""
+    rows = TOGETHER[of]
+    data = b"".join(row.files["a.jsonl"] for row in rows if isinstance(row.files["a.jsonl"], bytes))
+    rejected = [(3 * n + line, row) for n, row in enumerate(rows) for line in row.rejects or ()]
+    whole = replace(
+        rows[0],
+        files={f"a.jsonl{suffix}": pack(suffix[1:], data) if suffix else data},
+        texts=[text for row in rows for text in row.texts],
+        rejects={line: reason for line, row in rejected for reason in (row.rejects or {}).values()},
+        says="",
+    )
+    details = [reject["detail"] for reject in check(whole, vocab, capsys)]
+    assert [row.says for _, row in rejected if row.says not in details.pop(0)] == []
+
+
+def check(row: Row, vocab: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """Tokenize what a row has; its exit code, documents, rejects and message are those of the row. The rejects."""
     code, told = tokenize(row, vocab, capsys)
     assert code == row.code, told
     if code == 2:
         assert row.says in told
         assert not Path("work/shards").exists()
-        return
+        return []
     manifest = load_manifest(Path("work/shards"))
     texts, rejects = account(manifest, Tokenizer.from_file(str(vocab / "tokenizer.json")))
     assert texts == [*row.texts, *([] if row.alone else [beside(row)])]
@@ -627,6 +670,7 @@ def test_what_becomes_of_a_defect(row: Row, vocab: Path, capsys: pytest.CaptureF
     assert row.says in told or row.says in "\n".join(reject["detail"] for reject in rejects)
     assert [failure.file for failure in manifest.failed] == ([name] if row.damages else [])
     assert not row.damages or f"it-00000: {name}: " in told
+    return rejects
 
 
 def account(manifest: Manifest, tokenizer: Tokenizer) -> tuple[list[str], list[dict[str, Any]]]:
@@ -666,26 +710,6 @@ def account(manifest: Manifest, tokenizer: Tokenizer) -> tuple[list[str], list[d
         COUNTED
     )
     return texts, rejects
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_bad_lines_are_the_same_in_every_compression(
-    suffix: str, vocab: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And all in one file."""
-    data = b"".join(row.files["a.jsonl"] for row in BAD_LINES if isinstance(row.files["a.jsonl"], bytes))
-    packed = pack(suffix[1:], data) if suffix else data
-    row = Row(LINES, "all", {f"a.jsonl{suffix}": packed}, TWO * len(BAD_LINES))
-    code, told = tokenize(row, vocab, capsys)
-    assert code == 0, told
-    texts, rejects = account(
-        load_manifest(Path("work/shards")), Tokenizer.from_file(str(vocab / "tokenizer.json"))
-    )
-    assert texts == [*row.texts, BESIDE]
-    expected = [
-        (3 * n + 2, reason) for n, row in enumerate(BAD_LINES) for reason in (row.rejects or {}).values()
-    ]
-    assert [(reject["position"], reject["reason"]) for reject in rejects] == expected
 
 
 def page() -> str:

@@ -144,6 +144,7 @@ class Renderer:
         record = decode(data)
         parts: list[bytes] = []
         spans: list[int] = []
+        given = False
         for text, field in fields_of(self._how.template):
             kind = TEMPLATE
             if field:
@@ -151,12 +152,15 @@ class Renderer:
                     self._clean(_field(record, field)),
                     ANSWER if field in self._how.learned else USER,
                 )
+                given |= bool(text)
             elif self._how.content_only:
                 continue
             encoded = text.encode()
             if encoded:
                 parts.append(encoded)
                 spans.append(pack(len(encoded), kind))
+        if not given:
+            raise BadRecord("empty_text", "all its fields are empty")
         return parts, spans
 
     def _from_messages(self, data: bytes) -> Document:

@@ -114,13 +114,18 @@ def _read_at(file: int, at: int, size: int) -> bytes:
     return data
 
 
-def describe_dataset(path: str) -> InputFile:
+def dataset_files(path: str) -> list[str]:
+    """The tables of a saved dataset, none where it has no rows. Raises UsageError."""
     try:
         files = json.loads((Path(path) / "state.json").read_bytes())["_data_files"]
-        names = [str(Path(path) / file["filename"]) for file in files]
+        return [str(Path(path) / file["filename"]) for file in files]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UsageError(f"{path}/state.json is not what datasets.save_to_disk writes") from None
-    shards = [identify(name) for name in names]
+
+
+def describe_dataset(path: str) -> InputFile:
+    """A saved dataset as one input. Raises UsageError, and OSError that names a table."""
+    shards = [identify(name) for name in dataset_files(path)]
     identity = xxhash.xxh3_64_hexdigest("".join(identity for *_, identity in shards).encode())
     return InputFile(path, "dataset", "", sum(size for _, _, size, _ in shards), identity)
 
@@ -173,6 +178,9 @@ def read_small(file: InputFile) -> bytes | None:
     return data if (size, identity) == (file.size, file.identity) else None
 
 
+_MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
+
+
 class _Decompressor(Protocol):
     eof: bool
     unused_data: bytes
@@ -188,6 +196,16 @@ def _decompressor(compression: str) -> _Decompressor:
     # Windows of up to 2 GiB, as `zstd --long=31` writes them.
     decompressor: Any = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
     return decompressor  # type: ignore[no-any-return]
+
+
+def _asks_for_dictionary(frame: bytes) -> bool:
+    """Whether the header of a zstd frame names a dictionary."""
+    import zstandard
+
+    try:
+        return bool(zstandard.get_frame_parameters(frame).dict_id)
+    except zstandard.ZstdError:
+        return False
 
 
 def raise_passing(damage: CorruptInputError) -> None:
@@ -206,6 +224,7 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
 
     slices = FrameWalk().slices if compression == "zstd" else lambda block: iter((block,))
     state = _decompressor(compression)
+    whole = 0  # frames that have ended
     began = False  # whether the current frame has seen any byte
     padding = False  # whether zeros may come: tape padding after a gzip member, of any length
     for data in (data for block in blocks for data in slices(block)):
@@ -215,14 +234,20 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
             try:
                 text = state.decompress(data)
             except (zlib.error, zstandard.ZstdError) as error:
-                raise CorruptInputError(f"damaged {compression} data: {error}") from None
+                if whole and not began and not data.startswith(_MAGIC[compression]):
+                    told = f"other bytes stand behind the last frame of {compression}"
+                elif compression == "zstd" and not began and _asks_for_dictionary(data):
+                    told = "compressed with a dictionary, which is not read; decompress it by zstd -D"
+                else:
+                    told = f"damaged {compression} data: {error}"
+                raise CorruptInputError(told) from None
             began, padding = True, False
             if text:
                 yield text
             data = b""
             if state.eof:
                 data = state.unused_data
-                state, began = _decompressor(compression), False
+                state, began, whole = _decompressor(compression), False, whole + 1
                 if compression == "gzip":
                     data, padding = data.lstrip(b"\0"), True
     if began and not partial:

@@ -263,15 +263,16 @@ def _probe_dataset(file: InputFile, field: str) -> Probe:
         units = len(dataset)
     names: list[str] = list(dataset.features or dataset.column_names or ())
     top = field.partition(".")[0]
+    fields = _schema_fields(dataset.features.arrow_schema) if dataset.features else {}
+    there = bool({field, top} & set(names))
     problem = ""
-    if names and not {field, top} & set(names):
+    if (names and not there) or fields.get(field, set()) & {"integer", "float", "boolean"}:
         texts = [
             name
             for name in names
             if getattr((dataset.features or {}).get(name), "dtype", "") in ("string", "large_string")
         ]
-        problem = _problem(file.path, field, False, Counter(dict.fromkeys(texts, 0)))
-    fields = _schema_fields(dataset.features.arrow_schema) if dataset.features else {}
+        problem = _problem(file.path, field, there, Counter(dict.fromkeys(texts, 0)))
     return Probe(file, file.size, units=units, judged=bool(names), problem=problem, fields=fields)
 
 

@@ -9,6 +9,7 @@ bug.
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from pretok.read.batches import Rejects, TextBatch, from_buffers
 from pretok.read.conversation import Conversation, fields_of
 from pretok.read.files import CorruptInputError, read_bytes, read_small, stamp, unpack, what_changed
 from pretok.read.json_kept import kept_lines
+from pretok.read.json_values import MAX_DEPTH
 from pretok.read.jsonl import field_bytes, parse_lines
 from pretok.read.kept import Keep, KeptValues, describe_mismatch, kept_tables, mismatches
 from pretok.read.normalize import Normalization, normalize_batch
@@ -171,7 +173,7 @@ def read_piece(
         records = _read_jsonl(spans, not piece.start, record, keep)
     elif kind == "text":
         mark, limit = record.separator.encode(), record.max_document
-        records = _read_text(_spans(piece, small, mark, limit), mark, limit)
+        records = _read_text(_spans(piece, small, mark, limit), not piece.start, mark, limit)
     else:
         records = _read_table(piece, record, keep)
     first = 0
@@ -280,6 +282,12 @@ def _too_long(limit: int) -> _Found:
     return _Found(status, NO_TEXTS, lambda _: f"more than {limit} bytes", sizes, 1)
 
 
+def _without_bom(beginning: memoryview) -> memoryview:
+    """The beginning of a file without a byte order mark, which says how text is encoded and is no part of it (RFC 8259,
+    8.1; Unicode, 23.8)."""
+    return beginning[len(BOM_UTF8) :] if bytes(beginning[: len(BOM_UTF8)]) == BOM_UTF8 else beginning
+
+
 def _read_jsonl(
     spans: Iterator[memoryview | None], at_start: bool, record: RecordFormat, keep: Keep
 ) -> Iterator[_Found]:
@@ -289,8 +297,7 @@ def _read_jsonl(
             yield _too_long(record.max_line)
             blank = False
         else:
-            # A BOM is no part of the JSON text (RFC 8259, 8.1).
-            lines = span[3:] if at_start and bytes(span[:3]) == b"\xef\xbb\xbf" else span
+            lines = _without_bom(span) if at_start else span
             found = _parse(lines, record, keep, blank)
             if len(found.status):
                 blank = bool(found.status[-1] == BLANK)
@@ -339,12 +346,21 @@ def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
     if status not in (MALFORMED, MISSING) or len(line) > EXPLAINED_BYTES:
         return start
     try:
-        names = ", ".join(_keys(json.loads(bytes(line)))) or "no field"
-        return f"there is {names[:200]}".encode(
-            "utf-8", "replace"
-        ).decode()  # a key may escape a lone surrogate
-    except (ValueError, RecursionError) as error:
+        record = json.loads(
+            str(line, "utf-8", "replace").rstrip("\r\n")
+        )  # of bytes it would guess the encoding
+    except json.JSONDecodeError as error:
+        if error.doc.startswith("\ufeff"):
+            return "a byte order mark; only the first line of a file may begin with one"
+        return f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
+    except RecursionError:
+        return f"nested more than {MAX_DEPTH:,} deep"
+    except ValueError as error:
         return str(error)[:200]
+    if status == MALFORMED:
+        return f"nested more than {MAX_DEPTH:,} deep"  # all that this reader takes for worse than the module does
+    names = ", ".join(_keys(record)) or "no field"
+    return f"there is {names[:200]}".encode("utf-8", "replace").decode()  # a key may escape a lone surrogate
 
 
 def _keys(value: Any) -> Iterator[str]:
@@ -356,13 +372,19 @@ def _keys(value: Any) -> Iterator[str]:
             yield key
 
 
-def _read_text(spans: Iterator[memoryview | None], mark: bytes, limit: int) -> Iterator[_Found]:
+def _read_text(
+    spans: Iterator[memoryview | None], at_start: bool, mark: bytes, limit: int
+) -> Iterator[_Found]:
     """Documents of a plain text file: the whole file, or the texts between separators. It has nothing else to keep.
 
     As with line ends, a separator at the end of the file ends the last document and starts no other.
     """
     for span in spans:
-        yield _too_long(limit) if span is None else _split(bytes(span), mark, limit)
+        if span is None:
+            yield _too_long(limit)
+        else:
+            yield _split(bytes(_without_bom(span) if at_start else span), mark, limit)
+        at_start = False
 
 
 def _split(data: bytes, mark: bytes, limit: int) -> _Found:
@@ -413,7 +435,7 @@ def _columns(
     """The texts of a table and its other columns; the JSON of conversations, or of all fields of a template."""
     how = record.conversation
     if not isinstance(how, Conversation) or not how.fields:
-        yield from table_columns(piece, record.field, fields, BATCH_BYTES)
+        yield from table_columns(piece, record.field, fields, BATCH_BYTES, isinstance(how, Conversation))
         return
     first, *names = dict.fromkeys(field for _, field in fields_of(how.template) if field)
     for column, others in table_columns(piece, first, [*names, *fields], BATCH_BYTES):

@@ -124,8 +124,10 @@ def _look(path: str, explicit: bool, declared_format: str) -> _Look:
                 return _Look(path, None, what)
         file, notice = tried(lambda: _describe(path, declared_format))
     except OSError as error:  # the partition that holds it fails by name; the rest of the job goes on
-        file = InputFile(path, "unreadable", "", 0, str(error.strerror or error))
-        notice = f"{path} cannot be read: {error.strerror or error}"
+        told = str(error.strerror or error)
+        if error.filename and Path(str(error.filename)).parent == Path(path):  # of a saved dataset
+            told = f"{Path(str(error.filename)).name}: {told}"
+        file, notice = InputFile(path, "unreadable", "", 0, told), f"{path} cannot be read: {told}"
     return _Look(path, file, notice, inode)
 
 
@@ -193,7 +195,10 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     notice = f"{path} is no {damaged}; it cannot be read" if damaged else ""
     if size and (compression != by_name or (named_format and file_format != named_format)):
         real = f"{file_format}{'.' + compression if compression else ''}"
-        notice = f"{path} is {real} by its content, not what its name says; read as {real}"
+        if declared_format == "auto" or compression != by_name:
+            notice = f"{path} is {real} by its content, not what its name says; read as {real}"
+        else:
+            notice = f"{path} is read as {real}, as its source declares, not what its name says"
     return InputFile(path, file_format, compression, size, identity), notice
 
 

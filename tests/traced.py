@@ -20,8 +20,11 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import walk_packages
+
+from support import TASK_PATH
 
 import pretok.base.storage
 import pretok.kernels.hashing
@@ -32,6 +35,10 @@ CHANGES = (
     "write,pwrite64,writev,rename,renameat,renameat2,link,linkat,unlink,unlinkat,rmdir,mkdir,mkdirat,fsync"
 )
 """Calls between which files stand otherwise."""
+CALL = re.compile(r"^(\d+) +(\w+)\((.*)", re.MULTILINE)
+PATH = re.compile(r"(?<=[<\"])/[^\">]*")
+"""In what strace shows of a call's arguments; a name in a folder that is open follows the folder's."""
+NUMBER = re.compile(r"[0-9a-f]{8,}|\d+")
 
 
 def can_trace() -> str:
@@ -52,12 +59,31 @@ def _serve() -> None:
     pretok.kernels.hashing._hash_documents.compiled()  # Numba loads half of itself with the first function
     for request in sys.stdin:
         line, said = json.loads(request)
+        if line[0] == "train":
+            _load_train()
         child = os.fork()
         if child == 0:
             _run(line, said)
         os.waitpid(child, os.WUNTRACED)
         print(child, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+@functools.cache
+def _load_train() -> None:
+    """Seconds of imports, and what a run asks of git, for the commands that want them alone."""
+    for name in ("train.run.loop", "train.checkpoint.export", "torch._dynamo"):
+        importlib.import_module(name)
+    importlib.import_module("tests.train_support").leave_torch_alone()
+    importlib.import_module("train.run.metrics").provenance()
+
+
+def _train(arguments: list[str]) -> int:
+    try:
+        importlib.import_module("train.__main__").main(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 def _run(line: list[str], said: str) -> None:
@@ -69,7 +95,7 @@ def _run(line: list[str], said: str) -> None:
         pretok.removal.job._now = lambda manifest: "2026-01-01T00:00:00.000Z"
         faulthandler.enable(2)
         os.kill(os.getpid(), signal.SIGSTOP)
-        code = run_command(line)
+        code = _train(line[1:]) if line[0] == "train" else run_command(line)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -79,29 +105,39 @@ def _run(line: list[str], said: str) -> None:
 @functools.cache
 def _server() -> subprocess.Popen[str]:
     server = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": TASK_PATH},
     )
     atexit.register(server.communicate)
     return server
 
 
-def traced(line: list[str], options: list[str]) -> tuple[int, str]:
-    """Run a command line of pretok under strace with these options; its exit code, or minus its signal, and what it
-    said."""
+def traced(line: list[str], options: list[str] | None = None) -> tuple[int, str]:
+    """Run a command line of pretok or train, under strace if there are options for it; its exit code, or minus its
+    signal, and what it said."""
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.NamedTemporaryFile("r") as said:
         print(json.dumps((line, said.name)), file=server.stdin, flush=True)
         child = int(server.stdout.readline())
-        with subprocess.Popen(
-            ["strace", "-f", "-p", str(child), *options], stderr=subprocess.PIPE, text=True
-        ) as tracer:
-            assert tracer.stderr is not None
-            while "attached" not in (told := tracer.stderr.readline()):
-                assert told, "strace ended"
+        with contextlib.nullcontext() if options is None else _attached(child, options):
             os.kill(child, signal.SIGCONT)
             return int(server.stdout.readline()), said.read()
+
+
+@contextlib.contextmanager
+def _attached(child: int, options: list[str]) -> Iterator[None]:
+    with subprocess.Popen(
+        ["strace", "-f", "-y", "-p", str(child), *options], stderr=subprocess.PIPE, text=True
+    ) as tracer:
+        assert tracer.stderr is not None
+        while "attached" not in (told := tracer.stderr.readline()):
+            assert told, "strace ended"
+        yield
 
 
 def injected(line: list[str], paths: set[str], faults: tuple[tuple[str, str, str], ...]) -> tuple[int, str]:
@@ -113,15 +149,27 @@ def injected(line: list[str], paths: set[str], faults: tuple[tuple[str, str, str
     return traced(line, options)
 
 
-def kill_points(line: list[str], trace: Path) -> list[tuple[str, int]]:
-    """The calls that change files, each with its number among those of its name in its thread, as strace counts."""
+def kill_points(line: list[str], folder: Path, most: int) -> list[tuple[str, int]]:
+    """The calls that change files below a folder, each with its number among those of its name in its thread, as strace
+    counts. Of calls that do the same to files whose names differ in numbers alone, `most`: the first, the last and
+    some between them."""
+    trace = folder.with_name("trace")
     code, said = traced(line, ["-o", str(trace), "-e", f"trace={CHANGES}"])
     assert code == 0, said
-    counts = Counter(re.findall(r"^(\d+) +(\w+)\(", trace.read_text(errors="replace"), re.MULTILINE))
-    most: Counter[str] = Counter()
-    for (_, call), number in counts.items():
-        most[call] = max(most[call], number)
-    return [(call, when) for call in sorted(most) for when in range(1, most[call] + 1)]
+    counts: Counter[tuple[str, str]] = Counter()
+    alike: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for thread, call, given in CALL.findall(trace.read_text(errors="replace")):
+        counts[thread, call] += 1
+        path = PATH.search(given)
+        if path and path[0].startswith(f"{folder}/"):
+            kind = call, NUMBER.sub("0", path[0])
+            alike.setdefault(kind, []).append((call, counts[thread, call]))
+    chosen = (
+        points[n * (len(points) - 1) // max(1, most - 1)] if len(points) > most else points[n]
+        for points in alike.values()
+        for n in range(min(most, len(points)))
+    )
+    return sorted(set(chosen))
 
 
 def killed_at(line: list[str], call: str, when: int) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import types
 from pathlib import Path
@@ -100,6 +101,22 @@ def test_milestones_are_copied_whole_or_not_at_all(
     assert [*(tmp_path / "new").iterdir()] == []
     with pytest.raises(UsageError, match="--copy-to copies milestones: state by --milestone"):
         loop.train(tiny_config(shards, tmp_path, copy_to="archive"))
+
+
+@pytest.mark.parametrize("save_every", ["1", "never"])
+def test_what_a_kill_behind_the_last_save_left_undone_is_done_at_the_next_start(
+    shards: Path, tmp_path: Path, save_every: str
+) -> None:
+    changes = {"keep_last": 1, "milestone": 4, "copy_to": str(tmp_path / "archive"), "schedule": "constant"}
+    loop.train(tiny_config(shards, tmp_path, steps=5, save_every="1", **changes))
+    folder, copy = tmp_path / "run/checkpoints", tmp_path / "archive/step-00000004"
+    shutil.copytree(folder / "step-00000005", folder / "step-00000003")
+    (folder / "latest").write_text("step-00000004\n")
+    shutil.rmtree(copy)
+    loop.train(tiny_config(shards, tmp_path, steps=5, save_every=save_every, **changes))
+    assert (folder / "latest").read_text() == "step-00000005\n"
+    check_files(copy, read_meta(copy))
+    assert (folder / "step-00000003").exists() == (save_every == "never")  # which deletes nothing
 
 
 def test_training_goes_on_while_an_old_checkpoint_is_deleted(

@@ -273,11 +273,16 @@ class Checkpoints:
             return first_failure(error)
         size = sum(record.size for record in files.values()) / 1e9
         self._report(f"saved {final} ({size:.2f} GB in {self.save_seconds:.1f} s)")
-        self._name_latest(final)
-        self._deleted = self._deletes.submit(self._retain, final)
+        self._follow(final)
+        return None
+
+    def _follow(self, newest: Path) -> None:
+        """What comes when the newest checkpoint stands, again at a start: a kill may have come first."""
+        self._name_latest(newest)
+        if self.every[0] != "never":
+            self._deleted = self._deletes.submit(self._retain, newest)
         if self._config.copy_to is not None:
             self._copies.submit(self._copy_milestones, Path(self._config.copy_to))
-        return None
 
     def _name_latest(self, checkpoint: Path) -> None:
         latest = self.folder / LATEST
@@ -334,9 +339,9 @@ class Checkpoints:
             problem, meta = self._load(path, state, mesh, check)
             if problem is None:
                 self._saved_step = meta.step if meta else -1
-                if damaged and not self._rank:
+                if not self._rank:
                     self._set_aside(damaged)
-                    self._name_latest(path)
+                    self._follow(path)
                 return meta
             damaged.append(path)
             self._report(f"{path} is broken, trying the one before: {problem}")

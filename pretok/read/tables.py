@@ -2,8 +2,8 @@
 
 Input: a piece of one of these, the name of its field and of others; `meta.text` is the column `text` in the struct
 `meta` or, where there is no such path, a column of that whole name. Only these columns are read. Output: large_binary
-arrays of about `batch_bytes` of text on average, in order, nulls included, their offsets checked, and the others as
-they are. A value is held whole, whatever its length, and where values differ much in length so is a batch of them.
+arrays of about `batch_bytes` of text, at most UNEVEN times that or one longer value, in order, nulls included, their
+offsets checked, and the others as they are. A value is held whole, whatever its length.
 
 Whatever a library raises while it reads an input is CorruptInputError: it saw bytes that it did not expect.
 """
@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -28,6 +30,11 @@ from pretok.read.servers import ServerStream
 
 NAMES_SHOWN = 50
 """TextColumns that a message lists at most."""
+MOST_ROWS, FIRST_ROWS = 1024, 16
+"""Rows of Parquet that are decoded at a time, and of a file at first. Arrow knows no bound in bytes, and what stands in
+a dictionary takes as much of a file for one row as for all."""
+UNEVEN = 4
+"""How many times `batch_bytes` a batch may have: to cut and join all of them to one size would copy most text."""
 
 
 TextColumns = tuple[pa.Array, list[pa.Array | None]]
@@ -39,35 +46,85 @@ def table_columns(
 ) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
     """Texts of a piece, and its columns `others`. lists: the field may hold lists, which become JSON. Raises
     CorruptInputError after the last batch that can be read."""
+    held: list[TextColumns] = []
+    room = batch_bytes
+    damage = None
+    try:
+        for texts, rest in _read_on(piece, field, others, batch_bytes, lists):
+            for part, size in _cut(texts, rest, UNEVEN * batch_bytes):
+                if held and not (size <= room and _alike(held[-1], part)):
+                    yield _joined(held)
+                    held, room = [], batch_bytes
+                held.append(part)
+                room -= size
+    except CorruptInputError as error:
+        damage = error
+    if held:
+        yield _joined(held)
+    if damage:
+        raise damage
+
+
+def _read_on(
+    piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
+) -> Iterator[TextColumns]:
+    """Reads of a piece, begun anew behind what was read after an error that may pass."""
     seen, tries = 0, Tries()
     while True:
-        try:  # read again, a table gives the same batches
-            for batch in islice(_batches(piece, field, others, batch_bytes, lists), seen, None):
+        try:  # read again, a table gives the same rows at a time
+            for found in islice(_reads(piece, field, others, batch_bytes, lists), seen, None):
                 seen += 1
-                yield batch
+                yield found
             return
         except CorruptInputError as error:
             if not tries.again(error.__cause__):
                 raise
 
 
-def _batches(
+def _reads(
     piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
-) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
+) -> Iterator[TextColumns]:
     if piece.file.format == "hub":
-        columns = _hub(piece, field, others)
+        columns = _hub(piece, field, others, lists)
     elif piece.file.format == "parquet":
-        columns = _parquet(piece, field, others, batch_bytes)
+        columns = _parquet(piece, field, others, batch_bytes, lists)
     else:
         columns = _dataset(piece, field, others, batch_bytes, lists)
-    for column, rest in columns:
-        with _library("the text column is damaged"):
-            texts = _binary(column, lists)
+    for texts, rest in columns:
         with _library("a column is damaged"):
             for other in rest:
                 if other is not None:
                     other.validate(full=True)
         yield texts, rest
+
+
+def _cut(
+    texts: pa.LargeBinaryArray, rest: list[pa.Array | None], most: int
+) -> Iterator[tuple[TextColumns, int]]:
+    """Rows in parts of at most so many bytes of text, or of one row, with their bytes: offsets too, nulls are rows."""
+    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    ends = offsets[1:] - offsets[0] + 8 * np.arange(1, len(texts) + 1)
+    start = before = 0
+    while start < len(texts):
+        stop = max(start + 1, int(np.searchsorted(ends, before + most, "right")))
+        part = texts[start:stop], [None if column is None else column[start:stop] for column in rest]
+        yield part, int(ends[stop - 1]) - before
+        start, before = stop, int(ends[stop - 1])
+
+
+def _alike(held: TextColumns, more: TextColumns) -> bool:
+    """Whether rows may be joined: the columns of a hub have the types of the rows at hand."""
+    types = [[None if column is None else column.type for column in rest] for _, rest in (held, more)]
+    return types[0] == types[1]
+
+
+def _joined(held: Sequence[TextColumns]) -> TextColumns:
+    """Rows in a row as one; of a single part nothing is copied."""
+    if len(held) == 1:
+        return held[0]
+    columns = zip(*([texts, *rest] for texts, rest in held), strict=True)
+    texts, *rest = (None if parts[0] is None else pa.concat_arrays(parts) for parts in columns)
+    return texts, rest
 
 
 @contextmanager
@@ -80,6 +137,12 @@ def _library(what: str) -> Iterator[None]:
     except Exception as error:
         told = " ".join(str(error).split())  # libraries end a line in the middle of what they say
         raise CorruptInputError(f"{what}: {told or type(error).__name__}") from error
+
+
+def _text(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
+    """A text column as a library gave it, whose buffers may be damaged."""
+    with _library("the text column is damaged"):
+        return _binary(column, lists)
 
 
 def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
@@ -168,9 +231,11 @@ def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
     return pc.struct_field(column, path[1:]) if path[1:] else column
 
 
-def _parquet(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) -> Iterator[TextColumns]:
-    """Rows per batch follow the bytes of the row groups before, of the first one its bytes in all columns: a column's
-    size stands in metadata that pyarrow aborts the process on, where they are damaged."""
+def _parquet(
+    piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
+) -> Iterator[TextColumns]:
+    """Rows at a time follow the bytes of the rows before, and those of the first read the bytes of the row group in all
+    columns: a column's size stands in metadata that pyarrow aborts the process on, where they are damaged."""
     with _library("damaged Parquet"):
         stream = open_parquet(piece.file.path)
     with stream:
@@ -182,27 +247,33 @@ def _parquet(piece: Piece, field: str, others: Sequence[str], batch_bytes: int) 
             )
             chosen = _Chosen(file.schema_arrow, field, others)
             groups = range(piece.start or 0, file.num_row_groups if piece.stop is None else piece.stop)
-            if isinstance(stream, ServerStream):
+            far = isinstance(stream, ServerStream)
+            if far:
                 stream.expect(file.metadata, groups, chosen.leaves, READ_SIZE)
         seen = size = 0
         for group in groups:
             with _library("damaged Parquet"):
-                if isinstance(stream, ServerStream):
+                if far:
                     stream.reach(group)
-                meta = file.metadata.row_group(group)
-                of_rows, of_bytes = (seen, size) if size else (meta.num_rows, meta.total_byte_size)
-                rows = max(1, of_rows * batch_bytes // max(1, of_bytes))
-                batches = file.iter_batches(
-                    batch_size=rows, row_groups=[group], columns=chosen.leaves, use_threads=False
+                some = partial(
+                    file.iter_batches, row_groups=[group], columns=chosen.leaves, use_threads=False
                 )
+                meta = file.metadata.row_group(group)
+                of_rows, of_bytes = (seen, size) if seen else (meta.num_rows, meta.total_byte_size)
+                if not seen and not far and (first := next(some(FIRST_ROWS), None)):
+                    column = _text(chosen.pick(first)[0], lists)
+                    if column.nbytes > of_bytes:  # than all rows take in the file: a dictionary repeats them
+                        of_rows, of_bytes = len(column), column.nbytes
+                batches = some(max(1, min(of_rows * batch_bytes // max(1, of_bytes), MOST_ROWS)))
             while True:
                 with _library("damaged Parquet"):
                     batch = next(batches, None)
                     if batch is None:
                         break
                     column, rest = chosen.pick(batch)
-                    seen, size = seen + len(column), size + column.nbytes
-                yield column, rest
+                texts = _text(column, lists)
+                seen, size = seen + len(texts), size + texts.nbytes
+                yield texts, rest
 
 
 def _dataset(
@@ -222,7 +293,7 @@ def _dataset(
         with _library("damaged dataset"):
             table = dataset[at : min(stop, at + rows)]
             parts = [chosen.pick(part) for part in table.to_batches()]
-            texts = pa.chunked_array([_binary(column, lists) for column, _ in parts], pa.large_binary())
+            texts = pa.chunked_array([_text(column, lists) for column, _ in parts], pa.large_binary())
             rest = [
                 None if found[0] is None else pa.chunked_array(found).combine_chunks()
                 for found in zip(*(columns for _, columns in parts), strict=True)
@@ -231,7 +302,7 @@ def _dataset(
         yield column, rest
 
 
-def _hub(piece: Piece, field: str, others: Sequence[str]) -> Iterator[TextColumns]:
+def _hub(piece: Piece, field: str, others: Sequence[str], lists: bool) -> Iterator[TextColumns]:
     """Rows of one shard of a hub dataset; how long they are is not known before."""
     dataset = open_hub(piece.file.path)
     if piece.start is not None:
@@ -244,7 +315,7 @@ def _hub(piece: Piece, field: str, others: Sequence[str]) -> Iterator[TextColumn
                 return
             column = pa.array(_pick_values(batch, field))
             rest = [_array_or_none(batch, other) for other in others]
-        yield column, rest
+        yield _text(column, lists), rest
 
 
 def _array_or_none(batch: dict[str, list[Any]], field: str) -> pa.Array | None:

@@ -33,6 +33,9 @@ LONG = 1 << 20
 """Documents of more bytes are cut into words before. A pattern takes a few steps a byte at one place, so the library's
 ten million are not reached below this size; and a text costs it about 200 bytes of memory a token."""
 
+WORDS = 1 << 17
+"""Bytes of words that are encoded at a time: a word costs the library a kilobyte of memory."""
+
 JOINS_WORDS = "(?:(?i:'s|"
 """The patterns of superwords begin so: a group of words. Those of `PATTERNS` begin with one word or contraction."""
 
@@ -120,18 +123,18 @@ class ReferenceEngine:
         return np.array(encoding.ids, np.uint32), encoding.offsets
 
     def _encode_words(self, data: npt.NDArray[np.uint8]) -> Ids:
-        """Ids of one document, about LONG bytes of words at a time."""
+        """Ids of one document, about WORDS bytes of words at a time."""
         assert self._cutter is not None
         ends = self._cutter(data)
         whole = data.tobytes()
         parts, start, first = [np.empty(0, np.uint32)], 0, 0
         while first < len(ends):
-            last = max(first + 1, int(np.searchsorted(ends, start + LONG, "right")))
+            last = max(first + 1, int(np.searchsorted(ends, start + WORDS, "right")))
             words = []
             for end in ends[first:last].tolist():
                 words.append(whole[start:end].decode())
                 start = end
-            parts += _encode(self._of_words, words)
+            parts.append(np.concatenate(_encode(self._of_words, words)))  # one array: each takes 120 bytes
             first = last
         return np.concatenate(parts)
 

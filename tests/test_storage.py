@@ -13,10 +13,13 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support import needs
 
@@ -154,6 +157,73 @@ def test_a_full_disk(
         assert run_command(line) == 0, room
         assert left(work) == wanted, room
     assert 75 in codes
+
+
+def another(data: bytes) -> bytes:
+    """Of equal size, with one more document of other words in the middle."""
+    return data[: len(data) // 2] + data[len(data) // 2 :].replace(b"parola", b"papera", 1)
+
+
+CHANGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "grown": lambda data: data + data[-40:],
+    "shrunk": lambda data: data[:-40],
+    "other words": another,
+    "gone": lambda data: None,
+}
+"""What an input is at once behind the plan."""
+
+
+@pytest.mark.usefixtures("few_buckets")
+@pytest.mark.parametrize("command", ["tokenize", "count"])
+@pytest.mark.parametrize(
+    ("suffix", "documents"),
+    [
+        (".jsonl", 50),
+        (".jsonl", 5000),
+        pytest.param(".parquet", 5000, marks=pytest.mark.slow),
+    ],
+)
+def test_an_input_that_changes_behind_the_plan(
+    command: str,
+    suffix: str,
+    documents: int,
+    vocab_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It is named, and its text counts once it is as it was: no other text does unsaid."""
+    path, out = tmp_path / f"a{suffix}", tmp_path / "out"
+    rows = [{"id": f"{n}", "text": f"La parola numero {n}, una di molte."} for n in range(documents)]
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(data)
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, compression="none", use_dictionary=False)
+    data = path.read_bytes()
+    vocab = ("--vocab", str(vocab_dir)) if command == "tokenize" else ()
+    line = [command, f"it={path}", "--out", str(out), *vocab, *HERE]
+    module = import_module({"tokenize": "pretok.shards.task", "count": "pretok.counts.task"}[command])
+    assert run_command(line) == 0
+    wanted, read = left(out), module.read_partition
+    for change, after in CHANGES.items():
+        shutil.rmtree(out)
+        changed = after(data)
+
+        def behind(*arguments: Any, changed: bytes | None = changed) -> Any:
+            path.unlink()
+            if changed is not None:
+                path.write_bytes(changed)
+            return read(*arguments)
+
+        monkeypatch.setattr(module, "read_partition", behind)
+        assert run_command(line) == 3, change
+        assert f"{path}: changed since it was planned" in capfd.readouterr().err, change
+        monkeypatch.setattr(module, "read_partition", read)
+        path.write_bytes(data)
+        if command == "count":  # as its message says
+            shutil.rmtree(out)
+        assert run_command(line) == 0, change
+        assert left(out) == wanted, change
 
 
 def test_a_disk_that_fills_under_a_run(

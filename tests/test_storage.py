@@ -13,8 +13,10 @@ import random
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +226,40 @@ def test_an_input_that_changes_behind_the_plan(
             shutil.rmtree(out)
         assert run_command(line) == 0, change
         assert left(out) == wanted, change
+
+
+@pytest.mark.usefixtures("few_buckets")
+@pytest.mark.parametrize(("command", "held"), [("tokenize", "shards"), ("count", "counts")])
+def test_a_read_that_takes_long(
+    command: str, held: str, vocab_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is touched while it lasts, and the job does what it would have done."""
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_text("".join(f'{{"text": "La parola numero {n}, una di molte."}}\n' for n in range(2000)))
+    vocab = ("--vocab", str(vocab_dir)) if command == "tokenize" else ()
+    line = [command, f"it={path}", "--out", str(out), *vocab, *HERE]
+    assert run_command(line) == 0
+    wanted, touches = left(out), list[float]()
+    shutil.rmtree(out)
+
+    def wait() -> None:
+        lock, end = out / held / ".lock", time.monotonic() + 60
+        os.utime(lock, (0, 0))
+        while lock.stat().st_mtime == 0 and time.monotonic() < end:
+            time.sleep(0.01)
+        touches.append(lock.stat().st_mtime)
+
+    class Slow(FileIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            wait()
+            return super().read(size)
+
+    monkeypatch.setattr("pretok.base.lock.HEARTBEAT", 0.02)
+    monkeypatch.setattr("pretok.read.files.open_input", lambda path, _size: Slow(path))
+    assert run_command(line) == 0
+    assert touches
+    assert all(touches)
+    assert left(out) == wanted
 
 
 def test_a_disk_that_fills_under_a_run(

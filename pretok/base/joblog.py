@@ -133,15 +133,21 @@ class JobLog:
     def _create(self) -> tuple[IO[bytes], Path]:
         """A file that no other job has. Unbuffered: each line is one call of the system."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        for left in self._folder.glob(f"{self._name}-*{NOW}"):  # by killed jobs of the same command
-            with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > ABANDONED:
-                    left.unlink()
         stem = f"{self._name}-{time.strftime('%Y%m%d-%H%M%S')}"
         for number in itertools.count(1):
             path = self._folder / f"{stem}{f'-{number}' if number > 1 else ''}.jsonl"
             try:
-                return path.open("xb", buffering=0), path
+                file = path.open("xb", buffering=0)
             except FileExistsError:
                 continue
+            self._tidy(os.fstat(file.fileno()).st_mtime)
+            return file, path
         raise AssertionError
+
+    def _tidy(self, now: float) -> None:
+        """Delete what killed jobs of the same command said of their steps. now: by the clock that times these files,
+        which may be another than that of this node."""
+        for left in self._folder.glob(f"{self._name}-*{NOW}"):
+            with contextlib.suppress(OSError):
+                if now - left.stat().st_mtime > ABANDONED:
+                    left.unlink()

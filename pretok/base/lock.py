@@ -6,7 +6,8 @@ node. The file is made whole under another name and linked into its place, which
 nodes; it says who holds the folder, and a thread touches it every HEARTBEAT seconds.
 
 The lock of a job that is gone is taken over: its process is dead (seen from the same node), Slurm knows its job no
-more or has requeued it, or it was not touched for STALE seconds. Standard library only; `train` uses this module.
+more or has requeued it, or it was not touched for STALE seconds, nor while this job looks at it: by clocks alone, which
+may differ, nobody loses a lock. Standard library only; `train` uses this module.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ READERS = ".reading-"
 HEARTBEAT = 15.0
 """Seconds between touches of the lock."""
 STALE = 300.0
-"""Seconds without a touch after which the holder counts as gone: far above what clocks of nodes differ by."""
+"""Seconds without a touch after which the holder may be gone."""
 AHEAD = 60.0
 """Seconds that a lock may be newer than a file made now before its time says nothing."""
 MACHINE = ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid")
@@ -245,23 +246,24 @@ def _refuse_living(path: Path, found: str, target: Path, why: str, now: Path | N
     holder = _parse(found)
     if holder and (gone := _why_gone(holder)):
         return gone
-    age = 0.0
     with contextlib.suppress(FileNotFoundError):
         touched = path.stat().st_mtime
         age = (now.stat().st_mtime if now else time.time()) - touched
-        if age < -AHEAD:
+        if not -AHEAD <= age < STALE:
+            # Clocks of nodes may differ, and some file systems take the times of files from them.
             logger.warning(
-                "%s is from the future: looking for %g s whether it is touched", path, 2 * HEARTBEAT
+                "%s was touched %.0f s ago by the clock here: looking for %g s whether it is touched",
+                path,
+                age,
+                2 * HEARTBEAT,
             )
             time.sleep(2 * HEARTBEAT)
             if path.stat().st_mtime == touched:
-                return "its time lies in the future, and nobody touches it"
-    if age < STALE:
-        raise FolderInUse(
-            f"{target} is in use by {holder or 'a job'}: two jobs {why}. Wait for it or stop it; if it is dead, "
-            f"delete {path}"
-        )
-    return f"not touched for {age:.0f} s"
+                return f"not touched for {age:.0f} s" if age > 0 else "its time lies in the future"
+    raise FolderInUse(
+        f"{target} is in use by {holder or 'a job'}: two jobs {why}. Wait for it or stop it; if it is dead, "
+        f"delete {path}"
+    )
 
 
 def _parse(text: str) -> Holder | None:

@@ -56,9 +56,9 @@ from pretok.counts.task import (
 )
 from pretok.kernels.unicode import FILE as UNICODE_FILE
 from pretok.read.changes import SourceInputs, refuse, refuse_changes, shared_inputs
-from pretok.read.files import InputFile
+from pretok.read.files import InputFile, stamp
 from pretok.read.guarded import one_child
-from pretok.read.partition import Partition, plan, shard_bytes
+from pretok.read.partition import Partition, plan, shard_bytes, stamped
 from pretok.read.partition_runs import run_partitions
 from pretok.read.probe import probe_inputs
 from pretok.read.recognise import list_inputs
@@ -270,10 +270,11 @@ def _tasks(
     name: str, inputs: Sequence[InputFile], recipe: Recipe, state: Path, console: Console
 ) -> list[CountTask]:
     source = recipe.sources[name]
+    stamps = {file.path: found for file, found in zip(inputs, map_reads(stamp, inputs), strict=True)}
     partitions = partitions_of(name, inputs, recipe, console)
     return [
         CountTask(
-            partition=partition,
+            partition=stamped(partition, stamps),
             folder=state.absolute(),
             record=source.record,
             normalization=recipe.normalize.function,

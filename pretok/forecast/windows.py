@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pretok.base.records import replace
-from pretok.base.storage import tried
+from pretok.base.storage import FULL, tried, writing
 from pretok.read.files import READ_SIZE, CorruptInputError, InputFile, decompress, open_input
 from pretok.read.partition import Piece, line_starts
 from pretok.read.probe import Probe
@@ -123,7 +123,7 @@ def _unpack(file: InputFile, to: Path) -> tuple[InputFile, int]:
                 packed += len(block)
                 yield block
 
-    with to.open("wb") as out:
+    with writing(to, FULL), to.open("wb") as out:
         for text in decompress(blocks(), file.compression, partial=True):
             out.write(text)
             size += len(text)

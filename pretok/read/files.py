@@ -130,8 +130,12 @@ def describe_dataset(path: str) -> InputFile:
     return InputFile(path, "dataset", "", sum(size for _, _, size, _ in shards), identity)
 
 
-def stamp(file: InputFile) -> tuple[int, int] | None:
-    """Size and time of the last change of a local file, which two calls compare; None for any other input."""
+Stamp = tuple[int, int] | None
+"""Size and time of the last change of a local file; None for any other input."""
+
+
+def stamp(file: InputFile) -> Stamp:
+    """What two calls compare."""
     if is_remote(file.path) or file.format in ("hub", "dataset"):
         return None
     try:
@@ -141,11 +145,11 @@ def stamp(file: InputFile) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def what_changed(file: InputFile, before: tuple[int, int] | None) -> str:
+def what_changed(file: InputFile, before: Stamp) -> str:
     """What tells that a file is no longer the one that was planned, or was written to since `stamp` gave `before`; ""
     if nothing does.
 
-    A change of equal size in the middle of a file, between planning and reading, is not seen.
+    A change of equal size in the middle of a file, before `before`, is not seen.
     """
     if file.format in ("hub", "unreadable"):
         return ""
@@ -161,7 +165,7 @@ def what_changed(file: InputFile, before: tuple[int, int] | None) -> str:
         return f"changed since it was planned: it had {file.size:,} bytes and has {size:,}"
     if identity != file.identity:
         return "changed since it was planned: it begins or ends otherwise"
-    return "" if stamp(file) == before else "changed while it was read"
+    return "" if stamp(file) == before else "changed since it was planned: it was written to"
 
 
 def read_small(file: InputFile) -> bytes | None:

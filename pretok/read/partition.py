@@ -7,13 +7,14 @@ so shard names and contents do not either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
+from pretok.base.records import replace
 from pretok.base.storage import tried
-from pretok.read.files import InputFile, open_input
+from pretok.read.files import InputFile, Stamp, open_input
 from pretok.read.probe import Probe
 from pretok.read.servers import on_server
 
@@ -48,17 +49,24 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """What one task reads and in which order. `estimate`: expected bytes of text, for scheduling only."""
+    """What one task reads and in which order. `estimate`: expected bytes of text, for scheduling only; stamps: of the
+    file of each piece, as this job found it."""
 
     source: str
     number: int
     pieces: tuple[Piece, ...]
     estimate: int
+    stamps: tuple[Stamp, ...] = ()
 
     @property
     def name(self) -> str:
         """Name of the partition and of its first shard, such as `it-00007`."""
         return f"{self.source}-{self.number:05d}"
+
+
+def stamped(partition: Partition, stamps: Mapping[str, Stamp]) -> Partition:
+    """A partition that knows when its files had changed last. stamps: by path."""
+    return replace(partition, stamps=tuple(stamps.get(piece.file.path) for piece in partition.pieces))
 
 
 def shard_bytes(inputs: Sequence[Probe], itemsize: int) -> int:

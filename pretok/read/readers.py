@@ -27,7 +27,15 @@ from msgspec import UNSET, UnsetType
 from pretok.base.records import Count, Record, replace
 from pretok.read.batches import Rejects, TextBatch, from_buffers
 from pretok.read.conversation import Conversation, fields_of
-from pretok.read.files import CorruptInputError, read_bytes, read_small, stamp, unpack, what_changed
+from pretok.read.files import (
+    CorruptInputError,
+    Stamp,
+    read_bytes,
+    read_small,
+    stamp,
+    unpack,
+    what_changed,
+)
 from pretok.read.json_kept import kept_lines
 from pretok.read.json_values import MAX_DEPTH
 from pretok.read.jsonl import field_bytes, parse_lines
@@ -100,12 +108,13 @@ def read_partition(
     """
 
     pool = ThreadPoolExecutor(2 * PIECES, thread_name_prefix="piece")  # of no thread, if all pieces are local
-    stamps: dict[int, tuple[int, int] | None] = {}  # of files that were not read at once
+    stamps: dict[int, Stamp] = {}  # of files that were not read at once
+    planned = partition.stamps or (None,) * len(partition.pieces)
 
     def read(index: int, piece: Piece) -> Iterator[TextBatch]:
         small = read_small(piece.file)
         if small is None:
-            stamps[index] = stamp(piece.file)
+            stamps[index] = planned[index] or stamp(piece.file)
         return read_piece(piece, index, record, keep, small)
 
     def batches() -> Iterator[TextBatch | Damage]:

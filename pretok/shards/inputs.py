@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -35,7 +35,7 @@ from pretok.base.errors import IntegrityError
 from pretok.base.records import Record, read_record, replace, to_json
 from pretok.base.storage import atomic_open, damaged, reading
 from pretok.base.tree import root_of_bytes
-from pretok.read.files import InputFile
+from pretok.read.files import InputFile, Stamp
 from pretok.read.kept import KeptColumn
 from pretok.read.partition import Partition, Piece
 from pretok.shards.manifest import Manifest, inputs_name, unit_name
@@ -60,7 +60,8 @@ class SourcePlan:
     """The work on one source, or on what is appended to it as the `append`-th.
 
     settings: what, besides the inputs, decides its shards: how records are read, what is kept of them, and `target`,
-    the bytes of a shard. kept: the columns of its ledgers, with the types they were found to have."""
+    the bytes of a shard. kept: the columns of its ledgers, with the types they were found to have. stamps: of its
+    inputs by path, as this job found them; not kept."""
 
     name: str
     settings: dict[str, Any]
@@ -68,6 +69,7 @@ class SourcePlan:
     partitions: Sequence[Partition]
     kept: tuple[KeptColumn, ...] = ()
     append: int = 0
+    stamps: Mapping[str, Stamp] = field(default_factory=dict)
 
     @property
     def unit(self) -> str:

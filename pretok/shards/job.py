@@ -36,7 +36,7 @@ from pretok.config import Recipe
 from pretok.read.changes import refuse_changes, shared_inputs
 from pretok.read.guarded import one_child
 from pretok.read.kept import Keep
-from pretok.read.partition import Partition
+from pretok.read.partition import Partition, stamped
 from pretok.read.partition_runs import run_partitions
 from pretok.read.readers import RecordFormat
 from pretok.read.rejects import poor_sources
@@ -324,7 +324,7 @@ def _task(
 ) -> TokenizeTask:
     asked = recipe.sources[source.name]
     return TokenizeTask(
-        partition=partition,
+        partition=stamped(partition, source.stamps),
         shards_dir=recipe.shards_dir.absolute(),
         state_dir=(recipe.shards_dir / STATE / source.unit).absolute(),
         record=record,

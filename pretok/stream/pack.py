@@ -22,7 +22,7 @@ import numpy.typing as npt
 from pretok.base.errors import IntegrityError
 from pretok.base.lock import hold
 from pretok.base.records import Record, read_record, to_json
-from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.base.storage import FULL, fingerprint, read_json, write_json, writing
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
 from pretok.stream.members import Members
@@ -137,7 +137,11 @@ def write_packing(
     folder.mkdir(parents=True, exist_ok=True)
     label = f"packing-{shards[0].source if shards else ''}-{seq_len}"
     # Bins wait on the disk until all entries are written: of 3 billion documents they are gigabytes.
-    with TemporaryFile(dir=folder) as bins, SideFileWriter(folder, label) as writer:
+    with (
+        writing(folder, FULL),
+        TemporaryFile(dir=folder) as bins,
+        SideFileWriter(folder, label) as writer,
+    ):
         writer.append("entries", np.empty(0, entry))
         for numbers, lengths in _windows(documents, window):
             starts, members, full = pack_window(lengths, capacity)

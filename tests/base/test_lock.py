@@ -83,6 +83,7 @@ def test_on_another_machine_touches_and_slurm_decide(tmp_path, elsewhere, caplog
         pass
     old = path.read_text()
     os.utime(path, (time.time() - STALE - 1,) * 2)
+    monkeypatch.setattr(lock.time, "sleep", lambda _: None)
     with hold(tmp_path, "tokenize"):
         assert "not touched for 30" in caplog.text
     path.write_text(old)
@@ -225,18 +226,34 @@ def test_a_job_killed_while_it_takes_over_is_no_hindrance(tmp_path, elsewhere, m
 
 
 @pytest.mark.parametrize("touched", [False, True])
-def test_a_lock_from_the_future_is_watched(tmp_path, elsewhere, monkeypatch, caplog, touched):
-    """A clock was wrong, here or there: whether its holder lives is seen from its touches."""
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_lock_of_another_time_is_watched(tmp_path, elsewhere, monkeypatch, caplog, hours, touched):
+    """A clock is wrong, here or there: whether its holder lives is seen from its touches."""
     change(tmp_path, machine="another")
-    path, later = tmp_path / LOCK_FILE, time.time() + 3600
-    os.utime(path, (later, later))
-    monkeypatch.setattr(lock.time, "sleep", lambda _: touched and os.utime(path, (later + 15, later + 15)))
+    path, then = tmp_path / LOCK_FILE, time.time() + 3600 * hours
+    os.utime(path, (then, then))
+    monkeypatch.setattr(lock.time, "sleep", lambda _: touched and os.utime(path, (then + 15, then + 15)))
     if touched:
         with pytest.raises(FolderInUse), hold(tmp_path, "tokenize"):
             pass
     else:
         with hold(tmp_path, "tokenize"):
-            assert "its time lies in the future" in caplog.text
+            said = "its time lies in the future" if hours > 0 else "not touched for 36"
+            assert said in caplog.text
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_who_reads_is_not_passed_over_by_a_wrong_clock(tmp_path, monkeypatch, hours):
+    with share(tmp_path, "export"):
+        [word] = tmp_path.iterdir()
+        word.write_text(json.dumps(json.loads(word.read_text()) | {"machine": "another"}))
+        now = time.time()
+        monkeypatch.setattr(lock.time, "time", lambda: now + 3600 * hours)
+        monkeypatch.setattr(lock.time, "sleep", lambda _: os.utime(word, (now + 15, now + 15)))
+        with pytest.raises(FolderInUse, match="in use by export"):
+            refuse_readers(tmp_path)
+        assert word.exists()
+        word.unlink()
 
 
 def test_times_are_compared_with_those_of_the_same_file_system(tmp_path, elsewhere, monkeypatch):

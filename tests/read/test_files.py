@@ -400,7 +400,7 @@ def test_a_file_that_changes_is_noticed(tmp_path, change):
     before = stamp(file)
     assert what_changed(file, before) == ""
     os.utime(path, ns=(0, 0))
-    assert what_changed(file, before) == "changed while it was read"
+    assert what_changed(file, before) == "changed since it was planned: it was written to"
     path.write_bytes(CHANGES[change](LINES * 10))
     assert "changed" in what_changed(file, before)
     if change == "in the middle":  # the documented limit: before it is read, nothing tells it

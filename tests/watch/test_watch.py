@@ -122,7 +122,13 @@ def test_a_real_job_leaves_its_state_and_takes_it_away(
     console.end(0)
 
 
-def test_what_a_killed_job_left_goes_with_the_next_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_what_a_killed_job_left_goes_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """By the clock of the file system, whatever that of this node says."""
+    now = time.time()
+    monkeypatch.setattr(joblog.time, "time", lambda: now + 3600 * hours)
     (tmp_path / "logs").mkdir()
     names = ["count-1", "count-2", "tokenize-1"]
     old, fresh, other = (tmp_path / "logs" / f"{name}{joblog.NOW}" for name in names)

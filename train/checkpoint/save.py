@@ -233,7 +233,7 @@ class Checkpoints:
         if self._failing_since is None:
             self._failing_since = now
         failing = now - self._failing_since
-        told = f"the checkpoint of step {step} could not be written: {problem}"
+        told = f"{self.folder}: the checkpoint of step {step} could not be written: {problem}"
         if failing >= PATIENCE:
             raise Stopped(
                 f"{told}; no save has succeeded for {duration(failing)}. The checkpoint before is untouched: fix the "
@@ -265,7 +265,7 @@ class Checkpoints:
         except (Exception, CheckpointException) as error:
             if isinstance(error, FutureTimeout) and not pending.future.done():
                 raise HungSave(
-                    f"the checkpoint of step {step} could not be written: not done after --timeout "
+                    f"{self.folder}: the checkpoint of step {step} could not be written: not done after --timeout "
                     f"{self._config.timeout} s; the one before is untouched. Run the same command to go on from there"
                 ) from error
             if not self._rank:  # on a full disk it takes the space that is needed to go on

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 
 from pretok.base.errors import FolderInUse, OutputError
 from pretok.base.storage import LOCK_FILE, TEMPORARY_SUFFIX, digest, remove_leftovers, temporary_of, writing
@@ -76,6 +77,8 @@ class _Ours(threading.local):
 _ours = _Ours()
 _tokens: set[str] = set()
 """Of the locks that this process holds."""
+_written: dict[Path, tuple[str, threading.Event]] = {}
+"""The locks under which this process writes: what each says, and the event for its loss."""
 
 
 @contextmanager
@@ -87,7 +90,8 @@ def hold(target: Path, what: str, *, beside: bool = False) -> Iterator[threading
 
     Raises FolderInUse, OutputError. A lock taken over is logged as a warning. Should the lock be lost while it is held
     (someone deleted it), this process gets SIGTERM, which ends a job in good order; the event that is yielded is then
-    set, for a body that must not write even at its end.
+    set, for a body that must not write even at its end. A main thread that goes on after it stood still (SIGCONT) and
+    finds that gets KeyboardInterrupt wherever it is.
     """
     path = (target.with_name(f".{target.name}{LOCK_FILE}") if beside else target / LOCK_FILE).absolute()
     if path in _ours.held:
@@ -167,9 +171,13 @@ def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iter
         target=_beat, args=(path, text, ended, lost, writes), daemon=True, name="folder-lock"
     )
     thread.start()
+    if writes:
+        _written[path] = text, lost
     try:
-        yield lost
+        with _looking_when_continued():
+            yield lost
     finally:
+        _written.pop(path, None)
         ended.set()
         if os.getpid() == holder.pid:  # not in a forked child
             thread.join()
@@ -179,6 +187,31 @@ def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iter
                     path.unlink(missing_ok=True)
             except OSError as error:  # not what ended the job
                 logger.warning("%s stays: %s; the next job takes it over", path, error.strerror)
+
+
+@contextmanager
+def _looking_when_continued() -> Iterator[None]:
+    """Look for the locks before anything else when this process goes on after it stood still (`scontrol suspend`,
+    Ctrl-Z): what it found in a folder, and is about to act on, may be another job's by now. The thread that touches the
+    lock would see it too, some files later."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGCONT, _look)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCONT, before or signal.SIG_DFL)
+
+
+def _look(_number: int, _frame: FrameType | None) -> None:
+    for path, (text, lost) in [*_written.items()]:
+        if _read(path) != text:
+            lost.set()
+            logger.error(
+                "%s is gone or another job's, which took it while this one stood still: ending at once", path
+            )
+            raise KeyboardInterrupt  # which nobody takes for a failure to get over
 
 
 def _take(path: Path, text: str, target: Path) -> None:

@@ -15,6 +15,8 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from io import FileIO
 from pathlib import Path
@@ -306,3 +308,45 @@ def test_a_disk_that_fills_under_a_run(
         main(line(run))
         for name in ("loss", "data_hash"):
             assert column(run, name) == column(tmp_path / "whole", name)
+
+
+def fill_at_step_8(disk: Path, rank: int) -> None:
+    """One rank leaves no room for anybody when the second checkpoint is due."""
+    import torch.distributed as dist
+
+    from train.checkpoint import save
+    from train.run import loop
+
+    original = loop._save
+
+    def filled(run: Any) -> None:
+        if run.progress.step == 8 and dist.get_rank() == rank:
+            with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+                while filler.write(bytes(PAGE)):
+                    pass
+        original(run)
+
+    save.PATIENCE = 0.0
+    loop._save = filled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_disk_that_fills_under_one_rank(rank: int, disk: Disk, tmp_path: Path) -> None:
+    """All end, with its words, and go on once there is room."""
+    needs("torch")
+    from tests.train_support import Ranks, column, random_shards, run_ranks, tiny_flags
+
+    shards = random_shards(tmp_path / "shards")
+    run = disk.path / f"ranks-{rank}"
+    line = tiny_flags(shards, tmp_path, out=str(run), steps=16, warmup=1, save_every="4", shard=2)
+    disk.limit(disk.used[0] + (4 << 20) // PAGE)
+    ranks = Ranks(2, line, tmp_path, partial(fill_at_step_8, disk.path, rank))
+    assert ranks.wait() == [75, 75], ranks.text()
+    said = f"{run}/checkpoints: the checkpoint of step 8 could not be written: No space left on device"
+    assert said in ranks.text()
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["latest", "step-00000004"]
+    (disk.path / "filler").unlink()
+    disk.limit()
+    run_ranks(2, line, tmp_path)
+    assert len(column(run, "loss")) == 16

@@ -15,6 +15,8 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from io import FileIO
 from pathlib import Path
@@ -265,7 +267,7 @@ def test_a_read_that_takes_long(
 def test_a_disk_that_fills_under_a_run(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Saves are tried again for a while; a line of metrics ends the run. Its last whole checkpoint stays."""
+    """Saves are tried again for a while; a line of a log ends the run. Its last whole checkpoint stays."""
     needs("torch")
     from tests.train_support import column, leave_torch_alone, random_shards, tiny_flags
     from train.__main__ import main
@@ -284,12 +286,13 @@ def test_a_disk_that_fills_under_a_run(
         if run.progress.step == 8:
             disk.limit(disk.used[0])
         original(run)
+        run.checkpoints.wait()  # before a line meets it
 
     main(line(tmp_path / "whole"))
     assert (tmp_path / "whole" / "metrics.jsonl").stat().st_size > 3 * PAGE  # one ends behind step 8
     for patience, said in (
         (0.0, "checkpoints: the checkpoint of step 8 could not be written: No space left on device"),
-        (60.0, "metrics.jsonl: No space left on device: free some, then run the same command"),
+        (60.0, r"(metrics|goodput)\.jsonl: No space left on device: free some, then run the same command"),
     ):
         run = disk.path / f"run-{patience:g}"
         disk.limit()
@@ -298,7 +301,7 @@ def test_a_disk_that_fills_under_a_run(
         with pytest.raises(SystemExit) as ended:
             main(line(run))
         assert ended.value.code == 75
-        assert f"{run}/{said}" in capsys.readouterr().err
+        assert re.search(f"{run}/{said}", capsys.readouterr().err)
         assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["latest", "step-00000004"]
         main(["verify", str(run)])
         monkeypatch.setattr(loop, "_save", original)
@@ -306,3 +309,46 @@ def test_a_disk_that_fills_under_a_run(
         main(line(run))
         for name in ("loss", "data_hash"):
             assert column(run, name) == column(tmp_path / "whole", name)
+
+
+def fill_at_step_8(disk: Path, rank: int) -> None:
+    """One rank leaves no room for anybody when the second checkpoint is due."""
+    import torch.distributed as dist
+
+    from train.checkpoint import save
+    from train.run import loop
+
+    original = loop._save
+
+    def filled(run: Any) -> None:
+        if run.progress.step == 8 and dist.get_rank() == rank:
+            with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+                while filler.write(bytes(PAGE)):
+                    pass
+        original(run)
+        run.checkpoints.wait()  # before a line meets it
+
+    save.PATIENCE = 0.0
+    loop._save = filled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_disk_that_fills_under_one_rank(rank: int, disk: Disk, tmp_path: Path) -> None:
+    """All end, with its words, and go on once there is room."""
+    needs("torch")
+    from tests.train_support import Ranks, column, random_shards, run_ranks, tiny_flags
+
+    shards = random_shards(tmp_path / "shards")
+    run = disk.path / f"ranks-{rank}"
+    line = tiny_flags(shards, tmp_path, out=str(run), steps=16, warmup=1, save_every="4", shard=2)
+    disk.limit(disk.used[0] + (4 << 20) // PAGE)
+    ranks = Ranks(2, line, tmp_path, partial(fill_at_step_8, disk.path, rank))
+    assert ranks.wait() == [75, 75], ranks.text()
+    said = f"{run}/checkpoints: the checkpoint of step 8 could not be written: No space left on device"
+    assert said in ranks.text()
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["latest", "step-00000004"]
+    (disk.path / "filler").unlink()
+    disk.limit()
+    run_ranks(2, line, tmp_path)
+    assert len(column(run, "loss")) == 16

@@ -262,19 +262,20 @@ def partitions_of(
     name: str, inputs: Sequence[InputFile], recipe: Recipe, console: Console
 ) -> list[Partition]:
     """How the text of a source is cut into tasks."""
+    stamps = {file.path: found for file, found in zip(inputs, map_reads(stamp, inputs), strict=True)}
     probes = probe_inputs(inputs, *recipe.sources[name].probed, console=console)
-    return plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES)
+    planned = plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES)
+    return [stamped(partition, stamps) for partition in planned]
 
 
 def _tasks(
     name: str, inputs: Sequence[InputFile], recipe: Recipe, state: Path, console: Console
 ) -> list[CountTask]:
     source = recipe.sources[name]
-    stamps = {file.path: found for file, found in zip(inputs, map_reads(stamp, inputs), strict=True)}
     partitions = partitions_of(name, inputs, recipe, console)
     return [
         CountTask(
-            partition=stamped(partition, stamps),
+            partition=partition,
             folder=state.absolute(),
             record=source.record,
             normalization=recipe.normalize.function,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,23 @@ def test_the_mean_of_the_last_checkpoints(runs: dict[bool, Path], tmp_path: Path
     )
     with pytest.raises(SystemExit, match="2"):
         main(["average", "--run", str(run), "--last", "3", "--out", str(tmp_path / "none")])
+
+
+@pytest.mark.parametrize("room", [0, 1000])
+def test_a_full_disk_leaves_nothing_and_is_told_with_the_folder(
+    runs: dict[bool, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], room: int
+) -> None:
+    whole = exported(runs, True, tmp_path / "whole")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limit[1]))
+    try:
+        with pytest.raises(SystemExit, match="75"):
+            exported(runs, True, tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert f"train: cannot write {tmp_path}/" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [whole]
+    assert len(list(exported(runs, True, tmp_path / "model").iterdir())) == len(list(whole.iterdir()))
 
 
 @pytest.mark.parametrize("kind", ["exported", "checkpoint"])

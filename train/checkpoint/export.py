@@ -11,6 +11,8 @@ compared.
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import replace
-from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, write_json
+from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, write_json, writing
 from pretok.base.units import listed
 from pretok.base.vocab_map import VocabMap, read_map
 from train.checkpoint.meta import Meta, TokenizerOrigin, read_meta
@@ -63,22 +65,23 @@ def export(
     files = tokenizer_files(meta, tokenizer)
     config = meta.identity.model
     weights = _mean_weights(checkpoints, config)
-    temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     tensors, dtype = {}, dtype or getattr(torch, config.dtype)
     for name, value in weights.items():
         rows = config.matrix_rows if name in _BY_ENTRY else len(value)
         tensors[_outside_name(name)] = value[:rows].to(dtype).contiguous()
-    _write_tensors(temporary, tensors)
-    write_json(
-        temporary / CONFIG,
-        transformers_config(config, meta.eod_id, meta.bos_id)
-        | {"torch_dtype": str(dtype).removeprefix("torch.")},
-    )
-    for name, content in files.items():
-        (temporary / name).write_bytes(content)
-    temporary.rename(out)
+    config_json = transformers_config(config, meta.eod_id, meta.bos_id)
+    temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        with writing(out):
+            temporary.mkdir(parents=True)
+            _write_tensors(temporary, tensors)
+            write_json(temporary / CONFIG, config_json | {"torch_dtype": str(dtype).removeprefix("torch.")})
+            for name, content in files.items():
+                (temporary / name).write_bytes(content)
+            temporary.rename(out)
+    finally:  # on a full disk it takes the space that is needed to go on
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str, Tensor]:
@@ -98,6 +101,16 @@ def _mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str,
     return {name: value.div_(len(checkpoints)) for name, value in total.items()}
 
 
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Raises the OSError of which the library leaves only the number, in words."""
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        if found := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
+        raise
+
+
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     """model.safetensors, or files of at most SHARD_BYTES with an index, as `transformers` reads them."""
     files: list[dict[str, Tensor]] = [{}]
@@ -109,12 +122,12 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
         files[-1][name] = tensor
         size += tensor.nbytes
     if len(files) == 1:
-        save_file(files[0], folder / "model.safetensors", metadata={"format": "pt"})
+        _save(files[0], folder / "model.safetensors")
         return
     places: dict[str, str] = {}
     for number, part in enumerate(files, 1):
         file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        save_file(part, folder / file_name, metadata={"format": "pt"})
+        _save(part, folder / file_name)
         places |= dict.fromkeys(part, file_name)
     total = sum(tensor.nbytes for tensor in tensors.values())
     write_json(

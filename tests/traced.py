@@ -19,13 +19,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pkgutil import walk_packages
 
 from support import TASK_PATH
 
+import pretok.base.lock
 import pretok.base.storage
 import pretok.kernels.hashing
 import pretok.removal.job
@@ -52,21 +54,23 @@ def can_trace() -> str:
 
 
 def _serve() -> None:
-    """Fork for each command line that comes in, tell the process, which has stopped itself, and how it ended."""
+    """For each command line that comes in, fork a process for it, which stops itself, and tell its id; for each id, how
+    it ended."""
     for module in walk_packages(pretok.__path__, "pretok."):
         with contextlib.suppress(ImportError):  # some are for packages of other projects
             importlib.import_module(module.name)
     pretok.kernels.hashing._hash_documents.compiled()  # Numba loads half of itself with the first function
-    for request in sys.stdin:
-        line, said = json.loads(request)
-        if line[0] == "train":
+    for request in map(json.loads, sys.stdin):
+        if isinstance(request, int):
+            print(os.waitstatus_to_exitcode(os.waitpid(request, 0)[1]), flush=True)
+            continue
+        if request["line"][0] == "train":
             _load_train()
         child = os.fork()
         if child == 0:
-            _run(line, said)
+            _run(**request)
         os.waitpid(child, os.WUNTRACED)
         print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 @functools.cache
@@ -86,18 +90,21 @@ def _train(arguments: list[str]) -> int:
     return 0
 
 
-def _run(line: list[str], said: str) -> None:
+def _run(line: list[str], said: str, heartbeat: float) -> None:
     code = 99
     try:
         for descriptor, path in enumerate((os.devnull, said, said)):
             os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), descriptor)
         pretok.base.storage.WAITS = (0.0, 0.0, 0.0)  # as in tests/conftest.py
+        pretok.base.lock.HEARTBEAT = heartbeat
         pretok.removal.job._now = lambda manifest: "2026-01-01T00:00:00.000Z"
         faulthandler.enable(2)
         os.kill(os.getpid(), signal.SIGSTOP)
         code = _train(line[1:]) if line[0] == "train" else run_command(line)
         sys.stdout.flush()
         sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code)
 
@@ -115,29 +122,48 @@ def _server() -> subprocess.Popen[str]:
     return server
 
 
-def traced(line: list[str], options: list[str] | None = None) -> tuple[int, str]:
-    """Run a command line of pretok or train, under strace if there are options for it; its exit code, or minus its
-    signal, and what it said."""
+def _ask(request: object) -> int:
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
+    print(json.dumps(request), file=server.stdin, flush=True)
+    return int(server.stdout.readline())
+
+
+def traced(
+    line: list[str], options: list[str] | None = None, meanwhile: Callable[[], None] | None = None
+) -> tuple[int, str]:
+    """Run a command line of pretok or train, under strace if there are options for it; its exit code, or minus its
+    signal, and what it said. meanwhile: what is done when strace has stopped it, before it goes on."""
+    heartbeat = pretok.base.lock.HEARTBEAT if meanwhile is None else 0.05  # as if it had stood still for long
     with tempfile.NamedTemporaryFile("r") as said:
-        print(json.dumps((line, said.name)), file=server.stdin, flush=True)
-        child = int(server.stdout.readline())
-        with contextlib.nullcontext() if options is None else _attached(child, options):
+        child = _ask({"line": line, "said": said.name, "heartbeat": heartbeat})
+        with contextlib.ExitStack() as stack:
+            told = iter(()) if options is None else stack.enter_context(_attached(child, options))
             os.kill(child, signal.SIGCONT)
-            return int(server.stdout.readline()), said.read()
+            arrived, stopped = False, 0
+            for text in told:
+                if "--- SIGSTOP {" in text:
+                    arrived, stopped = True, 0
+                stopped += "--- stopped by SIGSTOP" in text
+                if arrived and stopped >= len(list(Path(f"/proc/{child}/task").iterdir())):  # all its threads
+                    if meanwhile is not None:
+                        meanwhile()
+                    arrived, meanwhile = False, None  # should it come to another thread, too
+                    os.kill(child, signal.SIGCONT)
+        return _ask(child), said.read()
 
 
 @contextlib.contextmanager
-def _attached(child: int, options: list[str]) -> Iterator[None]:
+def _attached(child: int, options: list[str]) -> Iterator[Iterator[str]]:
+    """What strace tells of a process until its end."""
     with subprocess.Popen(
         ["strace", "-f", "-y", "-p", str(child), *options], stderr=subprocess.PIPE, text=True
     ) as tracer:
         assert tracer.stderr is not None
         while "attached" not in (told := tracer.stderr.readline()):
             assert told, "strace ended"
-        yield
+        yield iter(tracer.stderr)
 
 
 def injected(line: list[str], paths: set[str], faults: tuple[tuple[str, str, str], ...]) -> tuple[int, str]:
@@ -172,11 +198,12 @@ def kill_points(line: list[str], folder: Path, most: int) -> list[tuple[str, int
     return sorted(set(chosen))
 
 
-def killed_at(line: list[str], call: str, when: int) -> tuple[int, str]:
-    """The same, killed before one of these calls."""
-    return traced(
-        line, ["-o", os.devnull, "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={when}"]
-    )
+def signalled(
+    line: list[str], name: str, call: str, when: str, meanwhile: Callable[[], None] | None = None
+) -> tuple[int, str]:
+    """The same, with a signal (its name without SIG) before such calls, in each thread."""
+    options = ["-e", f"trace={call}", "-e", f"inject={call}:signal={name}:when={when}"]
+    return traced(line, [*options, *(("-o", os.devnull) if meanwhile is None else ())], meanwhile)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ def database(folder: Path, workers: int, most: int) -> Iterator[Any]:
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turn an error of DuckDB, of which only the words are left, into the OSError of a file behind it."""
+    """Turn an error of DuckDB, of which only the words are left, into the OSError of a file behind it, or into the
+    KeyboardInterrupt that it was."""
     import duckdb
 
     try:
@@ -62,6 +63,10 @@ def errors() -> Iterator[None]:
         for number in PASSING | FULL:
             if os.strerror(number) in str(error):
                 raise OSError(number, str(error)) from None
+        raise
+    except RuntimeError as error:
+        if "Query interrupted" in str(error):
+            raise KeyboardInterrupt from None
         raise
 
 

@@ -175,6 +175,7 @@ def _claim(folder: Path, config: Config) -> Iterator[CorpusCounts | None]:
     Raises MismatchError that names the differences when it holds others, finished or begun.
     """
     if done := _finished(folder, config):  # without a lock: the folder may be one that only others write to
+        shutil.rmtree(folder / STATE, ignore_errors=True)  # of which a kill may have left a part
         yield done
         return
     with hold(folder, "count"):

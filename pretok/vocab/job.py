@@ -105,6 +105,7 @@ def _build_vocab(
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
         done = read_record(VocabReport, read_json(folder / REPORT_FILE), folder / REPORT_FILE)
         refuse_changes("the vocabulary and its report", folder, done.config, config)
+        shutil.rmtree(folder / STATE, ignore_errors=True)  # of which a kill may have left a part
         console.notice(f"the vocabulary in {folder} is there and unchanged")
         return done
     for path in compare:

@@ -111,8 +111,10 @@ def test_a_stopped_count_continues_to_the_same_bytes(folder: Path, here: Engine,
 
 def test_what_is_counted_is_not_counted_again(folder: Path, here: Engine) -> None:
     first = run_count(recipe(folder), here, Silent())
+    (left := first.folder / ".state").mkdir()  # by a kill that came while it was deleted
     again = run_count(recipe(folder), Killer(0), Silent())
     assert again == first == load_counts(first.folder)
+    assert not left.exists()
 
 
 def test_workers_of_ray_give_the_same_bytes(folder: Path, here: Engine, ray_address: str) -> None:

@@ -508,6 +508,7 @@ OF_CHATS = [
     chat("a line that is cut", b'{"messages": [{"role": "us', "malformed_json", "Unterminated string starting at character 24"),
     chat("a message that is no object", ["due"], "bad_messages", "message 1 is no object"),
     chat("an unknown role", said("due", "pirate"), "bad_messages", "message 1 has the role 'pirate', which is none of system, developer, user, assistant"),
+    chat("a role that is no text", said("due", ["user"]), "bad_messages", "message 1 has the role ['user']"),
     chat("no role, or null", said("due", None), "bad_messages", "message 1 has the role None"),
     chat("an empty message, one of null, without or with an empty list of content", said(""), "bad_messages", "message 1 (user): it is empty"),
     chat("content that is no text", said(7), "bad_messages", "message 1 (user): its content is neither text nor a list"),

@@ -323,6 +323,7 @@ OF_PARQUET = [
     parquet("the column has another type", texts([1, 2]), says="the text column has type int64, not string or binary", code=3),
     parquet("the column is one of lists", texts([["uno"]]), says="the text column has type list<element: string>, not string or binary", code=3),
     parquet("two columns of that name", table(TWICE), says="2 columns are called 'text'", code=3),
+    parquet("a column whose name is not UTF-8", UNO.replace(b"text", b"\xe8ext"), says=DAMAGED, code=3),
     parquet("a kept column of another type", table({"text": TWO, "n": ["x", None]}), TWO, None, "1 value of n of another type, null in the ledger; the first: in/a.parquet, line or row 1: 'x' (string)", note="documents; the values are null in the ledger, counted in the manifest", settings=KEEP),
     parquet("a truncated footer", UNO[:-9], says=f"{DAMAGED}Parquet magic bytes not found in footer", code=3),
     parquet("a damaged footer", over(UNO, len(UNO) - 60, b"\xff" * 8), says=DAMAGED, code=3),

@@ -133,7 +133,7 @@ def write_groups(file: Any, groups: Iterable[WordCounts], metadata: object) -> N
 def read_group(path: Path, group: int) -> WordCounts:
     """One row group of a file. Raises IntegrityError when the file is damaged."""
     # A row group is small: threads and buffers of Arrow's own took a third of the time.
-    with reading(path, pa.ArrowException), pq.ParquetFile(path, pre_buffer=False) as file:
+    with reading(path, pa.ArrowException, ValueError), pq.ParquetFile(path, pre_buffer=False) as file:
         if file.schema_arrow.remove_metadata() != SCHEMA:
             raise IntegrityError(f"{path} is no table of words of this version; it was damaged or edited")
         table = file.read_row_group(group, use_threads=False)

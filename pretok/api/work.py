@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from pretok.api.rows import LazyTable
 from pretok.base.errors import UsageError
 from pretok.base.html import html_table
 from pretok.base.records import read_record
-from pretok.base.storage import read_json, read_json_lines
+from pretok.base.storage import read_json
 from pretok.read.kept import TYPES
 from pretok.shards.annotations import Annotations, matched_column, open_annotations
 from pretok.shards.documents import Numbered, check_place, chosen_shards, scan
@@ -184,7 +183,7 @@ class Work:
     def _read_rejects(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for name in names:
             rows: list[object] = []
-            for line in chain.from_iterable(map(read_json_lines, self.manifest.rejects(name))):
+            for line in self.manifest.reject_lines(name):
                 rows.append({"source": name, **line})
                 if len(rows) == BATCH:
                     yield pa.RecordBatch.from_pylist(rows, REJECTS)

@@ -19,7 +19,7 @@ import numpy as np
 import pretok.stream
 from pretok.audit.documents import find_shard, origin
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.records import replace
+from pretok.base.records import Count, Record, read_record, replace
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
@@ -130,6 +130,17 @@ def _documents(folder: Path) -> Manifest:
     return manifest
 
 
+class _Progress(Record, frozen=True, forbid_unknown_fields=False):
+    position: Count
+
+
+class _Meta(Record, frozen=True, forbid_unknown_fields=False):
+    """What is needed of the meta.json of a checkpoint."""
+
+    step: Count
+    progress: _Progress
+
+
 def _steps_done(run: Path, segments: Sequence[RunSegment]) -> int:
     """The steps of the newest checkpoint: what was done after it does not count, a resumed run does it again.
 
@@ -138,8 +149,9 @@ def _steps_done(run: Path, segments: Sequence[RunSegment]) -> int:
     names = sorted(path.name for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdigit())
     if not names:
         return 0
-    meta: Any = read_json(run / "checkpoints" / names[-1] / "meta.json")
-    step, position = int(meta["step"]), int(meta["progress"]["position"])
+    path = run / "checkpoints" / names[-1] / "meta.json"
+    meta = read_record(_Meta, read_json(path), path)
+    step, position = meta.step, meta.progress.position
     segment = next(segment for segment in reversed(segments) if segment.step < step or segment.step == 0)
     if segment.position_after(step) != position:
         raise UsageError(

@@ -6,13 +6,63 @@ oldest first, with their steps, tasks and failures; `RunHistory`. A last line th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from pretok.base.joblog import LOGS
+from pretok.base.records import Count, Record, read_record
 from pretok.base.storage import read_lines
+
+T = TypeVar("T", bound=Record)
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+"""Of seconds, or tokens a second."""
+
+
+class LogLine(Record, frozen=True):
+    """What is needed of a line of a log: of all events, and behind `host` of some; see `base.joblog`."""
+
+    time: datetime
+    event: str
+    command: str
+    host: str
+    job: str = ""
+    argv: list[str] = msgspec.field(default_factory=list)
+    directory: str = ""
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    message: str = ""
+    title: str = ""
+    seconds: Amount = 0.0
+    counts: dict[str, Count] = msgspec.field(default_factory=dict)
+    what: str = ""
+    tasks: Count = 0
+    workers: Count = 0
+    item: str = ""
+    node: str = ""
+    began: datetime | None = None
+    ended: datetime | None = None
+    tries: Count = 1
+    idle: Amount | None = None
+    peak_bytes: Count = 0
+    exit_code: int | None = None
+
+
+class RunLine(Record, frozen=True):
+    """What is needed of a line of metrics or validation."""
+
+    step: Count
+    time: datetime | None = None
+    tokens: Count = 0
+    skipped: Count = 0
+    seconds: Amount = 0.0
+    tokens_per_second: Amount = 0.0
+    data_wait: Amount = 0.0
+    loss: float | None = None
+    val_loss: float | None = None
 
 
 @dataclass(slots=True)
@@ -66,43 +116,51 @@ def read_jobs(work: Path) -> list[LoggedJob]:
 
 def _job(path: Path) -> LoggedJob | None:
     job = None
-    for line in read_lines(path):
-        now = _seconds(line["time"])
+    for line in read_log(path):
+        now = line.time.timestamp()
         if job is None:
-            job = LoggedJob(
-                line["command"], line.get("argv", []), line["host"], line.get("job", ""), now, now
-            )
+            job = LoggedJob(line.command, line.argv, line.host, line.job, now, now)
         job.ended = now
-        match line["event"]:
+        match line.event:
             case "start":
-                job.directory, job.settings = line.get("directory", ""), line.get("settings", {})
+                job.directory, job.settings = line.directory, line.settings
             case "task":
-                if "began" in line:
-                    ran = (_seconds(line["began"]), _seconds(line["ended"]))
-                    job.tasks.append(TaskRun(line["item"], line["node"], *ran, line["tries"]))
+                if line.began and line.ended:
+                    ran = (line.began.timestamp(), line.ended.timestamp())
+                    job.tasks.append(TaskRun(line.item, line.node, *ran, line.tries))
             case "task_failed":
-                job.problems.append((now, f"{line['item']}: {line['message']}"))
+                job.problems.append((now, f"{line.item}: {line.message}"))
             case "warning" | "error":
-                job.problems.append((now, line["message"]))
+                job.problems.append((now, line.message))
             case "step_end":
-                job.steps.append((line.get("title", ""), line.get("seconds", 0.0), line.get("counts", {})))
+                job.steps.append((line.title, line.seconds, line.counts))
             case "workers":
-                job.idle, job.peak_bytes = line["idle"], max(job.peak_bytes, line["peak_bytes"])
+                job.idle, job.peak_bytes = line.idle, max(job.peak_bytes, line.peak_bytes)
             case "end":
-                job.exit_code = line["exit_code"]
+                job.exit_code = line.exit_code
     return job
 
 
-def _seconds(time: str) -> float:
-    return datetime.fromisoformat(time).timestamp()
+def read_log(path: Path) -> list[LogLine]:
+    """The lines of a log. Raises IntegrityError."""
+    return known_lines(LogLine, read_lines(path), path)
+
+
+def known_lines(kind: type[T], lines: Iterable[dict[str, Any]], path: Path) -> list[T]:
+    """Of each line of a file what a record has of it. Raises IntegrityError."""
+    names = set(kind.__struct_fields__)
+    return [read_record(kind, {name: line[name] for name in names & line.keys()}, path) for line in lines]
 
 
 def read_run(folder: Path) -> RunHistory:
-    """What a run wrote, however far it came."""
+    """What a run wrote, however far it came. Raises IntegrityError."""
+    metrics, validation = (read_lines(folder / f"{name}.jsonl") for name in ("metrics", "validation"))
+    for name, lines in (("metrics", metrics), ("validation", validation)):
+        known_lines(RunLine, lines, folder / f"{name}.jsonl")
     return RunHistory(
         folder,
-        metrics=read_lines(folder / "metrics.jsonl"),
-        validation=read_lines(folder / "validation.jsonl"),
+        metrics=metrics,
+        validation=validation,
         attempts=read_lines(folder / "goodput.jsonl"),
         done=(folder / "done.json").exists(),
     )

@@ -25,11 +25,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from pretok.base.errors import FolderInUse, OutputError
+from pretok.base.errors import FolderInUse, IntegrityError, OutputError
+from pretok.base.records import Record, read_record, to_json
 from pretok.base.storage import LOCK_FILE, TEMPORARY_SUFFIX, digest, remove_leftovers, temporary_of, writing
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,7 @@ NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 """What `link` says on a file system without hard links."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Record, frozen=True):
     """Who holds a folder. started: of the process, in ticks since boot, as ids are used again; token: of this hold."""
 
     what: str
@@ -157,7 +156,7 @@ def holder_of(folder: Path) -> Holder | None:
 @contextmanager
 def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iterator[threading.Event]:
     holder = _this_process(what)
-    text = json.dumps(asdict(holder))
+    text = json.dumps(to_json(holder))
     with writing(target):
         path.parent.mkdir(parents=True, exist_ok=True)
         _tokens.add(holder.token)
@@ -302,8 +301,8 @@ def _refuse_living(path: Path, found: str, target: Path, why: str, now: Path | N
 def _parse(text: str) -> Holder | None:
     """The holder, or None for a text that is no lock's."""
     try:
-        return Holder(**json.loads(text))
-    except (ValueError, TypeError):
+        return read_record(Holder, json.loads(text), "a lock")
+    except (ValueError, RecursionError, IntegrityError):
         return None
 
 
@@ -383,6 +382,6 @@ def _job_ended(job: str) -> bool:
     try:
         command = ["squeue", "--noheader", "--jobs", job]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, ValueError, subprocess.TimeoutExpired):
         return False
     return not answer.stdout.strip() if answer.returncode == 0 else "Invalid job id" in answer.stderr

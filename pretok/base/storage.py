@@ -325,22 +325,43 @@ def damaged(path: Path) -> IntegrityError:
     )
 
 
-def read_json_lines(path: Path) -> Iterator[Any]:
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSON Lines file of ours. Raises IntegrityError that names the line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            try:
-                yield json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise IntegrityError(f"{path}, line {number} is not valid JSON ({error})") from None
+            yield parse_line(line, f"{path}, line {number}")
 
 
-def read_lines(path: Path) -> list[Any]:
-    """The objects of a JSON Lines file that others may be adding to, such as a log or metrics.
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON Lines file that others may be adding to, such as a log or metrics. Raises IntegrityError
+    that names the line.
 
     A last line that is not ended, by a writer at work or killed, is left out; empty where there is no file.
     """
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+    with path.open("rb") as lines:
+        return [
+            parse_line(line, f"{path}, line {number}")
+            for number, line in enumerate(lines, 1)
+            if line.endswith(b"\n")
+        ]
+
+
+def parse_line(line: bytes, where: str) -> dict[str, Any]:
+    """The object that a line of JSON Lines of ours holds. Raises IntegrityError that says `where` it stands."""
+    try:
+        found = _STRICT.decode(str(line, "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{where} is not valid JSON ({error}); it was damaged or edited") from None
+    if not isinstance(found, dict):
+        raise IntegrityError(f"{where} holds no object; it was damaged or edited")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
+"""Takes no NaN; one for all lines, as `json.loads` makes one each time."""

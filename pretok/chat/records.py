@@ -86,7 +86,7 @@ def messages_of(data: bytes) -> list[dict[str, Any]]:
     for number, message in enumerate(found, 1):
         if not isinstance(message, dict):
             raise BadRecord("bad_messages", f"message {number} is no object")
-        if (role := message.get("role")) not in ROLES or not isinstance(role, str):
+        if not isinstance(role := message.get("role"), str) or role not in ROLES:
             raise BadRecord(
                 "bad_messages",
                 f"message {number} has the role {role!r:.60}, which is none of {', '.join(ROLES)}",

@@ -105,7 +105,10 @@ def _template(chosen: str, vocab: Vocabulary, config: dict[str, Any], source: st
             raise UsageError(f"source {source}: chat_template {path} cannot be read: {error}") from None
     beside = vocab.path.with_name(TEMPLATE_FILE)
     if beside.exists():
-        return beside.read_text("utf-8"), str(beside)
+        try:
+            return beside.read_text("utf-8"), str(beside)
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{beside} is not UTF-8: {error}") from None
     found = config.get("chat_template")
     if isinstance(found, list):
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
@@ -127,7 +130,9 @@ def _config(path: Path) -> dict[str, Any]:
         if passes(error):
             raise
         raise UsageError(f"{path} is no JSON: {error}") from None
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no object, as what transformers writes does")
+    return found
 
 
 def _content(token: Any) -> str:

@@ -221,11 +221,21 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, Any], date: str = "") -> None:
         self._sandbox = _Sandbox(date)
         self._variables = dict(variables)
+        try:
+            self._compile(source)
+        except TemplateError:
+            raise
+        except RecursionError:
+            raise TemplateError("it is nested too deeply") from None
+        except Exception as error:  # of Python, which compiles what Jinja writes
+            raise TemplateError(f"{type(error).__name__}: {error}") from None
+
+    def _compile(self, source: str) -> None:
         tree = self._sandbox.parse(source)
         self.constants = [
             *(node.data for node in tree.find_all(nodes.TemplateData)),
             *(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)),
-            *(value for value in variables.values() if isinstance(value, str)),
+            *(value for value in self._variables.values() if isinstance(value, str)),
         ]
         self.generation = any(
             node.identifier == _Generation.identifier for node in tree.find_all(nodes.ExtensionAttribute)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pretok.base.memory import free_memory
 from pretok.base.records import Record, read_record, to_json
-from pretok.base.storage import TEMPORARY_SUFFIX
+from pretok.base.storage import TEMPORARY_SUFFIX, parse_line
 
 WRITE_BYTES = 64 << 20
 """Written and flushed to measure the speed: three seconds at the 20 MB/s that are asked for."""
@@ -166,7 +166,9 @@ def read_reports(folder: Path) -> list[NodeReport]:
     """The report lines of all .json files in `folder`. Raises IntegrityError."""
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob("*.json"))]
     lines = [line for text in texts for line in text.splitlines() if line.startswith('{"node"')]
-    return [read_record(NodeReport, json.loads(line), folder) for line in lines]
+    return [
+        read_record(NodeReport, parse_line(line.encode(), f"a report in {folder}"), folder) for line in lines
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def load_toml(path: Path) -> dict[str, object]:
         if passes(error):
             raise
         raise UsageError(f"recipe {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pretok.base.errors import IntegrityError
 from pretok.base.storage import reading
 from pretok.base.tokens import Bytes, Ints
 from pretok.kernels.hashing import hash_documents
@@ -132,7 +133,9 @@ def write_groups(file: Any, groups: Iterable[WordCounts], metadata: object) -> N
 def read_group(path: Path, group: int) -> WordCounts:
     """One row group of a file. Raises IntegrityError when the file is damaged."""
     # A row group is small: threads and buffers of Arrow's own took a third of the time.
-    with reading(path, pa.ArrowException), pq.ParquetFile(path, pre_buffer=False) as file:
+    with reading(path, pa.ArrowException, ValueError), pq.ParquetFile(path, pre_buffer=False) as file:
+        if file.schema_arrow.remove_metadata() != SCHEMA:
+            raise IntegrityError(f"{path} is no table of words of this version; it was damaged or edited")
         table = file.read_row_group(group, use_threads=False)
     words = table.column("word").combine_chunks()
     return from_arrow(words, table.column("count").to_numpy(), table.column("heldout").to_numpy())
@@ -140,5 +143,8 @@ def read_group(path: Path, group: int) -> WordCounts:
 
 def read_metadata(path: Path) -> Any:
     """What `write_groups` was given beside the words. Raises IntegrityError when the file is damaged."""
-    with reading(path, pa.ArrowException, KeyError, TypeError), pq.ParquetFile(path) as file:
+    with (
+        reading(path, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError),
+        pq.ParquetFile(path) as file,
+    ):
         return json.loads(file.metadata.metadata[_METADATA.encode()])

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from pretok.base.errors import UsageError
 from pretok.base.history import read_run
-from pretok.base.storage import read_json_lines
 from pretok.base.units import listed
 from pretok.disclosure.count import ReadFigures, count_sources
 from pretok.disclosure.domains import NO_ADDRESS, by_host, registrable_domains
@@ -273,9 +272,7 @@ def _refused(manifest: Manifest, of: Callable[[str], str]) -> Counter[str]:
     """Records of each domain that were refused because their text had been removed."""
     found: Counter[str] = Counter()
     for source, counts in manifest.sources.items():
-        for path in manifest.rejects(source) if counts.rejected.get("removed") else ():
-            manifest.check(path)
-            for reject in read_json_lines(path):
-                if reject["reason"] == "removed":
-                    found[_named_in(reject["detail"].partition(": ")[2], of)] += 1
+        for reject in manifest.reject_lines(source) if counts.rejected.get("removed") else ():
+            if reject["reason"] == "removed":
+                found[_named_in(reject["detail"].partition(": ")[2], of)] += 1
     return found

@@ -87,6 +87,8 @@ def checked_position(view: View, state: Mapping[str, Any]) -> int:
             f"the checkpoint has no position of pretok's in its loader's state (no {error}, but "
             f"{', '.join(map(str, state)) or 'nothing'}): it was written with another loader"
         ) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MismatchError(f"the checkpoint's state of pretok's loader is damaged: {error}") from None
     same = len(view) if mix is None else same_until(mix, view.mix, view.but_for_removals)
     if not 0 <= position <= same:
         raise MismatchError(

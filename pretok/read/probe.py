@@ -198,7 +198,7 @@ def _probe_parquet(with_footer: tuple[InputFile, bytes], field: str, lists: bool
 
     try:
         return tried(lambda: _from_footer(*with_footer, field, lists))
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, ValueError):  # a name may be no UTF-8
         return Probe(with_footer[0], 0)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pretok.base.storage import read_json, read_json_lines
+from pretok.base.storage import read_json
 from pretok.report.frequencies import TokenUse, count_tokens, never_used
 from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import SCHEMA, ledger_schema, ledger_windows
@@ -191,8 +190,7 @@ def _rejects(manifest: Manifest, source: str) -> dict[str, Rejects]:
     counts = manifest.sources[source].rejected
     found = {reason: Rejects(count) for reason, count in counts.items()}
     missing = sum(min(EXAMPLES, reject.count) for reject in found.values())
-    entries: Iterator[Any] = chain.from_iterable(map(read_json_lines, manifest.rejects(source)))
-    for entry in entries:
+    for entry in manifest.reject_lines(source):
         if not missing:
             break
         reject = found[entry["reason"]]

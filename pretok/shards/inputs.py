@@ -216,7 +216,7 @@ def _read(path: Path, data: bytes) -> tuple[pa.Table, _Said]:
             # ends waits for the lock of Python, and ends the process.
             table = file.read(use_threads=False)
         said = json.loads((table.schema.metadata or {})[_KEY])
-    except (pa.ArrowException, KeyError, ValueError, RecursionError) as error:
+    except (pa.ArrowException, OSError, KeyError, ValueError, RecursionError) as error:
         raise IntegrityError(f"{path} is no table of inputs ({error}); it was damaged or edited") from None
     if table.schema.remove_metadata() != SCHEMA:
         raise IntegrityError(f"{path} is no table of inputs of this version; it was damaged or edited")

@@ -162,11 +162,12 @@ class LedgerWriter:
 
 def open_ledger(path: Path) -> pq.ParquetFile:
     """A ledger for reading. Raises IntegrityError that names it where it is none."""
-    with reading(path, pa.ArrowException):
+    with reading(path, pa.ArrowException, ValueError):
         file = pq.ParquetFile(path)
-    if file.schema_arrow.names[: len(SCHEMA)] != SCHEMA.names:
+        names = file.schema_arrow.names
+    if names[: len(SCHEMA)] != SCHEMA.names:
         file.close()
-        raise IntegrityError(f"{path} is not a ledger: its columns are {', '.join(file.schema_arrow.names)}")
+        raise IntegrityError(f"{path} is not a ledger: its columns are {', '.join(names)}")
     return file
 
 

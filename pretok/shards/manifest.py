@@ -49,6 +49,7 @@ from pretok.base.storage import (
     digest,
     fingerprint,
     read_json,
+    read_json_lines,
     reading,
     write_json,
 )
@@ -420,6 +421,12 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         """The files of what was rejected from a source."""
         of_source = (file.path for file in self.side_files if file.source == source)
         return [self.folder / path for path in of_source if path.startswith("rejects/")]
+
+    def reject_lines(self, source: str) -> Iterator[dict[str, Any]]:
+        """What was rejected from a source. Raises IntegrityError where a file of it is not as it was sealed."""
+        for path in self.rejects(source):
+            self.check(path)
+            yield from read_json_lines(path)
 
     @cached_property
     def tokenized(self) -> tuple[str, ...]:

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from pretok.base.errors import FolderInUse, MismatchError
+from pretok.base.errors import FolderInUse, IntegrityError, MismatchError
 from pretok.base.failures import Failure
 from pretok.base.lock import refuse_readers
-from pretok.base.records import replace
-from pretok.base.storage import atomic_open
+from pretok.base.records import Count, Record, read_record, replace
+from pretok.base.storage import atomic_open, read_json_lines
 from pretok.base.tokens import token_dtype
 from pretok.base.tree import root_of
 from pretok.screen.removed import removed_path
@@ -350,6 +350,15 @@ def _merge_rejects(
     return dict(sorted(reasons.items())), pieces
 
 
+class _NotedReject(Record, frozen=True):
+    """A reject as a task notes it; see `read.batches.Reject`. piece: its place in the partition."""
+
+    piece: Count
+    record: Count
+    reason: str
+    detail: str
+
+
 def _located_rejects(
     state: Path, parts: Sequence[tuple[int, PartRecord]], starts: dict[tuple[int, int], tuple[str, int]]
 ) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
@@ -357,17 +366,17 @@ def _located_rejects(
     for number, part in parts:
         if not part.rejected:
             continue
-        with (state / f"{part.name}.rejects.jsonl").open(encoding="utf-8") as file:
-            for line in file:
-                reject = json.loads(line)
-                piece = (number, reject["piece"])
-                path, start = starts[piece]
-                yield (
-                    piece,
-                    {
-                        "file": path,
-                        "position": start + reject["record"] + 1,
-                        "reason": reject["reason"],
-                        "detail": reject["detail"],
-                    },
+        noted = state / f"{part.name}.rejects.jsonl"
+        for line in read_json_lines(noted):
+            reject = read_record(_NotedReject, line, noted)
+            piece = (number, reject.piece)
+            if piece not in starts:
+                raise IntegrityError(
+                    f"{noted} names a piece that is not planned; delete {state} to begin again"
                 )
+            path, start = starts[piece]
+            position = start + reject.record + 1
+            yield (
+                piece,
+                {"file": path, "position": position, "reason": reject.reason, "detail": reject.detail},
+            )

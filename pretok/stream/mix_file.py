@@ -36,6 +36,7 @@ never continued has the file it always had.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
@@ -55,6 +56,7 @@ from pretok.stream.order import Order
 FORMAT = "pretok-mix"
 VERSION = 2
 CUTS = ("fixed", "epoch")
+_DIGEST = re.compile("[0-9a-f]{32}")
 MAX_STAGES = 1 << 20
 """So many stages of fewer than `order.MAX_SEQUENCES` positions each stay within 64 bits."""
 
@@ -341,6 +343,8 @@ class Mix(Record, frozen=True, dict=True):
         for number, source in enumerate(self.sources):
             if (source.of is None) != (not source.members):
                 return f"{source.name} is a class without members or without a source"
+            if wrong := [name for name in (*source.members, *source.packed) if not _DIGEST.fullmatch(name)]:
+                return f"source {source.name} names the side file {wrong[0][:60]!r}, which is no digest"
             if not self._fits(source, source.tokens, source.sequences):
                 return f"source {source.name} has {source.tokens} tokens, not {source.sequences} sequences"
             unknown = set(source.learn) - set(CHAT_KINDS)

@@ -8,19 +8,18 @@ adds a line a step to metrics.jsonl. A file that vanishes while it is read is le
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from pretok.base.errors import IntegrityError
 from pretok.base.gauge import Gauge
+from pretok.base.history import LogLine, RunLine, known_lines, read_log
 from pretok.base.joblog import LOGS, NOW
 from pretok.base.records import Record, read_record
-from pretok.base.storage import read_lines
+from pretok.base.storage import parse_line, read_json
 from pretok.base.units import duration, human, human_bytes, plural
 from pretok.stream.segments import CONFIG, read_settings
 
@@ -39,7 +38,7 @@ SQUEUE_SECONDS = 20.0
 class Now(Record, frozen=True):
     """COMMAND-DATE.now.json: the step of a job, as its `Meter` left it."""
 
-    time: str
+    time: datetime
     host: str
     command: str
     step: Gauge
@@ -63,46 +62,46 @@ def watch_lines(target: Path, now: float) -> list[str]:
 
 def _job(path: Path, now: float) -> Iterator[str]:
     try:
-        state = read_record(Now, json.loads(path.read_bytes()), path)
-        events = read_lines(path.with_name(path.name.removesuffix(NOW) + ".jsonl"))
-    except (OSError, ValueError, IntegrityError):  # the job has just ended
+        state = read_record(Now, read_json(path), path)
+        events = read_log(path.with_name(path.name.removesuffix(NOW) + ".jsonl"))
+    except (OSError, IntegrityError):  # the job has just ended
         return
     where = f"{state.host}, Slurm job {state.job}" if state.job else state.host
-    yield f"{state.command} on {where}: {_age(state.time, now)}"
+    yield f"{state.command} on {where}: {_age(state.time.timestamp(), now)}"
     yield f"  {state.step.line()}"
     for name, size in state.step.sources.items():
         done = state.step.done(f"bytes:{name}")
         share = min(1.0, done / size) if size else 0.0
         yield f"  {name}: {_bar(share)} {human_bytes(done)} of about {human_bytes(size)}"
-    steps = [at for at, event in enumerate(events) if event["event"] == "step"]
+    steps = [at for at, event in enumerate(events) if event.event == "step"]
     yield from _tasks(state.step, events[steps[-1] if steps else 0 :])
 
 
-def _tasks(gauge: Gauge, events: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _tasks(gauge: Gauge, events: Sequence[LogLine]) -> Iterator[str]:
     """Of the tasks of the newest step: workers, and how many are done or failed, these by name. Before the first word
     of a worker, which takes some seconds, why nothing is read yet."""
-    begins = [at for at, event in enumerate(events) if event["event"] == "tasks"]
+    begins = [at for at, event in enumerate(events) if event.event == "tasks"]
     if not begins:
         if gauge.partitions and not gauge.counts:
             yield "  its workers are starting; nothing is read yet"
         return
     if not gauge.counts:
-        workers = plural(events[begins[-1]]["workers"], "worker")
+        workers = plural(events[begins[-1]].workers, "worker")
         yield f"  {workers} started, loading what encodes and counts; nothing is read yet"
         return
     step, since = events[begins[-1]], events[begins[-1] :]
-    done = [event for event in since if event["event"] == "task"]
-    failed = [event for event in since if event["event"] == "task_failed"]
-    again = sum(event["tries"] - 1 for event in [*done, *failed])
-    told = f"  {plural(step['workers'], 'worker')}; {step['what']}s: {len(done):,} of {step['tasks']:,} done"
+    done = [event for event in since if event.event == "task"]
+    failed = [event for event in since if event.event == "task_failed"]
+    again = sum(event.tries - 1 for event in [*done, *failed])
+    told = f"  {plural(step.workers, 'worker')}; {step.what}s: {len(done):,} of {step.tasks:,} done"
     yield told + f", {len(failed):,} failed, {again:,} tried again"
     for event in failed[-SHOWN:]:
-        yield f"  failed: {event['item']}: {event['message']}"
+        yield f"  failed: {event.item}: {event.message}"
 
 
-def _age(time: str, now: float, silent: float = SILENT_SECONDS) -> str:
+def _age(time: float, now: float, silent: float = SILENT_SECONDS) -> str:
     """How long ago a sign of life was, of what gives one more often than every `silent` seconds."""
-    seconds = max(0.0, now - datetime.fromisoformat(time).timestamp())
+    seconds = max(0.0, now - time)
     if seconds > silent:
         return f"no sign for {duration(seconds)}; killed, or its file system hangs"
     return f"{seconds:.0f} s ago"
@@ -149,26 +148,29 @@ def _run(run: Path, now: float) -> Iterator[str]:
         yield f"run {run.name}: no step of {steps:,} is done yet"
         return
     last, newest = records[-1], records[-LOSSES:]
-    spent = sum(record["seconds"] for record in newest)
+    spent = sum(record.seconds for record in newest) or 1e-9
     seconds = spent / len(newest)
-    rate = sum(record["tokens_per_second"] * record["seconds"] for record in newest) / spent
-    sign = "finished" if finished(run) else _age(last["time"], now, max(SILENT_SECONDS, 10 * seconds))
-    left = f", ETA {duration((steps - last['step']) * seconds)}" if last["step"] < steps else ""
-    share = 100 * last["step"] // steps if steps else 0
-    yield f"run {run.name}: step {last['step']:,} of {steps:,} ({share}%), {sign}"
-    yield f"  {seconds:.3g} s a step, {human(rate)} tokens/s{left}; {human(last['tokens'])} tokens done"
-    losses = [record["loss"] for record in newest if isinstance(record["loss"], int | float)]
+    rate = sum(record.tokens_per_second * record.seconds for record in newest) / spent
+    age = _age(last.time.timestamp() if last.time else 0.0, now, max(SILENT_SECONDS, 10 * seconds))
+    sign = "finished" if finished(run) else age
+    left = f", ETA {duration((steps - last.step) * seconds)}" if last.step < steps else ""
+    share = 100 * last.step // steps if steps else 0
+    yield f"run {run.name}: step {last.step:,} of {steps:,} ({share}%), {sign}"
+    yield f"  {seconds:.3g} s a step, {human(rate)} tokens/s{left}; {human(last.tokens)} tokens done"
+    losses = [record.loss for record in newest if record.loss is not None]
     if losses:
         span = f"{min(losses):.4f} to {max(losses):.4f} over {plural(len(losses), 'step')}"
         yield f"  loss {losses[-1]:.4f} {blocks(losses)} {span}"
-    waited = sum(record["data_wait"] for record in newest)
-    yield f"  skipped {last['skipped']:,}; data wait {waited / spent:.1%} of the time"
+    waited = sum(record.data_wait for record in newest)
+    yield f"  skipped {last.skipped:,}; data wait {waited / spent:.1%} of the time"
     for record in _tail(run / "validation.jsonl")[-1:]:
-        yield f"  validation loss {record['val_loss']:.4f} at step {record['step']:,}"
+        if record.val_loss is not None:
+            yield f"  validation loss {record.val_loss:.4f} at step {record.step:,}"
 
 
-def _tail(path: Path) -> list[dict[str, Any]]:
-    """The newest lines of a file that a run adds to; empty where there is none. Half lines at its ends are left out."""
+def _tail(path: Path) -> list[RunLine]:
+    """The newest lines of a file that a run adds to; empty where there is none. Half lines at its ends are left out.
+    Raises IntegrityError."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -177,7 +179,7 @@ def _tail(path: Path) -> list[dict[str, Any]]:
     except OSError:
         return []
     lines = data.split(b"\n")[0 if size <= TAIL_BYTES else 1 : -1]
-    return [json.loads(line) for line in lines]
+    return known_lines(RunLine, (parse_line(line, f"a line of {path}") for line in lines), path)
 
 
 def blocks(values: Sequence[float]) -> str:

@@ -17,7 +17,7 @@ from pretok.base.errors import PretokError
 from pretok.base.history import LoggedJob, read_jobs, read_run
 from pretok.base.joblog import LOGS, NOW
 from pretok.base.lock import holder_of
-from pretok.base.records import replace
+from pretok.base.records import Record, read_record, replace
 from pretok.base.units import plural
 from pretok.shards.annotations import find_annotations, outdated_parts, unknown_sources
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest, unit_words
@@ -33,6 +33,13 @@ T = TypeVar("T")
 STEPS = ("count", "build-vocab", "tokenize", "mix", "run")
 """Commands that bring WORK further."""
 FINISHED, UNFINISHED, FAILED, RUNNING = "finished", "unfinished", "failed", "in work"
+
+
+class _Source(Record, frozen=True, forbid_unknown_fields=False):
+    """What is needed of a source in the settings that a log has."""
+
+    field: str
+    inputs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +59,13 @@ def status_of(target: Path) -> list[StepStatus]:
     """Results of WORK in the order of the steps, or that of a run. What is damaged is failed, and says why."""
     if (target / CONFIG).exists():
         return [_run(target)]
-    jobs = read_jobs(target)
-    found = [
+    jobs: list[LoggedJob] = []
+    found: list[StepStatus] = []
+    try:
+        jobs = settled(lambda: read_jobs(target))
+    except PretokError as error:
+        found.append(StepStatus("logs", FAILED, detail=str(error), next="delete that file"))
+    found += [
         *_simple("words", target / "counts", "counts.json", _newest(jobs, "count", "build-vocab", "run")),
         *_vocabulary(target, _newest(jobs, "build-vocab", "run")),
         *_shards(target / "shards", _newest(jobs, "tokenize", "run")),
@@ -113,9 +125,9 @@ def _inputs(job: LoggedJob) -> list[str]:
     """The recipe of a job, or what it read as NAME=GLOB."""
     if recipe := [word for word in job.argv if word.endswith(".toml") and "=" not in word]:
         return recipe[:1]
-    sources = job.settings.get("sources", {})
-    fields = {source["field"] for source in sources.values()} - {"text"}
-    inputs = [f"{name}={path}" for name, source in sources.items() for path in source["inputs"]]
+    sources = read_record(dict[str, _Source], job.settings.get("sources", {}), f"the log of {job.command}")
+    fields = {source.field for source in sources.values()} - {"text"}
+    inputs = [f"{name}={path}" for name, source in sources.items() for path in source.inputs]
     return [*inputs, *(word for name in fields for word in ("--field", name))]
 
 
@@ -250,8 +262,11 @@ def _run(run: Path) -> StepStatus:
         planned = settled(lambda: read_settings(run)).resolved.steps
     except PretokError as error:
         return StepStatus(what, FAILED, detail=str(error))
-    history = read_run(run)
-    done = int(history.metrics[-1]["step"]) if history.metrics else 0
+    try:
+        history = settled(lambda: read_run(run))
+    except PretokError as error:
+        return StepStatus(what, FAILED, detail=str(error))
+    done = history.metrics[-1]["step"] if history.metrics else 0
     if holder := holder_of(run):
         return StepStatus(what, RUNNING, done, planned, str(holder))
     if history.done:

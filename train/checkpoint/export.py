@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
-from pretok.base.records import replace
+from pretok.base.records import Record, read_record, replace
 from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, write_json, writing
 from pretok.base.units import listed
 from pretok.base.vocab_map import VocabMap, read_map
@@ -198,12 +198,20 @@ def _damaged(path: Path, read: Callable[[], Any]) -> Any:
         raise IntegrityError(f"{path} is missing or damaged: {error}") from None
 
 
+class _Index(Record, frozen=True, forbid_unknown_fields=False):
+    """What is needed of the index of a model in several files. weight_map: tensor -> its file."""
+
+    weight_map: dict[str, str]
+
+
 def _tensor_places(folder: Path, wanted: set[str], *, tied: bool) -> dict[str, str]:
     """The file of each tensor. MismatchError where there are others than are wanted: a bias that config.json does not
     name would be left out without a word."""
     index, single = folder / "model.safetensors.index.json", "model.safetensors"
     if index.exists():
-        places: dict[str, str] = read_json(index)["weight_map"]
+        places = read_record(_Index, read_json(index), index).weight_map
+        if outside := [name for name in places.values() if Path(name).name != name]:
+            raise IntegrityError(f"{index} names {outside[0]!r}, which is no file beside it")
     elif (folder / single).exists():
         with _damaged(folder / single, lambda: safe_open(folder / single, "pt")) as file:
             places = dict.fromkeys(file.keys(), single)

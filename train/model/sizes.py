@@ -97,6 +97,9 @@ class ModelConfig(Record, frozen=True, kw_only=True):
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        sizes = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden", "seq_len")
+        if none := [name for name in sizes if not getattr(self, name)]:
+            raise UsageError(f"model: {none[0]} is 0; it must be more than 0")
         head_dim = self.head_dim or self.dim // self.heads
         if self.dim % (1 if self.head_dim else self.heads) or self.heads % self.kv_heads or head_dim % 2:
             raise UsageError(

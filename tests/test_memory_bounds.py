@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +24,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support import ROOT, make_shards
-from mixing import write_ledgers
+from support import ROOT
 
 from benchmarks.cold import control_group
 from pretok.cli import run_command
 
 MIB = 1 << 20
 FULL = bool(os.environ.get("PRETOK_MEMORY"))
+TABLE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 FORKED = """
 import json, os, sys
 import duckdb, pretok.counts.job, pretok.shards.job, pretok.stream.mix_job, pretok.audit.verify_job
@@ -62,7 +63,9 @@ for request in sys.stdin:
 
 def sentences(size: int) -> bytes:
     """So many bytes of text of real words."""
-    text = b"".join(b"La riga %d di %d, con parole e numeri.\n" % (n, n * 7919) for n in range(size // 38 + 1))
+    text = b"".join(
+        b"La riga %d di %d, con parole e numeri.\n" % (n, n * 7919) for n in range(size // 38 + 1)
+    )
     return text[:size]
 
 
@@ -98,7 +101,7 @@ def accents(at: Path, size: int) -> None:
     """Text that NFC changes."""
     json_lines(at, "perche\u0301 e\u0323\u0302 ".encode() * (size // 15))
     (at / "recipe.toml").write_text(
-        f'out = "new"\n[sources.a]\ninputs = ["in.jsonl"]\n[vocab]\npath = "{at.parent}/vocab"\n[normalize]\nunicode = "nfc"\n'
+        f'[sources.a]\ninputs = ["in.jsonl"]\n[vocab]\npath = "{at}"\n[normalize]\nunicode = "nfc"\n'
     )
 
 
@@ -119,7 +122,9 @@ def parquet(at: Path, texts: pa.Array, **options: Any) -> None:
 
 def row_group(at: Path, size: int) -> None:
     text = sentences(4096).decode()
-    parquet(at, pa.array([f"{n}{text}" for n in range(size // 4096)], pa.large_string()), use_dictionary=False)
+    parquet(
+        at, pa.array([f"{n}{text}" for n in range(size // 4096)], pa.large_string()), use_dictionary=False
+    )
 
 
 def sorted_rows(at: Path, size: int) -> None:
@@ -160,101 +165,144 @@ def window(at: Path, size: int) -> None:
 
 
 def inputs(at: Path, count: int) -> None:
-    (at / "in").mkdir()
     for number in range(count):
+        folder = at / "in" / f"{number // 1000}"
         if number % 1000 == 0:
-            (folder := at / "in" / f"{number // 1000}").mkdir()
+            folder.mkdir(parents=True)
         (folder / f"{number}.jsonl").write_text(f'{{"text": "documento {number}"}}\n')
 
 
 def shards(at: Path, count: int) -> None:
-    make_shards(at / "shards", {"a": [[n % 900 + 1] * 20 for n in range(count)]}, documents_per_shard=1)
-    write_ledgers(at / "shards")
+    """A source cut into so many shards, and a mix of them."""
+    with (at / "in.jsonl").open("w") as file:
+        file.writelines(f'{{"id": "d{n}", "text": "{f"documento {n} " * 12}"}}\n' for n in range(count))
+    size = (at / "in.jsonl").stat().st_size
+    _tokenized(at, ["a=" + str(at / "in.jsonl"), "--keep", "id", "--shard-size", str(size // (2 * count))])
+    found = len(list((at / "shards" / "a").glob("*.bin")))
+    assert 0.9 * count < found <= count, found
 
 
 def sources(at: Path, count: int) -> None:
-    make_shards(at / "shards", {f"s{n:04}": [[n % 900 + 1] * 20] for n in range(count)})
-    write_ledgers(at / "shards")
+    """So many sources of one shard each, and a mix of them."""
+    for n in range(count):
+        (at / f"{n}.jsonl").write_text(f'{{"text": "{f"documento {n} " * 12}"}}\n')
+    _tokenized(at, [f"s{n}={at}/{n}.jsonl" for n in range(count)])
 
 
-def a_mix(at: Path, count: int, make: Callable[[Path, int], None]) -> None:
-    make(at, count)
-    assert run_command(["mix", str(at / "shards"), "--out", str(at / "mix.json"), "--seq-len", "16"]) == 0
+def _tokenized(at: Path, line: list[str]) -> None:
+    mix = ["mix", str(at / "shards"), "--out", str(at / "mix.json"), "--seq-len", "16"]
+    for command in (["tokenize", *line, "--out", str(at), "--vocab", str(at), "--workers", "0"], mix):
+        assert run_command(["--quiet", *command]) == 0
 
 
 class Row(NamedTuple):
-    """what, and the command: as in the table; small, large: sizes; make: the input in a folder; line: of the command."""
+    """what: as in the table; size: small, and the largest, bytes or how many; make: the input in a folder; line: the
+    command; slow: of the slow tests."""
 
     what: str
-    small: int
-    large: int
+    size: tuple[int, int]
     make: Callable[[Path, int], None]
     line: tuple[str, ...]
+    slow: bool = True
 
 
-NEW = ("--out", "{at}/new", "--workers", "0")
-TOKENIZE = ("tokenize", "a={at}/in*", "--vocab", "{vocab}", *NEW)
-COUNT = ("count", "a={at}/in*", *NEW)
-MIX = ("mix", "{at}/shards", "--seq-len", "16", "--out", "{at}/new.json")
-LONG = (16 * MIB, 256 * MIB)
+NEW = ("--out", "{new}", "--workers", "0")
+TOKENIZE = ("tokenize", "a={at}/in.*", "--vocab", "{vocab}", *NEW)
+COUNT = ("count", "a={at}/in.*", *NEW)
+MIX = ("mix", "{at}/shards", "--seq-len", "16", "--out", "{new}.json")
+TRACE = ("trace", "{at}/mix.json", "--shards", "{at}/shards", "--position", "3")
+FILES = "a={at}/in/*/*.jsonl"
+LONG, SLOWLY = (16 * MIB, 256 * MIB), (3 * MIB, 256 * MIB)
+GROUP = (64 * MIB, 1024 * MIB)
+SHARDS, SOURCES, FILES_READ = (200, 10_000), (100, 1000), (1000, 100_000)
 ROWS = (
-    Row("a document", *LONG, one_document, TOKENIZE),
-    Row("a document", *LONG, one_document, COUNT),
-    Row("two documents", *LONG, two_documents, TOKENIZE),
-    Row("alone", 4*MIB, 256*MIB, alone, TOKENIZE),
-    Row("new characters", 4*MIB, 256*MIB, new_characters, TOKENIZE),
-    Row("escaped", 3*16*MIB, 3*256*MIB, escaped, TOKENIZE),
-    Row("nfc", *LONG, accents, ("run", "{at}/recipe.toml", "--workers", "0")),
-    Row("one word", 16*MIB-2, 16*MIB-2, one_word, TOKENIZE),
-    Row("one word", 16*MIB-2, 16*MIB-2, one_word, COUNT),
-    Row("kept", 64*MIB, 1024*MIB, kept, (*TOKENIZE, "--keep", "id")),
-    Row("row group", 64*MIB, 1024*MIB, row_group, COUNT),
-    Row("sorted rows", 64*MIB, 1024*MIB, sorted_rows, COUNT),
-    Row("one page", 32*MIB, 1024*MIB, one_page, COUNT),
-    Row("repeated", 256*MIB, 64*1024*MIB, repeated, COUNT),
-    Row("dictionary", 32*MIB, 1024*MIB, dictionary, COUNT),
-    Row("window", 128*MIB, 2048*MIB, window, COUNT),
-    Row("inputs", 1000, 100_000, inputs, ("count", "a={at}/in/*/*.jsonl", *NEW)),
-    Row("inputs", 1000, 100_000, inputs, ("tokenize", "a={at}/in/*/*.jsonl", "--vocab", "{vocab}", *NEW)),
-    Row("inputs", 1000, 100_000, inputs, ("plan", "a={at}/in/*/*.jsonl", "--vocab", "{vocab}")),
-    Row("shards", 300, 10_000, shards, ("stats", "{at}/shards")),
-    Row("shards", 300, 10_000, shards, ("inspect", "{at}/shards", "--doc", "200")),
-    Row("shards", 300, 10_000, shards, ("verify", "{at}/shards", "--workers", "0", "--sample", "0")),
-    Row("shards", 300, 10_000, shards, ("status", "{at}")),
-    Row("shards", 300, 10_000, shards, MIX),
-    Row("shards", 300, 10_000, partial(a_mix, make=shards), ("trace", "{at}/mix.json", "--shards", "{at}/shards", "--position", "3")),
-    Row("sources", 100, 1000, sources, MIX),
-    Row("sources", 100, 1000, sources, ("stats", "{at}/shards")),
-    Row("sources", 100, 1000, partial(a_mix, make=sources), ("trace", "{at}/mix.json", "--shards", "{at}/shards", "--position", "3")),
+    Row("a document", LONG, one_document, TOKENIZE, slow=False),
+    Row("a document", LONG, one_document, COUNT),
+    Row("two in a row", SLOWLY, two_documents, TOKENIZE),
+    Row("alone in its shard", SLOWLY, alone, TOKENIZE),
+    Row("with characters of Unicode 17", SLOWLY, new_characters, TOKENIZE),
+    Row("all of it `\\uXXXX`", (3 * LONG[0], 3 * LONG[1]), escaped, TOKENIZE),
+    Row("that NFC changes", LONG, accents, ("tokenize", "{at}/recipe.toml", *NEW)),
+    Row("one word of 16 MiB", (16 * MIB - 2, 16 * MIB - 2), one_word, TOKENIZE),
+    Row("one word of 16 MiB", (16 * MIB - 2, 16 * MIB - 2), one_word, COUNT),
+    Row("65,536 kept values", GROUP, kept, (*TOKENIZE, "--keep", "id")),
+    Row("a row group", GROUP, row_group, COUNT),
+    Row("sorted by length", GROUP, sorted_rows, COUNT),
+    Row("one page", GROUP, one_page, COUNT),
+    Row("one value, repeated", (128 * MIB, 64 << 30), repeated, COUNT, slow=False),
+    Row("a dictionary", GROUP, dictionary, COUNT),
+    Row("a window", (64 * MIB, 2048 * MIB), window, COUNT, slow=False),
+    Row("input files", FILES_READ, inputs, ("count", FILES, *NEW)),
+    Row("input files", FILES_READ, inputs, ("tokenize", FILES, "--vocab", "{vocab}", *NEW), slow=False),
+    Row("input files", FILES_READ, inputs, ("plan", FILES, "--out", "{new}")),
+    Row("shards", SHARDS, shards, ("stats", "{at}/shards")),
+    Row("shards", SHARDS, shards, ("inspect", "{at}/shards", "--source", "a", "--doc", "150")),
+    Row("shards", SHARDS, shards, ("verify", "{at}/shards", "--workers", "0")),
+    Row("shards", SHARDS, shards, ("status", "{at}")),
+    Row("shards", SHARDS, shards, ("query", "{at}", "select count(*), sum(tokens) from docs")),
+    Row("shards", SHARDS, shards, ("export", "{at}/shards", "--to", "olmo", *NEW)),
+    Row("shards", SHARDS, shards, MIX),
+    Row("shards", SHARDS, shards, TRACE),
+    Row("sources", SOURCES, sources, ("stats", "{at}/shards")),
+    Row("sources", SOURCES, sources, ("status", "{at}")),
+    Row("sources", SOURCES, sources, MIX),
+    Row("sources", SOURCES, sources, TRACE),
 )
 
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[subprocess.Popen[str]]:
     """A process that has loaded the libraries, and forks for each command."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "POLARS_MAX_THREADS": "2"}
-    command = [sys.executable, "-c", FORKED]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    try:
+        with control_group(MIB):
+            pass
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", FORKED], cwd=ROOT, text=True, **pipes) as process:
         yield process
-        assert process.stdin
+        assert process.stdin is not None
         process.stdin.close()
 
 
-def bound(row: Row, size: int) -> int:
-    """Bytes, from the table."""
-    return 1<<30
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Callable[[Row], Path]:
+    """The folder with the input of a row, made once for all commands that read it."""
+
+    @cache
+    def make(how: Callable[[Path, int], None], size: int) -> Path:
+        at = tmp_path_factory.mktemp(how.__name__)
+        shutil.copy(vocab_dir / "tokenizer.json", at)
+        how(at, size)
+        return at
+
+    return lambda row: make(row.make, row.size[FULL])
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.line[0]} {row.what}")
-def test_a_command_keeps_within_its_memory(row, loaded, tmp_path, vocab_dir):
-    size = row.large if FULL else row.small
-    row.make(tmp_path, size)
-    line = [part.format(at=tmp_path, vocab=vocab_dir) for part in row.line]
-    most = bound(row, size)
+def bound(row: Row) -> int:
+    """Bytes, as the table says: `160 MiB + 5 N`, or `160 MiB + 5 kB each`."""
+    cells = rf"^\| {re.escape(row.what)} \| `{row.line[0]}` \| (\d+) MiB(?: \+ ([\d.]+)( kB)? \*N\*)? \|$"
+    most = re.search(cells, TABLE, re.MULTILINE)
+    assert most, f"docs/scaling.md has no bound of {row.what}, {row.line[0]}"
+    each = float(most[2] or 0) * (1000 if most[3] else 1)
+    return int(most[1]) * MIB + int(each * row.size[FULL])
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(r, id=f"{r.line[0]}, {r.what}", marks=[pytest.mark.slow] * r.slow) for r in ROWS]
+)
+def test_a_command_keeps_within_its_memory(row, loaded, made, tmp_path):
+    at, most = made(row), bound(row)
+    line = [part.format(at=at, new=tmp_path / "new", vocab=at) for part in row.line]
     with control_group(most) as group:
         loaded.stdin.write(json.dumps([str(group), line, str(tmp_path / "said")]) + "\n")
         loaded.stdin.flush()
         code = int(loaded.stdout.readline())
-    said = (tmp_path / "said").read_text()
-    print(f"{row.line[0]}, {row.what} of {size:,}: {said.splitlines()[-1:]}, bound {most >> 20} MiB")
-    assert code == 0, f"{'killed at' if code == -9 else 'code'} {most >> 20} MiB: {said}"
+    said = (tmp_path / "said").read_text(errors="replace")
+    print(f"{row.line[0]}, {row.what}, N = {row.size[FULL]:,}: {most >> 20} MiB, {said.splitlines()[-1]}")
+    assert code == 0, f"{'killed at' if code == -9 else f'code {code},'} {most >> 20} MiB: {said[-2000:]}"
+
+
+def test_the_table_has_no_other_rows() -> None:
+    rows = re.findall(r"^\| .*\| \d+ MiB.*\|$", TABLE, re.MULTILINE)
+    assert len(rows) == len(ROWS)

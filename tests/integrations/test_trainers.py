@@ -117,7 +117,7 @@ def module() -> Iterator[Callable[[str], Any]]:
         with pytest.MonkeyPatch.context() as importing, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a trainer's own, and torch's while it is imported
             if package not in INSTALLED:
-                importing.setattr(checks, "version", lambda _: version)
+                importing.setattr(tried, "version", lambda _: version)
                 for path, found in stand_in().items():
                     parts = path.split(".")
                     for end in range(1, len(parts)):

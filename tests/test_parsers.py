@@ -76,7 +76,7 @@ PAGE = MEMORY + (4 << 30)
 NOW = 2e9
 
 
-TRIED = settings(derandomize=True, max_examples=12 if settings.get_current_profile_name() == "few" else 100)
+TRIED = settings(derandomize=True, max_examples=8 if settings.get_current_profile_name() == "few" else 100)
 """The same examples in every run: what is found is mended, and a row or example of its own."""
 
 

@@ -215,6 +215,7 @@ def _read(path: Path, data: bytes) -> tuple[pa.Table, _Said]:
             # pq.read_table would hand `data` to Arrow's threads: one that is the last to hold it while the interpreter
             # ends waits for the lock of Python, and ends the process.
             table = file.read(use_threads=False)
+        table.validate(full=True)  # a plan has no seal
         said = json.loads((table.schema.metadata or {})[_KEY])
     except (pa.ArrowException, OSError, KeyError, ValueError, RecursionError) as error:
         raise IntegrityError(f"{path} is no table of inputs ({error}); it was damaged or edited") from None

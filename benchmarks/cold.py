@@ -107,8 +107,9 @@ def _seconds(view: Any) -> list[float]:
 
 
 @contextmanager
-def confined(room: int) -> Iterator[None]:
-    """This process in a control group of so many bytes (cgroups(7), version 2 or 1), its page cache among them.
+def control_group(room: int) -> Iterator[Path]:
+    """The folder of a new control group of so many bytes (cgroups(7), version 2 or 1), page cache among them. A process
+    joins it whose id is written to `cgroup.procs` there.
 
     Raises OSError where the user may make none.
     """
@@ -123,11 +124,20 @@ def confined(room: int) -> Iterator[None]:
     group.mkdir()
     try:
         (group / limit).write_text(str(room), encoding="ascii")
-        (group / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
-        yield
+        yield group
     finally:
-        (here / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
         group.rmdir()
+
+
+@contextmanager
+def confined(room: int) -> Iterator[None]:
+    """This process in a control group of so many bytes."""
+    with control_group(room) as group:
+        try:
+            (group / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+            yield
+        finally:
+            (group.parent / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
 
 
 @contextmanager

@@ -23,13 +23,21 @@ def recipe(
     sources: dict[str, list[Path | str]],
     keep: Sequence[str] = (),
     on_mismatch: str = "null",
+    append: dict[str, list[Path]] | None = None,
     **shards: object,
 ) -> Recipe:
-    """A recipe over the given inputs; small shards, so that every way of cutting happens."""
+    """A recipe over the given inputs; small shards, so that every way of cutting happens. append: more of sources."""
     reading = {"keep": list(keep), "on_mismatch": on_mismatch}
     data = {
         "out": out,
-        "sources": {name: {"inputs": [str(p) for p in paths], **reading} for name, paths in sources.items()},
+        "sources": {
+            name: {
+                "inputs": [str(p) for p in paths],
+                **reading,
+                "append": [{"inputs": [str(p)]} for p in (append or {}).get(name, ())],
+            }
+            for name, paths in sources.items()
+        },
         "vocab": {"path": vocab},
         "shards": {"size": 16_000, "val_fraction": "0.1", "max_reject_share": "0.5", **shards},
     }

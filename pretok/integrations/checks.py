@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,6 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
 PADDING = 4096
 """Rows of embeddings beyond the vocabulary that may be padding; more belong to another tokenizer."""
-
-
-def check_version(package: str, known: tuple[str, ...]) -> None:
-    """UsageError where the installed version begins with none of the known ones."""
-    found = version(package)
-    if not any(f"{found}.".startswith(f"{one}.") for one in known):
-        raise UsageError(
-            f"{package} {found} is not known to work with this version of pretok; known are "
-            f"{', '.join(f'{one}.*' for one in known)}"
-        )
 
 
 def check_model(

@@ -22,12 +22,13 @@ import torch
 from megatron.core.datasets.utils import Split
 from torch import Tensor
 
-from pretok.integrations.checks import check_length, check_model, check_version
+from pretok.base.version import refuse_untried
+from pretok.integrations.checks import check_length, check_model
 from pretok.integrations.pytorch import IGNORE, Batch, Loader, make_batch
 from pretok.stream import View
 from pretok.stream.loader import read_batch
 
-check_version("megatron-core", ("0.16",))
+refuse_untried("megatron-core", "0.16")
 
 
 class PretokDataset(torch.utils.data.Dataset[dict[str, Tensor]]):

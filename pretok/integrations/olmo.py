@@ -21,11 +21,11 @@ from olmo_core.data.data_loader import DataLoaderBase
 from torch import Tensor
 
 from pretok.base.errors import UsageError
-from pretok.integrations.checks import check_version
+from pretok.base.version import refuse_untried
 from pretok.integrations.pytorch import Batch, Loader
 from pretok.stream import View
 
-check_version("ai2-olmo-core", ("3.0",))
+refuse_untried("ai2-olmo-core", "3.0")
 
 
 class PretokDataLoader(DataLoaderBase):  # type: ignore[misc]

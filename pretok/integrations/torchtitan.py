@@ -20,10 +20,11 @@ from torchtitan.components.dataloader import BaseDataLoader
 
 import pretok.stream
 from pretok.base.errors import UsageError
-from pretok.integrations.checks import check_model, check_version
+from pretok.base.version import refuse_untried
+from pretok.integrations.checks import check_model
 from pretok.integrations.pytorch import Batch, Loader
 
-check_version("torchtitan", ("0.3",))
+refuse_untried("torchtitan", "0.3")
 
 
 def _form(batch: Batch) -> tuple[dict[str, Tensor], Tensor]:

@@ -18,11 +18,12 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from pretok.base.errors import MismatchError, UsageError
-from pretok.integrations.checks import check_length, check_model, check_version
+from pretok.base.version import refuse_untried
+from pretok.integrations.checks import check_length, check_model
 from pretok.integrations.pytorch import Batch, Loader
 from pretok.stream import View
 
-check_version("transformers", ("5",))
+refuse_untried("transformers", "5")
 
 
 def _form(batch: Batch) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from numba import types
 
 from pretok.base.memory import resident_bytes
 from pretok.base.tokens import Ids, Ints, Tokens, token_dtype
+from pretok.base.version import refuse_untried
 from pretok.kernels.compile import I64, njit
 from pretok.kernels.pretokenize import disputed, long_runs
 from pretok.kernels.unicode import MARK, UNASSIGNED, class_table
@@ -38,6 +39,9 @@ from pretok.tokenizer.reference import (
 )
 from pretok.tokenizer.tokenizer_file import decoded
 
+TRIED = "0.10"
+"""The newest version of `gigatoken` whose ids were compared with those of `tokenizers`. With another pyproject.toml,
+constraints.txt and the table of code points that it classes differently change too (`tests/kernels`)."""
 PROBE = (
     "L'acqua dell'anno 2024: perché no? «È così», disse; un po' d'olio.\n\n  It's 12,345.67 they've DON'T  \t x\r\n"
     "di un, che l’è; e\u0301 ǅ ß İstanbul 東京 नमस्ते 🙂🇮🇹 \u00a0\u2009\u0085 ½ ٣ <|endoftext|> aaaa'll 'S"
@@ -182,13 +186,15 @@ def fast_engine(tokenizer_json: str) -> BatchEncoder:
 
 
 class FastEngine:
-    """`gigatoken` on Arrow buffers, one thread. Raises ValueError for a tokenizer it does not know.
+    """`gigatoken` on Arrow buffers, one thread. Raises ValueError for a tokenizer it does not know, UsageError for
+    another version of it than was tried.
 
     Its cache keeps every distinct word for ever, at 70 to 95 bytes, and a worker lives as long as its job: it is loaded
     anew when the process has grown by CACHE_BYTES.
     """
 
     def __init__(self, tokenizer_json: str) -> None:
+        refuse_untried("gigatoken", TRIED)
         whole = decoded(tokenizer_json)
         # Nothing in a document may become a special token; the other added tokens are words of the vocabulary.
         plain = {**whole, "added_tokens": [token for token in whole["added_tokens"] if not token["special"]]}

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from support import EOD, ROOT, make_shards, needs
 
 import pretok.stream
+from pretok.base import version as tried
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.integrations import checks
 from pretok.integrations.digests import DigestLog, data_hashes
@@ -442,11 +443,11 @@ def test_a_tokenizer_that_is_not_the_shards_is_refused(view: View, tmp_path: Pat
 
 
 def test_a_version_that_nobody_tried_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "version", lambda package: "0.31.0")
+    monkeypatch.setattr(tried, "version", lambda package: "0.31.0")
     with pytest.raises(UsageError, match=r"torchtitan 0\.31\.0 is not known to work .* known are 0\.3\.\*"):
-        checks.check_version("torchtitan", ("0.3",))
-    monkeypatch.setattr(checks, "version", lambda package: "0.3")
-    checks.check_version("torchtitan", ("0.3",))
+        tried.refuse_untried("torchtitan", "0.3")
+    monkeypatch.setattr(tried, "version", lambda package: "0.3")
+    tried.refuse_untried("torchtitan", "0.3")
 
 
 def test_the_snippets_of_the_page_run(

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support import another_job
+from support import ROOT, another_job
 from telling import Told
 from tokenizers import Tokenizer
 from tokenizing import contents, recipe, run
@@ -29,6 +29,7 @@ from pretok.base.errors import (
     OutputError,
     PartitionsFailed,
     Stopped,
+    UsageError,
 )
 from pretok.base.execute import Engine, Report
 from pretok.base.records import replace
@@ -40,6 +41,7 @@ from pretok.shards.inputs import inputs_path
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import FILE_NAME, load_manifest
 from pretok.shards.task import PartRecord, TokenizeTask, tokenize_partition
+from pretok.tokenizer.encoder import TRIED
 
 ROLLS = 250
 """Repetitions that make one file hold several batches, so that it rolls over."""
@@ -487,7 +489,7 @@ def installed(monkeypatch):
     software.software.cache_clear()
 
 
-@pytest.mark.parametrize("begun", ["killed", "another source"])
+@pytest.mark.parametrize("begun", ["killed", "another source", "appended"])
 def test_ids_of_two_engines_are_not_mixed(tmp_path, inputs, vocab_dir, here, monkeypatch, installed, begun):
     """Nor are versions of what does not decide ids forgotten."""
     first = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
@@ -499,7 +501,8 @@ def test_ids_of_two_engines_are_not_mixed(tmp_path, inputs, vocab_dir, here, mon
         again = first
     else:
         run(first, here)
-        again = recipe(tmp_path, vocab_dir, inputs)
+        more = {"append": {"it": inputs["en"]}} if begun == "appended" else {"sources": inputs}
+        again = recipe(tmp_path, vocab_dir, **{"sources": {"it": inputs["it"]}, **more})
     before = contents(first.shards_dir)
     for engine in ("gigatoken", "tokenizers"):
         installed(engine, "99.1")
@@ -513,3 +516,40 @@ def test_ids_of_two_engines_are_not_mixed(tmp_path, inputs, vocab_dir, here, mon
     made = load_manifest(first.shards_dir).software
     assert made["pyarrow"] == f"{version('pyarrow')}, 99.1"
     assert made["gigatoken"] == version("gigatoken")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_worker_of_another_environment_gives_no_ids(
+    tmp_path, inputs, vocab_dir, monkeypatch, request, workers
+):
+    """Its other packages are recorded. The job tells workers what it has itself."""
+    address = request.getfixturevalue("ray_address") if workers else None
+    made = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
+
+    def driver_has(**versions: str) -> None:
+        monkeypatch.setattr("pretok.shards.job.software", lambda: {**software.software(), **versions})
+
+    with StopFlag() as stop, Engine(workers, address, stop) as engine:
+        driver_has(gigatoken="99.1")
+        with pytest.raises(MismatchError, match=r"gigatoken 99\.1.*and here is gigatoken"):
+            run(made, engine)
+        assert not list(made.shards_dir.rglob("*.bin"))
+        driver_has(pyarrow="99.1")
+        run(made, engine)
+    assert load_manifest(made.shards_dir).software == software.software()
+
+
+@pytest.mark.parametrize("found", ["0.11.0", "1.0", "0.9.9"])
+def test_an_engine_that_nobody_tried_is_refused(tmp_path, inputs, vocab_dir, here, monkeypatch, found):
+    """Before anything is written; the versions that are tested are those that pip takes."""
+    monkeypatch.setattr("pretok.base.version.version", lambda name: found)
+    monkeypatch.setattr("pretok.shards.task._loaded", {})
+    made = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
+    with pytest.raises(
+        UsageError, match=rf"gigatoken {found} is not known .* known are {TRIED}\.\*: pip install"
+    ):
+        run(made, here)
+    assert not list(made.shards_dir.rglob("*.bin"))
+    newest = f"{TRIED.split('.')[0]}.{int(TRIED.split('.')[1]) + 1}"
+    assert f'"gigatoken>={TRIED},<{newest}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"\ngigatoken=={TRIED}." in (ROOT / "constraints.txt").read_text()

@@ -36,7 +36,7 @@ from pretok.base.errors import FolderInUse, Stopped
 from pretok.base.lock import STALE, is_lock
 from pretok.cli import run_command
 from pretok.commands.help import COMMANDS
-from pretok.shards.manifest import load_manifest
+from pretok.shards.manifest import UNFINISHED_REMOVAL, load_manifest
 from train.__main__ import COMMANDS as TRAIN_COMMANDS
 
 SHARDS, MIX = "{work}/shards", "{work}/mix.json"
@@ -289,7 +289,8 @@ def test_a_killed_command_is_finished_by_the_same_again(
         assert code in ENDS[end], (case, code, said)
         ended[end] += code != 0
         for path in work.rglob("manifest.json"):
-            load_manifest(path.parent)
+            if not (path.parent / UNFINISHED_REMOVAL).exists():  # which readers refuse by name
+                load_manifest(path.parent)
         if line[0] == "mix" and (work / "new.json").exists():
             pretok.stream.open(work / "shards", work / "new.json")[3]
         assert run(line) == 0, case

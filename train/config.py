@@ -505,7 +505,7 @@ def parse(
         path = Path(space.config)
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"--config {path}: {error}") from None
     from_mapping(values, space.config or "")  # so that an error names the file
     return from_mapping(values | flags, "command line"), space

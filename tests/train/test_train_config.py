@@ -57,11 +57,13 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("checkpointing = 'every-0'", "checkpointing is 'every-0'"),
         ("checkpointing = 1.0", "checkpointing is '1.0'; it must be .* or a share of blocks"),
         ("lr = ", "Invalid value"),
+        ("lr = " + "1" * 5000, "run.toml: Exceeds the limit"),
+        ("model = '\udcff'", "run.toml: 'utf-8' codec can't decode"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "run.toml"
-    path.write_text(text)
+    path.write_text(text, "utf-8", "surrogateescape")
     with pytest.raises(UsageError, match=message.replace("(", r"\(")):
         parsed("--config", str(path))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -44,6 +45,15 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def write_inputs(work: Path) -> None:
+    """What commands can be tried on: it.jsonl and en.jsonl of 50 documents, one more to append, a row to annotate."""
+    for name in ("it", "en"):
+        rows = [{"id": f"{name}{n}", "text": f"Il numero {n} di {name}, non di più."} for n in range(50)]
+        (work / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (work / "more.jsonl").write_text('{"id": "more", "text": "Ancora un testo, più tardi."}\n')
+    (work / "rows.jsonl").write_text('{"id": "it3", "score": 7}\n')
 
 
 def needs(module: str) -> Any:

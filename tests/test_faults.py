@@ -27,7 +27,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support import TASK_PATH, needs
+from support import TASK_PATH, needs, until, write_inputs
 from traced import can_trace, injected, kill_points, signalled, traced
 
 import pretok.stream
@@ -180,11 +180,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     """A folder that every command can work on."""
     work = tmp_path_factory.mktemp("faults") / "work"
     work.mkdir()
-    for name in ("it", "en"):
-        rows = [{"id": f"{name}{n}", "text": f"Il numero {n} di {name}, non di più."} for n in range(50)]
-        (work / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (work / "more.jsonl").write_text('{"id": "more", "text": "Ancora un testo, più tardi."}\n')
-    (work / "rows.jsonl").write_text('{"id": "it3", "score": 7}\n')
+    write_inputs(work)
     (work / "recipe.toml").write_text(
         f'out = "new"\n[vocab]\npath = "{vocab_dir}"\n[sources.it]\ninputs = ["it.jsonl"]\n'
         "[mix]\nweights = {it = 1}\nseq_len = 16\n"
@@ -411,10 +407,7 @@ def test_a_killed_ray_is_got_over(killed: str, tmp_path: Path, vocab_dir: Path) 
         said = driver.communicate(timeout=60)[1]
         assert driver.returncode == (-signal.SIGKILL if killed == "group" else 75), said
         assert "Traceback" not in said
-        end = time.monotonic() + 60
-        while reaper.users(session):
-            assert time.monotonic() < end, reaper.users(session)
-            time.sleep(0.1)
+        until(lambda: not reaper.users(session))
     finally:
         driver.kill()
     for out in ("out", "undisturbed"):

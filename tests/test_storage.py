@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import needs
+from support import needs, write_inputs
 
 from pretok.cli import run_command
 
@@ -95,11 +95,7 @@ def made(disk: Disk, vocab_dir: Path) -> Path:
     """What the commands work on, as it is beside the place where they do."""
     work = disk.path / "work"
     work.mkdir()
-    for name in ("it", "en"):
-        rows = [{"id": f"{name}{n}", "text": f"Il numero {n} di {name}, non di più."} for n in range(50)]
-        (work / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (work / "more.jsonl").write_text('{"id": "more", "text": "Ancora un testo, più tardi."}\n')
-    (work / "rows.jsonl").write_text('{"id": "it3", "score": 7}\n')
+    write_inputs(work)
     shutil.copy(vocab_dir / "tokenizer.json", work)
     assert run_command(typed((*TOKENS, "{work}"), work)) == 0
     return Path(shutil.copytree(work, disk.path.parent / "made"))

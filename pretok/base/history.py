@@ -6,11 +6,10 @@ oldest first, with their steps, tasks and failures; `RunHistory`. A last line th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,12 +17,11 @@ from pretok.base.joblog import LOGS
 from pretok.base.records import Count, Record, read_record
 from pretok.base.storage import read_lines
 
-T = TypeVar("T", bound=Record)
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 """Of seconds, or tokens a second."""
 
 
-class LogLine(Record, frozen=True):
+class LogLine(Record, frozen=True, forbid_unknown_fields=False):
     """What is needed of a line of a log: of all events, and behind `host` of some; see `base.joblog`."""
 
     time: datetime
@@ -51,7 +49,7 @@ class LogLine(Record, frozen=True):
     exit_code: int | None = None
 
 
-class RunLine(Record, frozen=True):
+class RunLine(Record, frozen=True, forbid_unknown_fields=False):
     """What is needed of a line of metrics or validation."""
 
     step: Count
@@ -143,20 +141,12 @@ def _job(path: Path) -> LoggedJob | None:
 
 def read_log(path: Path) -> list[LogLine]:
     """The lines of a log. Raises IntegrityError."""
-    return known_lines(LogLine, read_lines(path), path)
-
-
-def known_lines(kind: type[T], lines: Iterable[dict[str, Any]], path: Path) -> list[T]:
-    """Of each line of a file what a record has of it. Raises IntegrityError."""
-    names = set(kind.__struct_fields__)
-    return [read_record(kind, {name: line[name] for name in names & line.keys()}, path) for line in lines]
+    return [read_record(LogLine, line, path) for line in read_lines(path)]
 
 
 def read_run(folder: Path) -> RunHistory:
     """What a run wrote, however far it came. Raises IntegrityError."""
-    metrics, validation = (read_lines(folder / f"{name}.jsonl") for name in ("metrics", "validation"))
-    for name, lines in (("metrics", metrics), ("validation", validation)):
-        known_lines(RunLine, lines, folder / f"{name}.jsonl")
+    metrics, validation = (_checked(folder / f"{name}.jsonl") for name in ("metrics", "validation"))
     return RunHistory(
         folder,
         metrics=metrics,
@@ -164,3 +154,11 @@ def read_run(folder: Path) -> RunHistory:
         attempts=read_lines(folder / "goodput.jsonl"),
         done=(folder / "done.json").exists(),
     )
+
+
+def _checked(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics or validation, whole: who shows them knows columns that RunLine has not."""
+    lines = read_lines(path)
+    for line in lines:
+        read_record(RunLine, line, path)
+    return lines

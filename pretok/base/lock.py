@@ -7,7 +7,7 @@ nodes; it says who holds the folder, and a thread touches it every HEARTBEAT sec
 
 The lock of a job that is gone is taken over: its process is dead (seen from the same node), Slurm knows its job no
 more or has requeued it, or it was not touched for STALE seconds, nor while this job looks at it: by clocks alone, which
-may differ, nobody loses a lock. Standard library only; `train` uses this module.
+may differ, nobody loses a lock. `train` uses this module.
 """
 
 from __future__ import annotations

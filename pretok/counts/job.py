@@ -56,7 +56,7 @@ from pretok.counts.task import (
 )
 from pretok.kernels.unicode import FILE as UNICODE_FILE
 from pretok.read.changes import SourceInputs, refuse, refuse_changes, shared_inputs
-from pretok.read.files import InputFile, stamp
+from pretok.read.files import InputFile, stamps_of
 from pretok.read.guarded import one_child
 from pretok.read.partition import Partition, plan, shard_bytes, stamped
 from pretok.read.partition_runs import run_partitions
@@ -263,7 +263,7 @@ def partitions_of(
     name: str, inputs: Sequence[InputFile], recipe: Recipe, console: Console
 ) -> list[Partition]:
     """How the text of a source is cut into tasks."""
-    stamps = {file.path: found for file, found in zip(inputs, map_reads(stamp, inputs), strict=True)}
+    stamps = stamps_of(inputs)
     probes = probe_inputs(inputs, *recipe.sources[name].probed, console=console)
     planned = plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES)
     return [stamped(partition, stamps) for partition in planned]

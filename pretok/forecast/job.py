@@ -104,11 +104,10 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> F
                 sources[name] = forecast_source(found, len(probes), stored, target, itemsize, chat)
             except UsageError as error:
                 raise UsageError(f"source {name}: {error}") from None
-        read = {
-            name: (round(source.documents.value) + sum(rejected.values()), rejected)
-            for name, source in sources.items()
-            for rejected in [{reason: round(number) for reason, number in source.rejected.items()}]
-        }
+        read = {}
+        for name, held in sources.items():
+            rejected = {reason: round(number) for reason, number in held.rejected.items()}
+            read[name] = round(held.documents.value) + sum(rejected.values()), rejected
         for complaint in poor_sources(recipe.shards.max_reject_share, read, "estimated from a sample"):
             console.notice(complaint)
         fingerprint = "" if trained else vocab.fingerprint

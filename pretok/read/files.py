@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import xxhash
 
 from pretok.base.errors import UsageError
+from pretok.base.reads import map_reads
 from pretok.base.records import Count, Record
 from pretok.base.storage import Tries, passes, tried
 from pretok.read.paths import HUB, is_remote, server_of
@@ -145,6 +147,11 @@ def stamp(file: InputFile) -> Stamp:
     return found.st_size, found.st_mtime_ns
 
 
+def stamps_of(inputs: Sequence[InputFile]) -> dict[str, Stamp]:
+    """The stamp of each input, by path."""
+    return dict(zip((file.path for file in inputs), map_reads(stamp, inputs), strict=True))
+
+
 def what_changed(file: InputFile, before: Stamp) -> str:
     """What tells that a file is no longer the one that was planned, or was written to since `stamp` gave `before`; ""
     if nothing does.
@@ -182,7 +189,16 @@ def read_small(file: InputFile) -> bytes | None:
     return data if (size, identity) == (file.size, file.identity) else None
 
 
-_MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
+# Magic numbers: RFC 8878 (zstd, of a frame and of one to be skipped, as pzstd writes first), RFC 1952 (gzip).
+_COMPRESSIONS = {
+    re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"): "zstd",
+    re.compile(rb"\x1f\x8b"): "gzip",
+}
+
+
+def compression_of(beginning: bytes) -> str:
+    """What a file or frame that begins so is compressed by, or an empty string."""
+    return next((name for magic, name in _COMPRESSIONS.items() if magic.match(beginning)), "")
 
 
 class _Decompressor(Protocol):
@@ -238,7 +254,7 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
             try:
                 text = state.decompress(data)
             except (zlib.error, zstandard.ZstdError) as error:
-                if whole and not began and not data.startswith(_MAGIC[compression]):
+                if whole and not began and compression_of(data) != compression:
                     told = f"other bytes stand behind the last frame of {compression}"
                 elif compression == "zstd" and not began and _asks_for_dictionary(data):
                     told = "compressed with a dictionary, which is not read; decompress it by zstd -D"

@@ -355,9 +355,7 @@ def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
     if status not in (MALFORMED, MISSING) or len(line) > EXPLAINED_BYTES:
         return start
     try:
-        record = json.loads(
-            str(line, "utf-8", "replace").rstrip("\r\n")
-        )  # of bytes it would guess the encoding
+        found = json.loads(str(line, "utf-8", "replace").rstrip("\r\n"))  # of bytes it guesses the encoding
     except json.JSONDecodeError as error:
         if error.doc.startswith("\ufeff"):
             return "a byte order mark; only the first line of a file may begin with one"
@@ -368,7 +366,7 @@ def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
         return str(error)[:200]
     if status == MALFORMED:
         return f"nested more than {MAX_DEPTH:,} deep"  # all that this reader takes for worse than the module does
-    names = ", ".join(_keys(record)) or "no field"
+    names = ", ".join(_keys(found)) or "no field"
     return f"there is {names[:200]}".encode("utf-8", "replace").decode()  # a key may escape a lone surrogate
 
 

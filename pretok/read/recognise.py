@@ -23,6 +23,7 @@ from pretok.read.files import (
     SHOWN,
     CorruptInputError,
     InputFile,
+    compression_of,
     describe_dataset,
     identify,
     unpack,
@@ -31,11 +32,6 @@ from pretok.read.paths import HUB, expand, is_dataset, is_glob, is_remote
 
 _PARQUET = b"PAR1"
 """Begins and ends a Parquet file; a truncated one is recognised by its name and fails by name."""
-# Magic numbers: RFC 8878 (zstd, of a frame and of one to be skipped, as pzstd writes first), RFC 1952 (gzip).
-_COMPRESSIONS = {
-    re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"): "zstd",
-    re.compile(rb"\x1f\x8b"): "gzip",
-}
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
 _SUFFIX_FORMAT = {
     ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".txt": "text", ".text": "text",
@@ -174,7 +170,7 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     head, tail, size, identity = identify(path)
     suffixes = [f".{suffix}" for suffix in os.path.basename(path).lower().split(".")[1:]]  # noqa: PTH119
     by_name = next((_SUFFIX_COMPRESSION[s] for s in suffixes[-1:] if s in _SUFFIX_COMPRESSION), "")
-    compression = next((c for magic, c in _COMPRESSIONS.items() if magic.match(head)), "")
+    compression = compression_of(head)
     suffix = next(iter((suffixes[:-1] if by_name else suffixes)[-1:]), "")
     named_format = _SUFFIX_FORMAT.get(suffix, "")
     parquet = head.startswith(_PARQUET) and tail.endswith(_PARQUET)

@@ -15,12 +15,11 @@ from typing import Any
 
 from pretok.base.console import Console
 from pretok.base.errors import MismatchError, UsageError
-from pretok.base.reads import map_reads
 from pretok.base.records import replace, to_json
 from pretok.base.units import listed, plural
 from pretok.config import Source
 from pretok.read.changes import SHOWN, input_changes, refuse, refuse_changes
-from pretok.read.files import InputFile, Stamp, stamp
+from pretok.read.files import InputFile, Stamp, stamps_of
 from pretok.read.partition import Partition, plan, shard_bytes
 from pretok.read.probe import decide_types, probe_inputs
 from pretok.read.readers import RecordFormat
@@ -53,17 +52,16 @@ def plan_source(
             f"inputs were appended to {name} {plural(len(sealed) - 1, 'time')} in {state.parent}, and "
             f"{len(source.append)} are named: name them all, in their order ([[sources.{name}.append]] or --append)"
         )
-    given, known, stamps = [], set[str](), dict[str, Stamp]()
+    given, stamps = [], dict[str, Stamp]()
     for append, globs in enumerate(source.inputs_by_append):
         inputs, notices = list_inputs(globs, source.format)
         for text in notices:
             console.notice(text)
-        if again := [file.path for file in inputs if file.path in known]:
+        if again := [file.path for file in inputs if file.path in stamps]:
             raise UsageError(
                 f"append {append} of {name} names what is in it already: {listed(again, SHOWN)}; name only new files"
             )
-        known.update(file.path for file in inputs)
-        stamps.update(zip((file.path for file in inputs), map_reads(stamp, inputs), strict=True))
+        stamps |= stamps_of(inputs)
         given.append(inputs)
     plans: list[SourcePlan] = []
     for append, inputs in enumerate(given):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pretok.base.errors import IntegrityError
 from pretok.base.gauge import Gauge
-from pretok.base.history import LogLine, RunLine, known_lines, read_log
+from pretok.base.history import LogLine, RunLine, read_log
 from pretok.base.joblog import LOGS, NOW
 from pretok.base.records import Record, read_record
 from pretok.base.storage import parse_line, read_json
@@ -179,7 +179,7 @@ def _tail(path: Path) -> list[RunLine]:
     except OSError:
         return []
     lines = data.split(b"\n")[0 if size <= TAIL_BYTES else 1 : -1]
-    return known_lines(RunLine, (parse_line(line, f"a line of {path}") for line in lines), path)
+    return [read_record(RunLine, parse_line(line, f"a line of {path}"), path) for line in lines]
 
 
 def blocks(values: Sequence[float]) -> str:

@@ -1,12 +1,12 @@
-"""Vocabularies against each other by bits per byte at equal compute (`train compare`): superwords, pattern, size.
+"""Vocabularies against each other by bits per byte at equal compute (`train compare`): pattern, size.
 
     python -m benchmarks.arms CORPUS WORK     # builds the arms in WORK and runs them, or goes on
     python -m benchmarks.arms --read          # the tables of the points in benchmarks/arms.parquet
 
 CORPUS holds the files named in INPUTS, JSON Lines with `text`. The vocabularies are scaled down with the models, so
-that the output matrix does not do nearly all of the work; a fifth of the entries are superwords, as of 40k + 10k, or a
-tenth, as of 45k + 5k. Seeds 0 to 2 are one set and 3 to 5 another. Shape, batch and learning rate are those at which
-the plain vocabulary learned most of what was tried, with seeds 4 and 9. Every point took one core.
+that the output matrix does not do nearly all of the work. Seeds 0 to 2 are one set and 3 to 5 another. Shape, batch and
+learning rate are those at which the plain vocabulary learned most of what was tried, with seeds 4 and 9. Every point
+took one core.
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ INPUTS = {
 WEIGHTS = "it=0.9,en=0.1"
 ARMS = {
     "plain-4k": ("--vocab-size", "4000"),
-    "super-4k": ("--vocab-size", "4000", "--superwords", "800"),
-    "few-super-4k": ("--vocab-size", "4000", "--superwords", "400"),
     "apostrophe-4k": ("--vocab-size", "4000", "--pattern", "cl100k-apostrophe"),
     "plain-2k": ("--vocab-size", "2000"),
     "plain-8k": ("--vocab-size", "8000"),
 }
 """Names, and flags of `build-vocab`; the first is what the others are compared with."""
-RUNS = (("7.5e11,1.5e12,4.5e12", ("plain-4k", "super-4k")), ("1.5e12", tuple(ARMS)))
-"""FLOPs, and the arms that are trained for them."""
+FLOPS = "1.5e12"
 MODEL = """\
 dim = 64
 layers = 2
@@ -77,10 +74,9 @@ def run(corpus: Path, work: Path) -> list[Point]:
     files = ["--model", str(work / "tiny64.toml"), "--config", str(work / "settings.toml")]
     build(corpus, work)
     out = work / "result"
-    for compute, names in RUNS:
-        arms = [f"--arm={name}={work / name}" for name in names]
-        command = [sys.executable, "-m", "train", "compare", *arms, "--compute", compute, *FLAGS, *files]
-        subprocess.run([*command, "--out", str(out)], check=True)
+    arms = [f"--arm={name}={work / name}" for name in ARMS]
+    command = [sys.executable, "-m", "train", "compare", *arms, "--compute", FLOPS, *FLAGS, *files]
+    subprocess.run([*command, "--out", str(out)], check=True)
     points = read_points(out / "points.parquet")
     write_points(points, work / POINTS.name)
     return points

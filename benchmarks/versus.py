@@ -53,13 +53,13 @@ class Case:
     script: str = ""
 
 
-def cases(inputs: Inputs, superwords: Path, folder: Path, endpoint: str | None) -> list[Case]:
+def cases(inputs: Inputs, folder: Path, endpoint: str | None) -> list[Case]:
     """What is measured, on files that are made in `folder`."""
     corpus = tuple(f"{name}={inputs.corpus / name}/*.jsonl.zst" for name in inputs.zst)
     line = inputs.slices[0].open(encoding="utf-8").readline()
     (folder / "one.jsonl").write_text(line, encoding="utf-8")
     write_files(inputs.slices, folder / "small", FILES)
-    plain, merged = ("--vocab", str(inputs.vocab)), ("--vocab", str(superwords))
+    plain = ("--vocab", str(inputs.vocab))
     one = ("tokenize", "--workers", "0")
     two = ("tokenize", "--workers", "2")
     files = f"s={folder}/small/*/*.jsonl"
@@ -75,7 +75,6 @@ def cases(inputs: Inputs, superwords: Path, folder: Path, endpoint: str | None) 
     return [
         Case("tokenize one document, one process, CPU s", (*one, *plain, f"s={folder}/one.jsonl")),
         Case("tokenize the corpus, one process, CPU s", (*one, *plain, *corpus)),
-        Case("with superwords, one process, CPU s", (*one, *merged, *corpus)),
         Case("tokenize the corpus, 2 workers, s", (*two, *plain, *corpus), "clock", CORPUS),
         Case("read its 63 M tokens 5 times, CPU s", (SHARDS, "5", "0"), **reading),
         Case("the same by one loader process of torch, s", (SHARDS, "5", "1"), "clock", **reading),
@@ -121,22 +120,12 @@ def run(case: Case, checkout: Path, folder: Path, endpoint: str | None) -> dict[
     return {name: took[what] for name, what in ((case.name, case.what), case.also) if name}
 
 
-def superword_vocabulary(inputs: Inputs) -> Path:
-    """One of 40,000 entries and 10,000 superwords, made by this checkout if need be."""
-    out = inputs.folder / "superwords"
-    if not (out / "vocab").exists():
-        sources = [f"{name}={inputs.corpus / name}/*.jsonl.zst" for name in inputs.zst]
-        command = [sys.executable, "-m", "pretok", "build-vocab", *sources, "--superwords", "10000"]
-        subprocess.run([*command, "--out", str(out), "--workers", "0"], check=True)
-    return out / "vocab"
-
-
 def compare(
     inputs: Inputs, old: Path, folder: Path, runs: int, endpoint: str | None, only: str
 ) -> dict[str, dict[str, float]]:
     """Name of a case -> what it took `before` and `now`."""
     checkouts = {"before": old.resolve(), "now": Path(__file__).resolve().parents[1]}
-    known = cases(inputs, superword_vocabulary(inputs), folder, endpoint)
+    known = cases(inputs, folder, endpoint)
     chosen = [case for case in known if only in case.name]
     if not chosen:
         sys.exit(f"no case has {only!r} in its name")

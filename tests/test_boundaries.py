@@ -25,7 +25,6 @@ MAY_IMPORT = {
     "screen": ("base", "kernels", "read", "chat"),
     "counts": ("base", "kernels", "read", "config", "chat"),
     "vocab": ("base", "kernels", "read", "config", "tokenizer", "counts"),
-    "superwords": ("base", "kernels", "read", "config", "tokenizer", "counts", "vocab"),
     "shards": ("base", "kernels", "read", "config", "tokenizer", "chat", "screen"),
     "stream": ("base", "kernels", "config", "tokenizer", "shards"),
     "integrations": ("base", "tokenizer", "stream"),

@@ -54,17 +54,6 @@ LINES = {
     "verify": ("verify", SHARDS, *HERE),
     "stats": ("stats", SHARDS),
     "inspect": ("inspect", SHARDS, "--source", "it", "--doc", "3"),
-    "superwords": (
-        "build-vocab",
-        *INPUTS,
-        "--out",
-        "{work}/new",
-        "--vocab-size",
-        "400",
-        "--superwords",
-        "20",
-        *HERE,
-    ),
     "extend": ("build-vocab", *INPUTS, "--out", "{work}/new", "--extend", SHARDS, "--add", "20", *HERE),
     "append": (
         "tokenize",
@@ -157,7 +146,7 @@ WRITERS = ("tokenize", "count", "append", "mix", "annotate", "remove", "export",
 """Rows whose command holds what it writes to."""
 EVERYTHING = bool(os.environ.get("PRETOK_FAULTS"))
 SEED = os.environ.get("PRETOK_SEED", "0")
-COUNTING = ("count", "build-vocab", "superwords", "extend", "run")
+COUNTING = ("count", "build-vocab", "extend", "run")
 """Counts of inputs that stay unreadable are finished without them: they end with 3 and are deleted by hand."""
 LOGS = re.compile(r"(^|/)logs/|\.lock$")
 """And locks: that of a dead job holds nothing, and who writes there next takes it over."""

@@ -87,8 +87,7 @@ def count(
 
 @takes(
     *(f"vocab.{key}" for key in ("size", "sizes", "pattern", "weights", "sample", "min_count")),
-    *(f"vocab.{key}" for key in ("superwords", "superword_separators", "superword_sample", "languages")),
-    *("vocab.extend", "vocab.add", "vocab.replace", "vocab.eod", "sources.field"),
+    *("vocab.languages", "vocab.extend", "vocab.add", "vocab.replace", "vocab.eod", "sources.field"),
 )
 def build_vocab(
     context: typer.Context,

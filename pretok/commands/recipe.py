@@ -98,8 +98,6 @@ def plan(
         console.notice(
             "counted with a vocabulary trained on a sample; the real one, of more text, needs fewer tokens"
         )
-        if recipe.vocab.superwords:
-            console.notice("superwords are not counted: they make text shorter still (docs/superwords.md)")
     if train is not None:
         console.show(train.text.rstrip(), result=True)
         for sentence in train.sentences():

@@ -323,16 +323,6 @@ class Vocab(Part):
     """Words that occur less often are dropped before training. | 2 | vocabulary.md"""
     weights: Annotated[dict[SourceName, Share], AfterValidator(lambda given: given and scaled(given))] = {}
     """Share of each source in the counts; empty: as on disk. | {it = 0.9, en = 0.1} | vocabulary.md"""
-    superwords: Annotated[int, Field(ge=0)] = 0
-    """How many of the entries are sequences of words. | 10000 | superwords.md"""
-    superword_separators: Literal["space", "space+apostrophe", "space+apostrophe+comma"] = (
-        "space+apostrophe+comma"
-    )
-    """What joins the words of a superword. | "space" | superwords.md"""
-    superword_words: Annotated[int, Field(ge=2)] = 4
-    """Words that a superword has at most. | 3 | superwords.md"""
-    superword_sample: Annotated[Count, Field(gt=0)] = 2_000_000_000
-    """Bytes of text that superwords are trained on. | "500M" | superwords.md"""
     sizes: tuple[int, ...] = ()
     """Smaller vocabularies to write beside it: the beginnings of the largest. | [16000, 32000] |
     vocabulary.md"""

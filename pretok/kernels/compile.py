@@ -35,7 +35,7 @@ from pretok.base.errors import OutputError
 F = TypeVar("F", bound=Callable[..., Any])
 
 PACKAGE = Path(__file__).parents[1]
-FOLDERS = ("chat", "counts", "kernels", "read", "screen", "superwords", "tokenizer", "vocab")
+FOLDERS = ("chat", "counts", "kernels", "read", "screen", "tokenizer", "vocab")
 """Where compiled functions are: every worker reads these, not all modules there are."""
 
 

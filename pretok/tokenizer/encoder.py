@@ -4,10 +4,9 @@ Input: batches of texts and a tokenizer.json. Output: the ids of all documents i
 one is named, before it, in the dtype of the shards, and the tokens per document. Text that spells a special token is
 text.
 
-`gigatoken` encodes, for a vocabulary with superwords together with `pretok.superwords`; `tokenizers` is the reference.
-It takes over for documents with characters that the two engines class or normalize differently, and for
-whole vocabularies that gigatoken does not take, that have features it reads differently (`doubt`), or of which it
-encodes probe texts differently.
+`gigatoken` encodes; `tokenizers` is the reference. It takes over for documents with characters that the two engines
+class or normalize differently, and for whole vocabularies that gigatoken does not take, that have features it reads
+differently (`doubt`), or of which it encodes probe texts differently.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from pretok.tokenizer.reference import (
     Unencodable,
     guarded,
     join_parts,
-    superwords_for,
 )
 from pretok.tokenizer.tokenizer_file import decoded
 
@@ -168,7 +166,7 @@ def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[Batc
     reason = doubt(tokenizer)
     if not reason:
         try:
-            fast = fast_engine(tokenizer_json)
+            fast = FastEngine(tokenizer_json)
         except ValueError as error:
             reason = f"gigatoken does not take this tokenizer ({error})"
         else:
@@ -177,12 +175,6 @@ def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[Batc
                 return fast, ""
             reason = f"gigatoken encodes a probe text differently from tokenizers: {probes[unequal[0]].as_py()[:60]!r}"
     return reference, f"{reason}; encoding with tokenizers instead, at about 1.3 MB/s per core"
-
-
-def fast_engine(tokenizer_json: str) -> BatchEncoder:
-    """The engine for a tokenizer of words, or of superwords. Raises ValueError when there is none."""
-    superwords = superwords_for(decoded(tokenizer_json))
-    return superwords.SuperwordEngine(tokenizer_json) if superwords else FastEngine(tokenizer_json)
 
 
 class FastEngine:

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -35,9 +34,6 @@ ten million are not reached below this size; and a text costs it about 200 bytes
 
 WORDS = 1 << 17
 """Bytes of words that are encoded at a time: a word costs the library a kilobyte of memory."""
-
-JOINS_WORDS = "(?:(?i:'s|"
-"""The patterns of superwords begin so: a group of words. Those of `PATTERNS` begin with one word or contraction."""
 
 
 class EngineError(Exception):
@@ -177,9 +173,7 @@ def _cutter(tokenizer: dict[str, Any]) -> Cutter | None:
     for name, regex in PATTERNS.items():
         if pattern == regex:
             return lambda data: word_ends(data, np.array([0, len(data)]), name)
-    superwords = superwords_for(tokenizer)
-    cut: Cutter | None = superwords.cutter(pattern) if superwords else None
-    return cut
+    return None
 
 
 def split_of(tokenizer: dict[str, Any]) -> str | None:
@@ -194,16 +188,3 @@ def split_of(tokenizer: dict[str, Any]) -> str | None:
         return None
     pattern: str | None = split["pattern"].get("Regex")
     return pattern
-
-
-def superwords_for(tokenizer: dict[str, Any]) -> Any:
-    """`pretok.superwords.encode` for a tokenizer.json that joins words, None for any other.
-
-    This is the seam: by name, because superwords stand on this stage, and loaded only for whom has turned them on.
-    """
-    steps = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or []
-    pattern = (steps[0].get("pattern") or {}).get("Regex") if steps else None
-    if not (pattern or "").startswith(JOINS_WORDS):
-        return None
-    superwords = import_module("pretok.superwords.encode")
-    return superwords if pattern in superwords.FLAGS_OF else None

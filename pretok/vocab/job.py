@@ -4,7 +4,6 @@ Input: a Recipe. Output: VOCAB/tokenizer.json with its two companions and, last,
 
     count     every word of every source (`pretok.counts.job`)
     merge     weigh the counts, train the merges, write the tokenizer
-    join      train superwords in the place of the last entries, if asked for (`pretok.superwords.job`)
     measure   what it costs on each source, beside other sizes and other tokenizers, one task a bucket
 
 Other sizes that are asked for are written beside it, as VOCAB/SIZE: their merges are the first ones of the largest.
@@ -30,7 +29,7 @@ from pretok.base.execute import Engine
 from pretok.base.lock import hold
 from pretok.base.memory import free_memory
 from pretok.base.records import read_record, to_json
-from pretok.base.storage import fingerprint, read_json, write_json
+from pretok.base.storage import read_json, write_json
 from pretok.base.tasks import Step, open_step
 from pretok.base.units import human_bytes
 from pretok.config import Recipe, Vocab
@@ -72,7 +71,7 @@ def run_build_vocab(
 
     counts: train from these and read no text. Raises UsageError, MismatchError, FolderInUse, PartitionsFailed, Stopped.
     """
-    check_settings(recipe.vocab, counted=counts is not None)
+    check_settings(recipe.vocab)
     old, model, vocab = None, None, recipe.vocab
     if vocab.extend is not None:
         old = open_old(vocab.extend, vocab.pattern, vocab.eod, vocab.bos)
@@ -119,22 +118,17 @@ def _build_vocab(
     with console.progress("merge"):
         ids = [entry.id for entry in gone]
         made, tally = train_vocabularies(counts, recipe.vocab, folder, console, old, ids)
-    main, superwords = made[recipe.vocab.size], None
-    if recipe.vocab.superwords:
-        state = folder / STATE / fingerprint(config)[:16]
-        main, superwords = _superwords().add_superwords(recipe, engine, console, main, counts, state)
+    main = made[recipe.vocab.size]
     with open_step("measure", engine, console) as step:
         measure = _measure(made, counts, step)
         paths = {THIS: folder, **{str(path): path for path in compare}}
         rows = {name: measure_tokenizer(path, counts, console) for name, path in paths.items()}
     report = make_report(
-        Made(recipe, counts, tally, made, measure, main, superwords, paths, rows, config, tuple(gone), model)
+        Made(recipe, counts, tally, made, measure, main, paths, rows, config, tuple(gone), model)
     )
     write_json(folder / REPORT_FILE, to_json(report))
     shutil.rmtree(folder / STATE, ignore_errors=True)
     show_report(report, console, recipe.vocab.languages, compared=bool(compare))
-    if superwords:
-        _superwords().show_superwords(superwords, console)
     return report
 
 
@@ -158,27 +152,19 @@ def _model_of(old: Vocabulary, console: Console) -> Any:
         return None
 
 
-def _superwords() -> Any:
-    """`pretok.superwords.job`: by name, because it stands on this stage, and loaded only for whom has turned it on."""
-    return import_module("pretok.superwords.job")
-
-
-def check_settings(vocab: Vocab, counted: bool = False) -> None:
-    """Raises UsageError where no vocabulary of these settings can be made; counted: from counts, without text."""
+def check_settings(vocab: Vocab) -> None:
+    """Raises UsageError where no vocabulary of these settings can be made."""
     if vocab.path is not None:
         raise UsageError(
             f"[vocab] path names the tokenizer {vocab.path}, so nothing is to be trained: go on with pretok tokenize, "
             "or take path out of the recipe to train a vocabulary in OUT/vocab"
         )
     code_of(vocab.pattern)
-    if vocab.superwords:
-        _superwords().check_superwords(vocab, counted)
     check_languages(vocab.languages)
     if vocab.extend is not None:
-        if vocab.superwords or vocab.sizes:
+        if vocab.sizes:
             raise UsageError(
-                f"{'superwords' if vocab.superwords else 'sizes'} and extend do not go together: the report of an "
-                "extended vocabulary shows the sizes on the way, and superwords are of a new one"
+                "sizes and extend do not go together: the report of an extended vocabulary shows the sizes on the way"
             )
         return
     special = vocab.special_tokens
@@ -190,11 +176,11 @@ def check_settings(vocab: Vocab, counted: bool = False) -> None:
         raise UsageError(
             f"a vocabulary of {vocab.size} entries has no room for {len(special)} special tokens and 256 bytes"
         )
-    fewest = vocab.size - vocab.superwords if vocab.superwords else len(special) + 256
+    fewest = len(special) + 256
     if wrong := [size for size in vocab.sizes if not fewest <= size <= vocab.size]:
         raise UsageError(
-            f"sizes: {', '.join(map(str, wrong))} is not from {fewest}, the entries that are no "
-            f"{'superwords' if vocab.superwords else 'merges'}, to {vocab.size}, the largest that is trained"
+            f"sizes: {', '.join(map(str, wrong))} is not from {fewest}, the entries that are no merges, "
+            f"to {vocab.size}, the largest that is trained"
         )
     for token in special:
         data = np.frombuffer(token.encode(), np.uint8)
@@ -215,7 +201,6 @@ def _config(
         "size": vocab.size,
         "special_tokens": list(vocab.special_tokens),
         "min_count": vocab.min_count,
-        "superwords": _superwords().settings(vocab) if vocab.superwords else None,
         "weights": {name: str(weight) for name, weight in sorted(vocab.weights.items())},
         "compare": [str(path) for path in compare],
         "sizes": vocab.other_sizes,
@@ -234,7 +219,7 @@ def train_vocabularies(
     """Train once to the largest size, write the vocabularies asked for and those they are compared with: of an old one
     that is extended, itself and some on the way. gone: ids of the old one that go to new entries.
 
-    Returns size asked for -> vocabulary, the main one first. With superwords, these are not the ones to be kept.
+    Returns size asked for -> vocabulary, the main one first.
     """
     special = vocab.special_tokens
     nested = vocab.other_sizes
@@ -256,7 +241,7 @@ def train_vocabularies(
     else:
         merges = train_merges(buffer, vocab_size=max(sizes), special_tokens=len(special))
         for size in sizes:
-            kept = not vocab.superwords and size in (vocab.size, *nested)
+            kept = size in (vocab.size, *nested)
             place = folder if kept else folder / STATE
             target = folder if kept and size == vocab.size else place / str(size)
             made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, merges.first(size))

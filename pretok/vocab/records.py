@@ -89,36 +89,6 @@ class MixCosts(Record, frozen=True):
     compare: dict[str, float | None]
 
 
-class UsedSuperword(Record, frozen=True):
-    """A superword. share: of the tokens of the mix."""
-
-    token: str
-    share: float
-    uses: dict[str, Count]
-
-
-class Budget(Record, frozen=True):
-    """What the mix's tokens are worth in tokens of a vocabulary without superwords."""
-
-    tokens: Count
-    plain_tokens: Count
-
-
-class SuperwordReport(Record, frozen=True):
-    """Superwords: heldout_tokens and mix_bytes_per_token are by number of superwords, `plain` being words only."""
-
-    entries: Count
-    words: Count
-    separators: str
-    most_words: Count
-    sample_bytes: dict[str, Count]
-    heldout_tokens: dict[str, dict[str, Count]]
-    mix_bytes_per_token: dict[str, float | None]
-    share_of_tokens: float
-    most_used: tuple[UsedSuperword, ...]
-    budget: Budget | None
-
-
 class TextFigures(Record, frozen=True):
     """One vocabulary in the text of a source or of the planned mix.
 
@@ -238,7 +208,6 @@ class VocabReport(Record, frozen=True, omit_defaults=True):
     compare: dict[str, dict[str, Compared]]
     mix: MixCosts
     failed: tuple[Failure, ...]
-    superwords: SuperwordReport | None
     config: dict[str, Any]
     decision: Decision
     replaced: tuple[RareEntry, ...] | None = None

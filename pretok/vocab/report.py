@@ -44,7 +44,6 @@ from pretok.vocab.records import (
     RowCosts,
     SourceCosts,
     SourceFigures,
-    SuperwordReport,
     TokenOwners,
     VocabReport,
     WordFigures,
@@ -59,9 +58,9 @@ MOSTLY = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """All that a report is of. vocabularies: by the size asked for, the main one of words first; measure: of them, in
-    this order; main: the one written, with superwords if asked for; paths, rows: tokenizers compared, `this` first;
-    replaced: entries that gave way; model: the sizes (train.model.sizes) of the one that is extended."""
+    """All that a report is of. vocabularies: by the size asked for, the main one first; measure: of them, in
+    this order; main: the one written; paths, rows: tokenizers compared, `this` first; replaced: entries that gave way;
+    model: the sizes (train.model.sizes) of the one that is extended."""
 
     recipe: Recipe
     counts: CorpusCounts
@@ -69,7 +68,6 @@ class Made:
     vocabularies: Mapping[int, Vocabulary]
     measure: Measure
     main: Vocabulary
-    superwords: SuperwordReport | None
     paths: Mapping[str, Path]
     rows: Mapping[str, CostsBySource]
     config: dict[str, Any]
@@ -102,7 +100,6 @@ def make_report(made: Made) -> VocabReport:
         compare=compare,
         mix=mix,
         failed=counts.failed,
-        superwords=made.superwords,
         config=made.config,
         decision=_decision(made),
         replaced=made.replaced or None,

@@ -78,14 +78,13 @@ def show_report(report: VocabReport, console: Console, languages: Sequence[str],
     """Print a line, and what was asked for: the letters of `languages`, and other tokenizers where some were
     `compared`. The rest are details."""
     words, decision = report.words, report.decision
-    # What is measured are words; with superwords these alone may give fewer entries.
     size = min(report.mix.sizes, key=lambda size: abs(int(size) - report.vocabulary.size))
     dropped = f" ({words.dropped:,} more are too rare)" if words.dropped else ""
     console.notice(
         f"vocabulary: {report.vocabulary.size:,} entries from {words.distinct:,} distinct words{dropped}, "
         f"{_cell(report.mix.sizes[size])} bytes per token"
     )
-    what = f"in the planned mix ({BASIS[decision.basis]})" + ("; words only" if report.superwords else "")
+    what = f"in the planned mix ({BASIS[decision.basis]})"
     every = {**decision.sources, "mix": decision.mix}
     console.detail(
         _table(f"this vocabulary {what}", "source", {n: _row(PLANNED, of) for n, of in every.items()})

@@ -27,7 +27,6 @@ from pretok.kernels.hashing import hash_bytes
 assert isinstance(hash_bytes, Kernel)
 loaded = [k for m in list(sys.modules.values()) for k in vars(m).values() if isinstance(k, Kernel) and k.loaded]
 assert not loaded, loaded
-assert not [name for name in sys.modules if name.startswith("pretok.superwords")]
 assert not {"pandas", "datasets", "ray", "torch", "duckdb", "rich", "typer", "pydantic"} & set(sys.modules)
 """
 

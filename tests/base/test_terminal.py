@@ -21,7 +21,7 @@ from pretok.base.gauge import Gauge
 from pretok.base.terminal import Meter, Terminal
 
 NUMBERS = ["313,071,234,567", "1,234,567,890,123", "5,812,345,678,901", "4.719", "0"]
-COLUMNS = ("source", "tokens", "documents", "bytes of text", "bytes/token", "distinct superwords")
+COLUMNS = ("source", "tokens", "documents", "bytes of text", "bytes/token", "distinct words")
 ROW = ["italian-web", *NUMBERS]
 
 

@@ -16,7 +16,6 @@ from tokenizing import contents, run
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
 from pretok.base.execute import Engine
-from pretok.cli import run_command
 from pretok.config import make_recipe
 from pretok.read.batches import TextBatch
 from pretok.shards import sample
@@ -38,8 +37,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, lis
     ]
     (folder / "chat.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     write_tokenizer(folder / "chat", "qwen3", sample_texts["it"][:40])
-    line = ["--vocab-size", "700", "--superwords", "100", "--workers", "0"]
-    assert run_command(["build-vocab", f"it={folder}/text.jsonl", "--out", f"{folder}/super", *line]) == 0
     return folder
 
 
@@ -47,7 +44,6 @@ VOCABS: dict[str, dict[str, str]] = {
     "text": {"path": "{vocab}"},
     "bos": {"path": "{vocab}", "bos": "<|reserved_0|>"},
     "chat": {"path": "{inputs}/chat", "eod": "<|endoftext|>"},
-    "superwords": {"path": "{inputs}/super/vocab"},
 }
 
 

@@ -218,7 +218,7 @@ def test_an_engine_that_reads_an_added_token_differently_is_seen_by_the_probes(
     """Probes must show what no list of doubts names: here the fast engine reads the token in another way."""
     file = changed(tokenizer_json, {"zq": NOTHING})
     fast = ReferenceEngine(changed(tokenizer_json, misread))
-    monkeypatch.setattr("pretok.tokenizer.encoder.fast_engine", lambda text: fast)
+    monkeypatch.setattr("pretok.tokenizer.encoder.FastEngine", lambda text: fast)
     engine, notice = choose_engine(file, ReferenceEngine(file))
     assert engine is not fast
     assert "encodes a probe text differently" in notice

@@ -27,7 +27,6 @@ from pretok.base.records import replace
 from pretok.base.tree import rehash
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.manifest import Shard, load_manifest
-from pretok.superwords.segments import COARSE
 from pretok.tokenizer import reference
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import EngineError, ReferenceEngine, Unencodable, guarded
@@ -61,17 +60,16 @@ def encoded(engine: ReferenceEngine, documents: list[str]) -> list[list[int]]:
     return [part.tolist() for part in np.split(ids, offsets[1:-1])] if documents else []
 
 
-SPLITS = {**PATTERNS, **{f"superwords, {name}": pattern for name, pattern in COARSE.items()}}
 joined = st.lists(st.sampled_from(["l'", "a", " a", ",", ", ", "'", " ", "\n", "7", "è", "che"])).map("".join)
 
 
-@pytest.mark.parametrize("pattern", SPLITS)
+@pytest.mark.parametrize("pattern", PATTERNS)
 @settings(max_examples=30)
 @given(documents=st.lists(joined | any_texts, max_size=4))
 def test_texts_cut_into_words_have_the_ids_of_the_whole(
     data: dict[str, Any], pattern: str, documents: list[str]
 ) -> None:
-    engine = ReferenceEngine(with_pattern(data, SPLITS[pattern]))
+    engine = ReferenceEngine(with_pattern(data, PATTERNS[pattern]))
     whole = encoded(engine, documents + HARD)
     for long in (0, 2, 10):  # bytes from which documents are cut, and that are encoded at a time
         with pytest.MonkeyPatch.context() as patch:

@@ -282,7 +282,6 @@ def other_words(data: dict[str, Any]) -> None:
         (merge_of_nothing, {}, "perche"),
         (None, {"pattern": "gpt2"}, "by the pattern cl100k, .* give --pattern cl100k"),
         (None, {"eod": "</s>"}, "has no end-of-document token </s>"),
-        (None, {"superwords": 100}, "superwords and extend do not go together"),
         (None, {"sizes": (300,)}, "sizes and extend do not go together"),
         (None, {"path": "old"}, "so nothing is to be trained"),
     ],

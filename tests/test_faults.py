@@ -108,7 +108,6 @@ LEFT_OUT = {
     "init": "reads and writes no file",
     "train plan": "reads the folder of the shards and writes nothing",
     "train tune": "measures, anew each time",
-    "train compare": "its runs are processes of their own, stopped in tests/train",
 }
 READ, PLACE, SYNC = "read,pread64", "rename,link,linkat", "fsync"
 ONE_OF_EACH = (

@@ -1,4 +1,4 @@
-"""The command: `train --shards DIR ...`, `train plan`, `tune`, `compare`, `export`, `average`, `verify`.
+"""The command: `train --shards DIR ...`, `train plan`, `tune`, `export`, `average`, `verify`.
 
 Input: a command line. Output: an exit code: 0 done, 1 internal error, 2 wrong settings or input, 75 stopped early, on
 request or because files could not be read or written for now: run again to go on. Under torchrun every rank runs this;
@@ -23,8 +23,7 @@ EXAMPLE = """examples:
   train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
   torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b \\
       --global-batch 512 --micro-batch 4 --out RUN
-  train plan --help | train tune --help | train compare --help | train export --help |
-  train average --help | train verify --help
+  train plan --help | train tune --help | train export --help | train average --help | train verify --help
 """
 
 
@@ -134,7 +133,6 @@ def _command(module: str) -> Callable[[Sequence[str]], None]:
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "plan": _command("train.tools.plan"),
     "tune": _command("train.tools.tune"),
-    "compare": _command("train.compare.command"),
     "export": _export,
     "average": _average,
     "verify": _verify,

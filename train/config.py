@@ -111,7 +111,7 @@ class TrainConfig:
     out: str = _option("run", "folder of the run; one that holds checkpoints is resumed")
     model: str | None = _option(
         None,
-        "debug, 3m, 10m, 160m, 1b, 3b, italia-9b, a TOML file of sizes, or a folder with a model "
+        "debug, 160m, 1b, 3b, italia-9b, a TOML file of sizes, or a folder with a model "
         "(default: that of --init-from, else debug)",
         example='"1b"',
     )

@@ -253,7 +253,6 @@ def test_trainer_needs_torch_numpy_safetensors_and_xxhash_alone() -> None:
     script = (
         "import sys\n"
         "import train.run.loop, train.checkpoint.export, train.tools.plan, train.tools.tune, train.__main__\n"
-        "import train.compare.command\n"
         "bad = {'pydantic', 'typer', 'ray', 'pyarrow', 'gigatoken', 'transformers'}\n"
         "print(sorted(bad & set(sys.modules)))\n"
     )

@@ -181,11 +181,8 @@ class ModelConfig(Record, frozen=True, kw_only=True):
         return 6.0 * weights + 12.0 * self.layers * self.attention_dim * window * (2 - window / seq_len)
 
 
-# "3m" and "10m", for `train compare`, are named after their blocks: the vocabulary is what is compared.
 PRESETS = {
     "debug": ModelConfig(dim=128, layers=2, heads=4, kv_heads=2, hidden=384, seq_len=128),
-    "3m": ModelConfig(dim=192, layers=7, heads=3, kv_heads=3, hidden=512, seq_len=512),
-    "10m": ModelConfig(dim=320, layers=8, heads=5, kv_heads=5, hidden=896, seq_len=512),
     "160m": ModelConfig(dim=768, layers=12, heads=12, kv_heads=12, hidden=2048, seq_len=2048, tied=False),
     "1b": ModelConfig(dim=2048, layers=16, heads=16, kv_heads=8, hidden=8192),
     "3b": ModelConfig(dim=3072, layers=28, heads=24, kv_heads=8, hidden=8192),

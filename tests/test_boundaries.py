@@ -42,7 +42,6 @@ MAY_IMPORT = {
     "commands": (
         "base",
         "kernels",
-        "read",
         "config",
         "tokenizer",
         "screen",

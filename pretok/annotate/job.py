@@ -40,7 +40,7 @@ from pretok.base.execute import Engine, Item, Result, Task
 from pretok.base.lock import hold
 from pretok.base.stop import StopFlag
 from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open, checksum
-from pretok.base.tasks import run_all
+from pretok.base.tasks import open_step
 from pretok.base.units import listed, plural
 from pretok.read.files import InputFile
 from pretok.read.kept import TYPES
@@ -202,7 +202,10 @@ def run_annotate(request: Request, engine: Engine, console: Console) -> Annotate
     with hold(manifest.folder / FOLDER, "annotate", beside=True), reading(manifest, "annotate"):
         others = [one for one in find_annotations(manifest.folder) if one.name != request.name]
         columns = Columns(request.by, request.columns, refuse_taken(request, shards, others))
-        with _work_folder(manifest.folder, request.name) as work, console.progress("annotate") as progress:
+        with (
+            _work_folder(manifest.folder, request.name) as work,
+            open_step("annotate", engine, console) as step,
+        ):
             inputs = list_rows(request, console)
             documents = sum(shard.documents for shard in shards)
             size = sum(int(file.size * (COMPRESSION_RATIO if file.compression else 1)) for file in inputs)
@@ -224,10 +227,12 @@ def run_annotate(request: Request, engine: Engine, console: Console) -> Annotate
                 + SPILL_TIMES * (size // buckets + max(group.documents for group in groups)),
             )
 
+            def name(item: object) -> str:
+                return item.out.stem if isinstance(item, Group) else f"bucket {item}"
+
             def run(task: Task[Item, Result], items: Sequence[Item], what: str) -> list[Result]:
-                names = [item.out.stem if isinstance(item, Group) else f"bucket {item}" for item in items]
-                found = run_all(task, items, names, what, engine, console, progress, kept=False)
-                return [result for _, result in sorted(found, key=lambda one: one[0])]
+                found = dict(step.map(task, items, what, name, kept=False))
+                return [found[item] for item in items]
 
             run(join.find_keys, groups, "file")
             joined = run(join.join_bucket, range(buckets), "bucket")

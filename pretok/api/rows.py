@@ -7,14 +7,12 @@ reads twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from pretok.base.errors import UsageError
-from pretok.base.html import html_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
 SHOWN = 8
 """Rows that a repr and a notebook show."""
-LONGEST = 80
-"""Characters of a text that a notebook shows."""
 
 
 class LazyTable:
@@ -84,15 +80,6 @@ class LazyTable:
     def __repr__(self) -> str:
         columns = ", ".join(f"{field.name}: {field.type}" for field in self.schema)
         return f"<pretok {self.name}: {len(self):,} rows of {columns}>"
-
-    def _repr_html_(self) -> str:
-        rows = ([_shown(value) for value in row.values()] for row in self.head().to_pylist())
-        more = f"{len(self) - SHOWN:,} rows more" if len(self) > SHOWN else ""
-        return html_table(f"{self.name}: {len(self):,} rows", self.schema.names, islice(rows, SHOWN), more)
-
-
-def _shown(value: Any) -> Any:
-    return value if not isinstance(value, str) or len(value) <= LONGEST else value[:LONGEST] + "…"
 
 
 def _needs(package: str) -> None:

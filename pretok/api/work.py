@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from pretok.api.rows import LazyTable
 from pretok.base.errors import UsageError
-from pretok.base.html import html_table
 from pretok.base.records import read_record
 from pretok.base.storage import read_json
 from pretok.read.kept import TYPES
@@ -206,9 +205,6 @@ class Work:
             f"<pretok work {self.folder}: {totals.tokens:,} tokens in {totals.documents:,} documents of "
             f"{', '.join(self.sources)}>"
         )
-
-    def _repr_html_(self) -> str:
-        return html_table(str(self.folder), *self.manifest.summary(), note=" ".join(self.incomplete))
 
 
 def _typed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

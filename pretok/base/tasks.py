@@ -11,13 +11,11 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pretok.base.console import Console, Progress
 from pretok.base.errors import OutputError, Stopped
-from pretok.base.execute import Engine, Item, Outcome, Report, Result, Task
+from pretok.base.execute import Engine, Item, Outcome, Result, Task
 from pretok.base.failures import Failures, TaskError, raise_failures
 from pretok.base.joblog import utc
 from pretok.base.storage import remove_leftovers
@@ -139,27 +137,3 @@ def open_step(title: str, engine: Engine, console: Console) -> Iterator[Step]:
     """A step that is shown under its title while the context is open."""
     with console.progress(title) as progress:
         yield Step(engine, console, progress)
-
-
-def run_all(
-    function: Task[Item, Result],
-    items: Sequence[Item],
-    names: Sequence[str],
-    what: str,
-    engine: Engine,
-    console: Console,
-    progress: Progress,
-    *,
-    kept: bool = True,
-) -> Iterator[tuple[int, Result]]:
-    """`Step.map` with the index of each item in its place, until annotate uses steps."""
-    numbered = list(enumerate(items))
-    step = Step(engine, console, progress)
-    for (index, _), result in step.map(
-        partial(_numbered, function), numbered, what, lambda item: names[item[0]], kept=kept
-    ):
-        yield index, result
-
-
-def _numbered(function: Any, item: tuple[int, Any], report: Report) -> Any:
-    return function(item[1], report)

@@ -9,5 +9,4 @@ help.py                      how `pretok --help` lists them; loads the one that 
 steps.py                     the steps of a recipe, each with its progress
 plan_train.py                the [train] part of plan
 reference.py                 settings -> a page of all keys, and a commented recipe
-dry_run.py                   what a command would do, and the commands to type
 """

@@ -17,7 +17,6 @@ from pretok.base.terminal import print_json
 from pretok.base.units import plural
 from pretok.commands.options import (
     Address,
-    DryRun,
     Given,
     Inputs,
     Json,
@@ -45,7 +44,6 @@ def count(
     given: Given,
     workers: Workers = None,
     address: Address = None,
-    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Count every word of the sources exactly, under OUT/counts, or add up finished counts of several corpora.
@@ -63,13 +61,6 @@ def count(
     if folders and (len(folders) < len(inputs) or out is None or given):
         raise UsageError("to add up counts, give folders of finished counts and --out DIR, nothing else")
     recipe = None if folders else read_recipe(inputs, out, given)  # before the engine, which takes seconds
-    if dry_run:
-        from pretok.commands.dry_run import tell_dry_run
-
-        if recipe is None:
-            raise UsageError("--dry-run is for inputs that are to be counted; adding up counts takes seconds")
-        tell_dry_run("count", inputs, recipe, terminal(context))
-        return
     console = terminal(context, recipe.out if recipe else out, recipe)
     with start_engine(workers, address) as engine:
         if recipe:
@@ -103,7 +94,6 @@ def build_vocab(
     ] = None,
     workers: Workers = None,
     address: Address = None,
-    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Train a byte-level BPE vocabulary on exact counts of all words, with a report, under OUT/vocab.
@@ -129,11 +119,6 @@ def build_vocab(
                 f"cannot read --sizes {','.join(sizes)}: write numbers, as in 16000,32000,50000"
             ) from None
     recipe = read_recipe(inputs, out, given)
-    if dry_run:
-        from pretok.commands.dry_run import tell_dry_run
-
-        tell_dry_run("build-vocab", inputs, recipe, terminal(context))
-        return
     console = terminal(context, recipe.out, recipe)
     with start_engine(workers, address) as engine:
         report = run_build_vocab(
@@ -175,7 +160,6 @@ def tokenize(
     given: Given,
     workers: Workers = None,
     address: Address = None,
-    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Tokenize sources into memory-mapped shards with exact counts, under OUT/shards.
@@ -193,11 +177,6 @@ def tokenize(
     from pretok.shards.manifest import FILE_NAME, load_manifest
 
     recipe = read_recipe(inputs, out, given, append or ())
-    if dry_run:
-        from pretok.commands.dry_run import tell_dry_run
-
-        tell_dry_run("tokenize", inputs, recipe, terminal(context))
-        return
     shards = recipe.shards_dir
     before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
     console = terminal(context, recipe.out, recipe)

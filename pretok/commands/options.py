@@ -31,12 +31,6 @@ Workers = Annotated[
 Address = Annotated[
     str | None, typer.Option(help="A Ray cluster, `auto` inside an allocation. Default: a local Ray.")
 ]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", help="Show what would be read and made, and the commands to type; write nothing."
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 MERGING = "pretok.vocab.bpe:_merge"
 """The kernel that takes as long to compile as all that are called before it."""

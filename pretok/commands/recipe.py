@@ -14,7 +14,6 @@ from pretok.base.records import to_json
 from pretok.base.terminal import print_json
 from pretok.commands.options import (
     Address,
-    DryRun,
     Given,
     Json,
     Out,
@@ -119,18 +118,12 @@ def run(
     out: Out = None,
     workers: Workers = None,
     address: Address = None,
-    dry_run: DryRun = False,
 ) -> None:
     """Do every step of a recipe in order: vocabulary, tokens, verification, mix. Skips what is done and unchanged.
 
     pretok run pipelines/demo.toml
     """
     loaded = read_recipe([str(recipe)], out, {})
-    if dry_run:
-        from pretok.commands.dry_run import tell_dry_run
-
-        tell_dry_run("run", [str(recipe)], loaded, terminal(context))
-        return
     from pretok.commands.steps import run_steps
 
     console = terminal(context, loaded.out, loaded)

@@ -41,7 +41,6 @@ from typing import Any
 
 from pretok.base.errors import IntegrityError
 from pretok.base.failures import Failure
-from pretok.base.html import html_table
 from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.records import Count, Record, check_version, read_record, replace, to_json
 from pretok.base.storage import (
@@ -510,24 +509,11 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         """The sources of which not every token is to be learned."""
         return tuple(dict.fromkeys(shard.source for shard in self.shards if shard.kinds is not None))
 
-    def summary(self) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-        """(names of columns, rows): the counts of each source and of all, for a notebook."""
-        columns = ("source", "tokens", "documents", "bytes of text", "bytes per token", "rejected", "shards")
-        rows: list[tuple[object, ...]] = []
-        for name, c in [*self.sources.items(), ("all", self.totals)]:
-            shards = sum(entry.source == name or name == "all" for entry in self.shards)
-            per_token = round(c.bytes / c.tokens, 3) if c.tokens else None
-            rows.append((name, c.tokens, c.documents, c.bytes, per_token, sum(c.rejected.values()), shards))
-        return columns, rows
-
     def __repr__(self) -> str:
         return (
             f"<pretok manifest {self.folder}: {self.totals.tokens:,} tokens, {self.totals.documents:,} documents, "
             f"{len(self.shards):,} shards of {', '.join(self.sources)}, fingerprint {self.fingerprint}>"
         )
-
-    def _repr_html_(self) -> str:
-        return html_table(f"{self.folder}, fingerprint {self.fingerprint}", *self.summary())
 
     @property
     def data(self) -> dict[str, Any]:

@@ -40,7 +40,6 @@ In this folder:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from html import escape
 from itertools import accumulate
 from operator import index
 from pathlib import Path
@@ -265,10 +264,6 @@ class View:
             f"<pretok.stream.View: {len(self)} sequences of {self.seq_len} + 1 tokens of {names} as "
             f"{self.dtype.name}, fingerprint {self.fingerprint}>"
         )
-
-    def _repr_html_(self) -> str:
-        kind = "in their order" if self.materialized else "mixed while they are read"
-        return f"{self.mix._repr_html_()}<p>{escape(f'{self.dtype.name} ids, {kind}; view[i] is (seq_len + 1,)')}</p>"
 
     def __len__(self) -> int:
         return self._order.length

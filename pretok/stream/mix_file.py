@@ -45,7 +45,6 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
-from pretok.base.html import html_table
 from pretok.base.kinds import CHAT_KINDS, LEARNED
 from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
@@ -239,22 +238,6 @@ class Mix(Record, frozen=True, dict=True):
             for source, count in zip(self.sources, drawn, strict=True)
         )
         return f"<pretok mix: {self._extent()}: {shares}; fingerprint {self.fingerprint}>"
-
-    def _repr_html_(self) -> str:
-        columns = ["source", "sequences held", "sequences drawn", "share", "epochs"]
-        if len(self.stages) > 1:
-            columns += [f"stage {number}" for number in range(1, len(self.stages) + 1)]
-        ends = [self.order().prefix(end).tolist() for end in accumulate(self.lengths)]
-        rows = []
-        spent = self.order().spent(self.length)
-        for number, source in enumerate(self.sources):
-            drawn = [end[number] for end in ends]
-            epochs = round(spent[number] / source.sequences, 4) if source.sequences else None
-            stages = [end - before for before, end in pairwise([0, *drawn])] if len(ends) > 1 else []
-            rows.append(
-                (source.name, source.sequences, drawn[-1], f"{drawn[-1] / self.length:.4%}", epochs, *stages)
-            )
-        return html_table(f"mix: {self._extent()}", columns, rows, f"fingerprint {self.fingerprint}")
 
     def _extent(self) -> str:
         length = f"{self.length:,} sequences of {self.seq_len:,} tokens"

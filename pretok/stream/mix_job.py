@@ -15,13 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from pretok.base.console import Console, table
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.failures import Failure
-from pretok.base.html import html_table
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, replace
 from pretok.base.units import listed
@@ -182,12 +180,6 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     continued_at: Count | None = None
     classes: dict[str, ClassReport] | None = None
     failed: tuple[Failure, ...]
-
-    def _repr_html_(self) -> str:
-        columns = tuple(name.replace("_", " ") for name in SourceReport.__struct_fields__[:-2])
-        rows = [(name, *msgspec.structs.astuple(source)[:-2]) for name, source in self.sources.items()]
-        title = f"mix: {self.tokens:,} tokens in {self.sequences:,} sequences"
-        return html_table(title, ("source", *columns), rows, " ".join(self.notes))
 
 
 def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:

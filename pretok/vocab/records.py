@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from pretok.base.failures import Failure
-from pretok.base.html import html_table
 from pretok.base.records import Count, Record
 
 
@@ -212,18 +211,6 @@ class VocabReport(Record, frozen=True, omit_defaults=True):
     decision: Decision
     replaced: tuple[RareEntry, ...] | None = None
     rows: dict[str, RowCosts] | None = None
-
-    def _repr_html_(self) -> str:
-        columns = ("source", "documents", "bytes of text", "tokens", "bytes per token", "the same, held out")
-        rows = [
-            (name, s.documents, s.training.bytes, s.training.tokens, s.training.bytes_per_token,
-             s.heldout.bytes_per_token)
-            for name, s in self.sources.items()
-        ]  # fmt: skip
-        made = self.vocabulary
-        return html_table(
-            f"vocabulary of {made.size:,} entries", columns, rows, f"fingerprint {made.fingerprint}"
-        )
 
 
 def ratio(a: float, b: float | None) -> float | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tokenizing import recipe, run
 
-import pretok
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.visible import visible
@@ -74,7 +73,6 @@ def test_a_value_begins_no_line_and_json_keeps_it(work: Path, capsys: pytest.Cap
     assert "license: \\x1b]0;owned\\x07\\x9b2J\\u202e\\x0d\\x00\\x7f\\x0alicence: cc0" in heading
     assert run_command(["inspect", str(work / "shards"), "--source", "it", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kept"]["license"] == f"{HOSTILE}\nlicence: cc0"
-    assert not CONTROLS.search(pretok.open(work).documents()._repr_html_())
 
 
 def test_other_texts_stay() -> None:

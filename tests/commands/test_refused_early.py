@@ -1,4 +1,4 @@
-"""--dry-run writes nothing and ends with commands that do what they say; a shell completes commands and options."""
+"""What cannot be is said before anything is read; a shell completes commands and options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from support import ROOT, make_shards
 from tokenizing import contents
 
 from pretok.cli import run_command
-from pretok.shards.manifest import load_manifest
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -22,56 +21,6 @@ SHELLS = ("bash", "zsh", "fish")
 def commands_told(text: str) -> list[list[str]]:
     """The lines to type at the end of what was shown."""
     return [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("  pretok ")]
-
-
-@pytest.mark.usefixtures("few_buckets")
-def test_a_chain_of_dry_runs_leads_from_text_to_a_mix(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    command = ["count", "it=sample:it", "--out", "my work", "--workers=0", "--field", "text", "--dry-run"]
-    done = []
-    while command:
-        before = contents(tmp_path)
-        assert run_command(command) == 0
-        told = capsys.readouterr().out
-        assert "nothing was written" in told
-        assert contents(tmp_path) == before
-        this, *following = commands_told(told)
-        assert this == [word for word in command if word != "--dry-run"]
-        assert run_command([*this, "--vocab-size", "600"] if this[0] == "build-vocab" else this) == 0
-        capsys.readouterr()
-        done.append(this[0])
-        command = [*following[0], "--dry-run"] if following[0][0] != "verify" else []
-    assert done == ["count", "build-vocab", "tokenize"]
-    for last in following:
-        assert run_command(last) == 0
-    assert (tmp_path / "my work" / "mix.json").exists()
-    capsys.readouterr()
-    assert run_command([*this, "--dry-run"]) == 0
-    tokens = load_manifest(tmp_path / "my work" / "shards").totals.tokens
-    assert f"{tokens:,} tokens sealed" in capsys.readouterr().out
-
-
-def test_a_recipe_is_told_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = ROOT / "pipelines" / "demo.toml"
-    assert run_command(["run", str(recipe), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
-    told = capsys.readouterr().out
-    for what in ("counts", "vocabulary", "shards", "mix"):
-        assert what in told
-    assert commands_told(told)[1] == ["report", str(tmp_path / "out")]
-    assert not (tmp_path / "out").exists()
-
-
-def test_what_a_command_would_refuse_a_dry_run_refuses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for wrong, message in (
-        (["tokenize", "it=sample:it", "--out", str(tmp_path)], "no tokenizer"),
-        (["count", f"it={tmp_path}/none*.jsonl", "--out", str(tmp_path)], "no input matches"),
-    ):
-        assert run_command([*wrong, "--dry-run"]) == 2
-        assert message in capsys.readouterr().err
 
 
 IMPOSSIBLE = {
@@ -95,7 +44,7 @@ def test_what_a_recipe_cannot_be_is_said_before_anything_is_read(
         shards = make_shards(tmp_path / "shards", {"it": [range(1, 90)]})
         assert run_command(["mix", str(shards), "--seq-len", "8", "--out", "work/mix.json"]) == 0
     before = contents(tmp_path)
-    for command in (["run", "--dry-run"], ["plan"], ["run", "--workers", "0"]):
+    for command in (["plan"], ["run", "--workers", "0"]):
         assert run_command([*command, "r.toml"]) == 2
         assert message in capsys.readouterr().err
         read = {name for name in contents(tmp_path).keys() - before.keys() if "/logs/" not in f"/{name}"}
@@ -114,7 +63,7 @@ def test_a_budget_that_does_not_fit_is_said_before_verification(
     told = capsys.readouterr().err
     assert "tokenize: 1 partition" in told
     assert "verif" not in told
-    assert run_command(["run", str(recipe), "--dry-run"]) == 2  # the shards are there and say it at once
+    assert run_command(["run", str(recipe), "--workers", "0"]) == 2  # the shards are there and say it at once
 
 
 def test_a_mix_without_out_says_how_to_write_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +93,7 @@ def completed(*words: str) -> list[str]:
 def test_bash_completes_commands_and_options() -> None:
     assert completed("pretok", "ins") == ["inspect"]
     assert completed("pretok", "inspect", "--sea") == ["--search"]
-    assert set(completed("pretok", "tokenize", "--dr")) == {"--drop-duplicates", "--dry-run"}
+    assert set(completed("pretok", "tokenize", "--dr")) == {"--drop-duplicates"}
 
 
 @pytest.mark.parametrize("shell", SHELLS)

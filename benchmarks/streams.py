@@ -1,7 +1,7 @@
 """The same tokens through the loaders of others, litdata and mosaicml-streaming, beside ours.
 
-Input: random tokens as shards, as the chunks of `pretok export --to litdata`, and as the shards of streaming's
-MDSWriter with a sequence a sample. Output, for each loader, in the trainer's process and by one process of torch:
+Input: random tokens as shards, as the chunks that litdata's `optimize` writes for its TokensLoader, and as the shards
+of streaming's MDSWriter with a sequence a sample. Output, for each loader, in the trainer's process and by one worker:
 millions of tokens a second by the clock and CPU milliseconds a million tokens of all its processes, in shuffled
 micro-batches of 8 sequences of 4,096 from hot pages; and the seconds until the first batch. A loader whose package is
 absent is left out, and said so.
@@ -33,15 +33,15 @@ def write_formats(folder: Path) -> None:
     """The same tokens in the three formats, each in a folder of its own."""
     import pretok.stream
     from benchmarks.train_shards import write_random_shards
-    from pretok.base.console import Silent
-    from pretok.base.execute import Engine
-    from pretok.base.stop import StopFlag
-    from pretok.export.job import run_export
-    from pretok.shards.manifest import load_manifest
 
     shards = write_random_shards(folder / "pretok", TOKENS)
-    with StopFlag() as stop, Engine(0, None, stop) as engine:
-        run_export(load_manifest(shards), "litdata", folder / "litdata", 0, {}, engine, Silent())
+    if find_spec("litdata"):
+        from litdata import TokensLoader, optimize
+
+        optimize(
+            token_tensors, [shards], str(folder / "litdata"),
+            num_workers=1, chunk_bytes="1GB", item_loader=TokensLoader(block_size=SEQ_LEN),
+        )  # fmt: skip
     if find_spec("streaming"):
         from streaming import MDSWriter
 
@@ -49,6 +49,16 @@ def write_formats(folder: Path) -> None:
         with MDSWriter(out=str(folder / "streaming"), columns={"ids": f"ndarray:uint16:{SEQ_LEN}"}) as out:
             for position in range(len(view)):
                 out.write({"ids": view.batch([position], np.uint16)[0, :SEQ_LEN]})
+
+
+def token_tensors(shards: Path) -> Iterator[Any]:
+    """The tokens of each shard, as litdata's `optimize` takes them."""
+    import torch
+
+    from pretok.shards.manifest import load_manifest
+
+    for shard in load_manifest(shards).shards:
+        yield torch.from_numpy(np.array(shard.open().tokens))
 
 
 def ours(folder: Path, workers: int) -> Iterable[Any]:
@@ -71,7 +81,7 @@ def litdata(folder: Path, workers: int) -> Iterable[Any]:
     """Its loader of token chunks, as its README builds it."""
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 
-    chunks = folder / "litdata" / "random" / "train"
+    chunks = folder / "litdata"
     dataset = StreamingDataset(str(chunks), item_loader=TokensLoader(block_size=SEQ_LEN), shuffle=True)
     return StreamingDataLoader(dataset, batch_size=MICRO_BATCH, num_workers=workers)  # type: ignore[no-any-return]
 

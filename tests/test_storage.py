@@ -43,7 +43,7 @@ LINES = {
     "build-vocab": ("build-vocab", *INPUTS, "--out", OUT, "--vocab-size", "400", *HERE),
     "mix": (*MIX, "--pack", "best-fit"),
     "materialize": (*MIX, "--materialize", OUT, *HERE),
-    "export": ("export", SHARDS, "--to", "nanotron", "--out", OUT, *HERE),
+    "export": ("export", SHARDS, "--to", "olmo", "--out", OUT, *HERE),
     "annotate": ("annotate", SHARDS, "{work}/rows.jsonl", "--name", "q", "--by", "id", *HERE),
     "remove": ("remove", SHARDS, "--where", "id = 'it3'", "--reason", "why"),
 }

@@ -162,9 +162,6 @@ def disclose(
         Path | None,
         typer.Option(metavar="TOML", help="What fills the blanks.", show_default="WORK/disclosure.toml"),
     ] = None,
-    since: Annotated[
-        Path | None, typer.Option(metavar="OLD.json", help="An earlier summary: say what changed since.")
-    ] = None,
 ) -> None:
     """Say what was trained on, laid out by the EU AI Act's public summary of training content.
 
@@ -178,9 +175,7 @@ def disclose(
     from pretok.disclosure.job import DisclosureRequest, run_disclose
 
     console = terminal(context)
-    text = run_disclose(
-        DisclosureRequest(work, mix, run, _columns(column or []), domains, answers, since), format
-    )
+    text = run_disclose(DisclosureRequest(work, mix, run, _columns(column or []), domains, answers), format)
     if out is None:
         sys.stdout.write(text)
         return

@@ -510,7 +510,7 @@ def export(
     shards: Shards,
     to: Annotated[
         str,
-        typer.Option(metavar="megatron|olmo|nanotron|litdata", help="Target format.", show_default=False),
+        typer.Option(metavar="megatron|olmo", help="Target format.", show_default=False),
     ],
     mix: Annotated[
         Path | None, typer.Option(metavar="MIX.json", help="Shares and order. Default: natural.")
@@ -537,8 +537,8 @@ def export(
 
         pretok export work/shards --to olmo --merge 10GiB --out olmo
 
-    megatron: the file for --per-split-data-args-path; with --merge larger files and theirs. olmo, nanotron, litdata:
-    files of their formats, listed in export.json. These trainers shuffle; to keep the order of a mix inside them and
+    megatron: the file for --per-split-data-args-path; with --merge larger files and theirs. olmo: files of its format,
+    listed in export.json. These trainers shuffle; to keep the order of a mix inside them and
     others, see docs/trainers.md.
     """
     from json import dumps as to_text  # other commands here have an option `json`

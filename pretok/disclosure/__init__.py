@@ -4,7 +4,6 @@ read.py       shards, mix or run -> which tokens of each source are read, and ho
 count.py      ledgers and what is read of them -> exact figures of each source
 summary.py    figures -> the parts of the summary; what no file knows is a named blank
 answers.py    what a person answers -> the blanks
-since.py      an earlier summary and this one -> what changed
 domains.py    hosts -> registrable domains, all of them, as CSV
 register.py   reserved domains -> what of them is held, read, refused and removed
 croissant.py  the summary -> Croissant 1.1

@@ -23,8 +23,7 @@ from pretok.disclosure.croissant import croissant
 from pretok.disclosure.domains import domains_csv
 from pretok.disclosure.read import read_mix, read_shards, read_steps
 from pretok.disclosure.register import count_reserved, read_register
-from pretok.disclosure.since import changes, load_summary
-from pretok.disclosure.summary import FORMAT, VERSION, Summary, disclosed
+from pretok.disclosure.summary import Summary, disclosed
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import refuse_unfinished
 
@@ -34,8 +33,8 @@ FORMATS = ("json", "html", "croissant", "csv")
 @dataclass(frozen=True, slots=True)
 class DisclosureRequest:
     """What a summary is asked of. mix, run: None where not of those, a run knows its mix; columns: kind -> kept column
-    that tells it; domains: how many are listed; answers: a file of them, None: WORK/disclosure.toml where there is one;
-    since: the JSON of an earlier summary, whose differences are told."""
+    that tells it; domains: how many are listed; answers: a file of them, None: WORK/disclosure.toml where there is
+    one."""
 
     work: Path
     mix: Path | None = None
@@ -43,7 +42,6 @@ class DisclosureRequest:
     columns: Mapping[str, str] = field(default_factory=dict)
     domains: int = 1000
     answers: Path | None = None
-    since: Path | None = None
 
 
 def run_disclose(request: DisclosureRequest, kind: str) -> str:
@@ -76,15 +74,12 @@ def disclose(request: DisclosureRequest) -> tuple[Manifest, list[ReadFigures], S
     given = request.answers or work / ANSWERS
     answers = load_answers(given) if request.answers or given.exists() else Answers()
     register = None if answers.reservations is None else read_register(given.parent / answers.reservations)
-    before = None if request.since is None else load_summary(request.since, FORMAT, VERSION)
     figures = count_sources(manifest, extent, request.columns)
     summary = disclosed(manifest, extent, figures, request.domains)
     summary = answered(summary, answers, set(manifest.sources), given)
     if register is not None:
         reserved = count_reserved(manifest, extent, figures, register, request.columns, request.mix)
         summary = replace(summary, processing=replace(summary.processing, reservations=reserved))
-    if before is not None:
-        summary = replace(summary, since=changes(before, summary.as_json()))
     return manifest, figures, summary
 
 

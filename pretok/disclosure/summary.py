@@ -17,7 +17,6 @@ from pretok.base.version import PRETOK_VERSION
 from pretok.disclosure.count import MOST_VALUES, Amount, DateRange, ReadFigures
 from pretok.disclosure.read import Extent
 from pretok.disclosure.register import Reservations
-from pretok.disclosure.since import Change
 from pretok.shards.inputs import count_files
 from pretok.shards.manifest import Manifest, SplitCounts
 from pretok.shards.unfinished import incomplete
@@ -200,20 +199,16 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All of it. since: what changed since an earlier summary; None where none was named."""
+    """All of it."""
 
     about: About
     general: General
     sources: Sources
     processing: Processing
-    since: tuple[Change, ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As JSON; blanks are null."""
-        data = to_json(self)
-        if self.since is None:
-            del data["since"]
-        return {"format": FORMAT, "version": VERSION, "counted": COUNTED, **data}
+        return {"format": FORMAT, "version": VERSION, "counted": COUNTED, **to_json(self)}
 
 
 def disclosed(manifest: Manifest, extent: Extent, figures: Sequence[ReadFigures], domains: int) -> Summary:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from pretok.base.console import Console
-from pretok.base.errors import MismatchError, UsageError
+from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, read_record, replace, to_json
@@ -34,7 +34,6 @@ from pretok.base.storage import (
 )
 from pretok.base.tasks import Step, open_step
 from pretok.base.tree import Tree, compare_root
-from pretok.base.units import human_bytes
 from pretok.export.formats import FORMATS, ExportedFile
 from pretok.export.text import blend
 from pretok.shards.manifest import STATE, Manifest, Shard
@@ -77,7 +76,6 @@ class ExportTask:
 
     to: str
     shards: tuple[Shard, ...]
-    tokenizer: str
     out: Path
     name: str
     spans: tuple[str, ...]
@@ -111,8 +109,8 @@ def run_export(
 
     merge: most bytes of ids in a file, 0 for one file a shard; wanted: tokens of each source in training; learn: kinds
     that are learned of each source of conversations, for which the format has masks (`text.learned_kinds`). Raises
-    UsageError where a shard is larger than a file of the format may be, MismatchError when `out` holds another export,
-    IntegrityError for damaged shards, FolderInUse while another job writes there, PartitionsFailed, Stopped.
+    MismatchError when `out` holds another export, IntegrityError for damaged shards, FolderInUse while another job
+    writes there, PartitionsFailed, Stopped.
     """
     learn = learn or {}
     with reading(manifest, "export"), hold(out, "export"), open_step("export", engine, console) as step:
@@ -168,16 +166,10 @@ def _plan(
     manifest: Manifest, to: str, out: Path, merge: int, learn: Mapping[str, tuple[str, ...]]
 ) -> Iterator[ExportTask]:
     """The files to write: shards of one source and split in a row, as many as fit."""
-    most = FORMATS[to].most
     for (_, split), ours in groupby(manifest.shards, lambda shard: (shard.source, shard.split)):
         groups: list[list[Shard]] = []
         for shard in ours:
-            if (size := _id_bytes([shard], manifest)) > most:
-                raise UsageError(
-                    f"{shard.bin_path} has {human_bytes(size)}B of tokens, a file for {to} at most "
-                    f"{human_bytes(most)}B: tokenize with a smaller shard_bytes"
-                )
-            if groups and _id_bytes([*groups[-1], shard], manifest) <= min(merge, most):
+            if groups and _id_bytes([*groups[-1], shard], manifest) <= merge:
                 groups[-1].append(shard)
             else:
                 groups.append([shard])
@@ -191,7 +183,6 @@ def _plan(
             yield ExportTask(
                 to,
                 tuple(group),
-                manifest.tokenizer.fingerprint,
                 out,
                 name,
                 spans,
@@ -209,13 +200,12 @@ def write_tokens(task: ExportTask, report: Report) -> None:
     width = readers[0].dtype.itemsize
     tokens = sum(shard.tokens for shard in task.shards)
     with NewFile(_with(task.prefix, kind.suffix)) as file:
-        file.write(kind.head(tokens * width))
         for shard in task.shards:
             _copy(shard, file)
             report({"documents": shard.documents, "tokens": shard.tokens})
         file.seal()
     sizes, checksums = {kind.suffix: file.size}, {kind.suffix: file.checksum}
-    for suffix, data in kind.beside(lengths, width, task.tokenizer).items():
+    for suffix, data in kind.beside(lengths, width).items():
         sizes[suffix], checksums[suffix] = len(data), write_bytes(_with(task.prefix, suffix), data)
     if task.masks:
         sizes[kind.mask], checksums[kind.mask] = _write_mask(task, _with(task.prefix, kind.mask))
@@ -271,12 +261,8 @@ def _copy(shard: Shard, target: NewFile) -> None:
 
 
 def _finish(manifest: Manifest, to: str, out: Path, merge: int, tasks: Sequence[ExportTask]) -> Export:
-    """Write what stands for whole folders; what export.json will say."""
-    kind, width = FORMATS[to], np.dtype(manifest.tokenizer.dtype).itemsize
+    """What export.json will say; the tokenizer beside it."""
     files = [read_record(ExportedFile, read_json(task.record), task.record) for task in tasks]
-    for (source, split), ours in groupby(files, lambda file: (file.source, file.split)):
-        for name, value in kind.index(list(ours), width).items():
-            write_json(out / source / split / name, value)
     if manifest.check(tokenizer := manifest.folder / TOKENIZER_FILE):
         copy_file(tokenizer, out / TOKENIZER_FILE)
     return Export(

@@ -98,8 +98,8 @@ def learned_notice(manifest: Manifest, to: str, learn: Mapping[str, Sequence[str
     if not (mask := FORMATS[to].mask if to in FORMATS else ""):
         return [
             f"warning: {names} holds conversations, and what {to} reads has no place for what is learned of them: it "
-            "will learn every token, of users too. To keep the masks export to olmo or nanotron, or read the mix "
-            "itself (docs/trainers.md)"
+            "will learn every token, of users too. To keep the masks export to olmo, or read the mix itself "
+            "(docs/trainers.md)"
         ]
     return [
         f"{names} holds conversations: {mask} beside each file says which tokens are learned, in a byte a token of all "

@@ -480,31 +480,6 @@ def test_wrong_answers_are_named(
     assert told in " ".join(capsys.readouterr().err.split())
 
 
-def test_what_changed_since_is_told(made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a run that went on: what came after."""
-    old = tmp_path / "old.json"
-    runs = [write_run(made, tmp_path / f"{steps}", steps, made.out / "mix.json") for steps in (3, 7)]
-    first = ask(capsys, made.out, "--run", str(runs[0]))
-    old.write_text(json.dumps(first))
-    assert ask(capsys, made.out, "--run", str(runs[0]), "--since", str(old))["since"] == []
-    now = ask(capsys, made.out, "--run", str(runs[1]), "--since", str(old))
-    changed = {one["what"]: one for one in now["since"]}
-    assert changed["general.tokens"]["more"] == 4 * BATCH * SEQ_LEN
-    assert changed["about.sequences"]["more"] == 4 * BATCH
-    by_source = [changed[f"sources.sources.{name}.tokens"]["more"] for name in ("it", "en")]
-    assert sum(by_source) == 4 * BATCH * SEQ_LEN
-    assert "general.modalities" not in changed
-    languages = {name: one["more"] for name, one in changed.items() if name.startswith("general.languages.")}
-    assert sum(languages.values()) == 4 * BATCH * SEQ_LEN
-    for text, told in (
-        ("{}", "is no summary"),
-        ('{"format": "pretok-disclosure", "version": 1}', "version 1"),
-    ):
-        old.write_text(text)
-        assert run_command(["disclose", str(made.out), "--since", str(old)]) == 2
-        assert told in " ".join(capsys.readouterr().err.split())
-
-
 def test_synthetic_text_is_told_by_a_column(made: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(capsys, made.out)["general"]["synthetic"] is None
     found = ask(capsys, made.out, "--column", "synthetic=licence")["general"]

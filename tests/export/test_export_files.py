@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -14,9 +13,8 @@ from mixing import request
 from support import EOD, make_shards, needs
 
 from pretok.base.console import SILENT
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
-from pretok.base.records import replace
 from pretok.base.storage import checksum, read_json
 from pretok.cli import run_command
 from pretok.export.formats import FORMATS
@@ -53,17 +51,16 @@ def test_every_format_holds_all_tokens_in_order_and_tells_the_truth(
     shards: Path, to: str, tmp_path: Path, here: Engine
 ) -> None:
     made = export(shards, to, tmp_path, here)
-    head = len(FORMATS[to].head(0))
     for source in DOCUMENTS:
         files = [file for file in made.files if (file.source, file.split) == (source, "train")]
-        data = b"".join((tmp_path / file.path).read_bytes()[head:] for file in files)
+        data = b"".join((tmp_path / file.path).read_bytes() for file in files)
         assert np.frombuffer(data, made.dtype).tolist() == ids(source)
     assert [len(file.shards) for file in made.files if file.split == "train"] == [2, 1, 1, 1]
     for file in made.files:
         stem = (tmp_path / file.path).as_posix().removesuffix(FORMATS[to].suffix)
         assert {suffix: Path(stem + suffix).stat().st_size for suffix in file.sizes} == file.sizes
         assert {suffix: checksum(Path(stem + suffix)) for suffix in file.checksums} == file.checksums
-        assert set(file.sizes) == {FORMATS[to].suffix, *FORMATS[to].beside(np.ones(1, np.int32), 2, "")}
+        assert set(file.sizes) == {FORMATS[to].suffix, *FORMATS[to].beside(np.ones(1, np.int32), 2)}
     assert made.weights == {"it": 0.9, "en": 0.1}
     assert made.tokens == sum(len(ids(source)) for source in DOCUMENTS) + 100
     listed = {path.name for path in tmp_path.rglob("*") if path.is_file()}
@@ -81,14 +78,14 @@ def test_a_file_a_shard_without_merging(shards: Path, tmp_path: Path, here: Engi
 def test_a_second_run_changes_nothing_and_another_export_is_refused(
     shards: Path, tmp_path: Path, here: Engine
 ) -> None:
-    made = export(shards, "nanotron", tmp_path, here)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.ds*")}
-    assert export(shards, "nanotron", tmp_path, here) == made
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.ds*")} == before
+    made = export(shards, "olmo", tmp_path, here)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
+    assert export(shards, "olmo", tmp_path, here) == made
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")} == before
     with pytest.raises(MismatchError, match="choose another folder"):
-        export(shards, "nanotron", tmp_path, here, merge=0)
+        export(shards, "olmo", tmp_path, here, merge=0)
     with pytest.raises(MismatchError, match="choose another folder"):
-        export(shards, "olmo", tmp_path, here)
+        export(shards, "megatron", tmp_path, here)
 
 
 KILLED = """
@@ -119,7 +116,7 @@ def test_finished_files_are_kept_after_a_kill(shards: Path, tmp_path: Path, here
     done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy") if path.name[0] != "."}
     assert len(done) == 2
     with pytest.raises(MismatchError, match="unfinished shards of another plan"):
-        export(shards, "litdata", tmp_path, here)
+        export(shards, "megatron", tmp_path, here)
     made = export(shards, "olmo", tmp_path, here)
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert not list(tmp_path.rglob(".*.tmp"))
@@ -138,15 +135,6 @@ def test_damaged_shards_are_not_passed_on(tmp_path: Path, here: Engine) -> None:
     assert not (tmp_path / "out" / "export.json").exists()
 
 
-def test_a_shard_larger_than_the_format_allows_is_refused(
-    shards: Path, tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(FORMATS, "litdata", replace(FORMATS["litdata"], most=400))
-    with pytest.raises(UsageError, match="tokenize with a smaller shard_bytes"):
-        export(shards, "litdata", tmp_path, here)
-    assert FORMATS["olmo"].most > 1 << 60
-
-
 def test_the_command(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mix = tmp_path / "mix.json"
     run_mix(shards, mix, request("320:it=0.75,en=0.25", seq_len=8))
@@ -160,7 +148,7 @@ def test_the_command(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert np.concatenate(list(ShardReader(tmp_path / "out/it/train/it-00000"))).tolist() == ids("it")  # type: ignore[call-overload]
     for refused, says in (
         (["--to", "olmo", "--merge", "ten"], "is not a count"),
-        (["--to", "jax"], "known are litdata, megatron"),
+        (["--to", "jax"], "known are megatron, olmo"),
         (["--to", "nanogpt"], "see docs/trainers.md"),
     ):
         assert run_command([*arguments, *refused]) == 2
@@ -201,53 +189,7 @@ def test_olmo_core_reads_the_files(shards: Path, tmp_path: Path, here: Engine) -
     assert spans == [[(start, start + 71) for start in range(0, size, 71)] for size in (284, 142)]
 
 
-@pytest.mark.peers
-@pytest.mark.filterwarnings("ignore")
-def test_datatrove_reads_the_files_as_nanotron_does(shards: Path, tmp_path: Path, here: Engine) -> None:
-    needs("datatrove")
-    needs("torch")
-    from datatrove.utils.dataset import DatatroveFolderDataset
-
-    export(shards, "nanotron", tmp_path, here, merge=1 << 30)
-    dataset = DatatroveFolderDataset(
-        str(tmp_path / "it" / "train"), seq_len=20, filename_pattern="*.ds", return_positions=True
-    )
-    tokens = ids("it")
-    for i in range(len(tokens) // 21):
-        item = dataset[i]
-        assert item["input_ids"].tolist() == tokens[21 * i : 21 * i + 21]
-        starts = [0, *(j for j in range(1, 21) if tokens[21 * i + j - 1] == EOD)]
-        assert item["positions"].tolist() == [j - max(s for s in starts if s <= j) for j in range(21)]
-    assert (tmp_path / "it/train/it-00000.ds.metadata").read_text().splitlines()[1] == str(len(tokens))
-
-
-@pytest.mark.peers
-@pytest.mark.filterwarnings("ignore")
-def test_litdata_reads_the_files(
-    shards: Path, tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needs("litdata")
-    monkeypatch.setenv("DATA_OPTIMIZER_CACHE_FOLDER", str(tmp_path / "cache"))
-    from litdata import StreamingDataset, TokensLoader
-
-    made = export(shards, "litdata", tmp_path / "out", here)
-    dataset = StreamingDataset(
-        str(tmp_path / "out/it/train"), item_loader=TokensLoader(block_size=16), shuffle=False
-    )
-    read = [item.tolist() for item in dataset]
-    sizes = [file.tokens for file in made.files if file.source == "it" and file.split == "train"]
-    expected, at = [], 0
-    for size in sizes:
-        expected += [ids("it")[at + start : at + start + 16] for start in range(0, size - 15, 16)]
-        at += size
-    assert read == expected
-    assert (
-        json.loads((tmp_path / "out/it/train/index.json").read_text())["config"]["item_loader"]
-        == "TokensLoader"
-    )
-
-
-@pytest.mark.parametrize(("to", "mask"), [("olmo", ".mask"), ("nanotron", ".ds.loss"), ("litdata", "")])
+@pytest.mark.parametrize(("to", "mask"), [("olmo", ".mask"), ("megatron", "")])
 def test_masks_go_along_where_the_reader_has_a_place(
     tmp_path: Path, to: str, mask: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,7 +205,7 @@ def test_masks_go_along_where_the_reader_has_a_place(
     for file in read_json(out / "export.json")["files"]:
         stem = str(out / file["path"]).removesuffix(FORMATS[to].suffix)
         if not mask:
-            assert not [suffix for suffix in file["sizes"] if suffix in (".mask", ".ds.loss")]
+            assert ".mask" not in file["sizes"]
             continue
         learned = np.frombuffer(Path(stem + mask).read_bytes(), np.bool_).tolist()
         tokens = np.fromfile(out / file["path"], np.uint16).tolist()

@@ -244,13 +244,13 @@ def test_relative_paths_of_a_recipe_start_at_its_folder(tmp_path, monkeypatch):
     path = written(
         Path("recipes [1]/r.toml"),
         'out = "../work"\n[vocab]\npath = "vocab"\n[sources.it]\n'
-        'inputs = ["../data/*.jsonl", "a/**/b.jsonl", "/x/y", "hub:a/b", "sample:it", "s3://b/c"]\n',
+        'inputs = ["../data/*.jsonl", "a/**/b.jsonl", "/x/y", "sample:it", "s3://b/c"]\n',
     )
     recipe = load_recipe(path)
     assert recipe.out == Path("work")
     assert recipe.vocab.path == Path("recipes [1]/vocab")
     assert recipe.sources["it"].inputs == (
-        "data/*.jsonl", "recipes [[]1]/a/**/b.jsonl", "/x/y", "hub:a/b", "sample:it", "s3://b/c",
+        "data/*.jsonl", "recipes [[]1]/a/**/b.jsonl", "/x/y", "sample:it", "s3://b/c",
     )  # fmt: skip
     beside = written(Path("r.toml"), 'out = "work"\n[sources.it]\ninputs = ["data/*.jsonl"]\n')
     assert load_recipe(beside).sources["it"].inputs == ("data/*.jsonl",)  # as the command line names it

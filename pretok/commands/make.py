@@ -78,7 +78,7 @@ def count(
 
 @takes(
     *(f"vocab.{key}" for key in ("size", "sizes", "pattern", "weights", "sample", "min_count")),
-    *("vocab.languages", "vocab.extend", "vocab.add", "vocab.replace", "vocab.eod", "sources.field"),
+    *("vocab.extend", "vocab.add", "vocab.replace", "vocab.eod", "sources.field"),
 )
 def build_vocab(
     context: typer.Context,

@@ -21,7 +21,7 @@ from pretok.base.errors import UsageError
 from pretok.base.storage import passes
 from pretok.config.keys import inner_table
 from pretok.config.settings import MixTable, Part, Recipe
-from pretok.read.paths import HUB, SAMPLE, is_remote
+from pretok.read.paths import SAMPLE, is_remote
 
 Table = TypeVar("Table", bound=Part)
 
@@ -47,7 +47,7 @@ def _anchor(data: dict[str, object], folder: Path) -> dict[str, object]:
     """A recipe whose relative paths start at the current folder instead of `folder`, which is that of its file."""
 
     def lead(value: Any, base: str) -> Any:
-        if not isinstance(value, str) or not value or value.startswith(("/", "~", "$", HUB, SAMPLE)):
+        if not isinstance(value, str) or not value or value.startswith(("/", "~", "$", SAMPLE)):
             return value  # a home or a variable begins no relative path
         return value if is_remote(value) else os.path.normpath(os.path.join(base, value))  # noqa: PTH118
 

@@ -145,8 +145,8 @@ class Source(Part):
     """[sources.NAME]: one language or collection."""
 
     inputs: tuple[Input, ...] = Field(min_length=1)
-    """Paths, globs, URLs, `hub:ID[:CONFIG[:SPLIT]]`, or `sample:it` and `sample:en`, which ship with the package. |
-    ["data/it/*.jsonl.zst"] | add-a-source.md"""
+    """Paths, globs, URLs, or `sample:it` and `sample:en`, which ship with the package. | ["data/it/*.jsonl.zst"] |
+    add-a-source.md"""
     format: Literal["auto", "jsonl", "parquet", "text"] = "auto"
     """How records are found in the files; `auto` looks into them. | "jsonl" | running.md"""
     field: str = "text"
@@ -326,8 +326,6 @@ class Vocab(Part):
     sizes: tuple[int, ...] = ()
     """Smaller vocabularies to write beside it: the beginnings of the largest. | [16000, 32000] |
     vocabulary.md"""
-    languages: tuple[str, ...] = ()
-    """Languages whose letters the report looks at one by one. | ["it", "de"] | vocabulary.md"""
 
     @model_validator(mode="after")
     def _extends(self) -> Self:

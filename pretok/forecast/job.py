@@ -127,10 +127,6 @@ def _probe(source: Source, console: Console) -> list[Probe]:
     inputs, notices = list_inputs(tuple(chain(*source.inputs_by_append)), source.format)
     for text in notices:
         console.notice(text)
-    if hubs := [file.path for file in inputs if file.format == "hub"]:
-        raise UsageError(
-            f"{hubs[0]}: a data set on a hub tells no sizes before it is read; it cannot be forecast"
-        )
     return probe_inputs(inputs, *source.probed, console=console)
 
 

@@ -1,7 +1,7 @@
 """Inputs -> partitions -> batches of documents as Arrow arrays, with what was refused and why.
 
 paths.py            paths, globs and URLs -> the paths they stand for
-files.py            input files: open, decompress, notice changes; datasets on a hub
+files.py            input files: open, decompress, notice changes; saved datasets
 recognise.py        paths -> input files, recognised by content
 servers.py          a file on a server -> any of its bytes, several requests under way at once; column chunks too
 zstd_frames.py      zstd data -> slices whose text is bounded
@@ -15,7 +15,7 @@ json_values.py      JSON values in Numba: skip one, unescape a string
 jsonl.py            JSON Lines -> texts, in Numba
 json_kept.py        JSON Lines -> what is kept beside the text, in Numba
 kept.py             what is kept of a record beside its text, by type
-tables.py           Parquet, saved and hub datasets -> columns of text
+tables.py           Parquet and saved datasets -> columns of text
 batches.py          batches of documents as Arrow arrays
 normalize.py        text -> normalized text
 prefetch.py         the next items and pieces, beside the work on what is there

@@ -20,7 +20,7 @@ from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
 from pretok.base.records import Count, Record
 from pretok.base.storage import Tries, passes, tried
-from pretok.read.paths import HUB, is_remote, server_of
+from pretok.read.paths import is_remote, server_of
 from pretok.read.servers import REQUESTS, ServerStream, blocks_ahead, ends_on_server, on_server
 from pretok.read.zstd_frames import FrameWalk
 
@@ -42,7 +42,7 @@ class CorruptInputError(Exception):
 class InputFile(Record, frozen=True):
     """One input as the plan records it.
 
-    format: jsonl, parquet, text, dataset (a Hugging Face dataset saved to disk) or hub; compression: "", zstd, gzip;
+    format: jsonl, parquet, text, dataset (a Hugging Face dataset saved to disk); compression: "", zstd, gzip;
     size in bytes; identity: hash of the first and last 64 KiB, which tells a changed file from the planned one.
     """
 
@@ -69,19 +69,6 @@ def open_parquet(path: str) -> Any:
     if file := on_server(path):
         return ServerStream(file)
     return open_input(path, READ_SIZE) if is_remote(path) else pa.OSFile(path)
-
-
-def open_hub(path: str) -> Any:
-    """The streaming dataset a hub path names (default: its only config, split train). UsageError if it can't be had."""
-    from datasets import load_dataset
-
-    name, config, split, *more = [*path.removeprefix(HUB).split(":"), "", ""]
-    if not name or any(more):
-        raise UsageError(f"{path!r} is not hub:ID, hub:ID:CONFIG or hub:ID:CONFIG:SPLIT")
-    try:
-        return load_dataset(name, config or None, split=split or "train", streaming=True)
-    except Exception as error:  # the library raises whatever its transport raised
-        raise UsageError(f"cannot open {path}: {type(error).__name__}: {error}") from error
 
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
@@ -138,7 +125,7 @@ Stamp = tuple[int, int] | None
 
 def stamp(file: InputFile) -> Stamp:
     """What two calls compare."""
-    if is_remote(file.path) or file.format in ("hub", "dataset"):
+    if is_remote(file.path) or file.format == "dataset":
         return None
     try:
         found = os.stat(file.path)  # noqa: PTH116
@@ -158,7 +145,7 @@ def what_changed(file: InputFile, before: Stamp) -> str:
 
     A change of equal size in the middle of a file, before `before`, is not seen.
     """
-    if file.format in ("hub", "unreadable"):
+    if file.format == "unreadable":
         return ""
     try:
         if file.format == "dataset":

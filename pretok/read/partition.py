@@ -43,7 +43,7 @@ class Piece:
     @property
     def origin(self) -> tuple[int, int]:
         """(start, first): record n of the piece is record first + n, counted from `start` in the file. `start` is 0
-        but for a later part of a JSON Lines file, whose lines nobody has counted before, or a later shard of a hub."""
+        but for a later part of a JSON Lines file, whose lines nobody has counted before."""
         return (0, self.first or 0) if not self.start or self.first is not None else (self.start, 0)
 
 
@@ -106,8 +106,6 @@ def plan(source: str, inputs: Sequence[Probe], target: int, itemsize: int, first
 def _cut(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
     """Pieces of a file no larger than `limit` bytes of text where its format allows, with their sizes."""
     file, size = probe.file, probe.size
-    if file.format == "hub":  # sizes are unknown: a shard there is a partition here
-        return [(Piece(file, i, i + 1), limit) for i in range(probe.units)]
     if size <= limit or file.compression:
         return [(Piece(file), size)]
     if file.format == "jsonl":

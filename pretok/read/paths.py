@@ -1,6 +1,6 @@
 """What a user wrote for an input -> the paths it stands for.
 
-Input: a path, a glob (`**` too), an fsspec URL or URL glob, `hub:ID` or `sample:it`. Output: paths, sorted. Nothing is
+Input: a path, a glob (`**` too), an fsspec URL or URL glob, or `sample:it`. Output: paths, sorted. Nothing is
 looked into: whether a path is a regular file is for `pretok.read.recognise` to find out.
 """
 
@@ -19,8 +19,6 @@ from pretok.read.sample import sample_path
 
 SAMPLE = "sample:"
 """Starts an input that is the text shipped with the package: `sample:it`."""
-HUB = "hub:"
-"""Starts the name of a dataset on a hub: `hub:ID[:CONFIG[:SPLIT]]`."""
 CONNECTIONS = 64
 """To one server: planning has 32 requests under way, reading 8 and as many for the files after this one."""
 
@@ -50,15 +48,13 @@ def is_dataset(path: str) -> bool:
 
 def is_glob(pattern: str) -> bool:
     """Whether `pattern` stands for whatever it matches; the name of something that is there stands for that alone."""
-    special = pattern.startswith((HUB, SAMPLE))
+    special = pattern.startswith(SAMPLE)
     return not special and glob.has_magic(pattern) and (is_remote(pattern) or not os.path.lexists(pattern))
 
 
 def expand(pattern: str) -> list[str]:
     """Paths that a path, a glob or a URL glob stands for, sorted. UsageError when it matches nothing, when a folder on
     its way cannot be listed, or when a name is not UTF-8, as a ledger or a manifest could not hold it."""
-    if pattern.startswith(HUB):
-        return [pattern]
     if pattern.startswith(SAMPLE):
         return [sample_path(pattern.removeprefix(SAMPLE))]
     if is_remote(pattern):

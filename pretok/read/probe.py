@@ -22,7 +22,7 @@ from pretok.base.reads import map_reads
 from pretok.base.records import replace
 from pretok.base.storage import tried
 from pretok.base.units import listed
-from pretok.read.files import CorruptInputError, InputFile, open_hub, open_parquet, read_bytes
+from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_bytes
 from pretok.read.guarded import in_child
 from pretok.read.kept import KeptColumn, type_of
 from pretok.read.paths import is_remote
@@ -50,7 +50,7 @@ class Probe:
     """What is known of an input before it is read.
 
     size: expected bytes of text; parts, rows: the same, and the rows, of each row group of a Parquet file; units: rows
-    of a dataset, shards of a hub's; judged: whether its records were looked at; problem: why they give no document, ""
+    of a dataset; judged: whether its records were looked at; problem: why they give no document, ""
     if they do; fields: by their dotted names the types that were seen (of `kept.TYPES`, NULL, or "" for any other).
     """
 
@@ -79,7 +79,7 @@ def probe_inputs(
         # Of a damaged footer pyarrow tells the size of a column by ending the process (seen with 23); reading is safe.
         probed = in_child(partial(_probe_parquet, field=field, lists=lists), some)
         known |= zip((file for file, _ in some), probed, strict=True)
-    opened = [file for file in inputs if file in looked_into or file.format in ("dataset", "hub")]
+    opened = [file for file in inputs if file in looked_into or file.format == "dataset"]
     far = any(is_remote(file.path) for file in opened)
     probed = map_reads(lambda file: _probe(file, field, True, lists), opened, far=far)
     known |= zip(opened, probed, strict=True)
@@ -99,7 +99,7 @@ def probe_inputs(
 
 
 def _probe(file: InputFile, field: str, look_into: bool, lists: bool = False) -> Probe:
-    if file.format in ("dataset", "hub"):
+    if file.format == "dataset":
         return _probe_dataset(file, field)
     size = int(file.size * COMPRESSION_RATIO) if file.compression else file.size
     if not look_into:
@@ -249,18 +249,13 @@ def _schema_fields(fields: Any, prefix: str = "") -> dict[str, set[str]]:
 
 
 def _probe_dataset(file: InputFile, field: str) -> Probe:
-    """A dataset on disk or on a hub, whose columns need not be known before it is read."""
+    """A saved dataset."""
     from datasets import load_from_disk
 
-    if file.format == "hub":
-        dataset = open_hub(file.path)
-        units = dataset.num_shards
-    else:
-        try:
-            dataset = load_from_disk(file.path)
-        except Exception:  # the library raises whatever it met: the partition that holds it fails by name
-            return Probe(file, file.size)
-        units = len(dataset)
+    try:
+        dataset = load_from_disk(file.path)
+    except Exception:  # the library raises whatever it met: the partition that holds it fails by name
+        return Probe(file, file.size)
     names: list[str] = list(dataset.features or dataset.column_names or ())
     top = field.partition(".")[0]
     fields = _schema_fields(dataset.features.arrow_schema) if dataset.features else {}
@@ -273,7 +268,7 @@ def _probe_dataset(file: InputFile, field: str) -> Probe:
             if getattr((dataset.features or {}).get(name), "dtype", "") in ("string", "large_string")
         ]
         problem = _problem(file.path, field, there, Counter(dict.fromkeys(texts, 0)))
-    return Probe(file, file.size, units=units, judged=bool(names), problem=problem, fields=fields)
+    return Probe(file, file.size, units=len(dataset), judged=bool(names), problem=problem, fields=fields)
 
 
 def decide_types(

@@ -28,7 +28,7 @@ from pretok.read.files import (
     identify,
     unpack,
 )
-from pretok.read.paths import HUB, expand, is_dataset, is_glob, is_remote
+from pretok.read.paths import expand, is_dataset, is_glob, is_remote
 
 _PARQUET = b"PAR1"
 """Begins and ends a Parquet file; a truncated one is recognised by its name and fails by name."""
@@ -89,7 +89,7 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[Inp
         if not look.file:
             left_out[look.notice].append(look.path)
     notices = [f"left out, {what}: {listed(paths, SHOWN)}" for what, paths in sorted(left_out.items())]
-    if empty := [file.path for file in files if file.size == 0 and file.format not in ("hub", "unreadable")]:
+    if empty := [file.path for file in files if file.size == 0 and file.format != "unreadable"]:
         notices.append(f"empty: {listed(empty, SHOWN)}")
     return files, notices + [look.notice for look in looks if look.file and look.notice]
 
@@ -106,8 +106,6 @@ class _Look:
 
 def _look(path: str, explicit: bool, declared_format: str) -> _Look:
     """Describe a path. UsageError where the user named it (`explicit`) and it is no input."""
-    if path.startswith(HUB):
-        return _Look(path, InputFile(path, "hub", "", 0, ""))
     inode = None
     try:
         if not is_remote(path):

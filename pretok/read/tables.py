@@ -1,4 +1,4 @@
-"""Parquet files, saved datasets and hub datasets -> columns of text.
+"""Parquet files and saved datasets -> columns of text.
 
 Input: a piece of one of these, the name of its field and of others; `meta.text` is the column `text` in the struct
 `meta` or, where there is no such path, a column of that whole name. Only these columns are read. Output: large_binary
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from pretok.base.storage import Tries
 from pretok.base.units import listed
-from pretok.read.files import READ_SIZE, CorruptInputError, dataset_files, open_hub, open_parquet
+from pretok.read.files import READ_SIZE, CorruptInputError, dataset_files, open_parquet
 from pretok.read.partition import Piece
 from pretok.read.servers import ServerStream
 
@@ -52,7 +52,7 @@ def table_columns(
     try:
         for texts, rest in _read_on(piece, field, others, batch_bytes, lists):
             for part, size in _cut(texts, rest, UNEVEN * batch_bytes):
-                if held and not (size <= room and _alike(held[-1], part)):
+                if held and size > room:
                     yield _joined(held)
                     held, room = [], batch_bytes
                 held.append(part)
@@ -84,13 +84,8 @@ def _read_on(
 def _reads(
     piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
 ) -> Iterator[TextColumns]:
-    if piece.file.format == "hub":
-        columns = _hub(piece, field, others, lists)
-    elif piece.file.format == "parquet":
-        columns = _parquet(piece, field, others, batch_bytes, lists)
-    else:
-        columns = _dataset(piece, field, others, batch_bytes, lists)
-    for texts, rest in columns:
+    read = _parquet if piece.file.format == "parquet" else _dataset
+    for texts, rest in read(piece, field, others, batch_bytes, lists):
         with _library("a column is damaged"):
             for other in rest:
                 if other is not None:
@@ -110,12 +105,6 @@ def _cut(
         part = texts[start:stop], [None if column is None else column[start:stop] for column in rest]
         yield part, int(ends[stop - 1]) - before
         start, before = stop, int(ends[stop - 1])
-
-
-def _alike(held: TextColumns, more: TextColumns) -> bool:
-    """Whether rows may be joined: the columns of a hub have the types of the rows at hand."""
-    types = [[None if column is None else column.type for column in rest] for _, rest in (held, more)]
-    return types[0] == types[1]
 
 
 def _joined(held: Sequence[TextColumns]) -> TextColumns:
@@ -300,40 +289,3 @@ def _dataset(
             ]
             column = texts.combine_chunks()
         yield column, rest
-
-
-def _hub(piece: Piece, field: str, others: Sequence[str], lists: bool) -> Iterator[TextColumns]:
-    """Rows of one shard of a hub dataset; how long they are is not known before."""
-    dataset = open_hub(piece.file.path)
-    if piece.start is not None:
-        dataset = dataset.shard(dataset.num_shards, piece.start)
-    batches = iter(dataset.iter(batch_size=256))
-    while True:
-        with _library("damaged dataset"):
-            batch = next(batches, None)
-            if batch is None:
-                return
-            column = pa.array(_pick_values(batch, field))
-            rest = [_array_or_none(batch, other) for other in others]
-        yield _text(column, lists), rest
-
-
-def _array_or_none(batch: dict[str, list[Any]], field: str) -> pa.Array | None:
-    """The values of a field, None where there is none."""
-    try:
-        return pa.array(_pick_values(batch, field))
-    except CorruptInputError:
-        return None
-
-
-def _pick_values(batch: dict[str, list[Any]], field: str) -> list[Any]:
-    """The values of a field in a batch of Python objects."""
-    first, *path = field.split(".")
-    if path and first in batch and all(row is None or isinstance(row, dict) for row in batch[first]):
-        rows = batch[first]
-        for name in path:
-            rows = [row.get(name) if isinstance(row, dict) else None for row in rows]
-        return rows
-    if field not in batch:
-        raise _missing(field, list(batch))
-    return batch[field]

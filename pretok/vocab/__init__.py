@@ -7,7 +7,6 @@ cost.py        what a vocabulary costs, from counts alone
 records.py     what report.json holds
 planned.py     how much text of each source is planned: what figures are weighed by
 entries.py     uses of entries -> how evenly they are used, which are rare, which are only steps
-alphabets.py   the letters of Europe -> how many tokens each takes
 compare.py     held-out texts x any tokenizers -> what each costs
 report.py      all that was measured -> the report
 show.py        the report -> tables

@@ -41,7 +41,6 @@ from pretok.read.batches import from_buffers
 from pretok.read.changes import refuse_changes
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
-from pretok.vocab.alphabets import check_languages
 from pretok.vocab.bpe import extend_merges, train_merges
 from pretok.vocab.compare import THIS, measure_tokenizer
 from pretok.vocab.cost import Measure, MeasureTask, empty_measure, measure_bucket, open_tokenizer
@@ -128,7 +127,7 @@ def _build_vocab(
     )
     write_json(folder / REPORT_FILE, to_json(report))
     shutil.rmtree(folder / STATE, ignore_errors=True)
-    show_report(report, console, recipe.vocab.languages, compared=bool(compare))
+    show_report(report, console, compared=bool(compare))
     return report
 
 
@@ -160,7 +159,6 @@ def check_settings(vocab: Vocab) -> None:
             "or take path out of the recipe to train a vocabulary in OUT/vocab"
         )
     code_of(vocab.pattern)
-    check_languages(vocab.languages)
     if vocab.extend is not None:
         if vocab.sizes:
             raise UsageError(

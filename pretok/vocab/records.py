@@ -145,14 +145,6 @@ class RareEntry(Record, frozen=True):
     step: bool
 
 
-class AlphabetReport(Record, frozen=True):
-    """A language's letters. two: those that take two tokens; more: those that take more than two."""
-
-    letters: Count
-    two: str
-    more: str
-
-
 class OtherTokenizer(Record, frozen=True):
     """A tokenizer, this one included, on the held-out texts as the planned mix weighs them.
 
@@ -172,7 +164,7 @@ class Decision(Record, frozen=True):
     """What decides on a vocabulary, in the text that is planned.
 
     basis: where the proportions are from, see `planned.plan_text`; sources: and `mix` for all of them; sizes: by
-    entries; rare: the rarest entries of this vocabulary; alphabets: by language.
+    entries; rare: the rarest entries of this vocabulary.
     """
 
     basis: str
@@ -180,7 +172,6 @@ class Decision(Record, frozen=True):
     mix: SourceFigures
     sizes: dict[str, SizeFigures]
     rare: tuple[RareEntry, ...]
-    alphabets: dict[str, AlphabetReport]
     tokenizers: dict[str, OtherTokenizer]
 
 

@@ -20,9 +20,8 @@ from pretok.config import Recipe
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.weigh import Tally, mix_bytes_per_token, multipliers, shares
 from pretok.tokenizer.vocabulary import Vocabulary
-from pretok.vocab.alphabets import measure_alphabets
 from pretok.vocab.compare import CostsBySource, compared, weigh_tokenizers
-from pretok.vocab.cost import KINDS, Measure, open_tokenizer
+from pretok.vocab.cost import KINDS, Measure
 from pretok.vocab.entries import (
     Entries,
     list_rare,
@@ -229,7 +228,6 @@ def _decision(made: Made) -> Decision:
             for v, (vocab, uses) in enumerate(zip(made.vocabularies.values(), measure.uses, strict=True))
         },
         rare=list_rare(plain, entries[0], scale @ measure.uses[0]),
-        alphabets=measure_alphabets(open_tokenizer(made.main.path)[0]),
         tokenizers=weigh_tokenizers(made.paths, made.rows, parts),
     )
 

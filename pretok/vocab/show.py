@@ -6,12 +6,12 @@ vocabulary costs in the planned mix, how its size compares, and what is wrong wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pretok.base.console import Console, Table, table
 from pretok.vocab.compare import THIS
 from pretok.vocab.entries import LISTED
-from pretok.vocab.records import Decision, VocabReport
+from pretok.vocab.records import VocabReport
 
 READABLE = 3
 """A long entry of no more different characters, such as a line of dashes, tells nothing."""
@@ -74,9 +74,8 @@ ROWS = {
 """Of RowCosts."""
 
 
-def show_report(report: VocabReport, console: Console, languages: Sequence[str], *, compared: bool) -> None:
-    """Print a line, and what was asked for: the letters of `languages`, and other tokenizers where some were
-    `compared`. The rest are details."""
+def show_report(report: VocabReport, console: Console, *, compared: bool) -> None:
+    """Print a line, and other tokenizers where some were `compared`. The rest are details."""
     words, decision = report.words, report.decision
     size = min(report.mix.sizes, key=lambda size: abs(int(size) - report.vocabulary.size))
     dropped = f" ({words.dropped:,} more are too rare)" if words.dropped else ""
@@ -105,7 +104,9 @@ def show_report(report: VocabReport, console: Console, languages: Sequence[str],
         f"{tokens.shared:,} tokens are shared by the sources, {tokens.unused:,} unused; {len(tokens.unused_bytes)} "
         f"bytes never occur; longest words: {', '.join(map(repr, readable[:5])) or '-'}"
     )
-    _show_faults(decision, languages, console)
+    if decision.rare:
+        named = ", ".join(repr(entry.token) for entry in decision.rare[:NAMED])
+        console.detail(f"of fewer than {LISTED:,} uses in the planned mix, the rarest first: {named}")
 
 
 def sources_table(report: VocabReport) -> Table:
@@ -145,27 +146,6 @@ def _tokenizers(report: VocabReport) -> tuple[Table, Table]:
             "tokens per word between spaces, of held-out texts and of the planned mix", "tokenizer", words
         ),
     )
-
-
-def _show_faults(decision: Decision, languages: Sequence[str], console: Console) -> None:
-    """What a person should look at before deciding."""
-    if decision.rare:
-        named = ", ".join(repr(entry.token) for entry in decision.rare[:NAMED])
-        console.detail(f"of fewer than {LISTED:,} uses in the planned mix, the rarest first: {named}")
-    bad = {name: row.more for name, row in decision.alphabets.items() if row.more}
-    two = sum(not row.two and not row.more for row in decision.alphabets.values())
-    console.detail(
-        f"of {len(decision.alphabets)} alphabets of Europe {two} have a token for every letter; with letters of more "
-        f"than two tokens: {', '.join(bad) or 'none'}"
-    )
-    for name in languages:
-        row = decision.alphabets[name]
-        if row.more:
-            console.notice(
-                f"{name} has letters of more than two tokens: {' '.join(row.more)}; train on text that has them"
-            )
-        if row.two:
-            console.notice(f"{name} has letters of two tokens: {' '.join(row.two)}")
 
 
 def _table(title: str, first: str, rows: Mapping[str, Mapping[str, str]]) -> Table:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from pretok.read import readers
 from pretok.read.files import CorruptInputError
-from pretok.read.partition import Piece, plan
-from pretok.read.probe import probe_inputs
+from pretok.read.partition import Piece
 from pretok.read.readers import RecordFormat, read_piece
 from pretok.read.recognise import list_inputs
 
@@ -325,28 +324,3 @@ def test_one_document_a_file(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"")
     assert read(tmp_path / "a.txt")[0] == ["Uno.\n\nDue.\n"]
     assert read(tmp_path / "b.txt")[2] == [(0, "empty_text")]
-
-
-def test_a_hub_dataset_is_streamed_shard_by_shard(tmp_path):
-    for i in range(3):
-        (tmp_path / f"{i}.jsonl").write_bytes(jsonl(TEXTS[i * 10 : i * 10 + 10]))
-    inputs, _ = list_inputs([f"hub:{tmp_path}"], "auto")  # the library takes a local folder for an id
-    partitions = plan("it", probe_inputs(inputs, "text"), 1000, 2)
-    texts = [
-        text
-        for partition in partitions
-        for piece in partition.pieces
-        for batch in read_piece(piece, 0, RecordFormat())
-        for text in batch.texts.to_pylist()
-    ]
-    assert len(partitions) == 3
-    assert texts == TEXTS[:30]
-
-
-def test_a_field_inside_another_of_a_hub_dataset(tmp_path):
-    lines = [json.dumps({"meta": {"text": text, "n": 1}}) + "\n" for text in TEXTS[:20]]
-    (tmp_path / "a.jsonl").write_text("".join(lines), encoding="utf-8")
-    assert read(f"hub:{tmp_path}", RecordFormat("meta.text"))[0] == TEXTS[:20]
-    assert (
-        "no column 'body.text'; the columns are meta" in read(f"hub:{tmp_path}", RecordFormat("body.text"))[3]
-    )

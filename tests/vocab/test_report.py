@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from counting import documents, recipe, write_lines
+from counting import documents, recipe
 from telling import Told
 from tokenizers import Tokenizer
 
@@ -24,7 +24,6 @@ from pretok.base.storage import read_json, write_json
 from pretok.config import Recipe, make_recipe
 from pretok.counts.counts_file import load_counts
 from pretok.tokenizer.vocabulary import load_vocab
-from pretok.vocab.alphabets import ALPHABETS, check_languages, letters_of
 from pretok.vocab.entries import occurring_only_inside, read_entries, renyi_efficiency
 from pretok.vocab.job import run_build_vocab
 from pretok.vocab.planned import check_mix, plan_text
@@ -167,35 +166,14 @@ def test_renyi_efficiency_of_what_is_known(uses: list[float], expected: float | 
     assert renyi_efficiency(np.array(uses)) == expected
 
 
-def test_letters_of_europe(folder: Path, here: Engine) -> None:
-    write_lines(folder / "in" / "it-2.jsonl", ["ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ ლ"] * 30)
+def test_the_tables_are_details(folder: Path, here: Engine) -> None:
     told = Told()
-    made = planned_recipe(folder, None, languages=("it", "cy", "ka"))
-    decision = run_build_vocab(made, here, told).decision
+    decision = run_build_vocab(planned_recipe(folder, None), here, told).decision
     assert decision is not None
-    tokenizer = Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json"))
-    assert set(decision.alphabets) == set(ALPHABETS)
-    for language, row in decision.alphabets.items():
-        tokens = {letter: len(tokenizer.encode(letter).ids) for letter in letters_of(language)}
-        assert row.letters == len(tokens)
-        assert set(row.two) == {letter for letter, count in tokens.items() if count == 2}
-        assert set(row.more) == {letter for letter, count in tokens.items() if count > 2}
-    assert "ლ" not in decision.alphabets["ka"].more
-    shown = " ".join(told.notices)
-    assert f"cy has letters of more than two tokens: {' '.join(decision.alphabets['cy'].more)};" in shown
-    assert "it has letters of more than two tokens" not in shown
     tables = {table.title.split(" (")[0]: table for table in told.details if isinstance(table, Table)}
     assert {"this vocabulary in the planned mix", "sizes in the planned mix"} < tables.keys()
     row = tables["this vocabulary in the planned mix"].rows[-1]
     assert row[:3] == ("mix", f"{decision.mix.tokens:,}", str(decision.mix.text.bytes_per_token))
-
-
-def test_letters_have_the_case_they_are_written_in() -> None:
-    assert {"ß", "Ä"} <= set(letters_of("de"))
-    assert {"İ", "i", "I", "ı"} <= set(letters_of("tr"))
-    assert all("ა" <= letter <= "ჿ" for letter in letters_of("ka"))  # its capitals are for headlines
-    with pytest.raises(UsageError, match="no alphabet of xx is known; known are be, bg,"):
-        check_languages(["it", "xx"])
 
 
 def test_other_tokenizers_on_the_planned_mix(folder: Path, here: Engine) -> None:

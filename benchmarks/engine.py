@@ -66,14 +66,20 @@ def _drive(engine: Engine, task: Any, count: int, console: Silent) -> dict[str, 
 
 
 def _empty_tasks(depth: int, count: int) -> dict[str, float]:
-    with (
-        StopFlag() as stop,
-        Engine(2, None, stop) as engine,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        list(engine.map(_nothing, range(20)))
-        engine._started().in_flight = depth  # as an engine of so many workers has it
-        return _drive(engine, _nothing, count, _Logged(Path(folder)))
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        with (
+            StopFlag() as stop,
+            Engine(2, cluster.address, stop) as engine,
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            list(engine.map(_nothing, range(20)))
+            engine.start().in_flight = depth  # as an engine of so many workers has it
+            return _drive(engine, _nothing, count, _Logged(Path(folder)))
+    finally:
+        cluster.shutdown()
 
 
 def _nodes() -> dict[str, float]:

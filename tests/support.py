@@ -47,6 +47,12 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process started and that are there."""
+    found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(child) for children in found for child in children]
+
+
 def write_inputs(work: Path) -> None:
     """What commands can be tried on: it.jsonl and en.jsonl of 50 documents, one more to append, a row to annotate."""
     for name in ("it", "en"):

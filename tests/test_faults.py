@@ -3,12 +3,12 @@ and leaves what an undisturbed one leaves, byte for byte but for logs, and no fi
 
 Each row of LINES and TRAIN is a command. It is killed before calls that change files, and gets SIGTERM there once and
 twice; a few of them here, of which the seed PRETOK_SEED chooses, and with PRETOK_FAULTS=1 (hours) some of each kind of
-call on each kind of file. It is stopped there until another has done its work, and goes on. With workers on Ray one of
-them, the raylet and the whole group are killed. And each row of LINES meets one error of each kind on files of its
+call on each kind of file. It is stopped there until another has done its work, and goes on. Of workers one, their
+parent and the whole group are killed. And each row of LINES meets one error of each kind on files of its
 folder and may end with 0 (tried again), 3 or 75, never with 1; with 2 for want of room or permission, in words that
 name a file. PRETOK_FAULTS=1 injects each call of each kind by itself as well, and errors that stay.
 
-Kills elsewhere: a Ray's driver in tests/base/test_execute.py, ranks in tests/train/test_train_resume.py, SIGTERM in the
+Kills elsewhere: a driver in tests/base/test_execute.py, ranks in tests/train/test_train_resume.py, SIGTERM in the
 middle of the work in tests/test_cli.py, who gets a lock in tests/base/test_lock.py.
 """
 
@@ -27,11 +27,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support import TASK_PATH, needs, until, write_inputs
+from support import TASK_PATH, children, needs, until, write_inputs
 from traced import can_trace, injected, kill_points, signalled, traced
 
 import pretok.stream
-from pretok.base import reaper
 from pretok.base.errors import FolderInUse, Stopped
 from pretok.base.lock import STALE, is_lock
 from pretok.cli import run_command
@@ -349,9 +348,8 @@ def test_what_stays_is_said_with_the_file(work: Path, error: str, code: int) -> 
     assert ("run the same command again" in said) is (code == 75)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", ["group", "raylet"])
-def test_a_killed_ray_is_got_over(killed: str, tmp_path: Path, vocab_dir: Path) -> None:
+@pytest.mark.parametrize("killed", ["group", "nursery"])
+def test_killed_workers_are_got_over(killed: str, tmp_path: Path, vocab_dir: Path) -> None:
     """First a worker, whose task another one does, then what a shell or Slurm kills, or what all hangs on. Of the
     driver alone tests/base/test_execute.py has a test."""
     for n in range(2):
@@ -384,29 +382,19 @@ def test_a_killed_ray_is_got_over(killed: str, tmp_path: Path, vocab_dir: Path) 
 
     try:
         wait_for(1)
-        session = next(filter(None, map(session_of, Path("/proc").glob(f"{driver.pid}/task/*/children"))))
-        processes = reaper.users(session)
-        os.kill(next(pid for pid, name in processes.items() if name == "ray::_on_worker"), signal.SIGKILL)
+        (nursery,) = children(driver.pid)
+        os.kill(children(nursery)[0], signal.SIGKILL)
         wait_for(len(list(state.glob("it-0*.json"))) + 3)
         if killed == "group":
             os.killpg(driver.pid, signal.SIGKILL)
         else:
-            os.kill(next(pid for pid, name in processes.items() if name == "raylet"), signal.SIGKILL)
+            os.kill(nursery, signal.SIGKILL)
         said = driver.communicate(timeout=60)[1]
         assert driver.returncode == (-signal.SIGKILL if killed == "group" else 75), said
         assert "Traceback" not in said
-        until(lambda: not reaper.users(session))
+        until(lambda: not Path(f"/proc/{nursery}").exists())
     finally:
         driver.kill()
     for out in ("out", "undisturbed"):
         assert run_command([*line, str(tmp_path / out), *HERE]) == 0
     assert left(tmp_path / "out") == left(tmp_path / "undisturbed")
-
-
-def session_of(children: Path) -> str | None:
-    """The folder of the Ray whose processes the reaper among these children ends."""
-    for pid in children.read_text().split():
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        if any(word.endswith("reaper.py") for word in words):
-            return words[-2]
-    return None

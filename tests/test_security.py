@@ -9,8 +9,6 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -101,30 +99,6 @@ def test_a_manifest_nested_without_end_is_damaged(shards: Path) -> None:
         (shards / FILE_NAME).write_text(text.replace("null", "[" * depth + "]" * depth, 1))
         with pytest.raises(IntegrityError, match=re.escape(FILE_NAME)):
             load_manifest(shards)
-
-
-@pytest.mark.slow
-def test_a_ray_that_is_started_here_asks_for_a_token() -> None:
-    """In processes of their own, without the token that the tests give to theirs: nobody else runs code in it."""
-    other = "import sys, ray; ray.init(address=sys.argv[1]); print('in')"
-    code = f"""
-import os, subprocess, sys
-from pretok.base.execute import _Ray
-made = _Ray(1, None)
-import ray
-clean = {{key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}}
-for given in (clean, clean | {{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}}, dict(os.environ)):
-    address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, "-c", {other!r}, address]
-    done = subprocess.run(command, env=given, capture_output=True, text=True)
-    print(done.returncode == 0, "in" in done.stdout.split())
-ray.shutdown()
-"""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=clean, cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["False", "False", "False", "False", "True", "True"]
 
 
 def test_files_have_the_mode_that_the_umask_gives(tmp_path: Path, vocab_dir: Path) -> None:

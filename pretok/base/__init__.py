@@ -25,6 +25,6 @@ children.py  the environment of a process of ours that another one starts
 sql.py       DuckDB in a worker's share of memory and disk
 kinds.py     the kinds of text in a conversation
 startup.py   what a process of ours does not load
-reaper.py    ends what a local Ray leaves behind
+pool.py      workers of this node: processes forked from one that has loaded everything
 vocab_map.py from an old vocabulary to one made of it: which rows of a model go where
 """

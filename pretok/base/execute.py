@@ -1,4 +1,4 @@
-"""Run one function over many items: on a Ray cluster, on a Ray started here, or in this process.
+"""Run one function over many items: on a Ray cluster, in processes of this node, or in this process.
 
 Input: a top-level function `task(item, report)` and a list of items. Output: each item's result or TaskError as it
 completes. This is the only module that imports ray. Tasks must leave their results on disk whole or not at all, because
@@ -12,21 +12,19 @@ import gc
 import itertools
 import logging
 import os
-import secrets
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from pretok.base import reaper, storage
+from pretok.base import storage
 from pretok.base.console import Counts
 from pretok.base.errors import EngineLost, Stopped, UsageError
 from pretok.base.failures import TaskError, lost, task_error
+from pretok.base.pool import Pool
 from pretok.base.records import replace
 from pretok.base.startup import collect_seldom, without_pandas
 from pretok.base.stop import StopFlag
@@ -42,8 +40,8 @@ Task = Callable[[Item, Report], Result]
 
 RETRIES = 3
 """How often an item is tried again, after the waits of `storage.WAITS`, when an error may pass or its worker died."""
-RAY_START_SECONDS = 8.0
-"""What a Ray started here costs, its workers' imports included: 5 to 14 s were measured."""
+START_SECONDS = 1.5
+"""What workers of this node cost before their first document."""
 BYTES_PER_SECOND = 60e6
 """Text that one worker takes in, about: counting 65 MB/s, encoding 70 MB/s and more."""
 POLL_SECONDS = 1.0
@@ -52,6 +50,7 @@ TOGETHER = 256
 """Tasks in flight for each that the driver waits for at once: looking at them takes time with their number, which a
 task of a thousand workers would pay for all others."""
 NO_INDEX = -1
+AGAIN = "run the same command again to continue"
 REPORT_SECONDS = 1.0
 """How often a worker sends its increments: one actor takes those of all workers of a cluster."""
 WORKER_ENVIRONMENT = {
@@ -86,12 +85,12 @@ class Outcome(Generic[Result]):
 
 
 class Engine:
-    """Context manager around Ray.
+    """Context manager around the workers.
 
-    workers: tasks that run at once at most; 0 runs everything in this process without Ray; None: one per CPU of the
-    cluster. address: a Ray cluster (`auto` inside an allocation), None starts a local Ray. With neither, `choose` keeps
-    small work in this process. Ray is started when it is first needed. Raises Stopped out of `map` when `stop` has a
-    reason, after the tasks in flight were told to end, and EngineLost when Ray died.
+    workers: tasks that run at once at most; 0 runs everything in this process; None: one per CPU. address: a Ray
+    cluster (`auto` inside an allocation); without one, workers are processes of this node. With neither, `choose` keeps
+    small work in this process. Workers are started when they are first needed. Raises Stopped out of `map` when `stop`
+    has a reason, after the tasks in flight were told to end, and EngineLost when what the workers hang on has died.
     """
 
     def __init__(self, workers: int | None, address: str | None, stop: StopFlag) -> None:
@@ -99,7 +98,7 @@ class Engine:
         self.address = address
         self.stop = stop
         self._here = workers == 0
-        self._ray: _Ray | None = None
+        self._started: _Ray | _Processes | None = None
 
     def __enter__(self) -> Engine:
         gc.freeze()  # what is loaded by now stays: collections would visit its 200,000 objects again and again
@@ -109,17 +108,17 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         gc.unfreeze()
-        if self._ray is not None:
-            self._ray.close()
-            self._ray = None
+        if self._started is not None:
+            self._started.close()
+            self._started = None
 
     def choose(self, size: int) -> str | None:
         """Decide where the next `map` works, for about `size` bytes of text; a sentence if that is in this process."""
-        if self.workers is not None or self.address or self._ray:
+        if self.workers is not None or self.address or self._started:
             return None
         cpus = _cpus()
         alone = size / BYTES_PER_SECOND
-        self._here = alone <= RAY_START_SECONDS + alone / cpus
+        self._here = alone <= START_SECONDS + alone / cpus
         if not self._here:
             return None
         return (
@@ -129,15 +128,19 @@ class Engine:
 
     @property
     def parallel(self) -> int:
-        """Tasks that run at once; starts Ray unless the work stays here."""
-        return 1 if self._here else self._started().workers
+        """Tasks that run at once; starts the workers unless the work stays here."""
+        return 1 if self._here else self.start().workers
 
-    def _started(self) -> _Ray:
-        if self._ray is None:
-            self._ray = _Ray(self.workers, self.address)
-            self.stop.install()
-            gc.freeze()
-        return self._ray
+    def start(self) -> _Ray | _Processes:
+        """The workers, which are started by the first call."""
+        if self._started is None:
+            if self.address is None:
+                self._started = _Processes(self.workers or _cpus(), WORKER_ENVIRONMENT)
+            else:
+                self._started = _Ray(self.workers, self.address)
+                self.stop.install()
+                gc.freeze()
+        return self._started
 
     def map(
         self, task: Task[Item, Result], items: Sequence[Item], on_report: Report | None = None
@@ -149,12 +152,12 @@ class Engine:
         """
         if not items:
             return
-        run = self._map_here if self._here else self._map_ray
+        run = self._map_here if self._here else self._map_workers
         yield from run(task, items, on_report or (lambda counts: None))
 
     def _check_stop(self) -> None:
         if reason := self.stop.reason:
-            raise Stopped(f"{reason}: stopped before the end; run the same command again to continue")
+            raise Stopped(f"{reason}: stopped before the end; {AGAIN}")
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -178,10 +181,10 @@ class Engine:
                 self._pause(_wait(tries))
             yield outcome
 
-    def _map_ray(
+    def _map_workers(
         self, task: Task[Item, Result], items: Sequence[Item], on_report: Report
     ) -> Generator[Outcome[Result], None, None]:
-        ray = self._started()
+        workers = self.start()
         waiting = list(enumerate(items))[::-1]
         failed = [0] * len(items)
         running: dict[Any, int] = {}
@@ -190,19 +193,19 @@ class Engine:
         try:
             while True:
                 self._check_stop()
-                while waiting and len(running) < ray.in_flight:
+                while waiting and len(running) < workers.in_flight:
                     index, item = waiting.pop()
-                    running[ray.submit(task, item, _wait(failed[index]))] = index
+                    running[workers.submit_task(task, item, _wait(failed[index]))] = index
                 if not running or time.monotonic() - looked >= REPORT_SECONDS:
-                    on_report(ray.take_reports())
+                    on_report(workers.take_reports())
                     looked = time.monotonic()
                 yield from finished  # only now, when the workers have their next tasks
                 if not running:
                     return
                 finished = []
-                for reference in ray.wait(list(running)):
+                for reference in workers.wait(list(running), POLL_SECONDS):
                     index = running.pop(reference)
-                    measured, unsent = ray.get(reference)
+                    measured, unsent = workers.outcome(reference)
                     outcome = replace(measured, index=index, tries=failed[index] + 1)
                     on_report(unsent)
                     if _try_again(outcome):
@@ -211,7 +214,7 @@ class Engine:
                     else:
                         finished.append(outcome)
         finally:
-            ray.cancel(running)
+            workers.cancel(list(running))
 
 
 def _wait(failed: int) -> float:
@@ -227,83 +230,67 @@ def _try_again(outcome: Outcome[Any]) -> bool:
     return True
 
 
-class _Ray:
-    """A connection to Ray, started here unless there is an address.
+class _Processes(Pool):
+    """Workers of this node. Raises EngineLost when their parent has died."""
 
-    Raises UsageError where no cluster answers. Every later call raises EngineLost when what Ray needs on this node has
-    died; the death of a worker or of another node is the result of the tasks that ran there.
+    def submit_task(self, task: Task[Any, Any], item: Any, wait: float) -> Any:
+        """Start a task, whose worker waits so many seconds first; its reference."""
+        try:
+            module = getattr(task, "func", task).__module__  # of a `partial` too
+            return self.submit(module, _on_worker, task, item, wait)
+        except OSError as error:
+            raise EngineLost(f"the parent of the workers died: {error}; {AGAIN}") from error
+
+    def outcome(self, reference: Any) -> tuple[Outcome[Any], Counts]:
+        """What `_on_worker` returned; where its process died, a TaskError as its result."""
+        returned = self.get(reference)
+        if isinstance(returned, EOFError):
+            return Outcome(NO_INDEX, lost(returned)), {}
+        if isinstance(returned, BaseException):
+            return Outcome(NO_INDEX, task_error(returned)), {}
+        answer: tuple[Outcome[Any], Counts] = returned
+        return answer
+
+
+class _Ray:
+    """A connection to a Ray cluster.
+
+    Raises UsageError where none answers. Every later call raises EngineLost when what Ray needs on this node has died;
+    the death of a worker or of another node is the result of the tasks that ran there.
     """
 
-    def __init__(self, workers: int | None, address: str | None) -> None:
+    def __init__(self, workers: int | None, address: str) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        if not address and "RAY_AUTH_MODE" not in os.environ:
-            # Who reaches the ports of a Ray runs code in it, and a node has other users. Read when Ray is imported.
-            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if ray.is_initialized():
             raise UsageError(
-                "this program uses a Ray of its own: call ray.shutdown() before, or work in this process with workers=0"
+                "this program uses a Ray of its own: call ray.shutdown() before, or work on this node without --address"
             )
         self._ray = ray
-        self._reaper: subprocess.Popen[bytes] | None = None
-        self._servers: dict[int, str] = {}
-        quiet: dict[str, object] = {"logging_level": logging.ERROR, "log_to_driver": False}
         variables = dict(WORKER_ENVIRONMENT)
         if "PYTHONPATH" in os.environ:  # a checkout that is not installed
             variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
-        environment = {"env_vars": variables}
-        if address:
-            try:
-                ray.init(address=address, runtime_env=environment, **quiet)
-            except ConnectionError as error:
-                raise UsageError(f"no Ray cluster answers at {address}: {error}") from None
-        else:
-            made = ray.init(
-                address="local",
-                num_cpus=workers or _cpus(),
-                include_dashboard=False,
-                object_store_memory=100 << 20,  # tasks meet on disk; results are small records
-                runtime_env=environment,
-                **quiet,
-            )
-            self._guard(made.address_info["session_dir"])
+        quiet: dict[str, object] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        try:
+            ray.init(address=address, runtime_env={"env_vars": variables}, **quiet)
+        except ConnectionError as error:
+            raise UsageError(f"no Ray cluster answers at {address}: {error}") from None
         # On the driver's own node: the loss of any other node must not end the job. One for all calls of `map`, as its
         # process takes a second of CPU time to start.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._board: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
-        self._remote = ray.remote(max_retries=0, num_cpus=1)(_on_worker)
+        self._remote = ray.remote(max_retries=0, num_cpus=1)(_on_ray)
         cpus = int(ray.cluster_resources().get("CPU", 1))
         self.workers = workers or cpus
         # Where Ray itself lets no more tasks run at once than wanted, as many more wait in its queue: a worker then
         # has its next task without asking the driver, 5 ms earlier.
         self.in_flight = 2 * self.workers if self.workers == cpus else self.workers
 
-    def _guard(self, session: str) -> None:
-        """Start the reaper of a Ray that was started here, and note its servers."""
-        command = [sys.executable, "-I", "-S", reaper.__file__, session]
-        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        processes = reaper.users(session)
-        self._servers = {pid: name for pid, name in processes.items() if name in ("raylet", "gcs_server")}
-
-    def _reap(self) -> None:
-        if self._reaper is not None:
-            self._reaper.communicate()  # the end of its input is what it waits for
-            self._reaper = None
-
     def close(self) -> None:
-        """Leave the cluster; end a Ray started here and whatever it left."""
-        if self._dead():
-            self._reap()  # first, as a Ray without its servers waits a minute for them
+        """Leave the cluster."""
         self._ray.shutdown()
-        self._reap()
-
-    def _dead(self) -> str:
-        """Which server of a Ray started here has died, or an empty string."""
-        return ", ".join(
-            f"{name} (process {pid})" for pid, name in self._servers.items() if not reaper.alive(pid)
-        )
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -311,12 +298,10 @@ class _Ray:
         try:
             yield
         except (self._ray.exceptions.RayError, ConnectionError) as error:
-            what = self._dead() or f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            raise EngineLost(
-                f"Ray died on {os.uname().nodename}: {what}; run the same command again to continue"
-            ) from error
+            what = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            raise EngineLost(f"Ray died on {os.uname().nodename}: {what}; {AGAIN}") from error
 
-    def submit(self, task: Task[Any, Any], item: Any, wait: float) -> Any:
+    def submit_task(self, task: Task[Any, Any], item: Any, wait: float) -> Any:
         """Start a task, whose worker waits so many seconds first; its reference."""
         with self._watched():
             return self._remote.remote(task, item, self._board, wait)
@@ -324,19 +309,17 @@ class _Ray:
     def take_reports(self) -> Counts:
         """What the tasks reported since the last call."""
         with self._watched():
-            if self._dead():
-                raise ConnectionError
             counts: Counts = self._ray.get(self._board.take.remote())
             return counts
 
-    def wait(self, references: list[Any]) -> list[Any]:
-        """The references of tasks that are done, one in TOGETHER of them at most, waiting POLL_SECONDS for so many."""
+    def wait(self, references: list[Any], seconds: float) -> list[Any]:
+        """The references of tasks that are done, one in TOGETHER of them at most, waiting `seconds` for so many."""
         with self._watched():
             wanted = -(-len(references) // TOGETHER)
-            done: list[Any] = self._ray.wait(references, num_returns=wanted, timeout=POLL_SECONDS)[0]
+            done: list[Any] = self._ray.wait(references, num_returns=wanted, timeout=seconds)[0]
             return done
 
-    def get(self, reference: Any) -> tuple[Outcome[Any], Counts]:
+    def outcome(self, reference: Any) -> tuple[Outcome[Any], Counts]:
         """What `_on_worker` returned; where its process or node died, a TaskError as its result."""
         try:
             returned: tuple[Outcome[Any], Counts] = self._ray.get(reference)
@@ -350,12 +333,11 @@ class _Ray:
         except self._ray.exceptions.RayError as error:
             return Outcome(NO_INDEX, lost(error)), {}
 
-    def cancel(self, references: Iterable[Any]) -> None:
+    def cancel(self, references: Sequence[Any]) -> None:
         """Stop tasks."""
-        if not self._dead():
-            for reference in references:
-                with contextlib.suppress(Exception):
-                    self._ray.cancel(reference, force=True)
+        for reference in references:
+            with contextlib.suppress(Exception):
+                self._ray.cancel(reference, force=True)
 
 
 class _Board:
@@ -372,10 +354,12 @@ class _Board:
         return counts
 
 
-def _on_worker(
-    task: Callable[[Any, Report], Any], item: Any, board: Any, wait: float
-) -> tuple[Outcome[Any], Counts]:
-    """Runs on a worker: sends its reports to the board every REPORT_SECONDS, the last ones with the result."""
+def _on_ray(task: Task[Any, Any], item: Any, board: Any, wait: float) -> tuple[Outcome[Any], Counts]:
+    return _on_worker(task, item, wait, board.add.remote)
+
+
+def _on_worker(task: Task[Any, Any], item: Any, wait: float, send: Report) -> tuple[Outcome[Any], Counts]:
+    """Runs on a worker: sends its reports every REPORT_SECONDS, the last ones with the result."""
     time.sleep(wait)
     collect_seldom()
     without_pandas()
@@ -386,7 +370,7 @@ def _on_worker(
         nonlocal sent
         pending.update(counts)
         if time.monotonic() - sent > REPORT_SECONDS:
-            board.add.remote(dict(pending))
+            send(dict(pending))
             pending.clear()
             sent = time.monotonic()
 

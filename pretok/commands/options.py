@@ -26,10 +26,11 @@ Inputs = Annotated[list[str], typer.Argument(metavar="RECIPE.toml | NAME=GLOB ..
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; overrides the recipe's `out`.")]
 Workers = Annotated[
     int | None,
-    typer.Option(min=0, help="Tasks at a time; 0 works in this process without Ray. Default: one per CPU."),
+    typer.Option(min=0, help="Tasks at a time; 0 works in this process. Default: one per CPU."),
 ]
 Address = Annotated[
-    str | None, typer.Option(help="A Ray cluster, `auto` inside an allocation. Default: a local Ray.")
+    str | None,
+    typer.Option(help="A Ray cluster, `auto` inside an allocation. Default: processes of this node."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 MERGING = "pretok.vocab.bpe:_merge"

@@ -108,7 +108,7 @@ def test_a_ray_of_the_program_is_left_alone(
 ) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: True)
     with pytest.raises(UsageError, match="a Ray of its own"):
-        pretok.tokenize(inputs(folder), folder / "w", vocab=vocab_dir, workers=1)
+        pretok.tokenize(inputs(folder), folder / "w", vocab=vocab_dir, workers=1, address="auto")
 
 
 def test_it_works_in_another_thread(folder: Path, vocab_dir: Path) -> None:

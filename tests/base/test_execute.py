@@ -1,4 +1,4 @@
-"""The engine: every item once, retries, stops, in this process and on Ray alike."""
+"""The engine: every item once, retries, stops, alike in this process, in processes of this node and on Ray."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from support import TASK_PATH, until
+from support import TASK_PATH, children, until
 
 from pretok.base import execute as engine_module
-from pretok.base import reaper
 from pretok.base.errors import InternalError, MismatchError, PartitionsFailed, Stopped
-from pretok.base.execute import RAY_START_SECONDS, WORKER_ENVIRONMENT, Engine, Report
+from pretok.base.execute import START_SECONDS, WORKER_ENVIRONMENT, Engine, Report
 from pretok.base.failures import TaskError
 from pretok.base.stop import StopFlag
 
@@ -73,14 +73,25 @@ def touch_and_wait(path: Path, report: Report) -> None:
         report({"items": 1})
 
 
+def touch_or_square(item: int | Path, report: Report) -> int | None:
+    return touch_and_wait(item, report) if isinstance(item, Path) else square(item, report)
+
+
 def environment(item: int, report: Report) -> dict[str, str]:
     return {name: os.environ.get(name, "") for name in WORKER_ENVIRONMENT}
 
 
-@pytest.fixture(params=["here", "ray"])
+def give_back_a_lambda(item: int, report: Report) -> object:
+    return lambda: item
+
+
+WHERE = ["here", "processes", "ray"]
+
+
+@pytest.fixture(params=WHERE)
 def engine(request):
     address = request.getfixturevalue("ray_address") if request.param == "ray" else None
-    with StopFlag() as stop, Engine(2 if address else 0, address, stop) as made:
+    with StopFlag() as stop, Engine(0 if request.param == "here" else 2, address, stop) as made:
         yield made
 
 
@@ -123,11 +134,21 @@ def test_a_failure_is_a_result_of_its_kind_tried_again_only_where_it_may_pass(en
     assert [o.result for o in engine.map(square, [3])] == [9]
 
 
-def test_a_dead_worker_is_replaced(ray_address, tmp_path):
-    with StopFlag() as stop, Engine(1, ray_address, stop) as engine:
+@pytest.mark.parametrize("where", WHERE[1:])
+def test_a_dead_worker_is_replaced(request, where, tmp_path, caplog):
+    address = request.getfixturevalue("ray_address") if where == "ray" else None
+    with StopFlag() as stop, Engine(1, address, stop) as engine:
         assert [o.result for o in engine.map(die_once, [tmp_path / "a"])] == ["a"]
         (variables,) = [o.result for o in engine.map(environment, [0])]
     assert variables == WORKER_ENVIRONMENT
+    assert "trying again: " in caplog.text
+
+
+def test_what_no_pickle_can_hold_is_said_and_workers_go_on():
+    with StopFlag() as stop, Engine(1, None, stop) as engine:
+        (outcome,) = engine.map(give_back_a_lambda, [1])
+        assert "pickle" in outcome.result.message
+        assert [o.result for o in engine.map(square, [3])] == [9]
 
 
 def test_many_in_flight_are_waited_for_together(ray_address, monkeypatch):
@@ -135,7 +156,7 @@ def test_many_in_flight_are_waited_for_together(ray_address, monkeypatch):
     monkeypatch.setattr(engine_module, "TOGETHER", 8)
     counts: Counter[str] = Counter()
     with StopFlag() as stop, Engine(None, ray_address, stop) as engine:
-        engine._started().in_flight = 40
+        engine.start().in_flight = 40
         outcomes = list(engine.map(square, range(60), counts.update))
     assert sorted((outcome.index, outcome.result) for outcome in outcomes) == [(n, n * n) for n in range(60)]
     assert counts["items"] == 60
@@ -168,24 +189,15 @@ def test_the_end_of_the_job_stops(monkeypatch):
     ],
 )
 def test_small_work_stays_in_this_process(monkeypatch, workers, address, size, cpus, here):
-    started = []
-
-    class Ray:
-        def __init__(self, *options):
-            started.append(options)
-            self.workers = cpus
-
-        def close(self):
-            started.append("closed")
-
-    monkeypatch.setattr(engine_module, "_Ray", Ray)
+    monkeypatch.setattr(
+        engine_module, "_Ray", lambda workers, address: SimpleNamespace(workers=cpus, close=int)
+    )
     monkeypatch.setattr(engine_module, "_cpus", lambda: cpus)
     with StopFlag() as stop, Engine(workers, address, stop) as made:
         said = made.choose(size)
-        assert made.parallel == (1 if here else cpus)
-        if here:
+        assert made.parallel == (1 if here else workers or cpus)
+        if not address:
             assert [o.result for o in made.map(square, [3])] == [9]
-    assert started == ([] if here else [(workers, address), "closed"])
     assert (said is not None) == (here and workers is None)
     if said:
         assert "B of text: working in this process" in said
@@ -194,7 +206,7 @@ def test_small_work_stays_in_this_process(monkeypatch, workers, address, size, c
 def test_a_resumed_job_may_begin_small_and_go_on_large(monkeypatch):
     monkeypatch.setattr(engine_module, "_cpus", lambda: 16)
     with StopFlag() as stop, Engine(None, None, stop) as made:
-        most = RAY_START_SECONDS * engine_module.BYTES_PER_SECOND * 16 / 15
+        most = START_SECONDS * engine_module.BYTES_PER_SECOND * 16 / 15
         assert made.choose(int(most) - 1)
         assert made.parallel == 1
         assert made.choose(int(most * 1.1)) is None
@@ -209,51 +221,51 @@ from pretok.base.stop import StopFlag
 from test_execute import touch_and_wait
 if __name__ == "__main__":
     with StopFlag() as stop, Engine(1, None, stop) as engine:
-        engine.parallel
-        print(engine._ray._reaper.args[-1], flush=True)
         list(engine.map(touch_and_wait, [Path(sys.argv[1])]))
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", ["driver", "raylet"])
-def test_no_process_outlives_a_killed_ray(tmp_path, killed):
-    """Of a Ray started here: its driver, then its raylet, gets a SIGKILL while a task runs."""
-    environment = {**os.environ, "PYTHONPATH": TASK_PATH}
-    command = [sys.executable, "-c", DRIVER, str(tmp_path / "mark")]
+@pytest.mark.parametrize("ended", ["driver", "nursery", "stopped"])
+def test_no_worker_outlives_the_driver(tmp_path, ended):
+    """While a task runs its driver or the parent of the workers gets a SIGKILL, or the driver is told to stop."""
     driver = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", DRIVER, str(tmp_path / "mark")],
+        env={**os.environ, "PYTHONPATH": TASK_PATH},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
-        session = driver.stdout.readline().strip()
         until(lambda: (tmp_path / "mark").exists())
-        processes = reaper.users(session)
-        assert len(processes) > 5
-        os.kill(
-            driver.pid if killed == "driver" else next(p for p, n in processes.items() if n == killed),
-            signal.SIGKILL,
-        )
+        (nursery,) = children(driver.pid)
+        (worker,) = children(nursery)
+        if ended == "nursery":
+            os.kill(nursery, signal.SIGKILL)
+        else:
+            driver.send_signal(signal.SIGTERM if ended == "stopped" else signal.SIGKILL)
         _, errors = driver.communicate(timeout=60)
-        if killed == "raylet":
-            assert "EngineLost: Ray died on" in errors
-            assert "raylet (process" in errors
-        until(lambda: not reaper.users(session))
+        said = {"driver": "", "nursery": "EngineLost: the parent of the workers died", "stopped": "Stopped: "}
+        assert said[ended] in errors
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (worker, nursery)))
     finally:
         driver.kill()
+        driver.wait()
 
 
-AGAIN = """
-from pretok.base.execute import Engine
-from pretok.base.stop import StopFlag
-from test_execute import square
-if __name__ == "__main__":
+def test_a_map_that_is_left_ends_its_tasks_and_the_next_one_works(tmp_path):
+    before = children(os.getpid())
+    with StopFlag() as stop, Engine(2, None, stop) as engine:
+        outcomes = engine.map(touch_or_square, [3, tmp_path / "mark"])
+        assert next(outcomes).result == 9
+        until(lambda: (tmp_path / "mark").exists())
+        (nursery,) = {*children(os.getpid())} - {*before}
+        workers = children(nursery)
+        outcomes.close()
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+        assert [o.result for o in engine.map(square, [3])] == [9]
+
+
+def test_an_engine_of_one_program_follows_another():
     for n in range(2):
         with StopFlag() as stop, Engine(1, None, stop) as engine:
             assert [outcome.result for outcome in engine.map(square, [n])] == [n * n]
-"""
-
-
-@pytest.mark.slow
-def test_a_program_may_start_ray_again():
-    environment = {**os.environ, "PYTHONPATH": TASK_PATH}
-    subprocess.run([sys.executable, "-c", AGAIN], env=environment, check=True)

@@ -1,0 +1,174 @@
+"""Workers of this node: processes forked from one that has loaded everything and has a single thread.
+
+Input: jobs for `Pool.submit`. Output: what each returned. A Pool starts one process, the nursery, which imports what
+the first job needs and forks a worker whenever one is asked for: a worker has nothing to import, and shares the pages
+of what is loaded with the others. The driver may have threads, whose locks a fork of it would leave locked for ever;
+the nursery has none, and the variables that it gets tell the libraries to start none. A worker ends with the nursery
+(PR_SET_PDEATHSIG), the nursery with the driver, whose end of their socket the kernel closes however the driver dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from pretok.base.children import child_environment
+from pretok.base.console import Counts
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""A terminal and Slurm send them to all processes; they are meant for the driver, which ends its workers."""
+PR_SET_PDEATHSIG = 1
+Send = Callable[[Counts], None]
+
+
+class Pool:
+    """Up to `workers` processes, each with `variables` in its environment.
+
+    A job is a top-level function of a module, called with the arguments of its submission and a function that sends
+    increments to the driver.
+    """
+
+    def __init__(self, workers: int, variables: dict[str, str]) -> None:
+        self.workers = self.in_flight = workers
+        self._variables = variables
+        self._nursery: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._idle: list[Connection] = []
+        self._done: dict[Connection, Any] = {}
+        self._counts: Counter[str] = Counter()
+
+    def submit(self, module: str, function: Callable[..., Any], *arguments: Any) -> Connection:
+        """Have a worker call `function(*arguments, send)`. module: what a new worker should have loaded. Returns what
+        the job is waited for by. Raises OSError where no worker can be had, and what pickle raises for arguments that
+        it cannot write."""
+        job = pickle.dumps((function, arguments))
+        worker = self._idle.pop() if self._idle else self._new(module)
+        with contextlib.suppress(OSError):  # it died while it had nothing to do: `wait` finds out
+            worker.send_bytes(job)
+        return worker
+
+    def _new(self, module: str) -> Connection:
+        """A connection to a worker that the nursery forks once it has imported `module`."""
+        if self._nursery is None:
+            self._nursery = self._start()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._nursery[1], [module.encode()], [theirs.fileno()])
+        return Connection(ours.detach())
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """The nursery, and where it is asked for workers."""
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # a message stays one
+        with theirs:
+            code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import nurse; nurse({theirs.fileno()})"
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=child_environment() | self._variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # that of the driver is for results
+                pass_fds=(theirs.fileno(),),
+            )
+        return process, ours
+
+    def take_reports(self) -> Counts:
+        """The increments that `wait` saw since the last call."""
+        counts, self._counts = dict(self._counts), Counter()
+        return counts
+
+    def wait(self, workers: list[Connection], seconds: float) -> list[Connection]:
+        """Those of `workers` that are done or have died, after `seconds` at most."""
+        finished = []
+        for worker in wait(workers, seconds):
+            assert isinstance(worker, Connection)
+            try:
+                done, said = worker.recv()
+            except (EOFError, OSError):
+                worker.close()
+                done, said = True, None
+            if done:
+                self._done[worker] = said
+                finished.append(worker)
+            else:
+                self._counts.update(said)
+        return finished
+
+    def get(self, worker: Connection) -> Any:
+        """What a finished job returned, or the exception that kept it from that; EOFError where its worker died."""
+        returned = self._done.pop(worker)
+        if worker.closed:
+            return EOFError(
+                "its worker process died, killed or out of memory; fewer --workers leave each more"
+            )
+        self._idle.append(worker)
+        return returned
+
+    def cancel(self, workers: Sequence[Connection]) -> None:
+        """End what runs, if anything does: all workers, as they end together. Others are started for the next job."""
+        for worker in workers:
+            worker.close()
+        if workers:
+            self.close()
+
+    def close(self) -> None:
+        """End the nursery and with it all workers, whatever they do."""
+        if self._nursery is not None:
+            process, asked = self._nursery
+            self._nursery = None
+            process.kill()
+            process.wait()
+            asked.close()
+        while self._idle:
+            self._idle.pop().close()
+
+
+def nurse(driver: int) -> None:
+    """Fork a worker for each connection that the driver sends over this socket, until the driver is gone."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker: the kernel reaps it
+    with socket.socket(fileno=driver) as asked:
+        while True:
+            module, fds, *_ = socket.recv_fds(asked, 1 << 10, 1)
+            if not fds:
+                return
+            with contextlib.suppress(Exception):  # the worker meets it again and says so
+                importlib.import_module(module.decode())
+            gc.collect()
+            gc.freeze()  # a worker's search for garbage would copy every page that it shares
+            me = os.getpid()
+            if os.fork() == 0:
+                asked.close()
+                serve(Connection(fds[0]), me)
+            os.close(fds[0])
+
+
+def serve(driver: Connection, nursery: int) -> None:
+    """Do what the driver sends until it is gone. Never returns: what is open here is the nursery's."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != nursery:  # it died before that call
+        os._exit(0)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            job = driver.recv_bytes()
+            try:
+                function, arguments = pickle.loads(job)
+                answer = pickle.dumps(
+                    (True, function(*arguments, lambda counts: driver.send((False, counts))))
+                )
+            except BaseException as error:  # of the job's way to and fro: what a task raises is its result
+                text = f"{type(error).__name__}: {error}"
+                answer = pickle.dumps((True, RuntimeError(text)))
+            driver.send_bytes(answer)
+    os._exit(0)

@@ -54,13 +54,13 @@ from pretok.read.normalize import Normalization
 from pretok.read.partition import Piece
 from pretok.read.readers import RecordFormat, documents_of, read_piece
 from pretok.read.recognise import list_inputs
-from pretok.removal.select import read_names
 from pretok.screen.benchmark import read_benchmark
 from pretok.shards.annotations import read_annotations
 from pretok.shards.format import ShardReader
 from pretok.shards.inputs import PLAN_FILE, read_plan
 from pretok.shards.ledger import ledger_windows
 from pretok.shards.manifest import load_manifest
+from pretok.shards.names import read_names
 from pretok.shards.spans import ShardSpans
 from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import open_segments, read_segments

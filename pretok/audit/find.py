@@ -8,7 +8,6 @@ documents of the sources asked for.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,9 +20,10 @@ import pyarrow.compute as pc
 from pretok.base.errors import UsageError
 from pretok.base.units import human_bytes
 from pretok.read.batches import HASH
-from pretok.shards.documents import PLACE_IN_FILE, Numbered, chosen_shards, lines_of_source, scan
+from pretok.shards.documents import Numbered, chosen_shards, scan
 from pretok.shards.ledger import ledger_schema
 from pretok.shards.manifest import Manifest
+from pretok.shards.names import find_names, is_hash, lines_named
 from pretok.shards.texts import load_decoder, shard_texts
 
 Place = tuple[str, str, int]
@@ -37,68 +37,38 @@ def find_documents(manifest: Manifest, source: str | None, column: str, value: s
 
 
 def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
-    """The first `most` documents of a name: 32 hexadecimal digits, the hash of the text; FILE:LINE, an input (or the
-    end of its path) and the line or row from 1; anything else is a value of the kept column `id`. Raises UsageError
-    where it names none."""
-    shards = chosen_shards(manifest)
-    if re.fullmatch("[0-9a-fA-F]{32}", name):
-        matches, what = _by_column(manifest, shards, "hash", name), "the hash of no text"
-    elif places := _places(manifest, name):
-        matches, what = (
-            _by_place(manifest, shards, places),
-            "a record that was rejected, or a line that is not there",
-        )
-    else:
-        matches, what = (
-            _by_column(manifest, shards, "id", name),
-            "no hash, no input with a line, and no kept id",
-        )
-    try:
-        found = list(islice(matches, most))
-    except UsageError as problem:  # no ledger has ids
-        what = f"no hash, no input with a line, and {problem}"
-        found = []
-    if not found:
-        raise UsageError(f"{manifest.folder} has no document {name!r}: it is {what}")
-    return found
+    """The first `most` documents of a name (`shards.names`). Raises UsageError where it names none, or different
+    documents in different ways."""
+    return find_in([manifest], name, most)[0]
 
 
 def find_in(manifests: Sequence[Manifest], name: str, most: int) -> list[list[Place]]:
     """`find_named` in each of several manifests; UsageError where none has the document."""
     found: dict[str, list[Place]] = {}
-    problems: list[UsageError] = []
     for manifest in manifests:
         if manifest.fingerprint not in found:
-            try:
-                found[manifest.fingerprint] = find_named(manifest, name, most)
-            except UsageError as problem:
-                found[manifest.fingerprint] = []
-                problems.append(problem)
+            shards = chosen_shards(manifest)
+            rows, _ = find_names(manifest, shards, [name])
+            places = (
+                (shard.source, shard.split, before + row)
+                for shard, before in shards
+                for row in rows[shard.path].tolist()
+            )
+            found[manifest.fingerprint] = list(islice(places, most))
     if not any(found.values()):
-        raise problems[0]
+        raise _unknown(manifests[0], name)
     return [found[manifest.fingerprint] for manifest in manifests]
 
 
-def _places(manifest: Manifest, name: str) -> set[tuple[str, int, int]]:
-    """What FILE:LINE is in a ledger: file, start and record, one for each start of the file that is before the line."""
-    file, _, line = name.rpartition(":")
-    places = set()
-    for source in manifest.tokenized if file and line.isdecimal() else ():
-        for (path, start), lines in lines_of_source(manifest, source).items():
-            if (path == file or path.endswith(f"/{file}")) and lines < int(line):
-                places.add((path, start, int(line) - 1 - lines))
-    return places
-
-
-def _by_place(
-    manifest: Manifest, shards: Sequence[Numbered], places: set[tuple[str, int, int]]
-) -> Iterator[Place]:
-    for shard, first, rows in scan(manifest, PLACE_IN_FILE, shards):
-        for path, start, record in sorted(places):
-            here = np.flatnonzero(np.asarray(pc.equal(rows["record"], record)))
-            for row in here.tolist():
-                if (rows["file"][row].as_py(), rows["start"][row].as_py()) == (path, start):
-                    yield shard.source, shard.split, first + row
+def _unknown(manifest: Manifest, name: str) -> UsageError:
+    what = "no hash and no input with a line"
+    if is_hash(name):
+        what = "the hash of no text"
+    elif lines_named(manifest, [name]):
+        what = "a record that was rejected, or a line that is not there"
+    kept = any("id" in ledger_schema(shard.ledger_path).names for shard in manifest.shards)
+    id = "no kept id" if kept else "no ledger keeps a column id"
+    return UsageError(f"{manifest.folder} has no document {name!r}: it is {what}, and {id}")
 
 
 def _by_column(manifest: Manifest, shards: Sequence[Numbered], column: str, value: str) -> Iterator[Place]:

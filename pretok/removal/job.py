@@ -53,15 +53,7 @@ from pretok.base.tokens import Ints
 from pretok.base.tree import NODE, fold, node_hash, prove_nodes
 from pretok.base.units import listed, plural
 from pretok.removal.reach import Reach, reach_of, tell_reach
-from pretok.removal.select import (
-    SHOWN,
-    Chosen,
-    Selection,
-    read_names,
-    refuse_missing,
-    refuse_whole,
-    select,
-)
+from pretok.removal.select import Chosen, Selection, refuse_missing, refuse_whole, select
 from pretok.screen.removed import FILE_NAME as TOMBSTONES
 from pretok.screen.removed import read_removed, removed_path, rows_of, write_removed
 from pretok.shards.annotations import (
@@ -93,6 +85,7 @@ from pretok.shards.manifest import (
     sum_sources,
     write_manifest,
 )
+from pretok.shards.names import SHOWN, read_names
 from pretok.shards.unfinished import refuse_unfinished, unfinished
 
 BLOCK = 1 << 22

@@ -17,6 +17,7 @@ unfinished.py  what is not finished, told in words
 software.py    which versions of libraries made shards, and who may go on with them
 seal.py        sealed parts -> few files and one manifest
 documents.py   what is known of documents as rows: their place, their ledger, what was joined to them
+names.py       names of documents -> which documents they are
 values.py      columns of ledgers -> documents and tokens of each value
 texts.py       the texts of a shard, a few megabytes at a time
 job.py         the job: plan, tokenize, seal

@@ -57,7 +57,7 @@ def test_a_name_of_no_document_is_explained(manifest: Manifest) -> None:
         find_named(manifest, "en.jsonl:100000", 9)
     with pytest.raises(UsageError, match="the hash of no text"):
         find_named(manifest, 32 * "0", 9)
-    with pytest.raises(UsageError, match="no ledger has a column 'id'"):
+    with pytest.raises(UsageError, match="no ledger keeps a column id"):
         find_named(manifest, "other.jsonl:1", 9)
 
 

@@ -12,15 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import another_job
+from test_golden import GOLDEN
+from tokenizing import recipe as tokenized
+from tokenizing import run
 
 import pretok
 import pretok.stream
+from pretok.audit.find import find_named
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
-from pretok.base.errors import IntegrityError
+from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.lock import share
 from pretok.base.records import replace
@@ -193,6 +198,103 @@ def test_names_of_every_kind(removable: Path, tmp_path: Path, here: Engine) -> N
     check(removable, work, {rows[name]["hash"] for name in ("a3", "b9", "more7", "b1")}, here)
     assert command(work, "--where", "source = 'b'", "--all") == 0
     assert load_manifest(work / "shards").sources["b"].removed.documents == 60  # type: ignore[union-attr]
+
+
+ODD = (
+    "a\u2028b",
+    "c\x85d",
+    "e\x0cf",
+    "g\x0bh",
+    "  i",
+    "j ",
+    "k\rl",
+    " ",
+    32 * "7",
+    "0123456789abcdefABCDEF0123456789",
+    "m:1",
+)
+"""Ids that are one line each."""
+PARTS = (*"abcdefghijklm", "7", "0123456789abcdefabcdef0123456789", "nobody:2")
+"""What other readers of lines would make of them, and more that no list names."""
+
+
+def hash_of(text: str) -> str:
+    return "".join(xxhash.xxh64_hexdigest(text.encode(), seed) for seed in (0, 1))
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """WORK of three files, two of which are called x.jsonl, with ids that are odd, or fit another document as well."""
+    work = tmp_path_factory.mktemp("named")
+    first = "il primo testo"
+    digits = hash_of(first)
+    texts = {"first": first, digits: "un testo che si chiama come un altro", "in.jsonl:1": "e come una riga"}
+    rows = [{"id": id, "text": text} for id, text in texts.items()]
+    rows += [{"id": id, "text": f"il documento numero {n}"} for n, id in enumerate((*ODD, *PARTS))]
+    own = "chiamato con la propria impronta"
+    rows.append({"id": hash_of(own), "text": own})
+    for name, some in {
+        "in": rows,
+        "one/x": [{"id": "1", "text": "uno"}],
+        "two/x": [{"id": "2", "text": "due"}],
+    }.items():
+        (work / f"{name}.jsonl").parent.mkdir(exist_ok=True)
+        (work / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    inputs: list[Path | str] = [work / "in.jsonl", work / "one" / "x.jsonl", work / "two" / "x.jsonl"]
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        run(tokenized(work, GOLDEN / "tokenizer.json", {"it": inputs}, keep=["id"]), engine)
+    return work
+
+
+def ids_left(work: Path) -> set[str]:
+    return {row["id"] for row in rows_of(work) if row.get("removed") is None}
+
+
+def test_a_list_of_names_is_read_line_by_line_and_nothing_is_stripped(
+    named: Path, tmp_path: Path, capsys: Any
+) -> None:
+    work = copy_of(named, tmp_path / "work")
+    (tmp_path / "ids").write_bytes(
+        "\r\n".join((*ODD, "", "nobody", "nobody ", 32 * "0", "in.jsonl:999")).encode()
+    )
+    assert command(work, "--ids", str(tmp_path / "ids")) == 2
+    assert "no document of 4 of the names" in (said := " ".join(capsys.readouterr().err.split()))
+    assert f"nobody, nobody , {32 * '0'}, in.jsonl:999;" in said
+    assert command(work, "--ids", str(tmp_path / "ids"), "--missing-ok") == 0
+    assert ids_left(work) == ids_left(named) - set(ODD)
+
+
+def test_a_name_that_fits_two_documents_is_refused(named: Path, tmp_path: Path, capsys: Any) -> None:
+    """In two ways, or as a line of two files; where it fits one text in two ways, it is clear."""
+    rows = {row["id"]: row for row in rows_of(named)}
+    for name, told in (
+        (rows["first"]["hash"], "the hash of a text and a kept id"),
+        ("in.jsonl:1", f"a line of {named}/in.jsonl and a kept id"),
+        ("x.jsonl:1", f"a line of {named}/one/x.jsonl and a line of {named}/two/x.jsonl"),
+    ):
+        (tmp_path / "ids").write_text(f"{name}\na\n")
+        assert command(named, "--ids", str(tmp_path / "ids"), "--dry-run") == 2
+        assert f"{name} is {told}" in " ".join(capsys.readouterr().err.split())
+        with pytest.raises(UsageError, match="different documents in different ways"):
+            find_named(load_manifest(named / "shards"), name, 9)
+    clear = [
+        "one/x.jsonl:1",
+        str(named / "in.jsonl:1"),
+        *(id for id, row in rows.items() if id == row["hash"]),
+    ]
+    assert len(clear) == 3
+    (tmp_path / "ids").write_text("\n".join(clear))
+    assert command(named, "--ids", str(tmp_path / "ids"), "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["reach"]["documents"] == 3
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_trace_takes_the_names_that_a_removal_takes(named: Path, name: str) -> None:
+    manifest = load_manifest(named / "shards")
+    [place] = find_named(manifest, name, 9)
+    assert [row["id"] for row in rows_of(named) if (row["source"], row["split"], row["doc"]) == place] == [
+        name
+    ]
 
 
 def test_a_dry_run_says_how_often_mixes_read(removable: Path, tmp_path: Path, capsys: Any) -> None:

@@ -18,7 +18,7 @@ from pretok.audit.verify_annotations import JoinedFile, annotation_notes, check_
 from pretok.audit.verify_removed import verify_removed
 from pretok.audit.verify_task import VerifyTask, verify_index, verify_shard
 from pretok.base.console import Console
-from pretok.base.errors import IntegrityError, PretokError
+from pretok.base.errors import IntegrityError, PretokError, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.failures import Failure
 from pretok.base.lock import is_lock, share
@@ -58,6 +58,11 @@ def run_verify(
 
 def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tuple[Manifest, list[str]]:
     manifest = load_manifest(shards)
+    if removed and manifest.materialized is not None:
+        raise UsageError(
+            f"{shards} holds a mix in its order, in which no document is told from another: look for removed texts in "
+            "the shards it was made of; pretok mix --materialize refuses the folder if they changed since"
+        )
     tokenizer = _check_tokenizer(manifest)
     problems = tokenizer + _check_files(manifest) + _check_totals(manifest) + _check_plans(manifest)
     if tokenizer:  # nothing can be decoded

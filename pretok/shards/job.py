@@ -184,7 +184,7 @@ def _prepare(
         not old or not (shards / TOKENIZER_FILE).exists()
     ):  # the shards then need nothing else; workers read this copy
         vocab.copy_to(shards / TOKENIZER_FILE)
-    gone = _keep_removed(recipe, shards, state)
+    gone = _keep_removed(recipe, old, shards, state)
     screening = Screening(
         benchmark=kept_benchmark(state).absolute() if benchmark else None,
         fingerprint=benchmark.fingerprint if benchmark else "",
@@ -209,10 +209,12 @@ def _prepare(
     return _Work(config, old, plans, tasks, [task for task in tasks if not _finished(task)])
 
 
-def _keep_removed(recipe: Recipe, shards: Path, state: Path) -> Path | None:
+def _keep_removed(recipe: Recipe, old: Manifest | None, shards: Path, state: Path) -> Path | None:
     """Where workers find the texts that were removed, of these shards and of the list that the recipe names; None where
-    there are none."""
+    there are none. IntegrityError where the manifest names a list that is not there."""
     own, named = removed_path(shards), recipe.shards.removed
+    if old and state.exists():
+        old.check(removed_path(old.folder))
     paths = [path for path in (own, named) if path is not None and (path == named or path.exists())]
     if not paths or not state.exists():
         return None

@@ -28,7 +28,7 @@ from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import read_record, replace, to_json
-from pretok.base.storage import copy_file, read_json, write_json
+from pretok.base.storage import copy_file, fingerprint, read_json, write_json
 from pretok.base.tasks import open_step
 from pretok.base.tree import compare_root
 from pretok.shards.format import ShardWriter
@@ -53,6 +53,8 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 SHARD_BYTES = 1 << 30
 READ_SEQUENCES = 512
 """Sequences read and written at once: 8 MiB of int32 at 4,096 tokens."""
+MADE_OF = "made_of"
+"""The key under which the manifest and an unfinished plan have the digest of the roots of all that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +94,30 @@ def run_materialize(
         open_step("materialize", engine, console) as step,
     ):
         view = pretok.stream.open(shards, mix)
+        read = [
+            (path, manifest.roots[path])
+            for shard in chain(*mixed_shards(view.mix, manifest).values())
+            for path in (shard.bin_path, *([shard.spans_path] if view.masked and shard.kinds else []))
+        ]
+        made_of = fingerprint([root for _, root in read])  # a removal changes it
         if has_manifest(out):
-            held = load_manifest(out).materialized
-            found = None if held is None else parse_mix(held, out / FILE_NAME).fingerprint
+            held = load_manifest(out)
+            mixed = held.materialized
+            found = None if mixed is None else parse_mix(mixed, out / FILE_NAME).fingerprint
             if found != view.fingerprint:
                 raise MismatchError(
                     f"{out} holds {'other shards' if found is None else f'the mix {found}'}, {mix} is "
                     f"{view.fingerprint}; choose another folder"
                 )
+            if held.config.get(MADE_OF) != made_of:
+                raise MismatchError(
+                    f"{out} holds the mix with the tokens that {shards} had before documents were removed from it: "
+                    "delete the folder and run the same command again"
+                )
             shutil.rmtree(out / STATE, ignore_errors=True)
             return
         sequences = max(1, shard_bytes // ((view.seq_len + 1) * view.dtype.itemsize))
-        keep_plan(out, {"mix": view.fingerprint, "shard_sequences": sequences})
+        keep_plan(out, {"mix": view.fingerprint, MADE_OF: made_of, "shard_sequences": sequences})
         tasks = [
             MaterializeTask(
                 shards.absolute(),
@@ -119,11 +133,6 @@ def run_materialize(
         step.engine.choose(
             sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize
         )
-        read = [
-            (path, manifest.roots[path])
-            for shard in chain(*mixed_shards(view.mix, manifest).values())
-            for path in (shard.bin_path, *([shard.spans_path] if view.masked and shard.kinds else []))
-        ]
         for _ in step.map(
             check_file, read if todo else [], "file", lambda sealed: sealed[0].name, kept=False
         ):
@@ -135,7 +144,7 @@ def run_materialize(
         if manifest.check(tokenizer := manifest.folder / TOKENIZER_FILE):
             copy_file(tokenizer, out / TOKENIZER_FILE)
         entries = [read_record(Shard, read_json(task.record), task.record) for task in tasks]
-        _seal(view, manifest, out, entries)
+        _seal(view, manifest, out, entries, made_of)
 
 
 def check_file(sealed: tuple[Path, str], report: Report) -> None:  # noqa: ARG001
@@ -162,7 +171,7 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
     write_json(task.record, to_json(entry))
 
 
-def _seal(view: View, manifest: Manifest, out: Path, entries: list[Shard]) -> None:
+def _seal(view: View, manifest: Manifest, out: Path, entries: list[Shard], made_of: str) -> None:
     counts = count_source(entries, sum(entry.documents for entry in entries), {})
     spans = [replace(entry, folder=out).spans_path for entry in entries if entry.kinds is not None]
     mixed = Manifest(
@@ -172,7 +181,7 @@ def _seal(view: View, manifest: Manifest, out: Path, entries: list[Shard]) -> No
         failed=(),
         shards=tuple(entries),
         side_files=(*side_files(out, None, [out / TOKENIZER_FILE]), *side_files(out, "mix", spans)),
-        config={},
+        config={MADE_OF: made_of},
         software={
             "python": platform.python_version(),
             "pretok": pretok.__version__,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,16 @@ from test_remove import command, copy_of, remove, rows_of
 
 import pretok
 import pretok.stream
+import pretok.stream.materialize
 from pretok.audit.trace import open_traced
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
-from pretok.base.execute import Engine
+from pretok.base.errors import PartitionsFailed
+from pretok.base.execute import Engine, Report
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
 from pretok.stream.continued import same_until
+from pretok.stream.materialize import MaterializeTask, run_materialize, write_shard
 from pretok.stream.mix_file import load_mix
 
 GONE = ("a3", "b9", "b5")
@@ -169,6 +174,60 @@ def test_removed_texts_decode_to_nothing(work: Path) -> None:
         assert (row["text"] == "") is (row["removed"] is not None) is (row["id"] is None)
     table = pq.read_table(work / "shards" / "removed.parquet").to_pylist()
     assert [row["removed_reason"] for row in table] == ["perché sì"] * len(GONE)
+
+
+def stopped_after(shards: int) -> Callable[[MaterializeTask, Report], None]:
+    left = iter(range(shards))
+
+    def write(task: MaterializeTask, report: Report) -> None:
+        if next(left, None) is None:
+            raise OSError("disk full")
+        write_shard(task, report)
+
+    return write
+
+
+def test_a_materialized_mix_of_before_is_refused(
+    removable: Path, tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Finished or not; one of a mix that reads other shards stays, and no folder is said to hold none of the texts."""
+    work = copy_of(removable, tmp_path / "work")
+    shards, flat = work / "shards", work / "flat"
+    line = [
+        "mix",
+        str(shards),
+        "--weights",
+        "a=0.5,b=0.5",
+        "--seq-len",
+        "16",
+        "--out",
+        str(work / "mix.json"),
+    ]
+    line += ["--workers", "0", "--materialize"]
+    only_b = ["mix", str(shards), "--weights", "b=1", "--seq-len", "16", "--out", str(work / "b.json")]
+    only_b += ["--workers", "0", "--materialize", str(work / "b")]
+    assert run_command([*line, str(flat)]) == 0
+    assert run_command(only_b) == 0
+    begun = tmp_path / "begun"
+    monkeypatch.setattr(pretok.stream.materialize, "write_shard", stopped_after(1))
+    with pytest.raises(PartitionsFailed):
+        run_materialize(shards, work / "mix.json", begun, here, Silent(), shard_bytes=1000)
+    monkeypatch.undo()
+    remove(work, where="id = 'a3'")
+    assert run_command([*line, str(flat)]) == 2
+    assert f"{flat} holds the mix with the tokens that {shards} had before" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert run_command([*line, str(begun)]) == 2
+    assert f"{begun} holds unfinished shards of another plan" in " ".join(capsys.readouterr().err.split())
+    assert run_command(only_b) == 0
+    assert run_command(["verify", str(flat), "--removed", "--workers", "0"]) == 2
+    assert "no document is told from another" in " ".join(capsys.readouterr().err.split())
+    mixed = pretok.stream.open(shards, work / "mix.json")[:]
+    assert (pretok.stream.open(flat)[:] != mixed).any()
+    shutil.rmtree(flat)
+    assert run_command([*line, str(flat)]) == 0
+    np.testing.assert_array_equal(pretok.stream.open(flat)[:], mixed)
 
 
 def test_files_that_hold_texts_too_are_named(removable: Path, tmp_path: Path, capsys: Any) -> None:

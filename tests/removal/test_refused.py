@@ -70,6 +70,24 @@ def test_the_same_texts_are_rejected(removable: Path, tmp_path: Path, here: Engi
     assert manifest.as_of(load_manifest(removable / "shards").fingerprint) is not None
 
 
+@pytest.mark.parametrize("new", ["append", "source"])
+def test_a_list_that_is_gone_lets_nothing_in(removable: Path, tmp_path: Path, here: Engine, new: str) -> None:
+    """The manifest says that it is there: neither tokenize nor another removal goes on without it."""
+    work = copy_of(removable, tmp_path / "work")
+    shutil.copy(removable / "b.jsonl", work / "again.jsonl")
+    remove(work, where=f"id in {GONE}")
+    before = load_manifest(work / "shards").fingerprint
+    kept = (work / "shards" / "removed.parquet").rename(tmp_path / "removed.parquet")
+    with pytest.raises(IntegrityError, match=r"removed\.parquet"):
+        remove(work, where="id = 'a7'")
+    with pytest.raises(IntegrityError, match=r"removed\.parquet"):
+        run(recipe(removable, work, [new]), here)
+    assert load_manifest(work / "shards").fingerprint == before
+    kept.rename(work / "shards" / "removed.parquet")
+    run(recipe(removable, work, [new]), here)
+    assert load_manifest(work / "shards").sources["c" if new == "source" else "b"].rejected == {"removed": 2}
+
+
 @pytest.mark.parametrize("duplicates", ["keep", "drop"])
 def test_another_project_is_given_the_list(
     removable: Path, tmp_path: Path, here: Engine, duplicates: str

@@ -20,7 +20,7 @@ from pretok.base.storage import read_json
 from pretok.read.kept import TYPES
 from pretok.shards.annotations import Annotations, matched_column, open_annotations
 from pretok.shards.documents import Numbered, check_place, chosen_shards, scan
-from pretok.shards.ledger import SCHEMA, hex_digits, ledger_schema
+from pretok.shards.ledger import REMOVED, SCHEMA, hex_digits, ledger_schema
 from pretok.shards.manifest import SPLITS, Manifest, has_manifest, load_manifest
 from pretok.shards.texts import load_decoder, shard_texts
 from pretok.shards.unfinished import incomplete, refuse_unfinished
@@ -68,7 +68,7 @@ class Documents:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """OURS, then the kept columns of all shards, then the joined ones. UsageError where two shards keep one name as
+        """OURS, the kept columns of all shards, REMOVED, and what was joined. UsageError where two shards keep a name as
         two types."""
         kept: dict[str, tuple[pa.DataType, str]] = {}
         for shard, _ in self.numbered:
@@ -80,6 +80,7 @@ class Documents:
                         "open the sources one by one (source=...)"
                     )
         found = {name: kind for name, (kind, _) in kept.items() if name not in SCHEMA.names}
+        found |= {field.name: field.type for field in REMOVED}
         for one in self.joined:
             found |= {matched_column(one.name): pa.bool_()}
             found |= {column.name: TYPES[column.type] for column in one.record.columns}

@@ -24,9 +24,10 @@ import pyarrow as pa
 
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.sql import errors, parquet, path_list, quoted
+from pretok.base.sql import errors, parquet, path_list, quoted, told
 from pretok.shards.annotations import Annotations, open_annotations, unknown_sources
 from pretok.shards.documents import lines_of_source
+from pretok.shards.ledger import REMOVED
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import refuse_unfinished
 
@@ -54,13 +55,13 @@ def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterat
             _make_rejects(connection, manifest)
             _make_words(connection, work / "counts")
     except duckdb.Error as error:
-        raise IntegrityError(f"{shards}: {error}; see pretok verify") from None
+        raise IntegrityError(f"{shards}: {told(error)}; see pretok verify") from None
     try:
         with errors():
             connection.execute(sql)
     except duckdb.Error as error:
         raise UsageError(
-            f"{error}\nthe views are docs, ledger, shards, sources, rejects and words; DESCRIBE docs"
+            f"{told(error)}\nthe views are docs, ledger, shards, sources, rejects and words; DESCRIBE docs"
         ) from None
     return [column[0] for column in connection.description or ()], _rows(connection)
 
@@ -76,7 +77,7 @@ def _rows(connection: Any) -> Iterator[list[tuple[Any, ...]]]:
                 return
             yield rows
     except duckdb.Error as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(told(error)) from None
 
 
 def _make_tables(connection: Any, manifest: Manifest) -> None:
@@ -137,11 +138,13 @@ def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
     empty = {"source": "", "file": "", "start": 0, "before": 0}  # gives the columns their types
     _make_table(connection, "pieces", [*pieces, empty])
     joined = open_annotations(manifest)
+    known = any(shard.removed for shard in manifest.shards)
+    removed = "" if known else "".join(f", NULL::VARCHAR AS {name}" for name in REMOVED.names)
     connection.execute(
         f"""CREATE VIEW ledger AS
         SELECT f.source, f.split, f.shard, f.before + d.file_row_number AS doc, d.file,
             coalesce(p.before, 0) + d.record + 1 AS position, d.tokens, d.bytes, lower(hex(d.hash)) AS hash,
-            d.* EXCLUDE (file, tokens, bytes, hash, "pretok:file", file_row_number)
+            d.* EXCLUDE (file, tokens, bytes, hash, "pretok:file", file_row_number){removed}
         FROM {parquet(paths, f"union_by_name = true, {ROWS}")} d
         JOIN ledger_files f ON f.path = d."pretok:file"
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""

@@ -70,6 +70,11 @@ def errors() -> Iterator[None]:
         raise
 
 
+def told(error: Exception) -> str:
+    """What DuckDB says of a query, without the name that it has for this kind of error."""
+    return re.sub(r"^[A-Z][A-Za-z ]* Error: ", "", str(error))
+
+
 def parquet(paths: Iterable[Path], options: str = "") -> str:
     """What reads Parquet files in SQL; a folder called `lang=it` gives no column."""
     return f"read_parquet({path_list(paths)}, hive_partitioning = false{options and f', {options}'})"

@@ -90,7 +90,10 @@ def _hashes(manifest: Manifest, shards: Sequence[Numbered]) -> Iterator[tuple[Sh
 def _by_predicate(manifest: Manifest, shards: Sequence[Numbered], where: str) -> dict[str, Ints]:
     # DuckDB makes the folder when it needs it: a dry run may look at shards on a disk that cannot be written.
     with database(manifest.folder.parent / f".remove-{os.getpid()}", 1, SCRATCH) as connection:
-        windows = [mask[0] for mask, _ in evaluated(connection, manifest, shards, {"where": where}, "--")]
+        windows = [
+            mask[0]
+            for mask, _ in evaluated(connection, manifest, shards, {"where": where}, manifest.sources, "--")
+        ]
     every = np.concatenate([np.zeros(0, np.bool_), *windows])
     ends = np.cumsum([shard.documents for shard, _ in shards])[:-1]
     return {

@@ -51,6 +51,8 @@ SCHEMA = pa.schema(
     ]
 )
 """The columns of every ledger."""
+REMOVED = pa.schema([(name, pa.string()) for name in COLUMNS])
+"""The columns that a ledger gets when documents of its shard are removed. Before, its readers find them null."""
 DELTA = ("record", "tokens", "bytes")
 """Columns written as differences: as small as a dictionary of their values, and faster to write."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +21,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import replace
-from pretok.base.sql import database, errors
+from pretok.base.sql import database, errors, told
 from pretok.base.storage import remove_leftovers
 from pretok.base.tokens import Ints
 from pretok.shards.annotations import open_annotations
 from pretok.shards.documents import OF_SHARD, scan
-from pretok.shards.ledger import SCHEMA, ledger_schema
+from pretok.shards.ledger import REMOVED, SCHEMA, ledger_schema
 from pretok.shards.manifest import Manifest, Shard
 from pretok.stream.members import MembersWriter
 from pretok.stream.mix_file import MixSource, sequences
@@ -142,7 +143,7 @@ def _written(
     with ExitStack() as held:
         writers = [held.enter_context(MembersWriter(folder, f"{n}", documents)) for n in range(len(names))]
         connection = held.enter_context(database(folder / ".duckdb", 1, SCRATCH))
-        for chosen, lengths in evaluated(connection, manifest, shards, predicates):
+        for chosen, lengths in evaluated(connection, manifest, shards, predicates, (source,)):
             counts = chosen.sum(axis=0)
             for writer, mask in zip(writers, (*chosen, counts == 0), strict=True):
                 writer.append(mask, lengths)
@@ -173,15 +174,15 @@ def evaluated(
     manifest: Manifest,
     shards: Sequence[tuple[Shard, int]],
     predicates: Mapping[str, str],
+    sources: Collection[str],
     what: str = "class ",
 ) -> Iterator[tuple[npt.NDArray[np.bool_], Ints]]:
     """(which predicate holds of each document: (predicates, n) bool, tokens of each: (n,)), a window at a time, in the
-    order of the shards. what: begins the name of each in a message. Raises UsageError, MismatchError, IntegrityError.
-    """
-    import pyarrow as pa
-
+    order of the shards. sources: whose columns there are, those of all their shards; what: begins the name of each in a
+    message. Raises UsageError, MismatchError, IntegrityError."""
     joined = open_annotations(manifest)
-    schemas = [SCHEMA, *(ledger_schema(shard.ledger_path) for shard, _ in shards)]
+    held = [shard for shard in manifest.shards if shard.source in sources]
+    schemas = [SCHEMA, *(ledger_schema(shard.ledger_path) for shard in held), REMOVED]
     schema = pa.unify_schemas(schemas, promote_options="permissive")
     types = {name: schema.field(name).type for name in schema.names}
     types |= dict.fromkeys(OF_SHARD, pa.string()) | dict.fromkeys(("doc", "position"), pa.int64())
@@ -215,8 +216,10 @@ def evaluated(
 
 
 def evaluate(rows: Any, predicates: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-    """(classes, n): which of the rows of an Arrow table each class has, by the columns that are in it. Raises
-    UsageError."""
+    """(classes, n): which of the rows of an Arrow table each class has, by the columns that are in it. None of the rows
+    is removed. Raises UsageError."""
+    for field in REMOVED:
+        rows = rows.append_column(field, [pa.nulls(len(rows), field.type)])
     with TemporaryDirectory() as folder, database(Path(folder) / ".duckdb", 1, SCRATCH) as connection:
         _check(connection, rows.slice(0, 0), predicates, "rows", rows.column_names, "class ")
         numbered = rows.append_column(ROW, [np.arange(len(rows))])
@@ -243,7 +246,7 @@ def _run(
         raise
     except duckdb.Error as error:
         asked = ", ".join(f"{what}{name} where {predicate}" for name, predicate in predicates.items())
-        raise UsageError(f"{asked}: {error}") from None
+        raise UsageError(f"{asked}: {told(error)}") from None
     finally:
         connection.unregister("rows")
     return np.array([np.asarray(column, np.bool_) for column in found.values()])
@@ -277,7 +280,8 @@ def _check(
                     )
                 kind = connection.execute(f"DESCRIBE {query}").fetchall()[0][1]
         except (duckdb.Error, ValueError) as error:
-            raise UsageError(f"{what}{name}: {error}\nthe columns are {', '.join(columns)}") from None
+            said = told(error).partition("\n\nLINE ")[0]  # of a query that nobody wrote
+            raise UsageError(f"{what}{name}: {said}\nthe columns are {', '.join(columns)}") from None
         if kind != "BOOLEAN":
             raise UsageError(f"{what}{name}: {predicate!r} is {kind}, not a condition that is true or false")
     connection.unregister("rows")

@@ -176,7 +176,7 @@ def test_a_mix_of_classes_is_forecast_from_the_documents_of_the_sample(tmp_path,
     # What annotations will say is not known yet.
     unknown = mix | {"classes": {"good": "it where score > 1"}}
     found = forecast(tmp_path, vocab_dir, sources={"it": source}, mix=unknown).mix
-    assert "good counts as all of it: class good: Binder Error" in found.notes[0]
+    assert "good counts as all of it: class good: Referenced column" in found.notes[0]
     assert (found.sure, found.epochs) == (False, {"it": 1})
 
 

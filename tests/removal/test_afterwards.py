@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from mixing import write_segment
+from test_refused import recipe
 from test_remove import command, copy_of, remove, rows_of
+from tokenizing import run
 
 import pretok
 import pretok.stream
@@ -228,6 +230,45 @@ def test_a_materialized_mix_of_before_is_refused(
     shutil.rmtree(flat)
     assert run_command([*line, str(flat)]) == 0
     np.testing.assert_array_equal(pretok.stream.open(flat)[:], mixed)
+
+
+def test_what_was_removed_may_be_asked_for_before(removable: Path, capsys: Any) -> None:
+    asked = "select count(*), count(removed), count(removed_reason) from docs"
+    capsys.readouterr()
+    assert run_command(["query", str(removable), asked, "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "180,0,0"
+    assert pretok.open(removable).documents(columns=["removed"]).to_arrow()["removed"].null_count == 180
+    assert command(removable, "--where", "removed is not null", "--dry-run") == 0
+    assert "nothing to remove" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_class_of_what_is_not_removed_goes_on_after_an_append(
+    removable: Path, tmp_path: Path, here: Engine, capsys: Any, first: bool
+) -> None:
+    """Whether something was removed before the mix is made, or after; the shards that are new know nothing of it."""
+    work = copy_of(removable, tmp_path / "work")
+    shards, old, new = str(work / "shards"), str(work / "old.json"), str(work / "new.json")
+    classes = ["--class", "y=b where url like 'https://y%' and removed is null", "--seq-len", "16"]
+    weights = ["--weights", "a=0.5,y=0.2,b=0.3"]
+    if first:
+        remove(work, where="id = 'b9'")
+    assert run_command(["mix", shards, "--out", old, *classes, *weights]) == 0
+    if not first:
+        remove(work, where="id = 'b9'")
+    shutil.copy(removable / "b.jsonl", work / "again.jsonl")
+    run(recipe(removable, work, ["append"]), here)
+    again = ["--continue", old, "--at", "20", "--tokens", "800"]
+    assert run_command(["mix", shards, "--out", new, *again, *classes, *weights]) == 0
+    held = {path: {entry.name: entry.tokens for entry in load_mix(Path(path)).sources} for path in (old, new)}
+    rows = [row for row in rows_of(work) if row["split"] == "train" and row["file"].endswith("again.jsonl")]
+    more = sum(row["tokens"] for row in rows if row["url"].startswith("https://y"))
+    assert more
+    assert held[new]["y"] - held[old]["y"] == more
+    assert run_command(["mix", shards, "--class", "y=b where nothing = 1", *weights]) == 2
+    told = capsys.readouterr().err
+    assert "class y: Referenced column" in told
+    assert "Error" not in told
 
 
 def test_files_that_hold_texts_too_are_named(removable: Path, tmp_path: Path, capsys: Any) -> None:

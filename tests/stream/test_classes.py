@@ -370,13 +370,28 @@ def test_repeat_is_a_weight(
             run_mix(shards, tmp_path / "no.json", request(seq_len=16, classes=CLASSES, **table))
 
 
+def test_a_split_has_the_columns_of_its_source(tmp_path: Path) -> None:
+    """Also where it has no document of the source."""
+    some = {"en": [[n] * 9 for n in range(1, 30)], "it": [[n] * 9 for n in range(30, 90)]}
+    shards = make_shards(tmp_path / "shards", some, val={"en": some["en"]})
+    write_ledgers(shards, {"en": [7] * 58, "it": [7] * 60})
+    classes = {"good": "it where quality >= 7"}
+    with pytest.raises(UsageError, match="good has 0 documents of 0 tokens"):
+        run_mix(shards, tmp_path / "no.json", request(split="val", seq_len=8, classes=classes))
+    wish = request("all:en=1", split="val", seq_len=8, classes=classes, rest="it")
+    assert run_mix(shards, tmp_path / "mix.json", wish).sources["en"].tokens
+
+
 @pytest.mark.parametrize(
     ("classes", "told"),
     [
         ({"good": "quality > 3"}, "SOURCE where CONDITION"),
         ({"good": "fr where quality > 3"}, "fr is no source"),
         ({"en": "it where quality > 3"}, "is a source itself"),
-        ({"good": "it where qualty > 3"}, "(?s)qualty.*the columns are"),
+        (
+            {"good": "it where qualty > 3"},
+            "class good: Referenced column .qualty. not found[^\\n]*\\n[^\\n]*\\nthe columns are",
+        ),
         ({"good": "it where quality > "}, "class good"),
         ({"good": "it where quality"}, "not a condition"),
         ({"good": "it where quality = 'high'"}, "class good"),

@@ -68,8 +68,8 @@ class Documents:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """OURS, the kept columns of all shards, REMOVED, and what was joined. UsageError where two shards keep a name as
-        two types."""
+        """OURS, the kept columns of all shards, REMOVED, what was joined. UsageError where a column is of two types in
+        two shards."""
         kept: dict[str, tuple[pa.DataType, str]] = {}
         for shard, _ in self.numbered:
             for field in ledger_schema(shard.ledger_path):

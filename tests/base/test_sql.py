@@ -6,15 +6,34 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
+from pretok.base.errors import Stopped
 from pretok.base.sql import database
 
 
-def test_ctrl_c_in_a_query_is_one(tmp_path: Path) -> None:
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt), database(tmp_path / "sql", 1, 1 << 20) as connection:  # noqa: PT012
-        timer.start()
-        connection.execute("SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b")
-    timer.join()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Stopped])
+def test_what_the_handler_of_a_signal_raises_ends_a_query(
+    tmp_path: Path, number: signal.Signals, kind: type[BaseException]
+) -> None:
+    """The test has its own handlers: a process in the background ignores SIGINT, and the time limit is a signal too."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise kind("enough")
+
+    before = signal.signal(number, stop)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), number))
+    try:
+        with (  # noqa: PT012
+            pytest.raises(kind, match="enough"),
+            database(tmp_path / "sql", 1, 1 << 20) as connection,
+        ):
+            timer.start()
+            connection.execute("SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b")
+        assert signal.getsignal(number) is stop
+    finally:
+        timer.join()
+        signal.signal(number, before)

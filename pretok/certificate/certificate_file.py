@@ -89,7 +89,9 @@ class ShownDocument(Record, frozen=True):
 class Certificate(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What a certificate says. root: over all files of the shards; files: how many entries that tree has; entries:
     those of them that are shown, the first being of the folder; mix: as its file has it; step, segment: of a run;
-    document: the number in `documents` of the one that the sequences are for. One of step and document is there."""
+    document: the number in `documents` of the one that the sequences are for, which are all between two positions that
+    read it; between: the first of these positions and the one behind the last, as far as the run has come, None: all of
+    the mix. One of step and document is there."""
 
     root: str
     files: Count
@@ -99,6 +101,7 @@ class Certificate(Record, frozen=True, kw_only=True, omit_defaults=True):
     segment: ReadSegment | None = None
     step: Count | None = None
     document: Count | None = None
+    between: tuple[Count, Count] | None = None
     sequences: tuple[ShownSequence, ...]
     documents: tuple[ShownDocument, ...]
 

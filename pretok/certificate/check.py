@@ -20,11 +20,13 @@ from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.records import Count, Record
 from pretok.base.tree import HASH, LEAF, entry_hash, leaf_hash, proven_root
 from pretok.base.units import plural
-from pretok.certificate.certificate_file import Certificate, ShownPiece, read_certificate
+from pretok.certificate.certificate_file import Certificate, ShownDocument, ShownPiece, read_certificate
 from pretok.shards.manifest import FORMAT, VERSION, Event, TokenizerEntry
 from pretok.stream.mix_file import Mix, parse_mix
 
 DTYPES = ("uint16", "int32")
+MAX_EPOCHS = 1 << 16
+"""Epochs that are looked through for a document: in time that no certificate can prolong."""
 
 
 class _Head(Record, frozen=True, forbid_unknown_fields=False):
@@ -54,14 +56,18 @@ class _Shard(Record, frozen=True, forbid_unknown_fields=False):
 @dataclass(frozen=True, slots=True)
 class Checked:
     """What a certificate proves: that these tokens stand in the shards of `root`, in the sequences which the mix has at
-    these positions. step: of the run that states it, None of a mix; document: the file and line of the one that it is
-    for; mapped: sequences of which the place in the shards is proven too, as the arithmetic of the mix gives it; of the
-    others, of classes and packed sources, it is stated."""
+    these positions. step: of the run, as whoever made it states; document: the file and line of the one that it is for,
+    as they state; place: its tokens; between: the first position, and the one behind the last, between which these are
+    all that read it; complete: whether that is proven; mapped: sequences of which the place in the shards is proven
+    too, as the arithmetic of the mix gives it; of the others, of classes and packed sources, it is stated."""
 
     root: str
     mix: str
     step: int | None
     document: str | None
+    place: str | None
+    between: tuple[int, int]
+    complete: bool
     positions: tuple[int, ...]
     sequences: int
     mapped: int
@@ -85,11 +91,9 @@ def check_certificate(path: Path, root: str, step: int | None = None) -> Checked
 
 def sentences(checked: Checked) -> list[str]:
     """What is proven, and what is only stated, for a person."""
-    first, last = (checked.positions[0], checked.positions[-1]) if checked.positions else (0, 0)
-    of = f"step {checked.step}" if checked.step is not None else f"document {checked.document}"
-    where = f", positions {first} to {last} of the mix {checked.mix}" if checked.positions else ""
     lines = [
-        f"{of}: {plural(checked.sequences, 'sequence')}, {plural(checked.tokens, 'token')}{where}",
+        f"{plural(checked.sequences, 'sequence')}, {plural(checked.tokens, 'token')}, positions {checked.positions[0]} "
+        f"to {checked.positions[-1]} of the mix {checked.mix}",
         f"proven: these tokens stand in {plural(checked.shards, 'shard')} under the root {checked.root}",
     ]
     if checked.mapped:
@@ -99,6 +103,14 @@ def sentences(checked: Checked) -> list[str]:
     stated = [f"where {plural(checked.documents, 'document')} came from"]
     if checked.step is not None:
         stated.insert(0, f"that step {checked.step} read these positions")
+    if checked.document is not None:
+        first, end = checked.between
+        every = f"no other sequence at the positions {first} to {end - 1} reads {checked.place}"
+        stated.insert(0, f"that these tokens are the document {checked.document}")
+        if checked.complete:
+            lines.append(f"proven: {every}")
+        else:
+            stated.insert(1, f"that {every}")
     if rest := checked.sequences - checked.mapped:
         stated.append(f"where {plural(rest, 'sequence')} of classes or packed sources lie")
     return [*lines, f"stated by whoever made it: {', '.join(stated)}"]
@@ -136,16 +148,22 @@ class _Check:
         mapped = self._sequences(mix)
         self._steps()
         self._documents()
-        document = None
+        document = place = None
+        between, complete = certificate.between or (0, len(mix)), False
         if certificate.document is not None:
             one = certificate.documents[certificate.document]
             document = f"{one.file}:{one.line}"
+            place = f"tokens {one.first} to {one.first + one.tokens - 1} of {self.shards[one.entry].path}"
+            complete = self._complete(mix, one, range(*between))
         pieces = [piece for sequence in certificate.sequences for piece in sequence.pieces]
         return Checked(
             root=found,
             mix=mix.fingerprint,
             step=certificate.step,
             document=document,
+            place=place,
+            between=between,
+            complete=complete,
             positions=tuple(sequence.position for sequence in certificate.sequences),
             sequences=len(certificate.sequences),
             mapped=mapped,
@@ -213,8 +231,10 @@ class _Check:
         """Each sequence is the one that the mix has at its position, and its tokens are shown; how many of them are
         where the arithmetic of the mix says."""
         sequences = self.certificate.sequences
+        if not sequences:
+            raise _Wrong("it shows no sequence")
         positions = np.array([sequence.position for sequence in sequences], np.int64)
-        if len(positions) and (positions.max() >= len(mix) or (np.diff(positions) <= 0).any()):
+        if positions.max() >= len(mix) or (np.diff(positions) <= 0).any():
             raise _Wrong(f"its positions are not rising and below {len(mix)}")
         order = mix.order()
         which, epochs, numbers = order.locate(positions)
@@ -268,9 +288,11 @@ class _Check:
         positions = [sequence.position for sequence in certificate.sequences]
         if (certificate.step is None) == (certificate.document is None):
             raise _Wrong("it is neither of a step nor of a document")
+        segment = certificate.segment
+        if segment is not None and not segment.global_batch:
+            raise _Wrong("its run has a global batch of 0 sequences")
         if certificate.step is None:
             return
-        segment = certificate.segment
         if segment is None or certificate.step <= segment.step:
             raise _Wrong(f"its part of the run does not have step {certificate.step}")
         first = segment.position + (certificate.step - 1 - segment.step) * segment.global_batch
@@ -313,6 +335,31 @@ class _Check:
                 for piece in sequence.pieces
             ):
                 raise _Wrong(f"position {sequence.position} does not read its document")
+
+    def _complete(self, mix: Mix, document: ShownDocument, between: range) -> bool:
+        """Whether its sequences are all at these positions that read its document, by the arithmetic of the mix: False
+        where classes or packing decide that."""
+        shown = [sequence.position for sequence in self.certificate.sequences]
+        if not 0 <= between.start <= shown[0] <= shown[-1] < between.stop <= len(mix):
+            raise _Wrong(f"its positions are not between {between.start} and {between.stop - 1}")
+        if self.certificate.segment and self.certificate.segment.position != between.start:
+            raise _Wrong(f"its part of the run begins with another position than {between.start}")
+        shard, order, found = self.shards[document.entry], mix.order(), list[int]()
+        first = shard.first + document.first
+        end = first + document.tokens
+        for number, entry in enumerate(mix.sources):
+            if entry.held_in != shard.source:
+                continue
+            if entry.members or entry.packed or order.epochs(number) > MAX_EPOCHS:
+                return False
+            for epoch in range(order.epochs(number)):
+                for start, stop, token in order.parts(number, epoch):
+                    low = start + max(first - token - 1, 0) // mix.seq_len
+                    high = min(start + (end - 1 - token) // mix.seq_len + 1, stop)
+                    found += order.positions(number, epoch, np.arange(low, high)).tolist()
+        if missing := sorted({at for at in found if at in between} - set(shown)):
+            raise _Wrong(f"position {missing[0]} reads its document too, and it does not show it")
+        return True
 
 
 def _proven(hashes: dict[int, bytes], leaves: int, rest: Iterator[bytes]) -> str:

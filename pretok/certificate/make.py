@@ -66,7 +66,7 @@ def certify_step(run: Path, step: int, shards: Path | None, out: Path) -> Made:
 
 def certify_document(target: Path, name: str, shards: Path | None, out: Path) -> Made:
     """Write the certificate of a document, and of all sequences of a run or a mix that read it in one of its segments.
-    Raises UsageError where there is no such document, or several."""
+    Raises UsageError where there is no such document, several, or none that was read."""
     segments = open_traced(target, shards)
     places = find_in([traced.manifest for traced in segments], name, 2)
     if len({place for found in places for place in found}) > 1:
@@ -80,6 +80,10 @@ def certify_document(target: Path, name: str, shards: Path | None, out: Path) ->
     ]
     # Of a run that read it in several segments the one that read it most: each has a mix of its own.
     traced, place, positions = max(read, key=lambda one: len(one[2]))
+    if not positions:
+        raise UsageError(
+            f"{target} has not read {name}: there is no sequence to show; see pretok trace --doc"
+        )
     return _certify(traced, positions, out, place=place)
 
 
@@ -125,6 +129,10 @@ def _certify(
     all_hashes = [entry_hash(entry) for entry in manifest.entries]
     hashes += prove(entries, len(all_hashes), lambda first, end: fold(all_hashes[first:end]))
     segment = ReadSegment(traced.before, traced.first, traced.global_batch) if traced.global_batch else None
+    between = None
+    if place is not None and traced.global_batch:
+        end = traced.first + (traced.steps - traced.before) * traced.global_batch
+        between = traced.first, min(end, traced.positions.stop)
     certificate = Certificate(
         root=manifest.root,
         files=len(all_hashes),
@@ -134,6 +142,7 @@ def _certify(
         segment=segment,
         step=step,
         document=document,
+        between=between,
         sequences=tuple(sequences),
         documents=tuple(documents),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.storage import fingerprint, write_json
 from pretok.certificate.certificate_file import read_certificate
-from pretok.certificate.check import check_certificate
+from pretok.certificate.check import check_certificate, sentences
 from pretok.certificate.make import certify_document, certify_step
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
@@ -150,11 +151,63 @@ def test_a_document_is_proven_with_the_sequences_that_read_it(work: Path, tmp_pa
         assert made.sequences == len(expected) > 0
 
 
-def test_a_document_that_no_step_read_is_proven_too(work: Path, tmp_path: Path) -> None:
+def test_a_document_that_no_step_read_has_no_certificate(work: Path, tmp_path: Path) -> None:
     held_out = pretok.open(work).documents(split="val").to_arrow().to_pylist()[0]
-    made = certify_document(work / "cut", held_out["hash"], None, tmp_path / "a")
-    checked = check_certificate(tmp_path / "a", made.root)
-    assert (checked.sequences, checked.documents, checked.shards) == (0, 1, 1)
+    with pytest.raises(UsageError, match="there is no sequence to show"):
+        certify_document(work / "cut", held_out["hash"], None, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("target", ["cut", "cut.json", "packed", "classes"])
+def test_a_sequence_of_a_document_that_is_left_out_is_found(work: Path, tmp_path: Path, target: str) -> None:
+    """By the arithmetic of the mix; where classes or packing decide, that it is all of them is stated."""
+    root = load_manifest(work / "shards").root
+    certify_step(work / target.removesuffix(".json"), 2, None, tmp_path / "step")
+    for one in read_certificate(tmp_path / "step")[0].documents:
+        made = certify_document(
+            work / target, f"{Path(one.file).stem}.jsonl:{one.line}", None, tmp_path / "a"
+        )
+        checked = check_certificate(tmp_path / "a", root)
+        source = Path(one.file).stem
+        assert checked.complete is (target.startswith("cut") or (target == "classes" and source == "en"))
+        told = sentences(checked)
+        [line] = [line for line in told if "no other sequence at the positions" in line]
+        assert line.startswith("proven: " if checked.complete else "stated ")
+        for number in range(made.sequences):
+
+            def without(said: dict[str, Any], number: int = number) -> None:
+                del said["sequences"][number]
+
+            (tmp_path / "forged").write_bytes(repacked((tmp_path / "a").read_bytes(), without))
+            message = (
+                "reads its document too, and it does not show it"
+                if made.sequences > 1
+                else "it shows no sequence"
+            )
+            if checked.complete or made.sequences == 1:
+                with pytest.raises(IntegrityError, match=message):
+                    check_certificate(tmp_path / "forged", root)
+
+
+def test_a_headline_names_only_what_is_proven(work: Path, tmp_path: Path) -> None:
+    """A document that was renamed, and the step of the run, stand in the last line alone."""
+    root = load_manifest(work / "shards").root
+    certify_step(work / "cut", 2, None, tmp_path / "b")
+    one = read_certificate(tmp_path / "b")[0].documents[0]
+    certify_document(work / "cut", f"{one.file}:{one.line}", None, tmp_path / "a")
+
+    def renamed(said: dict[str, Any]) -> None:
+        said["documents"][said["document"]] |= {"file": "other.jsonl", "line": 99, "hash": "f" * 32}
+
+    (tmp_path / "a").write_bytes(repacked((tmp_path / "a").read_bytes(), renamed))
+    for name, stated in (("a", "the document other.jsonl:99"), ("b", "that step 2 read these positions")):
+        *proven, last = sentences(check_certificate(tmp_path / name, root))
+        assert stated in last
+        assert last.startswith("stated by whoever made it")
+        assert not any("other.jsonl" in line or "step" in line for line in proven)
+        assert re.fullmatch(
+            r"\d+ sequences?, \d+ tokens, positions \d+ to \d+ of the mix [0-9a-f]{32}", proven[0]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +359,13 @@ def test_another_mix_with_a_right_fingerprint_is_refused(
 
 FORGERIES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda said: said["sequences"].pop(), "step 2 reads positions 4 to 7, not those it shows"),
-    (lambda said: said["sequences"].clear(), "step 2 reads positions 4 to 7, not those it shows"),
+    (lambda said: said["sequences"].clear(), "it shows no sequence"),
+    (lambda said: [said[key].clear() for key in ("sequences", "documents")], "it shows no sequence"),
+    (lambda said: said["segment"].update(global_batch=0), "a global batch of 0 sequences"),
+    (
+        lambda said: [said["segment"].update(global_batch=0), said["sequences"].clear()],
+        "it shows no sequence",
+    ),
     (lambda said: said["sequences"].reverse(), "its positions are not rising"),
     (lambda said: said["documents"].clear(), "it does not say which documents position 4 has"),
     (lambda said: said["documents"].pop(0), "it does not say which documents position"),
@@ -378,7 +437,7 @@ def test_the_command(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert run_command(["certify", str(work / "cut"), "--step", "3", "--out", out]) == 0
     assert f"pretok certify --check {out} --root {root}" in capsys.readouterr().err.replace("\n", " ")
     assert run_command(["certify", "--check", out, "--root", root, "--step", "3"]) == 0
-    assert "step 3: 4 sequences, 260 tokens" in capsys.readouterr().out
+    assert "4 sequences, 260 tokens, positions 8 to 11 of the mix" in capsys.readouterr().out
     assert run_command(["certify", "--check", out, "--root", root, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mapped"] == 4
     assert run_command(["certify", "--check", out]) == 2

@@ -30,11 +30,6 @@ from pretok.vocab.job import run_build_vocab
 
 def tokenize_step(recipe: Recipe, engine: Engine, console: Console) -> None:
     """Tokenize all sources of the recipe."""
-    vocab = load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
-    if recipe.vocab.path is not None or vocab.bos_id is not None:
-        eod, bos = (i if i is None else f"{vocab.tokens[i]!r} (id {i})" for i in (vocab.eod_id, vocab.bos_id))
-        before = ", nothing is put before it" if bos is None else f" and begins with {bos}"
-        console.notice(f"{vocab.path}: each document ends with {eod}{before}; --eod and --bos name others")
     summary = run_tokenize(recipe, engine, console)
     if summary.nodes:
         console.detail(

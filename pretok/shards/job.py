@@ -234,6 +234,14 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
         sealed_already = f"nothing to do: all {plural(total, 'partition')} are sealed"
         console.notice(sealed_already + ("; writing the manifest" if tasks else ""))
     if open_tasks:
+        if recipe.vocab.path is not None or vocab.bos_id is not None:
+            eod, bos = (
+                i if i is None else f"{vocab.tokens[i]!r} (id {i})" for i in (vocab.eod_id, vocab.bos_id)
+            )
+            begins = ", nothing is put before it" if bos is None else f" and begins with {bos}"
+            console.notice(
+                f"{vocab.path}: each document ends with {eod}{begins}; --eod and --bos name others"
+            )
         before = Counter[str]()
         for task in tasks:
             for part in load_parts(task.state_dir, task.partition.name):

@@ -43,13 +43,6 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("few" if "not slow" in config.option.markexpr else "many")
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """The last line that a person sees is pytest's: libraries complain where a process of xdist ends, as DuckDB's
-    bindings do of each other's references."""
-    if hasattr(config, "workerinput"):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on real text are slow ones, and `-m slow` takes the properties too."""

@@ -27,6 +27,12 @@ MAKE: list[Case] = [
         2,
         "pretok: no input matches 'nope.jsonl' (relative paths start at {work})",
     ),
+    (
+        "build-vocab it=it.jsonl --out few --vocab-size 50k --workers 0",
+        3,
+        "pretok: the vocabulary has 376 entries, not the 50,000 asked for: no two tokens are left to merge inside any "
+        "word. Give more text, or accept this one with --vocab-size 376 (size in a recipe)",
+    ),
 ]
 USE: list[Case] = [
     # The commands that use what is made, and `train`.
@@ -70,4 +76,4 @@ def test_a_message(line, code, text, work, monkeypatch, capsys):
         assert (ended, err) == (code, text)
     else:
         assert ended == code, err
-        assert f"\n{text}\n" in f"\n{err}\n"
+        assert f"\n{text}\n" in f"\n{err}\n", err

@@ -5,6 +5,7 @@ torch takes seconds to import, so one server process imports it once and every r
 
 from __future__ import annotations
 
+import atexit
 import gc
 import multiprocessing
 import os
@@ -135,6 +136,9 @@ def leave_torch_alone(replace: Callable[[object, str, object], None] = setattr) 
 
     torch.set_num_threads(1)
     gc.freeze()
+    atexit.register(
+        gc.unfreeze
+    )  # what stays frozen to the end is a leak to DuckDB's bindings, which list all of it
     for name in ("freeze", "unfreeze"):
         replace(gc, name, lambda: None)
 

@@ -25,7 +25,7 @@ from pretok.counts.job import refuse_partial
 from pretok.shards.manifest import load_manifest, shards_of
 from pretok.stream.mix_job import MixReport, MixRequest, run_mix, show_mix
 from pretok.stream.side_file import FOLDER
-from pretok.vocab.job import run_build_vocab
+from pretok.vocab.job import refuse_short, run_build_vocab
 from pretok.vocab.records import VocabReport
 
 Path_ = str | os.PathLike[str]
@@ -54,6 +54,7 @@ def build_vocab(
             report = run_build_vocab(recipe, engine, console)
         stale = f"{recipe.counts_dir} and {recipe.vocab_dir}"
         refuse_partial("the vocabulary is made", report.failed, stale)
+        refuse_short(report, recipe.vocab)
     return report
 
 

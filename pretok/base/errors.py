@@ -6,7 +6,7 @@
     ├── IntegrityError    2   a file of ours is damaged or not of our format
     ├── OutputError       2   a file of ours cannot be written: read-only, no permission, a folder of its name
     │   └── NoSpace      75   the same, as the disk or the quota is full
-    ├── PartitionsFailed  3   the job finished; the named partitions did not
+    ├── PartitionsFailed  3   the job finished; the named partitions did not, or it found less than was asked for
     ├── InternalError     1   a bug of ours in some partitions; the others are done
     ├── FolderInUse      75   another job writes to the output folder, or reads what would change
     └── Stopped          75   stopped early by a signal or a time limit; run again to continue
@@ -55,7 +55,7 @@ class NoSpace(OutputError):
 
 
 class PartitionsFailed(PretokError):
-    """The job finished, but the partitions named in the message did not."""
+    """The job finished, but the partitions named in the message did not, or it found less than was asked for."""
 
     exit_code = 3
 

@@ -106,7 +106,7 @@ def build_vocab(
     """
     from pretok.counts.counts_file import load_counts
     from pretok.counts.job import refuse_partial
-    from pretok.vocab.job import REPORT_FILE, run_build_vocab
+    from pretok.vocab.job import REPORT_FILE, refuse_short, run_build_vocab
     from pretok.vocab.show import sources_table
 
     if sizes := given.get("vocab.sizes"):
@@ -131,6 +131,7 @@ def build_vocab(
         console.notice(f"the whole report is in {recipe.vocab_dir / REPORT_FILE}; --verbose shows it")
     stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
     refuse_partial("the vocabulary is made", report.failed, stale)
+    refuse_short(report, recipe.vocab)
 
 
 @takes(

@@ -25,7 +25,7 @@ from pretok.shards.unfinished import unfinished
 from pretok.stream.mix_job import MixRequest, plan_mix, refuse_another_mix, run_mix, show_stages
 from pretok.stream.side_file import FOLDER
 from pretok.tokenizer.vocabulary import load_vocab
-from pretok.vocab.job import run_build_vocab
+from pretok.vocab.job import refuse_short, run_build_vocab
 
 
 def tokenize_step(recipe: Recipe, engine: Engine, console: Console) -> None:
@@ -82,7 +82,7 @@ def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
         if request is not None:
             held.enter_context(hold(recipe.mix_path, "run", beside=True))
         if recipe.vocab.path is None:
-            run_build_vocab(recipe, engine, console)
+            refuse_short(run_build_vocab(recipe, engine, console), recipe.vocab)
         tokenize_step(recipe, engine, console)
         if request is not None:  # a budget that does not fit is said before the hours of verification
             plan_mix(load_manifest(recipe.shards_dir), request, recipe.mix_path.parent / FOLDER)

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from pretok.base.console import Console
-from pretok.base.errors import PretokError, UsageError
+from pretok.base.errors import PartitionsFailed, PretokError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
 from pretok.base.memory import free_memory
@@ -102,6 +102,8 @@ def _build_vocab(
     config = _config(recipe.vocab, compare, source, old)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
         done = read_record(VocabReport, read_json(folder / REPORT_FILE), folder / REPORT_FILE)
+        if config["size"] == done.vocabulary.size:  # all that the words held, accepted now
+            config["size"] = done.config["size"]
         refuse_changes("the vocabulary and its report", folder, done.config, config)
         shutil.rmtree(folder / STATE, ignore_errors=True)  # of which a kill may have left a part
         console.notice(f"the vocabulary in {folder} is there and unchanged")
@@ -116,7 +118,7 @@ def _build_vocab(
             gone = _least_used(recipe, old, counts, step)
     with console.progress("merge"):
         ids = [entry.id for entry in gone]
-        made, tally = train_vocabularies(counts, recipe.vocab, folder, console, old, ids)
+        made, tally = train_vocabularies(counts, recipe.vocab, folder, old, ids)
     main = made[recipe.vocab.size]
     with open_step("measure", engine, console) as step:
         measure = _measure(made, counts, step)
@@ -129,6 +131,18 @@ def _build_vocab(
     shutil.rmtree(folder / STATE, ignore_errors=True)
     show_report(report, console, compared=bool(compare))
     return report
+
+
+def refuse_short(report: VocabReport, vocab: Vocab) -> None:
+    """PartitionsFailed where the words held fewer entries than were asked for: what goes on would get embeddings of
+    another size."""
+    made = report.vocabulary.size
+    if vocab.extend is None and made < vocab.size:
+        raise PartitionsFailed(
+            f"the vocabulary has {made:,} entries, not the {vocab.size:,} asked for: no two tokens are left to merge "
+            f"inside any word. Give more text{' or a smaller --min-count' if vocab.min_count > 1 else ''}, or accept "
+            f"this one with --vocab-size {made} (size in a recipe)"
+        )
 
 
 def _model_of(old: Vocabulary, console: Console) -> Any:
@@ -210,7 +224,6 @@ def train_vocabularies(
     counts: CorpusCounts,
     vocab: Vocab,
     folder: Path,
-    console: Console,
     old: Vocabulary | None,
     gone: Sequence[int],
 ) -> tuple[dict[int, Vocabulary], Tally]:
@@ -243,11 +256,6 @@ def train_vocabularies(
             place = folder if kept else folder / STATE
             target = folder if kept and size == vocab.size else place / str(size)
             made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, merges.first(size))
-    if made[vocab.size].size < vocab.size:
-        console.notice(
-            f"the counts allow {made[vocab.size].size:,} entries, not the {vocab.size:,} asked for: no two tokens are "
-            "left to merge inside any word; give more text, a smaller --vocab-size or a smaller --min-count"
-        )
     return made, tally
 
 

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 from tokenizing import trained_model
 
 from pretok.base.console import SILENT, Console, Silent
-from pretok.base.errors import MismatchError, Stopped, UsageError
+from pretok.base.errors import MismatchError, PartitionsFailed, Stopped, UsageError
 from pretok.base.execute import Engine
-from pretok.base.records import to_json
+from pretok.base.records import read_record, to_json
 from pretok.base.storage import read_json
 from pretok.cli import run_command
 from pretok.config import Recipe
@@ -31,7 +31,8 @@ from pretok.tokenizer.tokenizer_file import to_bytes
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.bpe import train_merges
 from pretok.vocab.cost import measure_texts
-from pretok.vocab.job import run_build_vocab
+from pretok.vocab.job import refuse_short, run_build_vocab
+from pretok.vocab.records import VocabReport
 from pretok.vocab.symbols import buffer_of
 
 pytestmark = pytest.mark.usefixtures("few_buckets")
@@ -141,16 +142,21 @@ def test_fewer_merges_than_asked_for(
     folder: Path,
     here: Engine,
 ) -> None:
-    told = Told()
-    report = report_of(recipe(folder, holdout="0", size=60_000), here, told)
+    asked = recipe(folder, holdout="0", size=60_000)
+    report = report_of(asked, here)
     size = report["vocabulary"]["size"]
     assert size < 60_000
-    assert any(
-        f"the counts allow {size:,} entries, not the 60,000 asked for" in text for text in told.notices
-    )
     expected = reference(documents(folder, "it") + documents(folder, "en"), "cl100k", 60_000)
     model = json.loads((folder / "out" / "vocab" / "tokenizer.json").read_text())["model"]
     assert model["merges"] == expected["merges"]
+    assert report_of(asked, here) == report
+    with pytest.raises(
+        PartitionsFailed, match=rf"has {size:,} entries, not the 60,000 asked for.*--vocab-size {size} "
+    ):
+        refuse_short(read_record(VocabReport, report, Path("report.json")), asked.vocab)
+    accepted = recipe(folder, holdout="0", size=size)
+    assert report_of(accepted, here) == report
+    refuse_short(read_record(VocabReport, report, Path("report.json")), accepted.vocab)
 
 
 def test_words_that_memory_does_not_hold_are_refused_before_they_are_merged(

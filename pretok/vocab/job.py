@@ -120,6 +120,7 @@ def _build_vocab(
         ids = [entry.id for entry in gone]
         made, tally = train_vocabularies(counts, recipe.vocab, folder, old, ids)
     main = made[recipe.vocab.size]
+    open_tokenizer.cache_clear()  # of another vocabulary that stood in its place
     with open_step("measure", engine, console) as step:
         measure = _measure(made, counts, step)
         paths = {THIS: folder, **{str(path): path for path in compare}}

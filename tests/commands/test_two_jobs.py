@@ -111,7 +111,7 @@ def test_what_a_killed_job_left_is_removed_by_the_next(work: Path) -> None:
         "--out",
         str(work),
         "--vocab-size",
-        "400",
+        "330",
         "--workers",
         "0",
     ]

@@ -138,10 +138,14 @@ def test_counts_alone_are_enough(folder: Path, here: Engine) -> None:
     assert (folder / "again" / "vocab" / name).read_bytes() == (folder / "out" / "vocab" / name).read_bytes()
 
 
-def test_fewer_merges_than_asked_for(
-    folder: Path,
-    here: Engine,
-) -> None:
+def test_another_vocabulary_in_the_place_of_one_is_measured_anew(folder: Path, here: Engine) -> None:
+    for size in (400, 1200):
+        shutil.rmtree(folder / "out" / "vocab", ignore_errors=True)
+        report = report_of(recipe(folder, size=size), here)
+        assert report["vocabulary"]["size"] == size
+
+
+def test_fewer_merges_than_asked_for(folder: Path, here: Engine) -> None:
     asked = recipe(folder, holdout="0", size=60_000)
     report = report_of(asked, here)
     size = report["vocabulary"]["size"]

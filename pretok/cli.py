@@ -10,13 +10,14 @@ import logging
 import os
 import select
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pretok.base.errors import InternalError, PretokError, Stopped, UsageError
 from pretok.base.failures import task_error
-from pretok.base.startup import collect_seldom
+from pretok.base.startup import collect_seldom, refuse_to_start
 from pretok.base.stop import StopFlag
 from pretok.base.storage import Tries
 from pretok.base.terminal import ConsoleWarnings, Terminal
@@ -101,8 +102,11 @@ def main() -> None:
         format="%(levelname)s %(name)s: %(message)s",
         handlers=[ConsoleWarnings(console)],
     )
-    for stream in (sys.stdout, sys.stderr):  # a document or a file name may hold what the locale cannot write
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if sys.stderr is None:  # closed: a file of ours would be opened in its place, and get the messages
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - to the end
+    # A document or a file name may hold what the locale cannot write.
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="backslashreplace")
     sys.exit(run_command(arguments, console))
 
 
@@ -135,6 +139,7 @@ def _try(arguments: list[str], console: Terminal, tries: Tries) -> int | None:
 
 
 def _run(arguments: list[str], console: Terminal) -> int:
+    refuse_to_start(arguments)
     try:
         code = app(
             arguments, obj=console, standalone_mode=False

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 from pretok.base.errors import PretokError, Stopped, UsageError
+from pretok.base.startup import refuse_to_start
 from train.checkpoint import HungSave
 from train.config import add_flags, parse, whole_number
 from train.run.failures import explain
@@ -144,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     code = 0
     try:
+        refuse_to_start(arguments)
         if arguments and arguments[0] in COMMANDS:
             COMMANDS[arguments[0]](arguments[1:])
         else:

@@ -16,15 +16,22 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from pretok.base.errors import Stopped
+from pretok.base.errors import Stopped, UsageError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def job_end_time() -> float | None:
-    """End of the surrounding job in seconds since 1970, or None outside a job with a known end."""
-    value = os.environ.get("PRETOK_JOB_END_TIME") or os.environ.get("SLURM_JOB_END_TIME")
-    return float(value) if value else None
+    """End of the surrounding job in seconds since 1970, or None outside a job with a known end. Raises UsageError."""
+    for name in ("PRETOK_JOB_END_TIME", "SLURM_JOB_END_TIME"):
+        if value := os.environ.get(name):
+            try:
+                return float(value)
+            except ValueError:
+                raise UsageError(
+                    f"{name}={value} is no time; set it to seconds since 1970, as date +%s prints, or unset it"
+                ) from None
+    return None
 
 
 class StopFlag:

@@ -48,6 +48,14 @@ def parse_count(value: Any) -> Any:
     return int(count)
 
 
+def parse_length(value: Any) -> Any:
+    """A number of tokens in a row, as `parse_count` reads it; but `4k` is refused: who writes it means 4,096."""
+    count = parse_count(value)
+    if isinstance(value, str) and value.rstrip().endswith(("k", "K")):
+        raise ValueError(f"{value} is {count:,}; write {count * 128 // 125} or {value.rstrip()[:-1]}KiB")
+    return count
+
+
 def _cut(text: str) -> str:
     return text if len(text) <= LARGEST_COUNT_TEXT else text[:LARGEST_COUNT_TEXT] + "..."
 
@@ -74,7 +82,9 @@ def scaled(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
     total = sum(weights.values(), Fraction(0))
     if abs(total - 1) > ROUNDING:
         shown = ", ".join(f"{name}={float(weight):g}" for name, weight in weights.items())
-        raise ValueError(f"the weights {shown} add up to {float(total):g}, not to 1")
+        right = ",".join(f"{name}={float(weight / total):.4g}" for name, weight in weights.items() if total)
+        hint = right and f"; for these proportions write {right}"
+        raise ValueError(f"the weights {shown} add up to {float(total):g}, not to 1{hint}")
     return {name: weight / total for name, weight in weights.items()}
 
 

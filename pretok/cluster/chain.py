@@ -175,8 +175,8 @@ def check_profile(profile: Profile, slurm: Slurm, stages: list[StageName]) -> No
     empty = sorted(f"SITE_{name}" for name in needed if not profile.values.get(f"SITE_{name}"))
     if empty:
         raise UsageError(
-            f"profile {profile.path} leaves {', '.join(empty)} empty; fill in what your site has, or `none` where it "
-            "has no such thing"
+            f"profile {profile.path} leaves {', '.join(empty)} empty: copy it to my.sh, fill in what your site has "
+            "(`none` where it has no such thing), and pass --profile my.sh"
         )
     if not (Path(profile.get("VENV")) / "bin" / "python").exists():
         raise UsageError(f"SITE_VENV of {profile.path}: {profile.get('VENV')} holds no bin/python")

@@ -457,7 +457,7 @@ def mix(
                 "a mix that is continued keeps its seed, split and packing: leave --seed, --split and --pack out"
             )
         asked = {key: table[key] for key in ("seq_len",) if key in table}
-        length = make_mix(asked, "command line", options).seq_len if asked else None
+        length = make_mix(asked, "", options).seq_len if asked else None
         after = beginning(manifest, continued, _left_at(continued, at, run), length)
         table |= {"seq_len": after.seq_len, "seed": after.seed}
         split = after.split
@@ -466,7 +466,7 @@ def mix(
     beside = continued and continued.parent
     kinds = dict(_named(pair, "--learn") for pair in learn or ())
     learned = {name: tuple(kind.strip() for kind in text.split(",")) for name, text in kinds.items()}
-    request = MixRequest(make_mix(table, "command line", options), split or "train", after, beside, learned)
+    request = MixRequest(make_mix(table, "", options), split or "train", after, beside, learned)
     report = run_mix(shards, out, request) if out else plan_mix(manifest, request)[1]
     if json:
         print_json(report)

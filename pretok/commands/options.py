@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -180,10 +181,14 @@ def _value(dotted: str, key: Key, typed: Any) -> object:
 
 
 def read_recipe(
-    inputs: list[str], out: Path | None, given: Mapping[str, object], appended: Sequence[str] = ()
+    inputs: list[str],
+    out: Path | None,
+    given: Mapping[str, object],
+    appended: Sequence[str] = (),
+    default: Path | None = None,
 ) -> Recipe:
     """The recipe a command line means, with `given` over its own settings and all its tables checked. appended: each
-    NAME=GLOB an append behind those of the recipe."""
+    NAME=GLOB an append behind those of the recipe; default: of `out`, where nothing is written there."""
     from pretok.config import load_toml, parse_inputs, with_appends
 
     recipes = [value for value in inputs if value.endswith(".toml") and "=" not in value]
@@ -191,11 +196,13 @@ def read_recipe(
         raise UsageError("give either one recipe or NAME=GLOB inputs, not both")
     data: dict[str, object] = load_toml(Path(recipes[0])) if recipes else {"sources": parse_inputs(inputs)}
     data = with_appends(data, appended)
+    if "out" not in data:
+        out = out or default
     if out is None and "out" not in data:
         where = f'write out = "work" above the tables of {recipes[0]}, or give' if recipes else "give"
         raise UsageError(f"nothing says where the results go: {where} --out work")
     options = {dotted: option_of(dotted) for dotted in given}
-    return complete_recipe(data, recipes[0] if recipes else "command line", out, given, options, "--out ")
+    return complete_recipe(data, recipes[0] if recipes else "", out, given, options, "--out ")
 
 
 def complete_recipe(
@@ -222,9 +229,11 @@ def complete_recipe(
 
 
 def _check_out(out: Path, option: str) -> None:
-    """UsageError when `out` is what belongs into such a folder: the next result would go to shards/shards."""
+    """UsageError when `out` is a file, or what belongs into such a folder: the next would go to shards/shards."""
     results = {"shards": "manifest.json", "counts": "counts.json", "vocab": "tokenizer.json"}
     name, parent = out.resolve().name, out.parent if out.name else out.resolve().parent
+    if out.is_file():
+        raise UsageError(f"{option}{out} is a file; name a folder")
     if _is_shards(out) or (name in results and (out / results[name]).exists()):
         raise UsageError(f"{out} is a folder of results itself; did you mean {option}{parent}?")
     if name == "shards" and (parent / "vocab" / results["vocab"]).exists():
@@ -282,6 +291,10 @@ def terminal(context: typer.Context, work: Path | None = None, settings: Recipe 
     work: the folder below which its log goes, None without a log; settings: for the log.
     """
     console = context.ensure_object(Terminal)
+    names = Counter(value.partition("=")[0] for value in context.params.get("inputs", ()) if "=" in value)
+    for name, patterns in names.items():
+        if patterns > 1:
+            console.notice(f"{name}: {patterns} patterns, read as one source")
     if work is not None:
         command = context.info_name or "pretok"
         console.keep_log(work / LOGS, command, settings=settings.model_dump() if settings else context.params)

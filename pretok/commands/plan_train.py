@@ -35,7 +35,9 @@ class TrainForecast:
     def sentences(self) -> list[str]:
         """What a person is told below the figures."""
         if self.figures is None:
-            return [f"training is reckoned with torch (pip install 'pretok[train]'): {self.command}"]
+            return [
+                f"training is reckoned with torch (pip install '.[train]' in a checkout of pretok): {self.command}"
+            ]
         if self.jobs is None:
             missing = "the time is not known: say behind -- what the devices are, as in"
             return [f"{missing} -- --devices-per-node 4 --device A100-SXM-64GB --mfu 0.4"]

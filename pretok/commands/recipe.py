@@ -34,6 +34,7 @@ STAGE = "STAGE=VALUE"
 
 
 def init(
+    context: typer.Context,
     inputs: Annotated[list[str], typer.Argument(metavar="NAME=GLOB ...", show_default=False)],
     out: Annotated[str, typer.Option(help="Folder for the results, as the recipe names it.")] = "work",
 ) -> None:
@@ -43,10 +44,18 @@ def init(
     """
     from pretok.commands.reference import commented
     from pretok.config import make_recipe, parse_inputs
+    from pretok.read.paths import expand, is_remote
 
     sources = parse_inputs(inputs)
-    make_recipe({"out": out, "sources": sources}, "command line")
-    sys.stdout.write(commented(out, {name: source["inputs"] for name, source in sources.items()}))
+    recipe = make_recipe({"out": Path(out), "sources": sources}, "")
+    for pattern in [pattern for source in recipe.sources.values() for pattern in source.inputs]:
+        try:
+            _ = is_remote(pattern) or expand(pattern)
+        except UsageError as error:
+            terminal(context).notice(f"note: {error}")
+    sys.stdout.write(
+        commented(out.replace("$", "$$"), {name: source["inputs"] for name, source in sources.items()})
+    )
 
 
 @takes("sources.field")
@@ -82,7 +91,7 @@ def plan(
     from pretok.forecast.job import run_forecast, tables
 
     cut = next((at for at, word in enumerate(inputs) if word.startswith("-")), len(inputs))
-    recipe, console = read_recipe(inputs[:cut], out, given), terminal(context)
+    recipe, console = read_recipe(inputs[:cut], out, given, default=Path("work")), terminal(context)
     check_steps(recipe)
     forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, console)
     train = forecast_train(recipe, forecast, inputs[cut:])

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pretok.base.units import parse_count, parse_share
+from pretok.base.units import parse_count, parse_length, parse_share
 from pretok.config.settings import Recipe, budget, proportions
 
 BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
@@ -102,7 +102,7 @@ def _words(kind: Any, metadata: Sequence[Any] = ()) -> str:
     called = {getattr(part, "func", None) for part in metadata}
     if get_origin(kind) is Annotated:
         return _words(get_args(kind)[0], get_args(kind)[1:])
-    if parse_count in called or budget in called:
+    if called & {parse_count, parse_length, budget}:
         return 'count or "all"' if budget in called else "count"
     if parse_share in called or kind is Fraction:
         return "share"

@@ -34,7 +34,9 @@ def load_toml(path: Path) -> dict[str, object]:
     try:
         return _anchor(tomllib.loads(path.read_text(encoding="utf-8")), path.parent)
     except FileNotFoundError:
-        raise UsageError(f"recipe {path} does not exist") from None
+        raise UsageError(
+            f"recipe {path} does not exist (no {path.absolute()}); pretok init prints one"
+        ) from None
     except OSError as error:
         if passes(error):
             raise
@@ -76,8 +78,8 @@ def load_recipe(path: Path) -> Recipe:
 
 
 def make_recipe(data: Mapping[str, object], origin: str, options: Mapping[str, str] | None = None) -> Recipe:
-    """Validate a recipe given as a mapping; `origin` is named in errors. options: dotted key -> the option or parameter
-    that gave it, which is named in its place."""
+    """Validate a recipe given as a mapping; `origin` is named in errors, "" for a command line. options: dotted key ->
+    the option or parameter that gave it, which is named in its place."""
     return validated(Recipe, data, origin, options or {})
 
 
@@ -133,7 +135,7 @@ def validated(
             _explain({**detail, "loc": (*where, *detail["loc"])}, options or {}, top)
             for detail in error.errors()
         ]
-        raise UsageError(f"{origin}: " + "; ".join(dict.fromkeys(lines))) from None
+        raise UsageError((origin and f"{origin}: ") + "; ".join(dict.fromkeys(lines))) from None
 
 
 def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel]) -> str:
@@ -145,7 +147,7 @@ def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel]) -> s
         for part in loc[:-1]:
             table = inner_table(table, part) or table
         return unknown_key(where, table.model_fields)
-    line = f"{where}: {_wrong(detail)}" if where else _wrong(detail)
+    line = f"{where}: {_wrong(detail)}" if where and loc[-1] != "[key]" else _wrong(detail)
     for key, option in options.items():
         name = where if key.startswith("sources.") and [loc[0], *loc[2:3]] == key.split(".") else key
         if line.startswith((f"{name}:", f"{name} ")):

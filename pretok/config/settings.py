@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from pretok.base.kinds import CHAT_KINDS, MARKERS
-from pretok.base.units import parse_count, parse_share, scaled
+from pretok.base.units import parse_count, parse_length, parse_share, scaled
 
 if TYPE_CHECKING:
     from msgspec import UnsetType
@@ -54,9 +54,7 @@ LONGEST_NAME = 100
 
 def _safe_name(name: str) -> str:
     if not name or not all(c.isalnum() or c in "-_" for c in name) or not name[0].isalnum():
-        raise ValueError(
-            f"source name {name!r}: letters, digits, - and _ only; it becomes part of file names"
-        )
+        raise ValueError(f"source name {name!r}: use only letters, digits, - and _")
     if name in ("rejects", "contamination", "annotations") or name.endswith("-val"):
         raise ValueError(f"source name {name!r} is reserved")
     if len(name.encode()) > LONGEST_NAME:
@@ -417,7 +415,7 @@ class StageTable(Part):
 class MixTable(StageTable):
     """[mix]: one stage, or several in `stages`."""
 
-    seq_len: Annotated[int, Field(ge=1, lt=2**31)] = 4096
+    seq_len: Annotated[int, BeforeValidator(parse_length), Field(ge=1, lt=2**31)] = 4096
     """Tokens of a sequence. | 8192 | mix.md"""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Another seed, another order. | 1 | mix.md"""
@@ -506,8 +504,9 @@ class Slurm(Part):
 class Recipe(Part):
     """A whole recipe. `train` holds what the trainer reads, unchecked here."""
 
-    out: ExpandedPath
+    out: Annotated[Path, BeforeValidator(lambda given: given if isinstance(given, Path) else _expand(given))]
     """The WORK folder, to which all results go. | "work" | running.md"""
+    # A Path is that of a command line, where the shell has replaced `~` and `$VAR`, or was not to.
     sources: dict[SourceName, Source] = Field(min_length=1)
     normalize: Normalize = Normalize()
     vocab: Vocab = Vocab()

@@ -176,7 +176,8 @@ def load_vocab(path: Path, eod: str | int | None = None, bos: str | int | None =
         raw, data, size = read_tokenizer(file)
     except FileNotFoundError:
         raise UsageError(
-            f"no tokenizer at {file}: run pretok build-vocab, or name one with --vocab"
+            f"no tokenizer at {file}, which does not exist: make one with pretok build-vocab, or name "
+            "another with --vocab"
         ) from None
     added = {token["content"]: token["id"] for token in data.get("added_tokens", [])}
     ids = {**data["model"]["vocab"], **added}

@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "commands": (
         "base",
         "kernels",
+        "read",
         "config",
         "tokenizer",
         "screen",

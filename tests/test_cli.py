@@ -250,7 +250,7 @@ def test_an_output_that_is_a_file_is_one_line(command, tmp_path, vocab_dir, caps
     arguments = [command, "it=sample:it", "--out", str(tmp_path / "taken"), "--workers", "0"]
     arguments += ["--vocab", str(vocab_dir)] if command == "tokenize" else []
     assert run_command(arguments) == 2
-    assert "a file stands where a folder must go" in capsys.readouterr().err
+    assert f"--out {tmp_path}/taken is a file; name a folder" in capsys.readouterr().err
     assert (tmp_path / "taken").read_text() == "mine"
 
 
@@ -271,6 +271,47 @@ def test_a_reader_that_goes_away_is_no_error(command, tmp_path, vocab_dir):
     done = subprocess.run(["bash", "-c", pipe], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout == "141\n"
+
+
+NO_TEXT = " is not UTF-8; if the terminal shows it right, the locale is wrong: export LC_ALL=C.UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("shell", "message"),
+    [
+        ("$pretok stats x >&-", "pretok: standard output is closed; send it to a file, or to /dev/null"),
+        ("$train --shards x >&-", "train: standard output is closed; send it to a file, or to /dev/null"),
+        ("mkdir gone; cd gone; rmdir ../gone; $pretok tokenize it=sample:it --out o",
+         "pretok: the current folder was deleted; go to one that exists (cd)"),
+        ("$pretok query x $'select \\'\\xe9\\''", f"pretok: \"select '\\udce9'\"{NO_TEXT}"),
+        ("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $pretok stats é", f"pretok: '\\udcc3\\udca9'{NO_TEXT}"),
+        ("SLURM_JOB_END_TIME=abc $pretok verify shards",
+         "pretok: SLURM_JOB_END_TIME=abc is no time; set it to seconds since 1970, as date +%s prints, or unset it"),
+    ],
+)  # fmt: skip
+def test_a_process_that_cannot_work_says_so(shell, message, tmp_path):
+    make_shards(tmp_path / "shards", {"it": [range(1, 9)]})
+    programs = {name: f"{sys.executable} -m {name}" for name in ("pretok", "train")}
+    done = subprocess.run(
+        ["bash", "-c", shell],
+        cwd=tmp_path,
+        env={**os.environ, **programs},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (2, "", message)
+
+
+def test_a_folder_is_called_what_was_typed(tmp_path, vocab_dir, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "home")
+    for command in (
+        tokenizing("o$HOME", vocab_dir),
+        ["mix", "o$HOME", "--out", "o$HOME/mix.json", "--seq-len", "8"],
+    ):
+        assert run_command(command) == 0
+    assert sorted(path.name for path in (tmp_path / "o$HOME").iterdir()) == ["logs", "mix.json", "shards"]
 
 
 def test_what_the_locale_cannot_write_is_escaped(tmp_path):
@@ -329,7 +370,10 @@ def test_another_setting_than_before_says_the_option_to_add(tmp_path, vocab_dir,
     assert run_command([*first, "--val-fraction", "0.01"]) == 0
     capsys.readouterr()
     assert run_command(first) == 2
-    assert "val_fraction was 0.01 and is 0. Restore that (add --val-fraction 0.01)" in capsys.readouterr().err
+    assert (
+        "Restore that ([shards] val_fraction = 0.01 in a recipe, else --val-fraction 0.01)"
+        in capsys.readouterr().err
+    )
 
 
 def test_chats_are_told_to_be_read_as_messages(tmp_path, vocab_dir, capsys):

@@ -51,7 +51,10 @@ def test_the_two_models_ask_for_what_they_promise():
         ({"vocab": {"sise": 1}}, "unknown key vocab.sise (did you mean size?)"),
         ({"sources": {"it": {"inputs": ["a"], "feild": "x"}}}, "sources.it.feild (did you mean field?)"),
         ({"sources": {}}, "sources"),
-        ({"sources": {"i/t": {"inputs": ["a"]}}}, "becomes part of file names"),
+        (
+            {"sources": {"i/t": {"inputs": ["a"]}}},
+            "r.toml: source name 'i/t': use only letters, digits, - and _",
+        ),
         ({"sources": {"annotations": {"inputs": ["a"]}}}, "source name 'annotations' is reserved"),
         (
             {"sources": {"it": {"inputs": ["a"], "keep": ["file_row_number"]}}},
@@ -105,14 +108,14 @@ def test_weights_of_the_vocabulary_name_every_source():
 
 def test_what_an_option_gave_is_called_by_the_option():
     data = {**MINIMAL, "vocab": {"size": "100", "weights": {"en": 1}}}
-    with pytest.raises(UsageError, match=r"^command line: --vocab-size: 100 is out of range"):
-        make_recipe(data, "command line", options={"vocab.size": "--vocab-size"})
+    with pytest.raises(UsageError, match=r"^--vocab-size: 100 is out of range"):
+        make_recipe(data, "", options={"vocab.size": "--vocab-size"})
     del data["vocab"]["size"]
-    with pytest.raises(UsageError, match=r"^command line: --weights names en"):
-        make_recipe(data, "command line", options={"vocab.weights": "--weights"})
+    with pytest.raises(UsageError, match=r"^--weights names en"):
+        make_recipe(data, "", options={"vocab.weights": "--weights"})
     data = with_settings(MINIMAL, {"sources.keep": ["file"]})
-    with pytest.raises(UsageError, match=r"^command line: --keep: the ledger itself has a column 'file'"):
-        make_recipe(data, "command line", options={"sources.keep": "--keep"})
+    with pytest.raises(UsageError, match=r"^--keep: the ledger itself has a column 'file'"):
+        make_recipe(data, "", options={"sources.keep": "--keep"})
 
 
 def test_the_page_of_all_keys_is_that_of_the_settings():
@@ -276,8 +279,8 @@ def test_home_and_variables_are_expanded_everywhere(tmp_path, monkeypatch):
     recipe = load_recipe(path)
     assert recipe.out == Path("/home/anna/w$1")
     assert recipe.sources["it"].inputs == ("/scratch/$USER/*.jsonl", "/scratch/$USER2/a")
-    given = make_recipe({"out": Path("~/w"), "sources": parse_inputs(["it=$SCRATCH/a"])}, "command line")
-    assert (given.out, given.sources["it"].inputs) == (Path("/home/anna/w"), ("/scratch/$USER/a",))
+    given = make_recipe({"out": Path("~/$w"), "sources": parse_inputs(["it=$SCRATCH/a"])}, "")
+    assert (given.out, given.sources["it"].inputs) == (Path("~/$w"), ("/scratch/$USER/a",))
 
 
 @pytest.mark.parametrize(

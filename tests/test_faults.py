@@ -45,7 +45,7 @@ HALVES = ("--weights", "it=0.5,en=0.5", "--seq-len", "16")
 LINES = {
     "tokenize": ("tokenize", *INPUTS, "--out", "{work}/new", "--vocab", SHARDS, "--keep", "id", *HERE),
     "count": ("count", *INPUTS, "--out", "{work}/new", *HERE),
-    "build-vocab": ("build-vocab", *INPUTS, "--out", "{work}/new", "--vocab-size", "400", *HERE),
+    "build-vocab": ("build-vocab", *INPUTS, "--out", "{work}/new", "--vocab-size", "370", *HERE),
     "run": ("run", "{work}/recipe.toml", *HERE),
     "plan": ("plan", *INPUTS, "--out", "{work}/new"),
     "annotate": ("annotate", SHARDS, "{work}/rows.jsonl", "--name", "q", "--by", "id", *HERE),

@@ -149,7 +149,7 @@ FILES_OF_LINES = [
     Row(LINES, "no file has the field", {"a.jsonl": b'{"body": "uno"}\n'}, says="no field 'text' in in/a.jsonl; there are body; use --field body", code=2, alone=True),
     Row(LINES, "one file of several does not have the field", {"a.jsonl": b'{"body": "uno"}\n'}, [], {1: "missing_field"}, "no field 'text' in in/a.jsonl; there are body; use --field body", note="told before the work begins"),
     Row(LINES, "an empty file", {"a.jsonl": b""}, says="empty: in/a.jsonl", note="a notice"),
-    Row(LINES, "all files of a source are empty", {"a.jsonl": b""}, says="source it gave no document: it has no records", code=3, note="named", alone=True),
+    Row(LINES, "all files of a source are empty", {"a.jsonl": b""}, says="source it has no documents: none of its inputs has a record", code=3, note="named", alone=True),
     Row(LINES, "one array", {"a.jsonl": b'[{"text": "uno"}]\n'}, says="in/a.jsonl is one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does", code=2),
     Row(LINES, "UTF-16", {"a.jsonl": lines().decode().encode("utf-16")}, says="in/a.jsonl is UTF-16; convert it: iconv -f UTF-16 -t UTF-8", code=2),
     Row(LINES, "binary data", {"a.jsonl": bytes(range(256))}, says="in/a.jsonl is binary: neither JSON Lines, Parquet nor text", code=2),

@@ -40,7 +40,7 @@ LINES = {
     "tokenize": (*TOKENS, OUT),
     "append": (*TOKENS, "{work}", "--append", "it={work}/more.jsonl"),
     "count": ("count", *INPUTS, "--out", OUT, *HERE),
-    "build-vocab": ("build-vocab", *INPUTS, "--out", OUT, "--vocab-size", "400", *HERE),
+    "build-vocab": ("build-vocab", *INPUTS, "--out", OUT, "--vocab-size", "370", *HERE),
     "mix": (*MIX, "--pack", "best-fit"),
     "materialize": (*MIX, "--materialize", OUT, *HERE),
     "export": ("export", SHARDS, "--to", "olmo", "--out", OUT, *HERE),

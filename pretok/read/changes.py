@@ -6,6 +6,7 @@ every difference; results of other settings are never mixed.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -31,32 +32,39 @@ class SourceInputs(RecordFormat, frozen=True, kw_only=True):
 
 def refuse_changes(what: str, folder: Path, old: Mapping[str, object], new: Mapping[str, object]) -> None:
     """MismatchError when `what`, which is in `folder`, was made with settings `old`, and `new` (JSON) differs."""
-    changes, options = [], []
+    restoring = [_restoring(key, old.get(key), folder) for key, value in new.items() if old.get(key) != value]
+    keys, options = ([text for text in texts if text] for texts in zip(("", ""), *restoring, strict=True))
+    told = f"{', '.join(keys)} in a recipe, else {' '.join(options)}" if keys else ""
+    refuse(what, folder, differences(old, new), told)
+
+
+def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+    """What `new` (JSON) has otherwise than `old`, a sentence each."""
+    found = []
     for key, value in new.items():
         if old.get(key) == value:
             continue
-        options.append(_option(key, old.get(key), folder))
         if key == INPUTS:
-            changes += _source_changes(old.get(key) or {}, value)
+            found += _source_changes(old.get(key) or {}, value)
         else:
-            changes.append(f"{key} was {_written(old.get(key))} and is {_written(value)}")
-    refuse(what, folder, changes, " ".join(filter(None, options)))
+            found.append(f"{key} was {_written(old.get(key))} and is {_written(value)}")
+    return found
 
 
-def _option(key: str, old: object, folder: Path) -> str:
-    """The option that asks for what was there, "" where none does."""
+def _restoring(key: str, old: object, folder: Path) -> tuple[str, str]:
+    """The key of a recipe and the option that ask for what was there, "" where none does."""
     match key:
-        case "tokenizer" if (folder / "tokenizer.json").exists():
-            return shlex.join(["--vocab", str(folder / "tokenizer.json")])
+        case "tokenizer" if (path := folder / "tokenizer.json").exists():
+            return f'[vocab] path = "{path}"', shlex.join(["--vocab", str(path)])
         case "duplicates" if old:
-            return f"--{old}-duplicates"
+            return f'[shards] duplicates = "{old}"', f"--{old}-duplicates"
         case "size":
-            return f"--vocab-size {old}"
+            return f"[vocab] size = {old}", f"--vocab-size {old}"
         case "val_fraction" | "reject_contaminated" if old is not None:
-            return f"--{key.replace('_', '-')} {_written(old)}"
+            return f"[shards] {key} = {_written(old)}", f"--{key.replace('_', '-')} {_written(old)}"
         case "pattern" | "min_count" if old is not None:
-            return f"--{key.replace('_', '-')} {old}"
-    return ""
+            return f"[vocab] {key} = {json.dumps(old)}", f"--{key.replace('_', '-')} {old}"
+    return "", ""
 
 
 def _written(value: object) -> str:
@@ -67,12 +75,12 @@ def _written(value: object) -> str:
     return repr(value)
 
 
-def refuse(what: str, folder: Path, changes: Sequence[str], options: str = "") -> None:
-    """MismatchError that names the changes, if there are any; options: what asks for the settings of before."""
+def refuse(what: str, folder: Path, changes: Sequence[str], restoring: str = "") -> None:
+    """MismatchError that names the changes, if there are any; restoring: what asks for the settings of before."""
     if changes:
         raise MismatchError(
             f"{what} in {folder} were made from something else: {listed(changes, SHOWN, '; ')}. "
-            f"Restore that{f' (add {options})' if options else ''}, use another --out folder, or delete this one to "
+            f"Restore that{f' ({restoring})' if restoring else ''}, use another --out folder, or delete this one to "
             "make them again"
         )
 
@@ -122,5 +130,6 @@ def shared_inputs(sources: Mapping[str, Sequence[InputFile]]) -> list[str]:
                         file.path if path == file.path else f"{path} = {file.path}"
                     )
     return [
-        f"sources {a} and {b} read the same text: {listed(paths, SHOWN)}" for (a, b), paths in shared.items()
+        f"warning: sources {a} and {b} read the same text: {listed(paths, SHOWN)}"
+        for (a, b), paths in shared.items()
     ]

@@ -19,6 +19,8 @@ from pretok.read.sample import sample_path
 
 SAMPLE = "sample:"
 """Starts an input that is the text shipped with the package: `sample:it`."""
+PLACEHOLDER = "PUT/YOUR"
+"""In the paths of recipes that are to be filled in."""
 CONNECTIONS = 64
 """To one server: planning has 32 requests under way, reading 8 and as many for the files after this one."""
 
@@ -65,7 +67,12 @@ def expand(pattern: str) -> list[str]:
     else:
         paths = [pattern] if _exists(pattern) else []
     if not paths:
-        raise UsageError(f"no input matches {pattern!r} (relative paths start at {Path.cwd()})")
+        told = (
+            "" if is_remote(pattern) or Path(pattern).is_absolute() else f" (no {Path(pattern).absolute()})"
+        )
+        told = "; pretok reads files, not a pipe" if pattern == "-" else told
+        told += "; replace the placeholder by the path of your text" if PLACEHOLDER in pattern else ""
+        raise UsageError(f"no input matches {pattern!r}{told}")
     for path in paths:
         if not path.isascii() and (name := os.fsencode(path)).decode(errors="ignore") != path:
             raise UsageError(f"the name of input {str(name)[1:]} is not UTF-8; rename the file or its folder")

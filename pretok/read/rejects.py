@@ -60,7 +60,9 @@ def poor_sources(
     complaints = []
     for name, (read, rejected) in sources.items():
         if not read:
-            complaints.append(f"source {name} gave no document: it has no records")
+            complaints.append(
+                f"source {name} has no documents: none of its inputs has a record; check how they were written"
+            )
             continue
         nothing = read == sum(rejected.values())
         counted = {reason: n for reason, n in rejected.items() if nothing or reason not in NOT_LOST}
@@ -70,7 +72,7 @@ def poor_sources(
         reasons = ", ".join(f"{reason} {number:,}" for reason, number in sorted(counted.items()))
         lost = f"{sum(counted.values()):,} of {read:,} records were rejected ({reasons})"
         if nothing:
-            complaint = f"source {name} gave no document: {lost}; {where}"
+            complaint = f"source {name} has no documents: {lost}; {where}"
         else:
             enough = f"{ceil(100 * share) / 100:g}"
             complaint = (

@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 
 from pretok.base.console import Console
-from pretok.base.errors import PartitionsFailed
+from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Engine
 from pretok.base.failures import Failure, Failures, raise_failures
 from pretok.base.lock import hold
@@ -33,7 +33,7 @@ from pretok.base.tokens import token_dtype
 from pretok.base.units import listed, plural
 from pretok.chat.resolve import resolve
 from pretok.config import Recipe
-from pretok.read.changes import refuse_changes, shared_inputs
+from pretok.read.changes import differences, refuse_changes, shared_inputs
 from pretok.read.guarded import one_child
 from pretok.read.kept import Keep
 from pretok.read.partition import Partition, stamped
@@ -136,8 +136,15 @@ def _plan_all(
     drop_finished(state, old)
     sealed = {}
     if old and old.totals.documents:  # what holds no document binds nothing
-        refuse_changes("the shards", shards, old.config, config)
         known = old.sources.keys() & recipe.sources.keys()
+        if not known:
+            named = ", ".join(recipe.sources)
+            told = [f"{shards} holds shards of {', '.join(old.sources)}, and this command names {named}"]
+            raise MismatchError(
+                f"{'; '.join([*told, *differences(old.config, config)])}. Use another --out folder; to add {named} to "
+                "these shards, name their sources too"
+            )
+        refuse_changes("the shards", shards, old.config, config)
         sealed = {name: [part.plan for part in load_appends(old, name)] for name in sorted(known)}
     itemsize = token_dtype(vocab.size).itemsize
     records = _records(recipe, vocab)
@@ -230,9 +237,10 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
     failed_before = {name for name, _ in failures}
     open_tasks = [task for task in work.open_tasks if task.partition.name not in failed_before]
     if not work.open_tasks:
-        total = sum(len(plan.partitions) for plan in plans)
-        sealed_already = f"nothing to do: all {plural(total, 'partition')} are sealed"
-        console.notice(sealed_already + ("; writing the manifest" if tasks else ""))
+        finished = (
+            f"nothing to do: the shards of {', '.join(unit_words(plan.unit) for plan in plans)} are finished"
+        )
+        console.notice(finished + ("; writing the manifest" if tasks else ""))
     if open_tasks:
         if recipe.vocab.path is not None or vocab.bos_id is not None:
             eod, bos = (
@@ -267,7 +275,11 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
         failed += [error for p in open_ for part in p.partitions for error in _errors(state, p, part)]
     else:
         failed = list(load_manifest(shards).failed)
-    told = _describe_failures(failed, shards, [unit_words(p.unit) for p in open_]) if failed else ""
+    told = (
+        _describe_failures(failed, load_manifest(shards), [unit_words(p.unit) for p in open_])
+        if failed
+        else ""
+    )
     if failures and failed:
         console.notice(told)
     raise_failures(failures, console.log)
@@ -303,13 +315,16 @@ def _failure(partition: Partition, message: str) -> Failure:
     return Failure(partition.name, files, message)
 
 
-def _describe_failures(failed: Sequence[Failure], shards: Path, waiting: Sequence[str]) -> str:
+def _describe_failures(failed: Sequence[Failure], manifest: Manifest, waiting: Sequence[str]) -> str:
     """waiting: appends of which nothing is in the shards yet."""
     lines = [f"  {f.partition}: {f.file}: {f.error}" for f in failed[:20]]
     more = (
-        [f"  and {len(failed) - 20} more, under `failed` in {shards / FILE_NAME}"] if len(failed) > 20 else []
+        [f"  and {len(failed) - 20} more, under `failed` in {manifest.folder / FILE_NAME}"]
+        if len(failed) > 20
+        else []
     )
     rest = f"nothing of {' and '.join(waiting)} is" if waiting else "everything else is"
+    rest = rest if manifest.totals.documents else "nothing is"
     head = f"{plural(len(failed), 'input')} could not be read to the end; {rest} in the shards:"
     return "\n".join(
         [head, *lines, *more,
@@ -320,7 +335,12 @@ def _describe_failures(failed: Sequence[Failure], shards: Path, waiting: Sequenc
 def _poor_sources(manifest: Manifest, recipe: Recipe) -> list[str]:
     """Complaints about sources of the recipe that gave too little."""
     sources = manifest.sources
-    counts = {name: (sources[name].read, sources[name].rejected) for name in recipe.sources}
+    damaged = {failure.source for failure in manifest.failed}  # a source without records is damaged then
+    counts = {
+        name: (sources[name].read, sources[name].rejected)
+        for name in recipe.sources
+        if sources[name].read or name not in damaged
+    }
     return poor_sources(recipe.shards.max_reject_share, counts, f"see {recipe.shards_dir / 'rejects'}")
 
 

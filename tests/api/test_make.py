@@ -95,7 +95,7 @@ def test_what_is_wrong_is_raised(folder: Path, vocab_dir: Path, capsys: pytest.C
     with pytest.raises(MismatchError, match="val_fraction"):
         pretok.tokenize({"it": it["it"]}, out, vocab=vocab_dir, workers=0, val_fraction=0.5)
     with pytest.raises(PartitionsFailed, match="rejected"):
-        pretok.tokenize({"en": it["en"]}, out, vocab=vocab_dir, workers=0, max_reject_share=0)
+        pretok.tokenize({"it": it["it"], "en": it["en"]}, out, vocab=vocab_dir, workers=0, max_reject_share=0)
     with pytest.raises(UsageError, match=r"pretok.mix: unknown key mix.wieghts \(did you mean weights\?\)"):
         pretok.mix(out, wieghts={"it": 1})
     assert "Traceback" not in capsys.readouterr().err

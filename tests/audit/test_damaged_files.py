@@ -55,7 +55,7 @@ def words(command: str, names: dict[str, Path]) -> list[str]:
         (EXPORT, INDEX),
         (EXPORT, "shards/tokenizer.json"),
         (ANNOTATE, LEDGER),
-        (f"{TOKENIZE} en=HERE/en.jsonl", LEDGER),
+        (f"{TOKENIZE} it=HERE/it.jsonl en=HERE/en.jsonl", LEDGER),
         (
             "build-vocab it=none --counts WORK/counts --out OUT --vocab-size 400 --workers 0",
             "counts/bucket-01.parquet",

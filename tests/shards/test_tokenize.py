@@ -167,7 +167,9 @@ def test_adding_a_source_tokenizes_only_that(tmp_path, inputs, finished, vocab_d
     first = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
     run(first, here)
     before = {p: p.stat().st_mtime_ns for p in first.shards_dir.glob("it/*")}
-    run(recipe(tmp_path, vocab_dir, {"en": inputs["en"]}), here)
+    with pytest.raises(MismatchError, match="holds shards of it, and this command names en"):
+        run(recipe(tmp_path, vocab_dir, {"en": inputs["en"]}), here)
+    run(recipe(tmp_path, vocab_dir, {"it": inputs["it"], "en": inputs["en"]}), here)
     assert {p: p.stat().st_mtime_ns for p in first.shards_dir.glob("it/*")} == before
     found, expected = contents(first.shards_dir), contents(finished.shards_dir)
     assert found.pop(FILE_NAME) != expected.pop(FILE_NAME)  # only the one that grew has a history
@@ -427,7 +429,7 @@ def test_a_stop_says_how_far_it_came_and_the_next_run_goes_on_from_there(tmp_pat
     keys = ("bytes:it", "bytes:en")
     assert sum(second.before.get(key, 0) + second.counts[key] for key in keys) == of_sources + refused
     run_tokenize(made, here, third)
-    assert third.notices == [f"nothing to do: all {total} partitions are sealed"]
+    assert third.notices == ["nothing to do: the shards of it, en are finished"]
 
 
 def test_every_document_leads_back_to_its_line(tmp_path, vocab_dir, here):

@@ -42,6 +42,7 @@ from pretok.kernels.compile import I64, U8, njit
 from pretok.kernels.eight_bytes import prefetch_i32, prefetch_i64
 from pretok.kernels.hashing import hash_bytes
 from pretok.tokenizer.tokenizer_file import ALPHABET
+from pretok.vocab import few
 from pretok.vocab.symbols import (
     BOUNDARY,
     HINT_BITS,
@@ -210,6 +211,14 @@ def _train(
     all_weights = np.ones(last, np.int64)
     if weights is not None:
         all_weights[:first] = weights
+    if few.is_few(buffer):
+        found = few.merge_few(buffer, tokens, all_weights, limit, last, max(1, min_frequency), closed)
+        return Merges(
+            np.array(found[0], np.int32).reshape(-1, 2),
+            np.array(found[1], np.int32),
+            np.array(found[2], np.int64),
+            found[3],
+        )
     all_offsets = np.zeros(last + 1, np.int64)
     np.cumsum([len(token) for token in tokens], out=all_offsets[1 : first + 1])
     data = np.frombuffer(b"".join(tokens), np.uint8).copy()

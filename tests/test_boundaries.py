@@ -41,7 +41,6 @@ MAY_IMPORT = {
     "train": ("base", "shards", "stream"),
     "commands": (
         "base",
-        "kernels",
         "read",
         "config",
         "tokenizer",

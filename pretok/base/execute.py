@@ -12,6 +12,7 @@ import gc
 import itertools
 import logging
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,6 +22,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from pretok.base import storage
+from pretok.base.compiling import listeners
 from pretok.base.console import Counts
 from pretok.base.errors import EngineLost, Stopped, UsageError
 from pretok.base.failures import TaskError, lost, task_error
@@ -365,16 +367,27 @@ def _on_worker(task: Task[Any, Any], item: Any, wait: float, send: Report) -> tu
     without_pandas()
     pending: Counter[str] = Counter()
     sent = time.monotonic()
+    sending = threading.Lock()
+
+    def tell(counts: Counts) -> None:
+        with sending:  # a thread that reads ahead may compile meanwhile, and after the task
+            if tell in listeners:
+                send(counts)
 
     def report(counts: Counts) -> None:
         nonlocal sent
         pending.update(counts)
         if time.monotonic() - sent > REPORT_SECONDS:
-            send(dict(pending))
+            tell(dict(pending))
             pending.clear()
             sent = time.monotonic()
 
-    measured = _measured(task, item, report)
+    listeners.append(tell)
+    try:
+        measured = _measured(task, item, report)
+    finally:
+        with sending:
+            listeners.remove(tell)
     return measured, dict(pending)
 
 

@@ -27,6 +27,8 @@ REFUSED = "refused bytes"
 """Bytes of records that are no documents: they are read too."""
 OF_SOURCE = "bytes:"
 """How the bytes of one source are named among the counts."""
+COMPILING = "compiling"
+"""How many processes compile at this moment, which is no part of what was done."""
 
 
 class _Field(NamedTuple):
@@ -93,7 +95,7 @@ class Gauge(Record, frozen=True):
             f"{number:,} {_noun(key, number)}"
             for key in dict.fromkeys([*ORDER, *self.counts])
             if (number := self.counts.get(key, 0))
-            and key not in ("bytes", REFUSED)
+            and key not in ("bytes", REFUSED, COMPILING)
             and not key.startswith(OF_SOURCE)
         ]
         if size := self.counts.get("bytes", 0):
@@ -107,6 +109,8 @@ class Gauge(Record, frozen=True):
 
     def _fields(self) -> Iterator[_Field]:
         done, percent = self.read, self.percent
+        if self.counts.get(COMPILING):
+            yield _Field("(compiling)", True)
         if self.partitions:
             yield _Field(f"{self.done('partitions')}/{self.partitions}", False)
         if percent is not None:
@@ -126,7 +130,7 @@ class Gauge(Record, frozen=True):
     def _other_counts(self) -> Iterator[_Field]:
         """Of a step that reads no text."""
         for key in dict.fromkeys([*self.before, *self.counts]):
-            if number := self.done(key):
+            if key != COMPILING and (number := self.done(key)):
                 yield _Field(f"{number:,} {_noun(key, number)}", False)
         yield _Field(f"{self.seconds:.0f} s", True)
 

@@ -24,6 +24,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from pretok.base.compiling import listeners
 from pretok.base.console import Console, Counts, Marked, Progress, Table
 from pretok.base.gauge import Gauge
 from pretok.base.joblog import JobLog
@@ -258,11 +259,13 @@ class Meter(Progress):
         if self._bar:
             self._bar.start()
         self._lines.start()
+        listeners.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        listeners.remove(self)
         self._ended.set()
         self._lines.join()
         self._console.now(None)

@@ -34,8 +34,6 @@ Address = Annotated[
     typer.Option(help="A Ray cluster, `auto` inside an allocation. Default: processes of this node."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
-MERGING = "pretok.vocab.bpe:_merge"
-"""The kernel that takes as long to compile as all that are called before it."""
 
 
 def _shards_of(folder: Path) -> Path:
@@ -298,13 +296,6 @@ def terminal(context: typer.Context, work: Path | None = None, settings: Recipe 
     if work is not None:
         command = context.info_name or "pretok"
         console.keep_log(work / LOGS, command, settings=settings.model_dump() if settings else context.params)
-    if settings is not None:
-        from pretok.kernels import compile as compiled
-
-        if compiled.FIRST_RUN:
-            console.notice("the first run compiles its loops and keeps them: it takes some 15 s longer, once")
-            if context.info_name in ("build-vocab", "run"):
-                compiled.compile_beside(MERGING)
     return console
 
 

@@ -6,10 +6,15 @@ words with the sums of whatever was added.
 A slot is 32 bytes: two integers of key and the two sums, of documents the training and the held-out count. Words of up
 to 15 bytes are the key themselves, so a look-up touches one cache line; longer words have their XXH64 and their place
 in a pool of bytes as key and are compared byte by byte. Either way only equal bytes are equal words.
+
+A table begins as a dict, with the words as `tokenizers` finds them, and takes its slots when it gets more than
+that is good for (see `is_few`); a counted word is as WORD bytes of text.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,12 +23,14 @@ from numba import types
 
 from pretok.base.tokens import Bytes, Ints
 from pretok.counts.buckets import WordCounts
-from pretok.kernels.compile import BYTES, I64, U8, njit
+from pretok.kernels.compile import BYTES, I64, U8, is_few, njit
 from pretok.kernels.eight_bytes import load64, prefetch_u64
 from pretok.kernels.hashing import P1, P2, P3, hash_bytes, rotate_left
-from pretok.kernels.pretokenize import code_of, next_word
+from pretok.kernels.pretokenize import code_of, next_word, split_words
 from pretok.kernels.unicode import class_table
 
+WORD = 256
+"""Bytes of text in whose place a counted word is added to a dict."""
 SHORT = 15
 """Words of at most so many bytes are kept in the table itself."""
 _LONG = np.uint64(0xFF << 56)
@@ -235,6 +242,8 @@ class WordTable:
     """Growing table of words; see the module. Not for use by several threads at once."""
 
     def __init__(self) -> None:
+        self._few: dict[bytes, list[int]] | None = {}
+        self._added = 0
         self._slots = np.zeros(4 << 12, np.uint64)
         self._pool = np.empty(1 << 16, np.uint8)
         self._state = np.zeros(7, np.int64)
@@ -242,6 +251,8 @@ class WordTable:
 
     def clear(self) -> None:
         """Forget all words, but keep the memory."""
+        if self._few is not None:
+            self._few, self._added = {}, 0
         self._slots[:] = 0
         self._state[[_USED, _POOLED]] = 0
 
@@ -249,7 +260,16 @@ class WordTable:
         self._state[[_CAPACITY, _POOL_SIZE]] = len(self._slots) // 4, len(self._pool)
 
     def __len__(self) -> int:
-        return int(self._state[_USED])
+        return int(self._state[_USED]) if self._few is None else len(self._few)
+
+    def _take(self, size: int) -> dict[bytes, list[int]] | None:
+        """The dict, if so much more fits in; else None, and all words have their slots from here on."""
+        self._added += size
+        if self._few is not None and not is_few(self._added):
+            few = self.sums()
+            self._few = None
+            self.add_numbers(*few)
+        return self._few
 
     @property
     def nbytes(self) -> int:
@@ -262,6 +282,15 @@ class WordTable:
         heldout: (documents,) bool, whose words are counted apart.
         """
         marks, code = heldout.view(np.uint8), code_of(pattern)
+        few = self._take(int(offsets[-1] - offsets[0]))
+        if few is not None:
+            counters: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+            for (start, stop), apart in zip(pairwise(offsets.tolist()), marks.tolist(), strict=True):
+                counters[apart].update(split_words(data[start:stop].tobytes().decode(), pattern))
+            for column, counter in enumerate(counters):
+                for word, count in counter.items():
+                    few.setdefault(word.encode(), [0, 0])[column] += count
+            return
         self._state[[_DOCUMENT, _POSITION]] = 0, -1
         while not _add_documents(
             data, offsets, marks, class_table(), code, self._slots, self._pool, self._state
@@ -274,6 +303,17 @@ class WordTable:
 
     def add_numbers(self, data: Bytes, offsets: Ints, first: Ints, second: Ints) -> None:
         """Add two numbers, (words,) int64 each, to the sums of the words data[offsets[w]:offsets[w + 1]]."""
+        few = self._take(WORD * len(first))
+        if few is not None:
+            whole, rows = (
+                data.tobytes(),
+                zip(pairwise(offsets.tolist()), first.tolist(), second.tolist(), strict=True),
+            )
+            for (start, stop), one, other in rows:
+                sums = few.setdefault(whole[start:stop], [0, 0])
+                sums[0] += one
+                sums[1] += other
+            return
         self._state[_DOCUMENT] = 0
         while not _add_words(data, offsets, first, second, self._slots, self._pool, self._state):
             self._grow()
@@ -297,6 +337,11 @@ class WordTable:
 
     def sums(self) -> tuple[Bytes, Ints, Ints, Ints]:
         """All words, in an order that follows from what was added: data, offsets, first sums, second sums."""
+        if self._few is not None:
+            data = np.frombuffer(b"".join(self._few), np.uint8)
+            offsets = np.cumsum([0, *map(len, self._few)], dtype=np.int64)
+            sums = np.array(list(self._few.values()), np.int64).reshape(-1, 2)
+            return data, offsets, sums[:, 0].copy(), sums[:, 1].copy()
         nothing = np.empty(0, np.int64)
         size = _extract(self._slots, self._pool, np.empty(0, np.uint8), nothing, nothing, nothing)
         data = np.empty(size, np.uint8)

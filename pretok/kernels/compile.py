@@ -17,8 +17,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -27,9 +25,10 @@ from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
+from numba.core import event
 from numba.extending import typeof_impl
 
-from pretok.base.children import child_environment
+from pretok.base import compiling
 from pretok.base.errors import OutputError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -79,8 +78,6 @@ def cache_folder() -> Path:
 
 
 numba.config.CACHE_DIR = str(cache_folder())
-FIRST_RUN = not any(Path(numba.config.CACHE_DIR).iterdir())
-"""Whether no process has compiled these sources before, so that this one will."""
 
 
 def _read_only(dtype: Any, dimensions: int = 1) -> Any:
@@ -91,6 +88,9 @@ U8 = _read_only(types.uint8)
 """A contiguous uint8 array that is only read; writable arrays are accepted too. I64 and U64 alike."""
 I64 = _read_only(types.int64)
 U64 = _read_only(types.uint64)
+FEW = 1 << 18
+"""Bytes of text up to which a loop is not worth its compilation: what plain Python or another library does as well is
+done there, in a fifth of a second at most."""
 BYTES = types.CPointer(types.uint8)
 """The data of a uint8 array (`array.ctypes` in compiled code), indexed alike. Functions that are called once a byte or
 a word take it, because an array as argument costs two atomic changes of its reference count a call."""
@@ -100,24 +100,31 @@ _LOADING = threading.RLock()
 """Held while any function is loaded, which may load others: threads that read and encode call them first at once."""
 
 
-_beside: dict[str, subprocess.Popen[bytes]] = {}
-"""Kernels that a process of its own compiles."""
+def is_few(size: int) -> bool:
+    """Whether so many bytes of text are worked on without compiled loops."""
+    return size <= FEW
 
 
-def compile_beside(kernel: str) -> None:
-    """Have a process of its own compile `MODULE:NAME`, which this one calls later: in a process Numba compiles one
-    function at a time. Where that process ends without it, the call compiles it. Asked for again, it does nothing."""
-    if kernel in _beside:
-        return
-    module, name = kernel.split(":")
-    code = f"from {module} import {name}; {name}.compiled()"
-    _beside[kernel] = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=child_environment(),
-    )
+class _Teller(event.Listener):
+    """Tells when Numba begins to compile and when it ends, not for each of the functions that a function calls."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def on_start(self, event: Any) -> None:  # noqa: ARG002
+        """Numba begins with a function."""
+        self._depth += 1
+        if self._depth == 1:
+            compiling.tell(1)
+
+    def on_end(self, event: Any) -> None:  # noqa: ARG002
+        """Numba ends with a function."""
+        self._depth -= 1
+        if self._depth == 0:
+            compiling.tell(-1)
+
+
+event.register("numba:compile", _Teller())
 
 
 class Kernel:
@@ -138,8 +145,6 @@ class Kernel:
         if part not in self.loaded:
             with _LOADING:
                 if part not in self.loaded:
-                    if beside := _beside.get(f"{self.py_func.__module__}:{self.py_func.__name__}"):
-                        beside.wait()
                     options = (
                         {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if part else {"cache": True}
                     )

@@ -36,7 +36,7 @@ from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import count_config, run_count
 from pretok.counts.weigh import Tally, multipliers, weigh
-from pretok.kernels.pretokenize import PATTERNS, code_of, word_ends
+from pretok.kernels.pretokenize import PATTERNS, code_of, split_words
 from pretok.read.batches import from_buffers
 from pretok.read.changes import refuse_changes
 from pretok.tokenizer.encoder import Encoder
@@ -196,8 +196,7 @@ def check_settings(vocab: Vocab) -> None:
             f"to {vocab.size}, the largest that is trained"
         )
     for token in special:
-        data = np.frombuffer(token.encode(), np.uint8)
-        if len(word_ends(data, np.array([0, len(data)]), vocab.pattern)) == 1:
+        if len(split_words(token, vocab.pattern)) == 1:
             raise UsageError(
                 f"the special token {token!r} is one word of the pattern {vocab.pattern}, so merges could make it "
                 "from text; choose a name with letters between signs, such as <|name|>"

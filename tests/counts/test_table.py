@@ -16,6 +16,8 @@ from pretok.counts.buckets import WordCounts
 from pretok.counts.table import WordTable
 from pretok.kernels.pretokenize import PATTERNS, word_ends
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 def counted(words: WordCounts) -> dict[bytes, tuple[int, int]]:
     pairs = zip(words.counts.tolist(), words.heldout.tolist(), strict=True)

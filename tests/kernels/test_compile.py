@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -12,12 +11,13 @@ import pytest
 from support import ROOT
 
 from pretok.base.errors import OutputError
-from pretok.commands.options import MERGING
 from pretok.kernels import compile as _numba
 
 CODE = """
 from numpy import array, uint8, zeros
+from pretok.kernels import compile
 from pretok.kernels.hashing import hash_documents
+compile.FEW = -1
 print(hash_documents(zeros(9, uint8), array([0, 9]), 1)[0])
 """
 
@@ -103,35 +103,22 @@ def test_all_folders_with_compiled_functions_are_looked_at() -> None:
     assert all(len(path.relative_to(_numba.PACKAGE).parts) == 2 for path in found)
 
 
-BESIDE = """
+TOLD = """
 from numpy import array, uint8, zeros
-from pretok.kernels.compile import compile_beside
-from pretok.kernels.hashing import _hash_documents, hash_documents
-compile_beside(KERNEL)
-compile_beside(KERNEL)  # by the next command of this process
-hash_documents(zeros(9, uint8), array([0, 9]), 1)
-print(sum(_hash_documents.compiled().stats.cache_hits.values()))
+from pretok.base.compiling import listeners
+from pretok.kernels.hashing import _hash_documents
+told = []
+listeners.append(told.append)
+_hash_documents(zeros(9, uint8), array([0, 9]), 1)
+print(told)
 """
 
 
-@pytest.mark.parametrize(("kernel", "hits"), [("_hash_documents", "1"), ("nothing", "0")])
-def test_a_process_beside_compiles_what_is_called_later(kernel: str, hits: str, tmp_path: Path) -> None:
-    """Once, and where it fails, the call compiles it."""
-    code = BESIDE.replace("KERNEL", f"'pretok.kernels.hashing:{kernel}'")
+def test_compilation_is_told_once_for_all_parts_and_loading_is_not(tmp_path: Path) -> None:
     env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=env,
-    )
-    assert (done.stdout.strip(), done.stderr) == (hits, "")
-
-
-def test_what_commands_compile_beside_is_a_kernel() -> None:
-    module, name = MERGING.split(":")
-    assert isinstance(getattr(importlib.import_module(module), name), _numba.Kernel)
+    for told in ("[{'compiling': 1}, {'compiling': -1}]", "[]"):
+        done = subprocess.run([sys.executable, "-c", TOLD], capture_output=True, text=True, cwd=ROOT, env=env)
+        assert (done.stdout.strip(), done.stderr) == (told, "")
 
 
 def test_threads_may_call_a_function_first_at_once() -> None:
@@ -139,7 +126,9 @@ def test_threads_may_call_a_function_first_at_once() -> None:
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from numpy import array, uint8, zeros
+from pretok.kernels import compile
 from pretok.kernels.hashing import hash_documents
+compile.FEW = -1
 together = threading.Barrier(8)
 def first(_):
     together.wait()

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from pretok.kernels.hashing import hash_documents, select
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 @given(documents=st.lists(st.binary(max_size=120), max_size=5), seed=st.integers(0, 2**64 - 1))
 def test_equals_xxh64(documents: list[bytes], seed: int) -> None:

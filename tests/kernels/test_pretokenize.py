@@ -12,25 +12,22 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import HARD, pack, texts
-from tokenizers import Regex, pre_tokenizers
 
 from pretok.base.errors import UsageError
 from pretok.kernels import unicode as u
-from pretok.kernels.pretokenize import PATTERNS, PUBLISHED, disputed, long_runs, word_ends
+from pretok.kernels.pretokenize import PATTERNS, PUBLISHED, disputed, long_runs, split_words, word_ends
 
 SCALARS = [*range(0xD800), *range(0xE000, u.CODE_POINTS)]
 CHANGES = np.flatnonzero(np.diff(u.class_table())).tolist()
 EDGES = sorted({*range(0x300), *CHANGES, *(c + 1 for c in CHANGES)} - {*range(0xD800, 0xE000)})
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 
 def words(text: str, pattern: str, table: npt.NDArray[np.uint8] | None = None) -> list[str]:
     data, offsets = pack([text])
     ends = word_ends(data, offsets, pattern, table).tolist()
     return [data[a:b].tobytes().decode() for a, b in zip([0, *ends], ends, strict=False)]
-
-
-def words_of_tokenizers(text: str, pattern: str) -> list[str]:
-    return [w for w, _ in pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated").pre_tokenize_str(text)]
 
 
 @cache
@@ -51,7 +48,7 @@ def test_every_code_point_has_one_class() -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("text", HARD)
 def test_hard_texts(pattern: str, text: str) -> None:
-    assert words(text, pattern) == words_of_tokenizers(text, pattern)
+    assert words(text, pattern) == split_words(text, pattern)
     assert words(text, pattern, regex_table()) == regex.findall(PATTERNS[pattern], text)
 
 
@@ -59,7 +56,7 @@ def test_hard_texts(pattern: str, text: str) -> None:
 @settings(max_examples=3 * settings.default.max_examples)
 @given(text=texts)
 def test_any_text(pattern: str, text: str) -> None:
-    assert words(text, pattern) == words_of_tokenizers(text, pattern)
+    assert words(text, pattern) == split_words(text, pattern)
     assert words(text, pattern, regex_table()) == regex.findall(PATTERNS[pattern], text)
 
 
@@ -67,7 +64,7 @@ def test_any_text(pattern: str, text: str) -> None:
 def test_code_points_in_contexts(pattern: str) -> None:
     """The ends of every range of equal class, behind and before a letter, a digit, a symbol, space, apostrophe."""
     text = "".join(f"a{c}a {c}1{c}!{c}\n'{c}A" for c in map(chr, EDGES))
-    assert words(text, pattern) == words_of_tokenizers(text, pattern)
+    assert words(text, pattern) == split_words(text, pattern)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

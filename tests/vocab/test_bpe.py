@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,14 @@ from tokenizing import trained_model
 from pretok.base.errors import UsageError
 from pretok.kernels.pretokenize import PATTERNS, word_ends
 from pretok.tokenizer.tokenizer_file import to_characters
-from pretok.vocab import bpe, few, symbols
+from pretok.vocab import bpe, symbols
 from pretok.vocab.bpe import Merges, merge_sequences, train_merges
 from pretok.vocab.symbols import ALPHABET, buffer_of
 
 SPECIAL = ["<|endoftext|>", "<|pad|>"]
 CORPUS_BYTES = 4_000_000
 
-
-@pytest.fixture(autouse=True, scope="module", params=["compiled", "plain"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test merges by the compiled loops, and then in plain Python where its words are few."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "compiled":
-            patch.setattr(few, "COST", -1)
-        yield
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 
 def byte_pairs(merges: Merges) -> list[tuple[bytes, bytes]]:

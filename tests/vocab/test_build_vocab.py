@@ -70,6 +70,25 @@ def test_the_vocabulary_is_that_of_the_reference(folder: Path, here: Engine, pat
     assert len(model["vocab"]) == 3000
 
 
+def test_compiled_or_not_the_bytes_are_the_same(
+    folder: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_build_vocab(recipe(folder, "plain", size=3000), here, Silent())
+    monkeypatch.setattr("pretok.kernels.compile.FEW", -1)
+    monkeypatch.setattr("pretok.vocab.few.COST", -1)
+    run_build_vocab(recipe(folder, "compiled", size=3000), here, Silent())
+    plain, compiled = (
+        {
+            path.relative_to(out): path.read_bytes()
+            for part in ("counts", "vocab")
+            for path in out.glob(f"{part}/*.*")
+        }
+        for out in (folder / "plain", folder / "compiled")
+    )
+    assert len(plain) > 5
+    assert [str(path) for path in plain | compiled if plain.get(path) != compiled.get(path)] == []
+
+
 def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine) -> None:
     counts = run_count(recipe(folder, holdout="0"), here, Silent())
     words = concatenate([part for part, _ in weigh(counts.buckets, {"it": 3, "en": 1}, 1)])

@@ -234,9 +234,9 @@ def test_a_job_killed_while_it_takes_over_is_no_hindrance(tmp_path, elsewhere, m
     assert os.waitpid(child, 0)[1] == 9 << 8
     monkeypatch.undo()
     assert len(list(tmp_path.iterdir())) > 1
-    began = time.monotonic()
+    monkeypatch.setattr(lock.time, "sleep", lambda _: pytest.fail("it waits for the dead"))
     with hold(tmp_path, "tokenize"):
-        assert time.monotonic() - began < 30
+        pass
     assert [path.name for path in tmp_path.iterdir()] == []
 
 

@@ -20,10 +20,10 @@ def test_counts_with_an_exponent_are_exact(text, value):
     "text", ["-5", "1.5", "1e-3", "1e31", "1e99999999", "9" * 5000, "e6", "1e", "٣", "nan"]
 )
 def test_what_is_no_count_is_refused_at_once(text):
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(ValueError, match="is not a") as refusal:
         parse_count(text)
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
     assert len(str(refusal.value)) < 200
 
 

@@ -3,7 +3,6 @@
 import json
 import random
 import threading
-import time
 from itertools import pairwise
 
 import fsspec
@@ -38,9 +37,9 @@ RNG = np.random.default_rng(0)
 class Asked:
     """What a server under the protocol `name` is asked for; each answer takes `seconds`."""
 
-    def __init__(self, name, seconds=0.0):
-        self.spans, self.under_way, self.most, self.seconds = [], 0, 0, seconds
-        self.lock = threading.Lock()
+    def __init__(self, name):
+        self.spans, self.under_way, self.most, self.wanted = [], 0, 0, 0
+        self.lock, self.together = threading.Lock(), threading.Event()
         serve(name, self.fetch, async_impl=True)
 
     def fetch(self, path, start, end):
@@ -48,12 +47,19 @@ class Asked:
             self.spans.append((path.name, start, end))
             self.under_way += 1
             self.most = max(self.most, self.under_way)
-        time.sleep(self.seconds)
+            if self.under_way >= self.wanted:
+                self.together.set()
+        self.together.wait(60)
         with self.lock:
             self.under_way -= 1
         with path.open("rb") as file:
             file.seek(start)
             return file.read(end - start)
+
+    def expect(self, requests):
+        """From here on requests wait until so many are under way; what was asked before is forgotten."""
+        self.spans, self.most, self.wanted = [], 0, requests
+        self.together.clear()
 
     @property
     def bytes(self):
@@ -85,7 +91,7 @@ def test_a_server_is_asked_for_little_more_than_is_read(tmp_path):
 def test_several_requests_to_a_server_are_under_way_at_once(tmp_path, compression):
     """In their order, each byte once, as far as asked for; given up early, and told of where one fails."""
 
-    asked, under_way, most, breaks = [], set(), 0, False
+    asked, under_way, most, breaks, several = [], set(), 0, False, threading.Event()
 
     def fetch(path, start, end):
         nonlocal most
@@ -94,7 +100,10 @@ def test_several_requests_to_a_server_are_under_way_at_once(tmp_path, compressio
         asked.append(end - start)
         under_way.add(start)
         most = max(most, len(under_way))
-        time.sleep(0.05)
+        if len(under_way) > 1:
+            several.set()
+        if end - start > 1 << 16:  # the first is small, and alone
+            several.wait(60)
         under_way.remove(start)
         return path.read_bytes()[start:end]
 
@@ -148,12 +157,11 @@ def test_column_chunks_are_asked_for_ahead_and_nothing_else_is(tmp_path):
     """Those of several columns, larger than a block, across row groups; the same rows as from the disk."""
     path = tmp_path / "a.parquet"
     pq.write_table(table(12_000), path, row_group_size=5000)
-    asked = Asked("chunks", 0.02)
+    asked = Asked("chunks")
     rows = []
     for url in (str(path), f"chunks://{path}"):
         (file,), _ = list_inputs([url], "auto")
-        asked.spans.clear()
-        asked.most = 0
+        asked.expect(2)
         rows.append(list(table_columns(Piece(file), "text", ["id", "meta.url"], 4 << 20)))
     local, remote = rows
     assert len(local) == len(remote) > 6
@@ -249,10 +257,9 @@ def read(partition):
 def test_the_next_files_are_begun_while_one_is_read(tmp_path):
     """Small ones several at once; a file is asked for once to be read and, where it is small, once to be checked."""
     documents(tmp_path / "in", 30)
-    asked = Asked("begun", 0.02)
+    asked = Asked("begun")
     partition = whole(tmp_path / "in", "begun://")
-    asked.spans.clear()
-    asked.most = 0
+    asked.expect(5)
     assert read(partition) == read(whole(tmp_path / "in"))
     assert asked.most > 4
     assert len(asked.spans) == 30  # that for the check: these files are known from planning
@@ -334,10 +341,10 @@ def test_a_file_that_was_written_again_is_opened_again(tmp_path):
 def test_borders_are_looked_for_at_once(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"".join(b"x" * n + b"\n" for n in RNG.integers(0, 3000, 300).tolist()))
-    asked = Asked("borders", 0.05)
+    asked = Asked("borders")
     (near,), (far,) = (list_inputs([url], "auto")[0] for url in (str(path), f"borders://{path}"))
     nominal = [near.size * at // 100 for at in range(101)]
-    asked.most = 0
+    asked.expect(5)
     found = line_starts(far, nominal)
     assert found == line_starts(near, nominal)
     data = path.read_bytes()

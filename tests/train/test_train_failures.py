@@ -154,10 +154,10 @@ def test_silence_is_broken_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(report, "SILENCE", 0.1)
+    began, told = time.monotonic(), list[str]()
     with Reporter(0, tmp_path) as say, Reporter(1, tmp_path) as other:
         say.doing = lambda: "at step 3/9 (saving)"
         other("not from rank 1")
-        began, told = time.monotonic(), []
         until(lambda: told.extend(capsys.readouterr().out.splitlines()) or len(told) > 2)
     assert len(told) <= (time.monotonic() - began) / 0.1 + 1
     assert all(re.search(r" still at step 3/9 \(saving\), \d+ s after the start", line) for line in told)

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import sys
-import time
 import types
 from pathlib import Path
 from typing import Any
@@ -169,16 +168,16 @@ def test_goodput_of_killed_attempts(shards: Path, tmp_path: Path, monkeypatch: p
 def test_goodput_of_a_restart_inside_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the last line of the attempt before to the start of the process nothing useful was done."""
     path = tmp_path / "goodput.jsonl"
-    began = time.monotonic()
-    Goodput(began, path, Restart(1, "exit code 137")).write(1, 0.0)
+    monkeypatch.setattr("train.run.goodput.time.monotonic", lambda: 100.0)
+    Goodput(100.0, path, Restart(1, "exit code 137")).write(1, 0.0)
     (line,) = read_lines(path)
     assert (line["restart"], line["restarting"]) == ("exit code 137", 0.0)  # nothing went before
     path.write_text(json.dumps(line | {"time": "2026-01-01T00:00:00Z", "training": 50.0}) + "\n")
     monkeypatch.setattr("train.run.goodput.time.time", lambda: 1767225600.0 + 50)  # 50 s after
-    said = Goodput(time.monotonic() - 10, path, Restart(2, "lost node7")).write(1, 0.0)
-    assert read_lines(path)[1]["restarting"] == pytest.approx(40, abs=1)
+    said = Goodput(90.0, path, Restart(2, "lost node7")).write(1, 0.0)
+    assert read_lines(path)[1]["restarting"] == 40
     assert "restarting 40.0%" in said
-    assert Goodput(time.monotonic(), path).write(1, 0.0)
+    assert Goodput(100.0, path).write(1, 0.0)
     assert read_lines(path)[2]["restarting"] == 0.0  # the next job; the queue is not counted
 
 

@@ -2,7 +2,8 @@
 
 Input: a signature. Output: a compiled function, cached on disk. Every function has exactly one signature: Numba names
 a cached variant by counting the variants it sees, so two processes that start together and compile *different*
-variants of one function could read each other's code. With one variant both write the same file, atomically.
+variants of one function could read each other's code. Of processes that start together one compiles a function, and
+the others wait for it and load what it has kept; on a file system without locks each writes the same file, atomically.
 
 A function is loaded or compiled at its first call, not when its module is imported: a worker calls a few of them, and
 what these call in turn is in their own code already. Loading all took each worker longer than importing Numba.
@@ -15,6 +16,7 @@ NUMBA_CACHE_DIR, the package's own `__pycache__`, the user's cache folder, the t
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import tempfile
@@ -127,6 +129,21 @@ class _Teller(event.Listener):
 event.register("numba:compile", _Teller())
 
 
+@contextlib.contextmanager
+def _alone(function: Callable[..., Any]) -> Iterator[None]:
+    """While a function is compiled, what no other process does; at once where its code is kept already."""
+    folder, name = (
+        Path(numba.config.CACHE_DIR),
+        f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}",
+    )
+    with contextlib.ExitStack() as held:
+        if not any(folder.glob(f"*/{name}-*.nbc")):
+            with contextlib.suppress(OSError):
+                lock = held.enter_context((folder / f"{name}.lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 class Kernel:
     """A function with the one signature that it is compiled for when it is first called, from Python or by another."""
 
@@ -149,7 +166,8 @@ class Kernel:
                         {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if part else {"cache": True}
                     )
                     function: Any = numba.njit(**self._options, **options)(self.py_func)
-                    function.compile(self._signature)
+                    with contextlib.nullcontext() if part else _alone(self.py_func):
+                        function.compile(self._signature)
                     function.disable_compile()
                     self.loaded[part] = function
         return self.loaded[part]

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 from support import TASK_PATH, children, until
 
-from pretok.base import execute as engine_module
 from pretok.base import compiling
+from pretok.base import execute as engine_module
 from pretok.base.errors import InternalError, MismatchError, PartitionsFailed, Stopped
 from pretok.base.execute import START_SECONDS, WORKER_ENVIRONMENT, Engine, Report
 from pretok.base.failures import TaskError

@@ -53,6 +53,18 @@ def children(pid: int) -> list[int]:
     return [int(child) for children in found for child in children]
 
 
+def write_recipe(path: Path, inputs: dict[str, str], **tables: dict[str, object]) -> str:
+    """A recipe that reads `inputs`, with the keys of `tables`; its path as a command takes it."""
+    values = {f"sources.{name}": {"inputs": [files]} for name, files in inputs.items()} | tables
+    path.write_text(
+        "".join(
+            f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+            for name, table in values.items()
+        )
+    )
+    return str(path)
+
+
 def write_inputs(work: Path) -> None:
     """What commands can be tried on: it.jsonl and en.jsonl of 50 documents, one more to append, a row to annotate."""
     for name in ("it", "en"):

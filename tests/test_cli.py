@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 import pytest
 import typer
-from support import ROOT, make_shards, until
+from support import ROOT, make_shards, until, write_recipe
 
 import pretok.stream
 from pretok.base.errors import PretokError
@@ -143,8 +143,8 @@ def test_a_signal_is_code_75_and_the_next_run_continues(tmp_path, vocab_dir):
     with (tmp_path / "a.jsonl").open("w") as file:
         for _ in range(40_000):  # 80 MB: seconds of work
             file.write(line)
-    typed = tokenizing(tmp_path / "out", vocab_dir, f"it={tmp_path}/a.jsonl")
-    command = [sys.executable, "-m", "pretok", *typed, "--shard-size", "1MiB"]
+    recipe = write_recipe(tmp_path / "r.toml", {"it": f"{tmp_path}/a.jsonl"}, shards={"size": "1MiB"})
+    command = [sys.executable, "-m", "pretok", *tokenizing(tmp_path / "out", vocab_dir, recipe)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     state = tmp_path / "out" / "shards" / ".state" / "it"
     until(lambda: process.poll() is not None or list(state.glob("it-0*.json")))

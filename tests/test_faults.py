@@ -27,7 +27,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support import TASK_PATH, children, needs, until, write_inputs
+from support import TASK_PATH, children, needs, until, write_inputs, write_recipe
 from traced import can_trace, injected, kill_points, signalled, traced
 
 import pretok.stream
@@ -355,15 +355,8 @@ def test_killed_workers_are_got_over(killed: str, tmp_path: Path, vocab_dir: Pat
     for n in range(2):
         text = json.dumps({"text": "una frase qualunque, abbastanza lunga. " * 50}) + "\n"
         (tmp_path / f"{n}.jsonl").write_text(text * 20_000)  # 80 MB: seconds of work
-    line = [
-        "tokenize",
-        f"it={tmp_path}/*.jsonl",
-        "--vocab",
-        str(vocab_dir),
-        "--shard-size",
-        "256KiB",
-        "--out",
-    ]
+    recipe = write_recipe(tmp_path / "r.toml", {"it": f"{tmp_path}/*.jsonl"}, shards={"size": "256KiB"})
+    line = ["tokenize", recipe, "--vocab", str(vocab_dir), "--out"]
     state = tmp_path / "out" / "shards" / ".state" / "it"
     driver = subprocess.Popen(
         [sys.executable, "-m", "pretok", *line, str(tmp_path / "out"), "--workers", "2"],

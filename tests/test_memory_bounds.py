@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support import ROOT
+from support import ROOT, write_recipe
 
 from benchmarks.cold import control_group
 from pretok.cli import run_command
@@ -181,7 +181,8 @@ def shards(at: Path, count: int) -> None:
     with (at / "in.jsonl").open("w") as file:
         file.writelines(f'{{"id": "d{n}", "text": "{f"documento {n} " * 12}"}}\n' for n in range(count))
     size = (at / "in.jsonl").stat().st_size
-    _tokenized(at, ["a=" + str(at / "in.jsonl"), "--keep", "id", "--shard-size", str(size // (2 * count))])
+    one = {"size": size // (2 * count)}
+    _tokenized(at, [write_recipe(at / "r.toml", {"a": f"{at}/in.jsonl"}, shards=one), "--keep", "id"])
     found = len(list((at / "shards" / "a").glob("*.bin")))
     assert 0.9 * count < found <= count, found
 

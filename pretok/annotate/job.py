@@ -231,8 +231,10 @@ def run_annotate(request: Request, engine: Engine, console: Console) -> Annotate
                 return item.out.stem if isinstance(item, Group) else f"bucket {item}"
 
             def run(task: Task[Item, Result], items: Sequence[Item], what: str) -> list[Result]:
-                found = dict(step.map(task, items, what, name, kept=False))
-                return [found[item] for item in items]
+                each = list(items)
+                done = step.map(task, each, what, name, kept=False)
+                found = {id(item): result for item, result in done}  # groups have no hash
+                return [found[id(item)] for item in each]
 
             run(join.find_keys, groups, "file")
             joined = run(join.join_bucket, range(buckets), "bucket")

@@ -33,7 +33,7 @@ from pretok.commands.options import (
 )
 
 
-@takes("vocab.pattern", "vocab.sample", "sources.field", "shards.max_reject_share")
+@takes("vocab.pattern", "vocab.sample", "sources.field")
 def count(
     context: typer.Context,
     inputs: Annotated[
@@ -77,8 +77,8 @@ def count(
 
 
 @takes(
-    *(f"vocab.{key}" for key in ("size", "sizes", "pattern", "weights", "sample", "min_count")),
-    *("vocab.extend", "vocab.add", "vocab.replace", "vocab.eod", "sources.field"),
+    *(f"vocab.{key}" for key in ("size", "sizes", "pattern", "weights", "sample", "extend", "add")),
+    "sources.field",
 )
 def build_vocab(
     context: typer.Context,
@@ -135,17 +135,8 @@ def build_vocab(
 
 
 @takes(
-    *(
-        "vocab.path",
-        "vocab.eod",
-        "vocab.bos",
-        "shards.val_fraction",
-        "shards.size",
-        "sources.field",
-        "sources.keep",
-    ),
-    *("shards.max_reject_share", "shards.against", "shards.reject_contaminated", "shards.duplicates"),
-    "shards.removed",
+    *("vocab.path", "vocab.eod", "vocab.bos", "sources.field", "sources.keep"),
+    *("shards.val_fraction", "shards.against", "shards.duplicates"),
 )
 def tokenize(
     context: typer.Context,

@@ -72,7 +72,6 @@ Given = dict[str, Any]
 OPTIONS = {
     "vocab.size": "--vocab-size",
     "vocab.path": "--vocab",
-    "shards.size": "--shard-size",
     "shards.duplicates": "--drop-duplicates/--mark-duplicates",
 }
 """Key -> the option that gives it, where it is not called as the key is."""

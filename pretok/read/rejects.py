@@ -77,8 +77,8 @@ def poor_sources(
             enough = f"{ceil(100 * share) / 100:g}"
             complaint = (
                 f"source {name}: {lost}, more than the share of {float(limit):g} that max_reject_share allows; "
-                f"{where}, fix the inputs or the field, or allow more: --max-reject-share {enough}, or "
-                f"max_reject_share = {enough} under [shards] of the recipe"
+                f"{where}, fix the inputs or the field, or allow more: max_reject_share = {enough} under [shards] of a "
+                "recipe (pretok init)"
             )
         if "invalid_utf8" in counted:
             complaint += f"; convert what is not UTF-8, from Latin-1 by {CONVERT} OLD > NEW"

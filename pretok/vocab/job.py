@@ -141,7 +141,7 @@ def refuse_short(report: VocabReport, vocab: Vocab) -> None:
     if vocab.extend is None and made < vocab.size:
         raise PartitionsFailed(
             f"the vocabulary has {made:,} entries, not the {vocab.size:,} asked for: no two tokens are left to merge "
-            f"inside any word. Give more text{' or a smaller --min-count' if vocab.min_count > 1 else ''}, or accept "
+            f"inside any word. Give more text{' or a smaller min_count' if vocab.min_count > 1 else ''}, or accept "
             f"this one with --vocab-size {made} (size in a recipe)"
         )
 
@@ -242,7 +242,7 @@ def train_vocabularies(
         if (found := len(merges.tokens) - old.size) < vocab.added:
             raise UsageError(
                 f"the words hold {found:,} new entries, fewer than the {vocab.added:,} to be added: no two tokens are "
-                f"left to merge inside any word; give --add {found}, more text, or a smaller --min-count"
+                f"left to merge inside any word; give --add {found}, more text, or a smaller min_count"
             )
         made[vocab.size] = write_extended(folder, old, merges, old.size + vocab.added, gone)
         if not gone:
@@ -283,8 +283,9 @@ def lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple
     if need > free:
         raise UsageError(
             f"merging {writer.words:,} distinct words of {writer.bytes:,} bytes takes about {human_bytes(need)} of "
-            f"memory, and {human_bytes(free)} are free here: --min-count {more} leaves {left:,} of them, for "
-            f"{human_bytes(kept)}; or take a node with more memory. The counts are kept"
+            f"memory, and {human_bytes(free)} are free here: min_count = {more} under [vocab] of a "
+            f"recipe leaves {left:,} of them, for {human_bytes(kept)}; or take a node with more memory. The counts are "
+            "kept"
         )
     pa.default_memory_pool().release_unused()  # it keeps what the buckets took, half as much as the buffer
     return writer.buffer(), tally

@@ -189,7 +189,7 @@ class BufferWriter:
         if self.size > self._most:
             raise UsageError(
                 f"{self.words:,} words of {self.bytes:,} bytes are too many to merge (words and bytes together: "
-                f"{self._most:,}); drop rare words with a greater min-count"
+                f"{self._most:,}); drop rare words with a greater min_count"
             )
         self._resize(self._end)
         starts = np.concatenate([*self._starts, [self._end]]).astype(np.int32)

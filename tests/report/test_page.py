@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import make_shards
+from support import make_shards, write_recipe
 
 from pretok.base.errors import IntegrityError, Stopped
 from pretok.base.history import read_jobs
@@ -38,10 +38,10 @@ def work(tmp_path_factory, vocab_dir) -> Path:
         lines += ["{broken <b>", json.dumps({"text": ""})] * 4
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     out = folder / "work"
-    inputs = [f"{name}={folder}/{name}.jsonl" for name in ("it", "en")]
+    inputs = {name: f"{folder}/{name}.jsonl" for name in ("it", "en")}
+    recipe = write_recipe(folder / "r.toml", inputs, shards={"max_reject_share": 0.5})
     options = ["--out", str(out), "--vocab", str(vocab_dir), "--workers", "0", "--val-fraction", "0.1"]
-    options += ["--max-reject-share", "0.5"]
-    assert run_command(["tokenize", *inputs, *options]) == 0
+    assert run_command(["tokenize", recipe, *options]) == 0
     mix = ["--out", str(out / "mix.json"), "--weights", "it=0.5,en=0.5", "--tokens", "512", "--seq-len", "16"]
     assert run_command(["mix", str(out / "shards"), *mix]) == 0
     return out
@@ -220,7 +220,9 @@ def test_a_job_that_was_stopped_did_not_go_wrong(work, tmp_path, monkeypatch, st
 
     monkeypatch.setattr("pretok.base.execute.Engine.choose", choose)
     vocab = ["--vocab", str(work / "shards" / "tokenizer.json"), "--val-fraction", "0.1"]
-    named = [f"new={tmp_path}/in.jsonl", "--out", str(tmp_path / "work"), *vocab]
+    inputs = {name: f"{work.parent}/{name}.jsonl" for name in ("it", "en")} | {"new": f"{tmp_path}/in.jsonl"}
+    recipe = write_recipe(tmp_path / "r.toml", inputs, shards={"max_reject_share": 0.5})
+    named = [recipe, "--out", str(tmp_path / "work"), *vocab]
     assert run_command(["tokenize", *named]) == 75
     text = page(tmp_path / "work")
     assert "stopped early" in text

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from support import write_recipe
 from test_golden import GOLDEN
 from test_seal import Killed, killed_after, look
 from tokenizing import contents, run
@@ -198,7 +199,8 @@ def test_what_cannot_be_appended(inputs: Path, here: Engine, capsys: Any) -> Non
     command = ["tokenize", glob, "--out", str(inputs / "cli"), "--vocab", str(GOLDEN), "--workers", "0"]
     assert run_command([*command, "--append", f"x={inputs}/3.jsonl"]) == 2
     assert "name what x is made of too" in capsys.readouterr().err
-    allowed = [*command, "--max-reject-share", "0.5"]
+    rejects = write_recipe(inputs / "r.toml", {"a": f"{inputs}/0.jsonl"}, shards={"max_reject_share": 0.5})
+    allowed = ["tokenize", rejects, *command[2:]]
     assert run_command(allowed) == 0
     for _ in range(2):
         assert run_command([*allowed, "--append", f"a={inputs}/3.jsonl"]) == 0

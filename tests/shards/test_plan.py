@@ -110,7 +110,7 @@ def test_too_many_rejects_are_code_3_and_all_is_kept(tmp_path, vocab_dir, here):
     (tmp_path / "a.jsonl").write_bytes(lines(4).encode() + '{"text": "è"}\n'.encode("latin-1") * 5)
     told = (
         r"source it: 5 of 9 records were rejected \(invalid_utf8 5\), more than the share of 0.02 .*"
-        r"--max-reject-share 0.56, or max_reject_share = 0.56 .*iconv -f ISO-8859-1 -t UTF-8"
+        r"max_reject_share = 0.56 .*iconv -f ISO-8859-1 -t UTF-8"
     )
     with pytest.raises(PartitionsFailed, match=told):
         tokenize(recipe(tmp_path, vocab_dir), here)

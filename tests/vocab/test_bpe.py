@@ -313,5 +313,5 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="one offset more"):
         merge_sequences(np.zeros(2, np.int32), np.array([0, 2]), np.array([1, 1]), [b"a"], 1)
     monkeypatch.setattr(symbols, "MAX_SYMBOLS", 9)
-    with pytest.raises(UsageError, match=r"2 words of 7 bytes.*greater min-count"):
+    with pytest.raises(UsageError, match=r"2 words of 7 bytes.*greater min_count"):
         train(Counter({b"abc": 1, b"defg": 1}), vocab_size=300)

@@ -194,7 +194,10 @@ def test_words_that_memory_does_not_hold_are_refused_before_they_are_merged(
     fewer = report_of(recipe(folder, size=600, out="fewer", min_count=2), here)["words"]
     assert str(error.value).startswith(f"merging {all_words['distinct']:,} distinct words of ")
     left = fewer["distinct"] - fewer["dropped"]
-    assert f"1 kB are free here: --min-count 2 leaves {left:,} of them, for " in str(error.value)
+    assert (
+        f"1 kB are free here: min_count = 2 under [vocab] of a recipe leaves {left:,} of them, for "
+        in str(error.value)
+    )
     assert 0 < left < all_words["distinct"]
 
 

@@ -229,15 +229,19 @@ def _batches(index: int, first: int, found: _Found, keep: Keep) -> Iterator[Text
     at = 0
     records = len(found.status)
     lines = np.arange(records) if found.numbers is None else found.numbers
+    values = found.kept
+    if values is None and keep.columns:  # of a record that was dropped while it was read: columns without rows
+        values = kept_tables([None] * len(keep.columns), keep.columns, len(found.texts))
     if found.before:
         before = first + (int(lines[0]) if records else found.lines)
-        yield TextBatch(index, before, 0, NO_TEXTS, np.empty(0, np.int64), refused=found.before)
+        none = tuple(values.slice(0, 0).columns) if values else ()
+        yield TextBatch(index, before, 0, NO_TEXTS, np.empty(0, np.int64), refused=found.before, kept=none)
     for start in range(0, records, BATCH_RECORDS):
         stop = min(start + BATCH_RECORDS, records)
         status = found.status[start:stop]
         good = np.flatnonzero(status == OK)
         texts = found.texts.slice(at, len(good))
-        kept = found.kept.slice(at, len(good)) if found.kept else None
+        kept = values.slice(at, len(good)) if values else None
         at += len(good)
         refused = _refused(texts, kept if keep.reject else None, keep)
         if refused:

@@ -20,6 +20,7 @@ from pretok.base.console import SILENT
 from pretok.base.errors import IntegrityError, MismatchError, NoSpace
 from pretok.base.execute import Engine
 from pretok.base.records import to_json
+from pretok.config import make_recipe
 from pretok.read.batches import hash_column, hash_texts
 from pretok.shards.format import ShardReader
 from pretok.shards.inputs import lines_before, load_inputs
@@ -116,6 +117,26 @@ def test_every_row_is_its_record(tmp_path: Path, vocab_dir: Path, here: Engine) 
     assert other.fingerprint == manifest.fingerprint  # what is kept changes no token
     assert other.side_files != manifest.side_files
     assert run_verify(made.shards_dir, None, here, SILENT)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"), [('{"o": "' + "x" * (2 << 20) + '"}', "too_long"), ("\n" * (5 << 20), "blank_line")]
+)
+@pytest.mark.parametrize("kept", [[], ["id"]])
+def test_what_is_dropped_while_it_is_read_is_a_reject_beside_kept_values(
+    tmp_path: Path, vocab_dir: Path, here: Engine, line: str, reason: str, kept: list[str]
+) -> None:
+    """A line beyond all limits, and a blank one that goes on over several batches."""
+    rows = [json.dumps({"text": text, "id": text[:5]}) for text in ("prima", "seconda")]
+    (tmp_path / "a.jsonl").write_text(f"{rows[0]}\n{line}\n{rows[1]}\n")
+    source = {"inputs": [str(tmp_path / "a.jsonl")], "keep": kept, "max_document": 1000}
+    made = make_recipe(
+        {"out": tmp_path / "w", "sources": {"it": source}, "vocab": {"path": vocab_dir}}, "test"
+    )
+    run(made, here)
+    manifest = load_manifest(made.shards_dir)
+    assert manifest.sources["it"].rejected == {reason: 1}
+    assert [row.get("id") for row in rows_of(manifest, "it")] == (["prima", "secon"] if kept else [None] * 2)
 
 
 def test_blank_lines_move_no_position(tmp_path: Path, vocab_dir: Path, here: Engine) -> None:

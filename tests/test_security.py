@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import socket
 import tomllib
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from serving import serve
 from support import ROOT, make_shards
 
-from pretok.base.errors import IntegrityError
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.records import to_json
+from pretok.base.visible import masked
 from pretok.chat.template import ChatTemplate, TemplateError
 from pretok.chat.text import Trace
 from pretok.cli import run_command
+from pretok.read import paths
+from pretok.read.changes import shared_inputs
+from pretok.read.files import InputFile
+from pretok.read.recognise import list_inputs
 from pretok.shards.manifest import FILE_NAME, load_manifest
 
 PAGES = ("security.md", "promises.md")
@@ -89,6 +99,131 @@ def test_a_condition_of_a_class_reads_and_writes_no_file(
 def test_a_template_runs_no_code(template: str) -> None:
     with pytest.raises(TemplateError):
         ChatTemplate(template, {}).run([{"role": "user", "content": "x"}], Trace())
+
+
+SECRET_URL = "vault://anna:pass-1@host{}?token={}"
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> dict[str, str]:
+    """A server that gives files of the disk to who has the password and today's token."""
+    opened = {"token": "token-1", "broken": ""}
+
+    def local(name: object) -> Path:
+        path, _, query = str(name).removeprefix("anna:pass-1@host").partition("?")
+        if query != f"token={opened['token']}" or Path(path).name == opened["broken"]:
+            raise PermissionError(13, f"no entry for vault://{name}", f"vault://{name}")
+        return Path(path)
+
+    def info(_: object, path: str, **__: object) -> dict[str, object]:
+        return {"name": path, "size": local(path).stat().st_size, "type": "file", "ETag": "1"}
+
+    serve(
+        "vault",
+        lambda path, start, end: local(path).read_bytes()[start:end],
+        info=info,
+        async_impl=True,
+        glob=lambda _, url: [url],
+    )
+    return opened
+
+
+def secrets_below(folder: Path) -> list[str]:
+    return [
+        str(path)
+        for path in folder.rglob("*")
+        if path.is_file() and re.search(rb"pass-\d|token-\d", path.read_bytes())
+    ]
+
+
+def test_no_file_keeps_the_secrets_of_a_url(
+    vault: dict[str, str], tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither in logs, nor where inputs and errors are stored; and another token names the same inputs."""
+    for name in ("a.jsonl", "b.jsonl"):
+        rows = [json.dumps({"text": f"Il testo {n} di {name}."}) for n in range(300)]
+        (tmp_path / name).write_text("\n".join(rows))
+    table = pa.table({"text": [f"La riga {n}." for n in range(300)]})
+    pq.write_table(table, tmp_path / "c.parquet")
+    work = tmp_path / "work"
+
+    def typed(command: str, *more: str) -> int:
+        urls = [
+            SECRET_URL.format(tmp_path / name, vault["token"]) for name in ("a.jsonl", "b.jsonl", "c.parquet")
+        ]
+        inputs = [f"it={url}" for url in urls]
+        return run_command([command, *inputs, "--out", str(work), "--workers", "0", *more])
+
+    assert typed("count") == 0
+    vault["broken"] = "b.jsonl"
+    tokenize = ("--vocab", str(vocab_dir), "--val-fraction", "0", "--max-reject-share", "0.5")
+    assert typed("tokenize", *tokenize) == 3
+    vault |= {"broken": "", "token": "token-2"}
+    assert typed("count") == 0
+    assert typed("tokenize", *tokenize) == 0
+    manifest = load_manifest(work / "shards")
+    vault["token"] = "token-3"
+    assert typed("tokenize", *tokenize) == 0
+    assert load_manifest(work / "shards").fingerprint == manifest.fingerprint
+    assert manifest.sources["it"].documents == 900
+    assert run_command(["status", str(work)]) == 0
+    told = capsys.readouterr()
+    assert not re.search(r"pass-\d|token-\d", told.out + told.err)
+    assert secrets_below(work) == []
+    name = f"vault://***@host{tmp_path / 'a.jsonl'}?***"
+    assert name in pq.read_table(manifest.of("it")[0].ledger_path)["file"].to_pylist()
+    assert f"it={name}" in next((work / "logs").glob("count-*")).read_text()
+
+
+@pytest.mark.parametrize("protocol", ["https", "s3", "ftp"])
+def test_a_url_that_cannot_be_opened_is_told_without_its_secrets(protocol: str, tmp_path: Path) -> None:
+    url = f"{protocol}://anna:pass-1@127.0.0.1:1/a.jsonl?token=token-1&x='y'"
+    line = [sys.executable, "-m", "pretok", "count", f"it={url}", "--out", "work"]
+    done = subprocess.run(
+        line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert not re.search(r"pass-\d|token-\d", done.stdout + done.stderr)
+    assert secrets_below(tmp_path) == []
+
+
+def test_secrets_of_a_url_go_to_other_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "_urls", {})
+    url = SECRET_URL.format("/a.jsonl", "token-1")
+    file = InputFile(paths.name_url(url), "jsonl", "", 1, "")
+    assert "token" not in json.dumps(to_json(file)) + repr(file)
+    sent = pickle.dumps(file)
+    monkeypatch.setattr(paths, "_urls", {})
+    assert pickle.loads(sent) == file
+    assert paths.url_of(file.path) == url
+
+
+def test_two_urls_of_one_name_are_refused(vault: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
+    urls = [SECRET_URL.format(tmp_path / "a.jsonl", token) for token in ("token-1", "token-2")]
+    with pytest.raises(UsageError, match=r"a\.jsonl\?\*\*\* stands for two URLs"):
+        list_inputs(urls, "auto")
+    one, other = (InputFile(paths.name_url(urls[0]), "jsonl", "", size, "") for size in (1, 2))
+    with pytest.raises(UsageError, match="stands for two URLs"):
+        shared_inputs({"it": [one], "en": [other]})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("https://u:p@h/a?b=c&d", "https://***@h/a?***"),
+        (
+            "no 'https://u:p@h/a?b=c': 404, at http://h/x?y.",
+            "no 'https://***@h/a?***': 404, at http://h/x?***.",
+        ),
+        ("zip://*.csv::s3://k:s@b/c.zip", "zip://*.csv::s3://***@b/c.zip"),
+        ("s3:/k:s@b/c", "s3:/***@b/c"),
+        ("https://h/a@b.jsonl and why? a@b", "https://h/a@b.jsonl and why? a@b"),
+        ({"a": ["https://u@h/", 1]}, {"a": ["https://***@h/", 1]}),
+    ],
+)
+def test_masked(text: object, told: object) -> None:
+    assert masked(text) == masked(masked(text)) == told
 
 
 def test_a_manifest_nested_without_end_is_damaged(shards: Path) -> None:

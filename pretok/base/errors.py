@@ -19,11 +19,16 @@ A message says what is wrong, where, and what to do. Any other exception is a bu
 takes its message as the only argument, so that it crosses from a worker to the driver.
 """
 
+from pretok.base.visible import masked
+
 
 class PretokError(Exception):
     """Base of every error a user can cause or fix; `exit_code` ends the command."""
 
     exit_code = 2
+
+    def __init__(self, *told: object) -> None:
+        super().__init__(*map(masked, told))
 
 
 class UsageError(PretokError):

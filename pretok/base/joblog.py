@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import IO
 
 from pretok.base.storage import temporary_of
+from pretok.base.visible import masked
 
 NOW = ".now.json"
 """Ends the name of the file that says how far a job's step is."""
@@ -83,9 +84,10 @@ class JobLog:
         """The file; None before the first line and from when it cannot be written."""
 
     def write(self, event: str, details: Mapping[str, object]) -> None:
-        """Add a line. What is no JSON value in `details` stands as its text."""
+        """Add a line. What is no JSON value in `details` stands as its text; secrets of URLs are masked."""
         told = {**when_and_where(), **self._always, "event": event}
-        line = json.dumps({**told, **details, **told}, default=str, skipkeys=True).encode() + b"\n"
+        whole = masked({**told, **details, **told})
+        line = json.dumps(whole, default=lambda value: masked(str(value)), skipkeys=True).encode() + b"\n"
         with self._lock:
             if self._broken:
                 return

@@ -30,7 +30,7 @@ from pretok.base.gauge import Gauge
 from pretok.base.joblog import JobLog
 from pretok.base.records import replace, to_json
 from pretok.base.version import PRETOK_VERSION
-from pretok.base.visible import visible, visible_json
+from pretok.base.visible import masked, visible, visible_json
 
 FIRST_LINE = 3.0
 LINES_APART = 60.0
@@ -56,8 +56,12 @@ class _Console(RichConsole):
         super().__init__(**settings, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def print(self, *objects: Any, **settings: Any) -> None:
-        """Every text that a command shows a person goes through here."""
-        super().print(*(visible(one) if isinstance(one, str) else one for one in objects), **settings)
+        """Every text that a command shows a person goes through here. Results are shown as they are; in what is told
+        beside them secrets of URLs are masked."""
+        shown = [
+            visible(masked(one) if self.stderr else one) if isinstance(one, str) else one for one in objects
+        ]
+        super().print(*shown, **settings)
 
     def on_broken_pipe(self) -> None:
         """Rich would end the process with code 1, which is that of a bug; the handler of all errors knows better."""

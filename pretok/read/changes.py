@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from pretok.base.errors import MismatchError
+from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import read_record
 from pretok.base.units import listed
 from pretok.read.files import InputFile
+from pretok.read.paths import TWO_URLS, is_remote
 from pretok.read.readers import RecordFormat
 
 SHOWN = 5
@@ -118,11 +119,15 @@ def _source_changes(before: object, now: object) -> list[str]:
 
 
 def shared_inputs(sources: Mapping[str, Sequence[InputFile]]) -> list[str]:
-    """A notice for each pair of sources that read a file of equal size, beginning and end: its text counts in both."""
+    """A notice for each pair of sources that read a file of equal size, beginning and end: its text counts in both.
+    UsageError where two files have one name, which only URLs can that differ in their secrets (`paths.name_url`)."""
     seen: dict[tuple[int, str], tuple[str, str]] = {}
+    named: dict[str, InputFile] = {}
     shared: dict[tuple[str, str], list[str]] = {}
     for name, files in sources.items():
         for file in files:
+            if named.setdefault(file.path, file) != file and is_remote(file.path):
+                raise UsageError(f"{file.path} {TWO_URLS}")
             if file.size and file.identity and file.format != "unreadable":
                 other, path = seen.setdefault((file.size, file.identity), (name, file.path))
                 if other != name:

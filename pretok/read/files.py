@@ -20,7 +20,8 @@ from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
 from pretok.base.records import Count, Record
 from pretok.base.storage import Tries, passes, tried
-from pretok.read.paths import is_remote, server_of
+from pretok.base.visible import masked
+from pretok.read.paths import is_remote, name_url, server_of, url_of
 from pretok.read.servers import REQUESTS, ServerStream, blocks_ahead, ends_on_server, on_server
 from pretok.read.zstd_frames import FrameWalk
 
@@ -36,7 +37,10 @@ SHOWN = 5
 
 
 class CorruptInputError(Exception):
-    """The rest of an input file cannot be read; what came before it can."""
+    """The rest of an input file cannot be read; what came before it can. Its message is kept: see `masked`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 class InputFile(Record, frozen=True):
@@ -44,6 +48,9 @@ class InputFile(Record, frozen=True):
 
     format: jsonl, parquet, text, dataset (a Hugging Face dataset saved to disk); compression: "", zstd, gzip;
     size in bytes; identity: hash of the first and last 64 KiB, which tells a changed file from the planned one.
+
+    path: of a URL that has secrets its name without them (`paths.name_url`), so that no file keeps them; they go along
+    when it is sent to another process.
     """
 
     path: str
@@ -51,6 +58,13 @@ class InputFile(Record, frozen=True):
     compression: str
     size: Count
     identity: str
+
+    def __reduce__(self) -> Any:
+        return _received, (url_of(self.path), self.format, self.compression, self.size, self.identity)
+
+
+def _received(url: str, *rest: Any) -> InputFile:
+    return InputFile(name_url(url), *rest)
 
 
 def open_input(path: str, buffering: int = IDENTITY_BYTES) -> IO[bytes]:
@@ -154,7 +168,7 @@ def what_changed(file: InputFile, before: Stamp) -> str:
         else:
             _, _, size, identity = tried(lambda: identify(file.path))
     except (OSError, UsageError) as error:
-        return f"changed since it was planned: {error}"
+        return masked(f"changed since it was planned: {error}")
     if size != file.size:
         return f"changed since it was planned: it had {file.size:,} bytes and has {size:,}"
     if identity != file.identity:

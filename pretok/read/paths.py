@@ -15,6 +15,7 @@ from typing import Any
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import passes
+from pretok.base.visible import masked
 from pretok.read.sample import sample_path
 
 SAMPLE = "sample:"
@@ -30,8 +31,27 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def server_of(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the file's name there."""
+TWO_URLS = "stands for two URLs that differ in password or query alone, which are not kept: give one, or a path to each"
+_urls: dict[str, str] = {}
+"""The name of each URL with secrets that this process was given -> the URL."""
+
+
+def name_url(url: str) -> str:
+    """What an input is called: its path, of a URL without user, password and query. So another token in the query
+    names the same input. `url_of` gives the URL that was named so last."""
+    if not is_remote(url) or (name := masked(url)) == url:
+        return url
+    _urls[name] = url
+    return name
+
+
+def url_of(name: str) -> str:
+    """The inverse of `name_url` in this process."""
+    return _urls.get(name, name)
+
+
+def server_of(name: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, or of the name of one, and the file's name there."""
     import fsspec
 
     # What the user configured for S3 stands. Its client opens 10 connections by itself: to plan 22 files 50 ms away
@@ -39,8 +59,8 @@ def server_of(url: str) -> tuple[Any, str]:
     fsspec.config.conf.setdefault("s3", {}).setdefault("config_kwargs", {}).setdefault(
         "max_pool_connections", CONNECTIONS
     )
-    server, name = fsspec.url_to_fs(url)
-    return server, name
+    server, inner = fsspec.url_to_fs(url_of(name))
+    return server, inner
 
 
 def is_dataset(path: str) -> bool:

@@ -230,7 +230,7 @@ def _batches(index: int, first: int, found: _Found, keep: Keep) -> Iterator[Text
     records = len(found.status)
     lines = np.arange(records) if found.numbers is None else found.numbers
     values = found.kept
-    if values is None and keep.columns:  # of a record that was dropped while it was read: columns without rows
+    if values is None and keep.columns:  # the record was dropped while it was read: columns without rows
         values = kept_tables([None] * len(keep.columns), keep.columns, len(found.texts))
     if found.before:
         before = first + (int(lines[0]) if records else found.lines)

@@ -18,6 +18,7 @@ from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
 from pretok.base.storage import tried
 from pretok.base.units import listed
+from pretok.base.visible import masked
 from pretok.read.files import (
     IDENTITY_BYTES,
     SHOWN,
@@ -28,7 +29,7 @@ from pretok.read.files import (
     identify,
     unpack,
 )
-from pretok.read.paths import expand, is_dataset, is_glob, is_remote
+from pretok.read.paths import TWO_URLS, expand, is_dataset, is_glob, is_remote, name_url
 
 _PARQUET = b"PAR1"
 """Begins and ends a Parquet file; a truncated one is recognised by its name and fails by name."""
@@ -72,10 +73,14 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[Inp
     paths lead to.
     """
     explicit: dict[str, bool] = {}
+    urls: dict[str, str] = {}
     for pattern in patterns:
         named = not is_glob(pattern)
-        for path in expand(pattern):
+        for url in expand(pattern):
+            path = name_url(url)
             explicit[path] = named or explicit.get(path, False)
+            if urls.setdefault(path, url) != url:
+                raise UsageError(f"{path} {TWO_URLS}")
     paths = sorted(explicit)
     looks = map_reads(
         lambda path: _look(path, explicit[path], declared_format), paths, far=any(map(is_remote, paths))
@@ -118,7 +123,7 @@ def _look(path: str, explicit: bool, declared_format: str) -> _Look:
                 return _Look(path, None, what)
         file, notice = tried(lambda: _describe(path, declared_format))
     except OSError as error:  # the partition that holds it fails by name; the rest of the job goes on
-        told = str(error.strerror or error)
+        told = masked(str(error.strerror or error))
         if error.filename and Path(str(error.filename)).parent == Path(path):  # of a saved dataset
             told = f"{Path(str(error.filename)).name}: {told}"
         file, notice = InputFile(path, "unreadable", "", 0, told), f"{path} cannot be read: {told}"

@@ -57,7 +57,7 @@ def test_the_two_models_ask_for_what_they_promise():
         ),
         ({"sources": {"annotations": {"inputs": ["a"]}}}, "source name 'annotations' is reserved"),
         (
-            {"sources": {"it": {"inputs": ["a"], "keep": ["file_row_number"]}}},
+            {"sources": {"it": {"inputs": ["a"], "keep": ["file_row_number=n"]}}},
             "has a column 'file_row_number'",
         ),
         ({"shards": {"val_fraction": "1.5"}}, "shards.val_fraction"),
@@ -113,8 +113,8 @@ def test_what_an_option_gave_is_called_by_the_option():
     del data["vocab"]["size"]
     with pytest.raises(UsageError, match=r"^--weights names en"):
         make_recipe(data, "", options={"vocab.weights": "--weights"})
-    data = with_settings(MINIMAL, {"sources.keep": ["file"]})
-    with pytest.raises(UsageError, match=r"^--keep: the ledger itself has a column 'file'"):
+    data = with_settings(MINIMAL, {"sources.keep": ["file=path"]})
+    with pytest.raises(UsageError, match=r"^--keep: the ledger itself has a column 'file'.*file_=path$"):
         make_recipe(data, "", options={"sources.keep": "--keep"})
 
 

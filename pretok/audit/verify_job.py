@@ -237,7 +237,11 @@ def _check_totals(manifest: Manifest) -> list[str]:
     problems = []
     for name, counts in manifest.sources.items():
         shards = [shard for shard in manifest.shards if shard.source == name]
-        found = replace(count_source(shards, counts.read, counts.rejected), compared=counts.compared)
+        found = replace(
+            count_source(shards, counts.read, counts.rejected),
+            compared=counts.compared,
+            renamed=counts.renamed,
+        )
         for part, stated, true in (
             ("in all", counts, found), ("train", counts.train, found.train), ("val", counts.val, found.val)
         ):  # fmt: skip

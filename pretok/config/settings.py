@@ -40,14 +40,6 @@ DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for 
 Count = Annotated[int, BeforeValidator(parse_count)]
 """A whole number, or a string such as "1.2T", "300B", "64MiB"."""
 
-LEDGER_NAMES = frozenset(
-    (
-        "file", "start", "record", "tokens", "bytes", "hash", "source", "split", "shard", "doc", "position",
-        "duplicate_of", "contaminated_share", "contaminated_by", "removed", "removed_reason",
-        "file_row_number", "pretok:file",
-    )
-)  # fmt: skip
-"""Columns that a row of a ledger has anyway, there, in the view of `pretok query` or while DuckDB makes that."""
 LONGEST_NAME = 100
 """Bytes of a source's name: with what is added, the name of a temporary file too stays below the usual 255."""
 
@@ -78,16 +70,17 @@ def _expand(value: Any) -> Any:
 
 
 def check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
-    from pretok.read.kept import parse_keep
+    from pretok.read.kept import LEDGER_NAMES, parse_keep
 
-    names = [parse_keep(text).name.lower() for text in keep]  # SQL does not tell upper from lower case
-    for name in names:
+    columns = [parse_keep(text) for text in keep]
+    names = [column.name.lower() for column in columns]  # SQL does not tell upper from lower case
+    for name, column in zip(names, columns, strict=True):
         if name in LEDGER_NAMES:
             raise ValueError(
-                f"the ledger itself has a column {name!r}; name the kept one otherwise: my_{name}={name}"
+                f"the ledger itself has a column {name!r}; name the kept one otherwise: {name}_={column.field}"
             )
         if names.count(name) > 1:
-            raise ValueError(f"{name!r} is kept twice")
+            raise ValueError(f"{name!r} is kept twice; name one otherwise: my_{name}={column.field}")
     return keep
 
 

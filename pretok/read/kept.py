@@ -23,6 +23,14 @@ TYPES = {
     "boolean": pa.bool_(),
 }
 """Types of kept columns."""
+LEDGER_NAMES = frozenset(
+    (
+        "file", "start", "record", "tokens", "bytes", "hash", "source", "split", "shard", "doc", "position",
+        "duplicate_of", "contaminated_share", "contaminated_by", "removed", "removed_reason",
+        "file_row_number", "pretok:file",
+    )
+)  # fmt: skip
+"""Columns that a row of a ledger has anyway, there, in the view of `pretok query` or while DuckDB makes that."""
 LONGEST_VALUE = 1 << 14
 """Bytes of the longest text that is kept: 65,536 of them are held at a time."""
 
@@ -34,6 +42,11 @@ class KeptColumn(Record, frozen=True):
     name: str
     field: str
     type: str = ""
+
+    @property
+    def renamed(self) -> bool:
+        """Whether it has the name that `parse_keep` gives a field whose own name is a column of the ledger."""
+        return self.field.lower() in LEDGER_NAMES and self.name == f"{self.field}_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +95,8 @@ class Mismatch(Record, frozen=True):
 
 
 def parse_keep(text: str) -> KeptColumn:
-    """`url`, `url=meta.url`, `score:float` or both: [NAME=]FIELD[:TYPE]. Raises ValueError."""
+    """`url`, `url=meta.url`, `score:float` or both: [NAME=]FIELD[:TYPE]. `source` is kept as `source_`, as are
+    all LEDGER_NAMES. Raises ValueError."""
     name, equals, field = text.partition("=")
     if not equals:
         name = field = text
@@ -95,6 +109,8 @@ def parse_keep(text: str) -> KeptColumn:
         raise ValueError(
             f"keep: {text!r} is not [NAME=]FIELD[:TYPE], such as id, url=meta.url or score:float"
         )
+    if not equals and name.lower() in LEDGER_NAMES:
+        name += "_"
     return KeptColumn(name, field, kind)
 
 

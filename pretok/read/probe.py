@@ -276,11 +276,21 @@ def decide_types(
 ) -> tuple[KeptColumn, ...]:
     """The columns with their types: what was said, or what was seen, where a whole number is also a float.
 
-    Raises UsageError for a field that no input has, or has in different types, or that holds lists or objects.
-    `console` hears of fields that were null wherever they were seen; they are taken for text.
+    Raises UsageError for a field that no input has, or has in different types, or that holds lists or objects, and for
+    a field that was given a name which another field has. `console` hears of such names, and of fields that were null
+    wherever they were seen; they are taken for text.
     """
     if columns and (plain := [probe.file.path for probe in probes if probe.file.format == "text"]):
         raise UsageError(f"source {source}: plain text has no fields to keep, and {plain[0]} is plain text")
+    for column in columns:
+        if column.renamed:
+            what = f"the ledger has a column {column.field!r} of its own"
+            if any(column.name in probe.fields for probe in probes):
+                raise UsageError(
+                    f"source {source}: keep: {what}, and the records have a field {column.name!r} too; name the kept "
+                    f"column: --keep my_{column.field}={column.field}"
+                )
+            console.notice(f"{source}: {what}, so the field {column.field!r} is kept as {column.name!r}")
     return tuple(_decide(source, column, probes, console) for column in columns)
 
 

@@ -394,7 +394,10 @@ def _manifest_of(
     """The manifest of the folder without the documents."""
     shards = tuple(changed.get(shard.path, shard) for shard in manifest.shards)
     sources = {
-        name: count_source([s for s in shards if s.source == name], counts.read, counts.rejected)
+        name: replace(
+            count_source([s for s in shards if s.source == name], counts.read, counts.rejected),
+            renamed=counts.renamed,
+        )
         for name, counts in manifest.sources.items()
     }
     files = [sealed.pop(file.path, file) for file in manifest.side_files]

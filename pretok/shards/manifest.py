@@ -10,6 +10,7 @@ value was checked, read by verify, stats, mix, stream and train.
     totals       counts, as in each source
     sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...},
                  compared: {documents, bytes, encoded_again: [{shard, file, position}]}}}    by `tokenizers` again
+                 and renamed: {field: column} where a kept field has the name of a column of every ledger
     failed       [{partition, file, error}]
     shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, root, index_root}]
     side_files   [{path, source, file_bytes, root}]    every other file of the folder: ledgers, inputs, rejects
@@ -133,7 +134,8 @@ class Compared(Record, frozen=True):
 
 class SourceCounts(Record, frozen=True, omit_defaults=True):
     """What a source holds; read: records, of which `documents` were written and the others rejected, by reason.
-    compared: None where documents were not encoded, as in shards of a mix."""
+    compared: None where documents were not encoded, as in shards of a mix; renamed: kept field -> its column, of fields
+    that have the name of a column of every ledger."""
 
     tokens: Count
     documents: Count
@@ -143,6 +145,7 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     train: SplitCounts
     val: SplitCounts
     compared: Compared | None = None
+    renamed: dict[str, str] | None = None
 
     @property
     def removed(self) -> RemovedCounts | None:

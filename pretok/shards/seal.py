@@ -188,7 +188,9 @@ def _appended(old: _Source, more: _Source) -> _Source:
         first = mismatches.get(entry.column, replace(entry, count=0))
         mismatches[entry.column] = replace(first, count=first.count + entry.count)
     return _Source(
-        counts=count_source(shards, both.read, dict(sorted(both.rejected.items()))),
+        counts=replace(
+            count_source(shards, both.read, dict(sorted(both.rejected.items()))), renamed=old.counts.renamed
+        ),
         failed=(*old.failed, *more.failed),
         shards=tuple(shards),
         side_files=(*old.side_files, *more.side_files),
@@ -256,7 +258,11 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
     table = inputs_path(shards, plan.name, plan.append)
     write_inputs(table, plan, read, rejected, lines)
     found = write_found(shards, plan.unit, (part.contaminated for _, part in parts))
-    counts = replace(count_source(entries, read.total(), reasons), compared=_compared(parts, starts))
+    counts = replace(
+        count_source(entries, read.total(), reasons),
+        compared=_compared(parts, starts),
+        renamed={column.field: column.name for column in plan.kept if column.renamed} or None,
+    )
     if counts.read != counts.documents + sum(reasons.values()):
         raise AssertionError(
             f"source {plan.name}: read {counts.read}, wrote {counts.documents}, rejected {reasons}"

@@ -20,7 +20,15 @@ from pretok.base.console import SILENT, Silent
 from pretok.base.errors import UsageError
 from pretok.read.json_kept import kept_lines
 from pretok.read.jsonl import OK, field_bytes, parse_lines
-from pretok.read.kept import LONGEST_VALUE, Keep, KeptColumn, KeptValues, kept_tables, parse_keep
+from pretok.read.kept import (
+    LEDGER_NAMES,
+    LONGEST_VALUE,
+    Keep,
+    KeptColumn,
+    KeptValues,
+    kept_tables,
+    parse_keep,
+)
 from pretok.read.partition import Piece
 from pretok.read.probe import decide_types, probe_inputs
 from pretok.read.readers import RecordFormat, read_piece
@@ -187,6 +195,10 @@ def test_names() -> None:
     assert parse_keep("score:float") == KeptColumn("score", "score", "float")
     assert parse_keep("s=m.score:float") == KeptColumn("s", "m.score", "float")
     assert parse_keep("dc:title") == KeptColumn("dc:title", "dc:title")
+    for name in LEDGER_NAMES - {"pretok:file"}:
+        assert parse_keep(name) == KeptColumn(f"{name}_", name)
+    assert parse_keep("Source:text") == KeptColumn("Source_", "Source", "text")
+    assert parse_keep("where=source") == KeptColumn("where", "source")
     for wrong in ("", "=a", "a=", "a..b", ".a", ":text"):
         with pytest.raises(ValueError, match="FIELD"):
             parse_keep(wrong)

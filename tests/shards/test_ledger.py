@@ -17,11 +17,12 @@ from tokenizing import contents, recipe, run
 
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import SILENT
-from pretok.base.errors import IntegrityError, MismatchError, NoSpace
+from pretok.base.errors import IntegrityError, MismatchError, NoSpace, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import to_json
-from pretok.config import make_recipe
+from pretok.config import Recipe, make_recipe
 from pretok.read.batches import hash_column, hash_texts
+from pretok.removal.job import Request, run_remove
 from pretok.shards.format import ShardReader
 from pretok.shards.inputs import lines_before, load_inputs
 from pretok.shards.ledger import (
@@ -117,6 +118,41 @@ def test_every_row_is_its_record(tmp_path: Path, vocab_dir: Path, here: Engine) 
     assert other.fingerprint == manifest.fingerprint  # what is kept changes no token
     assert other.side_files != manifest.side_files
     assert run_verify(made.shards_dir, None, here, SILENT)[1] == []
+
+
+def test_a_field_with_the_name_of_a_column_is_kept_beside_it(
+    tmp_path: Path, vocab_dir: Path, here: Engine
+) -> None:
+    """As `source_`, which the start and the manifest say; where records have that too it is named by who asks."""
+
+    def made(name: str, keep: str, **more: str) -> Recipe:
+        rows = [{"text": f"Il testo {n}.", "id": n, "source": f"wiki {n}", **more} for n in range(20)]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return recipe(tmp_path / f"{name}-out", vocab_dir, {"it": [tmp_path / name]}, [keep, "id"])
+
+    renamed = made("a.jsonl", "source")
+    _, notices = run(renamed, here)
+    assert any("the field 'source' is kept as 'source_'" in notice for notice in notices)
+    for manifest in (load_manifest(renamed.shards_dir), removed(renamed.shards_dir, "source_ = 'wiki 3'")):
+        assert manifest.sources["it"].renamed == {"source": "source_"}
+        assert run_verify(manifest.folder, None, here, SILENT)[1] == []
+    assert {row["source_"] for row in rows_of(manifest, "it")} == {
+        f"wiki {n}" for n in range(20) if n != 3
+    } | {None}
+    with pytest.raises(
+        UsageError, match=r"a field 'source_' too; name the kept column: --keep my_source=source$"
+    ):
+        run(made("b.jsonl", "source", source_="other"), here)
+    named = made("b.jsonl", "my_source=source", source_="other")
+    run(named, here)
+    manifest = load_manifest(named.shards_dir)
+    assert manifest.sources["it"].renamed is None
+    assert {row["my_source"] for row in rows_of(manifest, "it")} == {f"wiki {n}" for n in range(20)}
+
+
+def removed(shards: Path, where: str) -> Manifest:
+    run_remove(Request(shards, "why", where=where), SILENT)
+    return load_manifest(shards)
 
 
 @pytest.mark.parametrize(
